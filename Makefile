@@ -1,0 +1,68 @@
+# make demo    a minute: a real benchmark on this computer, with a report at the end
+# make check   under a minute: lint, types, unit tests, ten simulated runs
+# make test    everything: lint, types, all tests, 300 simulated runs
+# make bench   measure speed and scale
+# make clean   remove .venv and caches; your results stay
+#
+# Python 3.11 or later is all you need. Another one than it finds: make test PYTHON=/path/to/python
+
+SHELL  := bash
+JOBS   ?= 2
+BIN    := .venv/bin
+PYTEST := $(BIN)/python -m pytest -rfEs
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check bench clean lint
+.NOTPARALLEL:
+
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
+
+demo: .venv/core
+	$(BIN)/evalfleet demo
+
+check: lint
+	$(PYTEST) -q -n $(JOBS) -m 'not slow and not serial' tests/unit
+	$(BIN)/evalfleet sim --seeds 10
+
+test: lint
+	$(BIN)/pyright
+	@tools/system-packages chromium chromium-driver tmux parallel
+	set -o pipefail; $(PYTEST) -n $(JOBS) -m 'not serial' | tee .venv/tests.log
+	@# 5: there are no serial tests
+	set -o pipefail; ($(PYTEST) -m serial || [ $$? = 5 ]) | tee -a .venv/tests.log
+	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
+	$(BIN)/evalfleet sim --seeds 300
+
+bench: .venv/dev
+	$(BIN)/python -m bench all
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lint: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+# The stamps are redone when pyproject.toml changes.
+.venv/core: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+.venv/dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch .venv/core $@
+
+# Debian's python3 comes without ensurepip, so a Python counts only if it can make a working venv.
+$(BIN)/python:
+	@find_python() { \
+	  for p in "$(PYTHON)" python3.13 python3.12 python3.11 python3; do \
+	    "$$p" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return; \
+	  done; false; \
+	}; \
+	find_python || { tools/system-packages python3-venv && find_python; } || \
+	  { echo 'make: needs Python 3.11 or later with venv (Debian, Ubuntu: apt install python3-venv)' >&2; exit 1; }; \
+	echo "$$p -m venv .venv"; "$$p" -m venv --clear .venv
