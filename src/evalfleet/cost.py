@@ -1,0 +1,22 @@
+"""What machines cost: billed by the step, from the request to the end. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from .model import Micros, Offer, seconds_between
+
+
+def billed_usd(offer: Offer, start: Micros, end: Micros) -> float:
+    """The price of one machine from `start` to `end`, each begun billing step counted whole."""
+    steps = math.ceil(max(0.0, seconds_between(start, end)) / offer.billing_step_s)
+    return steps * offer.billing_step_s * offer.usd_per_hour / 3600
+
+
+def affordable_s(offer: Offer, usd: float) -> float:
+    """For how long `usd` pays one machine, in whole billing steps."""
+    if offer.usd_per_hour <= 0:
+        return math.inf
+    step_usd = offer.billing_step_s * offer.usd_per_hour / 3600
+    # a hair of tolerance, or 0.3 / 0.1 would buy two steps instead of three
+    return math.floor(usd / step_usd + 1e-9) * offer.billing_step_s

@@ -1,0 +1,202 @@
+"""The engine: record what was decided, start the effects that are missing, wait for what happens.
+
+Recovery is not a special case: folding the journal leaves every owner of an effect marked as changed,
+so the first turn of a new controller starts exactly what must be under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from .effects import Performer
+from .errors import FleetError, ProviderError
+from .events import AttemptCollected, ControllerStarted, Event, StopRequested
+from .model import Micros, Offer, seconds_between
+from .policy import Effect, changed_effects, decide, next_deadline
+from .policy.effects import Owner
+from .ports import Benchmark, Clock, Journal, Provider, Request
+from .state import RunState, accepts, apply, fold
+
+
+class Tempo(Struct, frozen=True):
+    """How often the engine looks at what does not report by itself."""
+
+    requests_s: float = 0.5
+    survey_s: float = 10.0
+    poll_s: float = 0.2
+    poll_cap_s: float = 10.0
+    longest_wait_s: float = 30.0  # a computer that slept must notice what is due by the wall clock
+
+
+class Engine:
+    """Runs one stream to its end. Only this class writes to the journal."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        places: Mapping[str, Provider],
+        benchmark: Benchmark,
+        clock: Clock,
+        artefacts: Path,
+        *,
+        controller: ControllerStarted | None = None,
+        tempo: Tempo | None = None,
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._tempo = tempo or Tempo()
+        self._controller = controller or ControllerStarted()
+        self._places = places
+        self._benchmark = benchmark
+        self.state: RunState = fold(journal.read())
+        self._performer = Performer(
+            self.state, places, benchmark, clock, artefacts, journal.epoch, self._tempo, self.report
+        )
+        self._offers: Sequence[Offer] = ()
+        self._inbox: list[Event] = []
+        self._answered: list[int] = []
+        self._seen_requests: set[int] = set()
+        self._news = asyncio.Event()
+        self._fatal: BaseException | None = None
+        self._under_way: dict[Owner, tuple[Effect, ...]] = {}
+        self._tasks: dict[Effect, asyncio.Task[None]] = {}
+
+    async def run(self) -> RunState:
+        """Until the run has ended. Raises LeaseLost, StaleController or JournalError when it must stop."""
+        background = [asyncio.create_task(self._listen()), asyncio.create_task(self._survey())]
+        try:
+            self.report(self._controller)
+            await self._turn()  # what the journal says must be under way does not wait for offers
+            self._offers = await self._find_offers()
+            while self.state.ended_at is None:
+                await self._turn()
+                if self.state.ended_at is None:
+                    await self._wait()
+            return self.state
+        finally:
+            await self._halt(background)
+
+    def report(self, event: Event) -> None:
+        """What happened, from an effect or a signal handler: recorded in the next turn."""
+        self._inbox.append(event)
+        self._news.set()
+
+    # -- one turn --------------------------------------------------------------------------
+
+    async def _turn(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+        self._news.clear()
+        now = max(self._clock.now(), self.state.last_at)
+        recorded = self._take_news(now)
+        while decided := decide(self.state, now, self._offers):
+            for event in decided:
+                apply(self.state, now, event)
+            recorded.extend(decided)
+        answered, self._answered = self._answered, []
+        if recorded or answered:
+            await self._journal.append(now, recorded, answered)
+        for event in recorded:
+            if type(event) is AttemptCollected:
+                self._performer.forget(event.attempt)
+        for owner, wanted in changed_effects(self.state):
+            self._sync(owner, wanted)
+
+    def _take_news(self, now: Micros) -> list[Event]:
+        inbox, self._inbox = self._inbox, []
+        recorded: list[Event] = []
+        for event in inbox:
+            if accepts(self.state, event):
+                apply(self.state, now, event)
+                recorded.append(event)
+        return recorded
+
+    def _sync(self, owner: Owner, wanted: tuple[Effect, ...]) -> None:
+        """Make what is under way for one owner equal to what must be."""
+        have = self._under_way.get(owner, ())
+        if have == wanted:
+            return
+        for effect in have:
+            if effect not in wanted and (task := self._tasks.pop(effect, None)):
+                task.cancel()
+        for effect in wanted:
+            if effect not in have:
+                self._tasks[effect] = asyncio.create_task(self._perform(effect))
+        if wanted:
+            self._under_way[owner] = wanted
+        else:
+            del self._under_way[owner]
+
+    async def _perform(self, effect: Effect) -> None:
+        try:
+            await self._performer.perform(effect)
+        except FleetError as err:  # another controller has been here, or there is no going on
+            self._fail(err)
+        finally:
+            if self._tasks.get(effect) is asyncio.current_task():
+                del self._tasks[effect]
+
+    def _fail(self, err: BaseException) -> None:
+        self._fatal = self._fatal or err
+        self._news.set()
+
+    async def _wait(self) -> None:
+        """For news, or for the next moment at which something is due."""
+        delay = self._tempo.longest_wait_s
+        if (due := next_deadline(self.state, self._clock.now())) is not None:
+            delay = min(delay, max(0.0, seconds_between(self._clock.now(), due)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._news.wait()
+
+    # -- beside the turns --------------------------------------------------------------------
+
+    async def _find_offers(self) -> Sequence[Offer]:
+        """All places' offers, cheapest first. A place that refuses us leaves the others."""
+        found: list[Offer] = []
+        refusals: list[str] = []
+        for place in self._places.values():
+            try:
+                found.extend(await self._performer.offers(place, self._benchmark.needs))
+            except ProviderError as err:
+                refusals.append(f"{place.name}: {err}")
+        if not found:
+            why = "; ".join(refusals) or "no place offers a machine that the benchmark could use"
+            self.report(StopRequested("refused", why))
+        return sorted(found, key=lambda offer: (offer.usd_per_hour, offer.key))
+
+    async def _listen(self) -> None:
+        """Turn what others ask of this run (cancel) into events."""
+        while True:
+            try:
+                for request in await self._journal.requests():
+                    self._take(request)
+            except FleetError as err:
+                self._fail(err)
+                return
+            await asyncio.sleep(self._tempo.requests_s)
+
+    def _take(self, request: Request) -> None:
+        if request.id not in self._seen_requests:
+            self._seen_requests.add(request.id)
+            self._answered.append(request.id)
+            self.report(request.event)
+
+    async def _survey(self) -> None:
+        """Look after machines that vanish without a word."""
+        while True:
+            await asyncio.sleep(self._tempo.survey_s)
+            for place in self._places.values():
+                await self._performer.survey(place)
+
+    async def _halt(self, background: Sequence[asyncio.Task[None]]) -> None:
+        tasks = [*background, *self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._performer.close()

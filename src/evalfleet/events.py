@@ -1,0 +1,259 @@
+"""Facts and decisions in the order they became true, and their codec.
+
+Every event is written down before anything acts on it. Fields may be added with defaults; any other
+change raises `SCHEMA` and adds an entry to `UPGRADES`, so that an older journal still opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from .errors import JournalForeign, Scope
+from .model import (
+    AttemptId,
+    Cause,
+    Collected,
+    Limits,
+    MachineId,
+    Micros,
+    Offer,
+    Outcome,
+    Plan,
+    RunStatus,
+    StopReason,
+    Task,
+    TaskId,
+)
+
+SCHEMA = 1
+
+
+class _Event(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=True):
+    """Base of events: the class's name is the kind on disk, so a rename is a schema change."""
+
+
+class RunPlanned(_Event):
+    """First in every run's stream. `total` is how many tasks the TasksPlanned after it hold."""
+
+    plan: Plan
+    total: int
+
+
+class TasksPlanned(_Event):
+    """Tasks in file order. Written in chunks; all chunks are in the first transaction."""
+
+    tasks: tuple[Task, ...]
+
+
+class ControllerStarted(_Event):
+    """A controller took the run (anew): the epoch in the envelope is its fence."""
+
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+
+
+class MachineRequested(_Event):
+    """Decided: this machine shall exist. `lane` is which of the run's workers it serves as."""
+
+    machine: MachineId
+    name: str
+    lane: int
+    offer: Offer
+    expires_at: Micros
+
+
+class MachineUp(_Event):
+    """The provider says that it runs."""
+
+    machine: MachineId
+    address: str = ""
+    node: str = ""
+
+
+class MachineReady(_Event):
+    """Set up and probed: it may take attempts. `timings` are seconds by step."""
+
+    machine: MachineId
+    timings: Mapping[str, float] = {}
+
+
+class MachineSilent(_Event):
+    """Nothing was heard of the machine since `since`."""
+
+    machine: MachineId
+    since: Micros
+
+
+class MachineHeard(_Event):
+    """A silent machine answered again."""
+
+    machine: MachineId
+
+
+class MachineExtended(_Event):
+    """Decided: the machine may live until `expires_at`."""
+
+    machine: MachineId
+    expires_at: Micros
+
+
+class MachineLeaseSet(_Event):
+    """The place has confirmed that it will end the machine at `expires_at`."""
+
+    machine: MachineId
+    expires_at: Micros
+
+
+class MachineCondemned(_Event):
+    """Decided or found: no more work for it, and it shall be deleted.
+
+    No cause: it did nothing wrong (idle, run over, budget). `step` names the set-up step that failed.
+    `scope` and `permanent` say what a provisioning failure blocks besides this machine.
+    """
+
+    machine: MachineId
+    detail: str
+    cause: Cause | None = None
+    step: str = ""
+    scope: Scope = "machine"
+    permanent: bool = False
+
+
+class MachineDeleted(_Event):
+    """The provider shows it no more. `gone_at` is when its billing ended."""
+
+    machine: MachineId
+    gone_at: Micros
+
+
+class AttemptStarted(_Event):
+    """Decided: this attempt shall run on this machine."""
+
+    attempt: AttemptId
+    task: TaskId
+    machine: MachineId
+
+
+class AttemptEnded(_Event):
+    """The attempt is over for good, whatever is heard of it later."""
+
+    attempt: AttemptId
+    outcome: Outcome
+    seconds: float = 0.0
+    node: str = ""
+
+
+class AttemptCollected(_Event):
+    """Its artefacts are here, or will never be. A result that came too late is `superseded`."""
+
+    attempt: AttemptId
+    collected: Collected = Collected()
+    superseded: Outcome | None = None
+
+
+class TasksReopened(_Event):
+    """The user asked to run these broken tasks again, with a fresh allowance."""
+
+    tasks: tuple[TaskId, ...]
+
+
+class RunResumed(_Event):
+    """The user took up a run that had stopped. The time limit starts anew."""
+
+    limits: Limits | None = None
+    only: tuple[TaskId, ...] | None = None
+
+
+class StopRequested(_Event):
+    """No task is handed out from now on. `drain`: what runs may end by itself."""
+
+    reason: StopReason
+    detail: str = ""
+    drain: bool = False
+
+
+class RunEnded(_Event):
+    """Every task is settled or will stay unrun, and no machine is left."""
+
+    status: RunStatus
+
+
+Event = (
+    RunPlanned
+    | TasksPlanned
+    | ControllerStarted
+    | MachineRequested
+    | MachineUp
+    | MachineReady
+    | MachineSilent
+    | MachineHeard
+    | MachineExtended
+    | MachineLeaseSet
+    | MachineCondemned
+    | MachineDeleted
+    | AttemptStarted
+    | AttemptEnded
+    | AttemptCollected
+    | TasksReopened
+    | RunResumed
+    | StopRequested
+    | RunEnded
+)
+
+
+class Record(Struct, frozen=True):
+    """The envelope: one event where and when it was written."""
+
+    seq: int
+    epoch: int
+    at: Micros
+    event: Event
+
+
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+
+UPGRADES: dict[tuple[int, str], Upgrade] = {}
+"""(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder = msgspec.json.Decoder(Event)
+
+
+def kind_of(event: Event) -> str:
+    return type(event).__name__
+
+
+def encode(event: Event) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode(body: bytes, schema: int = SCHEMA) -> Event:
+    """The event in `body`, written under `schema`. Raises JournalForeign when it cannot be read."""
+    try:
+        return _decoder.decode(body if schema == SCHEMA else upgrade(body, schema))
+    except msgspec.MsgspecError as err:
+        raise JournalForeign(f"the journal holds an event that cannot be read ({err})") from err
+
+
+def upgrade(
+    body: bytes,
+    schema: int,
+    target: int = SCHEMA,
+    upgrades: Mapping[tuple[int, str], Upgrade] = UPGRADES,
+) -> bytes:
+    """`body` of an older `schema`, lifted step by step to `target`."""
+    if schema > target:
+        raise JournalForeign(
+            f"the journal was written by a newer evalfleet (schema {schema}, this one reads up to {target}): "
+            "upgrade evalfleet"
+        )
+    loose: dict[str, Any] = msgspec.json.decode(body)
+    for step in range(schema, target):
+        lift = upgrades.get((step, loose["kind"]))
+        loose = lift(loose) if lift else loose
+    return _encoder.encode(loose)

@@ -1,0 +1,244 @@
+"""The nouns of evalfleet, as frozen data. Imports nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal, NewType
+
+from msgspec import Struct, field
+
+TaskId = NewType("TaskId", str)
+MachineId = NewType("MachineId", str)
+AttemptId = NewType("AttemptId", str)
+Micros = int
+"""An instant: UTC, in whole microseconds. Durations are float seconds and say so (`_s`)."""
+
+SECOND: Micros = 1_000_000
+
+
+def after(at: Micros, seconds: float) -> Micros:
+    """The instant `seconds` after `at`."""
+    return at + round(seconds * SECOND)
+
+
+def seconds_between(start: Micros, end: Micros) -> float:
+    return (end - start) / SECOND
+
+
+class Cause(StrEnum):
+    """Why an attempt, or a machine, says nothing about the agent. A closed set: reports count it."""
+
+    PROVISIONING = "provisioning"
+    BOOT = "boot"
+    SETUP = "setup"
+    READINESS = "readiness"
+    CONNECTION = "connection"
+    STUCK = "stuck"
+    TIMEOUT = "timeout"
+    EVICTED = "evicted"
+    MACHINE_LOST = "machine_lost"
+    MODEL = "model"
+    RESULT = "result"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+FREE_CAUSES = frozenset(
+    {
+        Cause.PROVISIONING,
+        Cause.BOOT,
+        Cause.SETUP,
+        Cause.CONNECTION,
+        Cause.EVICTED,
+        Cause.MACHINE_LOST,
+        Cause.CANCELLED,
+    }
+)
+"""Causes that use up none of a task's allowed attempts: the task never had its chance."""
+
+
+class Task(Struct, frozen=True, omit_defaults=True):
+    """One unit that gets a score. `weight_s` is its expected duration, when earlier runs tell."""
+
+    id: TaskId
+    domain: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    timeout_s: float = 3600.0
+    weight_s: float | None = None
+
+
+class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a machine must have to run a benchmark's tasks."""
+
+    cpus: int = 1
+    memory_gb: float = 0.0
+    disk_gb: float = 0.0
+    nested_virtualization: bool = False
+
+
+class Offer(Struct, frozen=True, omit_defaults=True):
+    """A size in a region at a price that satisfies a benchmark's needs.
+
+    `capacity` is how many machines of it can be had at once (lent hosts, slots of a service);
+    `teardown_s` how long a delete may take to end the billing; `settle_s` how far apart two looks
+    must be before an absent machine is believed gone (a create may land after a delete).
+    """
+
+    place: str
+    size: str
+    region: str = ""
+    usd_per_hour: float = 0.0
+    spot: bool = False
+    billing_step_s: float = 1.0
+    capacity: int | None = None
+    teardown_s: float = 0.0
+    settle_s: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.place}/{self.region}/{self.size}{'/spot' if self.spot else ''}"
+
+
+class Command(Struct, frozen=True, omit_defaults=True):
+    """A program and its arguments. Secrets are names; only a channel ever sees their values."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    secrets: tuple[str, ...] = ()
+
+
+class SetupStep(Struct, frozen=True, omit_defaults=True):
+    """One command that must succeed before a machine takes work."""
+
+    name: str
+    command: Command
+    timeout_s: float = 3600.0
+
+
+class Bundle(Struct, frozen=True, omit_defaults=True):
+    """What every machine gets once: files (name on the machine -> path here) and set-up steps.
+
+    `digest` is over the files' contents and the steps; a machine prepared with it is not prepared again.
+    """
+
+    digest: str = ""
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    steps: tuple[SetupStep, ...] = ()
+
+
+class Job(Struct, frozen=True, omit_defaults=True):
+    """A command to run detached on a machine under a name of the caller's choice."""
+
+    id: AttemptId
+    command: Command
+    timeout_s: float
+    bundle: str = ""
+    lease_s: float = 0.0
+    log_cap_bytes: int = 50_000_000
+
+
+class Machine(Struct, frozen=True, omit_defaults=True):
+    """What a provider says exists now."""
+
+    id: MachineId
+    phase: Literal["pending", "up", "gone", "evicted"]
+    address: str = ""
+    node: str = ""
+
+
+EndReason = Literal["exited", "timed_out", "stopped", "lost", "evicted", "lease", "failed_to_start"]
+
+
+class Ended(Struct, frozen=True, omit_defaults=True):
+    """How a job ended, as its host (or service) tells it. `result` is result.json, unparsed."""
+
+    reason: EndReason
+    exit_code: int | None = None
+    seconds: float = 0.0
+    result: bytes | None = None
+    node: str = ""
+    detail: str = ""
+
+
+class Collected(Struct, frozen=True, omit_defaults=True):
+    """What came back of an attempt's artefacts."""
+
+    files: int = 0
+    bytes: int = 0
+    left_out: int = 0
+    problem: str = ""
+
+
+class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
+    """The benchmark produced a result. A score of 0 is a result: never retried."""
+
+    score: float
+    success: bool = False
+    num_steps: int | None = None
+    cost_usd: float | None = None
+    error: str | None = None
+    screenshots: tuple[str, ...] = ()
+    limit_s: float | None = None
+
+
+class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
+    """The attempt says nothing about the agent: retried."""
+
+    cause: Cause
+    detail: str = ""
+
+
+Outcome = Scored | Broken
+
+ScheduleName = Literal["dynamic", "round-robin", "slices"]
+StopReason = Literal["user", "budget", "time", "refused"]
+RunStatus = Literal["running", "done", "stopped", "failed"]
+
+
+class Limits(Struct, frozen=True, omit_defaults=True):
+    """The bounds of a run, all of them data: policy reads them, nothing else does."""
+
+    workers: int = 1
+    attempts: int = 3
+    attempts_ceiling: int = 10
+    canary: int = 0
+    budget_usd: float | None = None
+    max_duration_s: float | None = None
+    boot_timeout_s: float = 1800.0
+    silent_s: float = 60.0
+    lease_s: float = 14_400.0
+    grace_s: float = 30.0
+    retry_base_s: float = 1.0
+    retry_cap_s: float = 60.0
+    machine_streak: int = 3
+    same_failure_machines: int = 3
+    first_attempts_alike: int = 10
+
+
+class Verdict(Struct, frozen=True, omit_defaults=True):
+    """What makes a finished run exit 0. `allow_broken` is a count, or a share of all tasks below 1."""
+
+    allow_broken: float = 0.0
+    allow_broken_is_share: bool = False
+    fail_under: float | None = None
+
+
+class Plan(Struct, frozen=True, omit_defaults=True):
+    """A run, resolved: everything needed to run it or to take it up again, and no secret."""
+
+    run: str
+    benchmark: str
+    places: tuple[str, ...] = ("local",)
+    benchmark_spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    place_specs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    model: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    agent: Mapping[str, str] = field(default_factory=dict[str, str])
+    schedule: ScheduleName = "dynamic"
+    slots: int = 1
+    limits: Limits = Limits()
+    verdict: Verdict = Verdict()
+    keep: bool = False
+    home: str = ""
+    machine_names: str = "worker-{n}"

@@ -1,0 +1,20 @@
+"""What to do next, and what must be under way: pure functions of the state.
+
+No clock, no I/O, no randomness: time and offers are arguments, ids are counters.
+"""
+
+from .decide import decide, next_deadline
+from .effects import BringUp, Collect, Effect, Extend, RunAttempt, TearDown, changed_effects, effects
+
+__all__ = [
+    "BringUp",
+    "Collect",
+    "Effect",
+    "Extend",
+    "RunAttempt",
+    "TearDown",
+    "changed_effects",
+    "decide",
+    "effects",
+    "next_deadline",
+]

@@ -1,0 +1,53 @@
+"""Decisions: events that the controller makes true by writing them down."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from ..events import Event
+from ..model import Micros, Offer, TaskId, after
+from ..state import RunState
+from . import finish, health, limits, scale, schedule
+
+Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
+
+RULES: tuple[Rule, ...] = (
+    health.end_orphans,
+    limits.stop_in_time,
+    health.stop_when_hopeless,
+    health.heed_silence,
+    health.condemn_suspects,
+    limits.renew_or_end,
+    finish.wind_down,
+    schedule.hand_out,
+    scale.request,
+    scale.release,
+    finish.finish,
+)
+"""In order of urgency. Each looks only at what the state has indexed for it."""
+
+
+def decide(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """The next decisions, of one kind at a time: apply them and ask again until there are none."""
+    if state.ended_at is not None:
+        return []
+    for rule in RULES:
+        if decided := rule(state, now, offers):
+            return decided
+    return []
+
+
+def next_deadline(state: RunState, now: Micros) -> Micros | None:
+    """When to decide again if nothing happens before."""
+    times: list[Micros] = []
+    if state.deadlines:
+        times.append(state.deadlines[0].at)
+    if state.limits.max_duration_s is not None and state.stop is None:
+        times.append(after(state.started_at, state.limits.max_duration_s))
+    if state.waiting and state.stop is None:
+        later = bisect_right(state.retries, (now, len(state.tasks), TaskId("")))
+        if later < len(state.retries):
+            times.append(state.retries[later][0])
+        times.extend(b.until for b in state.blocks.values() if not b.permanent and b.until > now)
+    return min(times, default=None)

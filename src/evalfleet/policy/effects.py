@@ -1,0 +1,90 @@
+"""What must be under way, given the state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..model import AttemptId, MachineId, Micros
+from ..state import AttemptState, MachineState, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class BringUp:
+    """Create the machine, wait until it is up, set it up, probe it."""
+
+    machine: MachineId
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Make the place end the machine at this time, not before."""
+
+    machine: MachineId
+    expires_at: Micros
+
+
+@dataclass(frozen=True, slots=True)
+class RunAttempt:
+    """Start the attempt, or attach to it, and wait for its end."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Bring the attempt's artefacts home."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class TearDown:
+    """Delete the machine until it is gone for good."""
+
+    machine: MachineId
+
+
+Effect = BringUp | Extend | RunAttempt | Collect | TearDown
+Owner = MachineId | AttemptId
+
+
+def effects(state: RunState) -> dict[Owner, tuple[Effect, ...]]:
+    """All that must be under way, by what it is about. Owners with nothing to do are left out."""
+    machines = {m.id: _of_machine(m) for m in state.machines.values()}
+    attempts = {a.id: _of_attempt(state, a) for a in state.attempts.values()}
+    return {owner: wanted for owner, wanted in {**machines, **attempts}.items() if wanted}
+
+
+def changed_effects(state: RunState) -> Iterator[tuple[Owner, tuple[Effect, ...]]]:
+    """What must be under way for each owner that changed since the last call, also if that is nothing."""
+    for machine in state.touched_machines:
+        yield machine, _of_machine(state.machines[machine])
+    for attempt in state.touched_attempts:
+        yield attempt, _of_attempt(state, state.attempts[attempt])
+    state.touched_machines.clear()
+    state.touched_attempts.clear()
+
+
+def _of_machine(machine: MachineState) -> tuple[Effect, ...]:
+    match machine.phase:
+        case "deleted":
+            return ()
+        case "condemned":
+            # its artefacts first: nothing can be fetched from a machine that is gone
+            busy = machine.open or machine.uncollected
+            return () if busy else (TearDown(machine.id),)
+        case "ready":
+            own: tuple[Effect, ...] = ()
+        case _:
+            own = (BringUp(machine.id),)
+    if machine.expires_at != machine.lease_set:
+        return (*own, Extend(machine.id, machine.expires_at))
+    return own
+
+
+def _of_attempt(state: RunState, attempt: AttemptState) -> tuple[Effect, ...]:
+    if attempt.outcome is None:
+        ready = state.machines[attempt.machine].phase == "ready"
+        return (RunAttempt(attempt.id),) if ready else ()
+    return () if attempt.collected is not None else (Collect(attempt.id),)

@@ -1,0 +1,38 @@
+"""How a run comes to its end: hand out no more, let machines go, say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..events import Event, MachineCondemned, RunEnded
+from ..model import MachineId, Micros, Offer, RunStatus
+from ..state import RunState
+
+
+def wind_down(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """After a stop: let go of every machine, or, when draining, of those with nothing under way."""
+    if state.stop is None or not state.live:
+        return []
+    leaving: list[MachineId] = list(state.coming)
+    if state.stop.drain:
+        leaving += [machine for machine in state.idle if not state.machines[machine].open]
+    else:
+        leaving += state.ready
+    return [MachineCondemned(machine, f"the run was stopped ({state.stop.reason})") for machine in leaving]
+
+
+def finish(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """Once no task can run any more: let go of all machines, and end when the last one is gone."""
+    if state.running or (state.waiting and state.stop is None):
+        return []
+    if state.live:
+        return [MachineCondemned(machine, "the run is over") for machine in (*state.coming, *state.ready)]
+    if state.undeleted or state.uncollected:
+        return []
+    return [RunEnded(_status(state))]
+
+
+def _status(state: RunState) -> RunStatus:
+    if state.stop is None or not (state.waiting or state.counts["held"]):
+        return "done"
+    return "failed" if state.stop.reason == "refused" else "stopped"

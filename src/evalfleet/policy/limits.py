@@ -1,0 +1,77 @@
+"""Money and time: what a run may use up, held also if the controller dies.
+
+Every machine carries an expiry that its place enforces, and the budget is reserved up to it. So the
+sum of what has been paid and of what all machines can still cost never passes the budget, whoever
+crashes: there is no moment at which spending must be noticed in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..cost import affordable_s, billed_usd
+from ..events import Event, MachineCondemned, MachineExtended, StopRequested
+from ..model import Micros, Offer, after, seconds_between
+from ..state import MachineState, RunState
+
+LAST_CALL_S = 0.05
+"""A machine whose remaining time is this short, beside what its deletion takes, is ended."""
+
+
+def stop_in_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    limit = state.limits.max_duration_s
+    if limit is None or now < after(state.started_at, limit):
+        return []
+    if state.stop is not None and not state.stop.drain:
+        return []
+    return [StopRequested("time", f"the time limit of {limit:g} s is over")]
+
+
+def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
+    """How long a new machine may live from now, if `sharers` of its kind share the free money."""
+    seconds = min(state.limits.lease_s, _time_left_s(state, now))
+    if state.limits.budget_usd is None:
+        return seconds
+    return min(seconds, affordable_s(offer, _free_usd(state) / max(1, sharers)))
+
+
+def worthwhile(offer: Offer, seconds: float) -> bool:
+    """Is a machine that may live for so long worth asking for?"""
+    return seconds >= 2 * offer.teardown_s + LAST_CALL_S
+
+
+def renew_or_end(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """Extend the machine whose time is nearly up, as far as money and time allow, or end it."""
+    if not state.deadlines or state.deadlines[0].kind != "renew" or state.deadlines[0].at > now:
+        return []
+    machine = state.machines[state.deadlines[0].machine]
+    expires_at = max(machine.expires_at, _renewed(state, now, machine))
+    if seconds_between(now, expires_at) <= machine.offer.teardown_s + LAST_CALL_S:
+        return [MachineCondemned(machine.id, _why_ended(state, now))]
+    return [MachineExtended(machine.id, expires_at)]
+
+
+def _renewed(state: RunState, now: Micros, machine: MachineState) -> Micros:
+    wanted = after(now, min(state.limits.lease_s, _time_left_s(state, now)))
+    if state.limits.budget_usd is None:
+        return wanted
+    held = billed_usd(machine.offer, machine.requested_at, machine.expires_at)
+    share = held + max(0.0, _free_usd(state)) / max(1, state.live)
+    affordable = affordable_s(machine.offer, share)
+    return min(wanted, after(machine.requested_at, min(affordable, 1e9)))
+
+
+def _time_left_s(state: RunState, now: Micros) -> float:
+    if state.limits.max_duration_s is None:
+        return state.limits.lease_s
+    return seconds_between(now, after(state.started_at, state.limits.max_duration_s))
+
+
+def _free_usd(state: RunState) -> float:
+    return (state.limits.budget_usd or 0.0) - state.closed_usd - state.reserved_usd
+
+
+def _why_ended(state: RunState, now: Micros) -> str:
+    if _time_left_s(state, now) < state.limits.lease_s:
+        return "the run's time limit is near"
+    return "the budget pays it no longer"

@@ -1,0 +1,102 @@
+"""How many machines there shall be, and of which offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..events import Event, MachineCondemned, MachineRequested, StopRequested
+from ..model import MachineId, Micros, Offer, after
+from ..state import RunState
+from .limits import grant_s, worthwhile
+
+
+def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """Ask for one more machine when there is work for it, and an offer and money to have it."""
+    if state.stop is not None or not _wanted(state):
+        return []
+    lane = _free_lane(state)
+    offer = _best_offer(state, now, offers)
+    if lane is None or offer is None:
+        return []
+    seconds = grant_s(state, now, offer, sharers=_wanted(state))
+    if not worthwhile(offer, seconds):
+        return _out_of_money(state, offer)
+    n = len(state.machines) + 1
+    machine = MachineId(f"{state.plan.run}-{state.plan.home}-{n}")
+    name = state.plan.machine_names.replace("{n}", str(n))
+    return [MachineRequested(machine, name, lane, offer, after(now, seconds))]
+
+
+def _wanted(state: RunState) -> int:
+    """How many machines are missing."""
+    if not state.waiting:
+        return 0
+    proved = len(state.attempts) - state.running >= state.limits.canary
+    ceiling = (state.limits.workers if proved else 1) - state.live
+    if len(state.fresh) > 1:
+        return max(0, min(ceiling, len(_lanes_without_machine(state))))
+    useful = -(-(state.waiting + state.running) // state.plan.slots)
+    return max(0, min(ceiling, useful - state.live))
+
+
+def _lanes_without_machine(state: RunState) -> list[int]:
+    """Under a static schedule: lanes that have tasks but nobody to run them; retries need any one."""
+    lanes = [lane for lane in state.free_lanes if lane < len(state.fresh) and state.fresh[lane]]
+    return lanes or (state.free_lanes[:1] if state.retries and not state.live else [])
+
+
+def _free_lane(state: RunState) -> int | None:
+    if len(state.fresh) > 1:
+        return min(_lanes_without_machine(state), default=None)
+    return state.free_lanes[0] if state.free_lanes else None
+
+
+def _best_offer(state: RunState, now: Micros, offers: Sequence[Offer]) -> Offer | None:
+    """The first (offers come cheapest first) that neither refuses us nor is used up."""
+    for offer in offers:
+        full = offer.capacity is not None and state.live_by_offer[offer.key] >= offer.capacity
+        if not full and not _blocked(state, now, offer):
+            return offer
+    return None
+
+
+def _blocked(state: RunState, now: Micros, offer: Offer) -> bool:
+    if not state.blocks:
+        return False
+    keys = (offer.key, f"{offer.place}/{offer.region}/", f"{offer.place}/")
+    found = [state.blocks[key] for key in keys if key in state.blocks]
+    return any(block.permanent or block.until > now for block in found)
+
+
+def refused_for_good(state: RunState, offers: Sequence[Offer]) -> bool:
+    """Every offer said no, and asking again does not help."""
+    return all(_blocked(state, 1 << 62, offer) for offer in offers)
+
+
+def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
+    """Stop once no machine is left whose end could free some of the budget."""
+    if state.limits.budget_usd is None or state.undeleted:
+        return []
+    detail = f"the budget of ${state.limits.budget_usd:g} does not pay another machine"
+    return [StopRequested("budget", detail)]
+
+
+def release(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """Give back machines that have nothing left to do. Free ones stay for retries, unless in the way."""
+    if not state.idle or state.retries or state.stop is not None:
+        return []
+    static = len(state.fresh) > 1
+    if state.waiting and not static:
+        return []
+    in_the_way = static and bool(_lanes_without_machine(state))
+    return [
+        MachineCondemned(machine, "nothing left to do")
+        for machine in state.idle
+        if (in_the_way or state.machines[machine].offer.usd_per_hour > 0) and _spare(state, machine)
+    ]
+
+
+def _spare(state: RunState, machine: MachineId) -> bool:
+    known = state.machines[machine]
+    lane_empty = len(state.fresh) == 1 or known.lane >= len(state.fresh) or not state.fresh[known.lane]
+    return lane_empty and not known.open

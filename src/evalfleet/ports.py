@@ -1,0 +1,168 @@
+"""What a plug-in may be (Benchmark, Provider, Channel), and what the engine needs from the world.
+
+Three kinds of place fit one protocol:
+
+* machines we create (VMs): `create` makes one, `channel` reaches it, `delete` ends its billing;
+* machines we are lent (SSH hosts): `create` takes a lock on a free host, `delete` gives it back clean;
+* services that place work themselves (Batch, Slurm): a machine is one slot we may fill, `create` and
+  `delete` keep the count, and the channel's `start` submits a job; the node is told when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from .events import Event, Record
+from .model import (
+    AttemptId,
+    Bundle,
+    Collected,
+    Command,
+    Ended,
+    Job,
+    Machine,
+    MachineId,
+    Micros,
+    Needs,
+    Offer,
+    Outcome,
+    Task,
+)
+
+
+class Benchmark(Protocol):
+    """Describes work as data and reads results. Pure once made; never sees a machine."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> Needs: ...
+
+    @property
+    def bundle(self) -> Bundle:
+        """What every machine gets once."""
+        ...
+
+    @property
+    def probe(self) -> Command | None:
+        """Succeeds on a machine that is ready for work, and fails on one that is not."""
+        ...
+
+    def command(self, task: Task, attempt: AttemptId) -> Command: ...
+
+    def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
+        """What the end of an attempt means. `healthy`: the machine answered its probe afterwards."""
+        ...
+
+
+class Fence(Struct, frozen=True):
+    """Who is calling: a machine obeys the highest epoch it has seen and refuses lower ones."""
+
+    run: str
+    epoch: int
+    silent_s: float = 60.0
+
+
+class Channel(Protocol):
+    """One machine (or one slot of a service). Jobs are detached and named by the caller.
+
+    Every call may be repeated, by this controller or by its successor. A call that cannot reach the
+    machine reconnects by itself, and raises ChannelError once nothing was heard for the fence's
+    `silent_s`. StaleController means that a newer controller has been here.
+    """
+
+    async def prepare(self, bundle: Bundle) -> None:
+        """Put the bundle's files on the machine and run its steps, each once. Raises SetupFailed."""
+        ...
+
+    async def probe(self, command: Command | None) -> bool:
+        """Does the machine answer and, if a command is given, does that succeed?"""
+        ...
+
+    async def start(self, job: Job) -> None:
+        """Start the job, or do nothing if a job of this id was ever started here."""
+        ...
+
+    async def ended(self, job: AttemptId) -> Ended:
+        """Wait until the job has ended. `lost` if the machine knows of no such job."""
+        ...
+
+    async def stop(self, job: AttemptId) -> None:
+        """End the job and all its processes; return when they are gone."""
+        ...
+
+    async def collect(self, job: AttemptId, into: Path) -> Collected:
+        """Bring an ended job's artefacts and log into a new directory `into`, whole or not at all."""
+        ...
+
+    def forget(self, job: AttemptId) -> None:
+        """The job's artefacts are safe here: the machine may drop them, some time. Never raises."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Provider(Protocol):
+    """A place that machines come from. `list` is the only truth about what exists.
+
+    `create`, `extend` and `delete` are idempotent by id and need not wait for completion. A place
+    ends a machine by itself at its expiry, given as a duration from now, also if no controller lives.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]: ...
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None: ...
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None: ...
+
+    async def list(self, pool: str) -> Sequence[Machine]:
+        """All that exists here of machines whose id starts with `<pool>-`."""
+        ...
+
+    async def delete(self, machine: MachineId) -> None:
+        """End the machine, everything that runs on it and everything that came with it."""
+        ...
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel: ...
+
+    async def close(self) -> None: ...
+
+
+class Request(Struct, frozen=True):
+    """Something asked of a run from outside its controller (cancel), waiting in the store."""
+
+    id: int
+    event: Event
+
+
+class Journal(Protocol):
+    """One stream, open for writing by this controller alone."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def read(self) -> Iterable[Record]: ...
+
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+        """Durable when it returns, together with the mark that these requests are answered.
+
+        Raises LeaseLost when another controller has taken the stream, JournalError when it cannot
+        be written (disk full); either way nothing of it was written.
+        """
+        ...
+
+    async def requests(self) -> Sequence[Request]:
+        """What was asked from outside and is not answered yet."""
+        ...
+
+
+class Clock(Protocol):
+    def now(self) -> Micros: ...

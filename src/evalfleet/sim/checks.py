@@ -1,0 +1,144 @@
+"""The invariants, checked on a finished simulation. Numbers are those of docs/architecture.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..cost import billed_usd
+from ..events import AttemptEnded, AttemptStarted, Record
+from ..model import AttemptId, Broken, Cause, Scored, TaskId, after
+from ..policy import effects
+from .simulate import Simulated
+
+Check = Callable[[Simulated], Iterator[str]]
+
+
+def violations(sim: Simulated) -> list[str]:
+    """Everything that must not be, in words. Empty: all invariants hold."""
+    return [*sim.world.violations, *(found for check in CHECKS for found in check(sim))]
+
+
+def every_task_is_accounted_for(sim: Simulated) -> Iterator[str]:
+    """1: scored once, broken after its allowed attempts, or unrun because the run was stopped."""
+    if set(sim.state.tasks) != {task.id for task in sim.scenario.tasks}:
+        yield "planned tasks and tasks of the journal differ"
+    if sim.scenario.abandoned:
+        return
+    if sim.state.ended_at is None:
+        yield "the run did not end"
+    for task, known in sim.state.tasks.items():
+        if known.status == "broken":
+            spent = known.used >= sim.state.limits.attempts or known.tries >= sim.state.limits.attempts_ceiling
+            if not spent:
+                yield f"{task} was given up after {known.used} attempts"
+        elif known.status != "scored" and sim.state.stop is None:
+            yield f"{task} is {known.status} although nobody stopped the run"
+        elif known.status == "running":
+            yield f"{task} is still running after the end"
+
+
+def one_score_a_task(sim: Simulated) -> Iterator[str]:
+    """2: never overwritten, attempts kept, each started and ended at most once."""
+    started: set[AttemptId] = set()
+    ended: set[AttemptId] = set()
+    scored: dict[TaskId, AttemptId] = {}
+    for record in sim.store.read():
+        match record.event:
+            case AttemptStarted(attempt, task):
+                if attempt in started:
+                    yield f"{attempt} was started twice in the journal"
+                if task in scored:
+                    yield f"{task} was scored and ran again"
+                started.add(attempt)
+            case AttemptEnded(attempt, outcome):
+                if attempt in ended:
+                    yield f"{attempt} ended twice"
+                ended.add(attempt)
+                if isinstance(outcome, Scored):
+                    task = sim.state.attempts[attempt].task
+                    if scored.setdefault(task, attempt) != attempt:
+                        yield f"{task} was scored twice"
+            case _:
+                pass
+    yield from _scores_kept(sim, scored)
+    for attempt in sim.world.started:
+        if attempt not in started:
+            yield f"{attempt} ran but the journal does not know it"
+
+
+def _scores_kept(sim: Simulated, scored: dict[TaskId, AttemptId]) -> Iterator[str]:
+    for task, known in sim.state.tasks.items():
+        if (known.status == "scored") != (task in scored):
+            yield f"{task} is {known.status} against the journal"
+        elif task in scored:
+            first = sim.state.attempts[scored[task]].outcome
+            if known.decided_by != scored[task] or known.outcome != first:
+                yield f"the score of {task} was overwritten"
+
+
+def nothing_left_behind(sim: Simulated) -> Iterator[str]:
+    """4: no machine when the run has ended; by its expiry in any case."""
+    for machine in sim.world.machines.values():
+        if not sim.scenario.abandoned:
+            yield f"{machine.id} was left behind"
+        elif machine.meter.end is None:
+            yield f"{machine.id} outlived its expiry"
+    for meter in sim.world.meters:
+        if meter.end is not None and meter.end > meter.expires_at:
+            yield f"{meter.machine} was billed past its expiry"
+
+
+def one_writer_at_a_time(sim: Simulated) -> Iterator[str]:
+    """5: epochs never go back, and neither does time."""
+    before: Record | None = None
+    for record in sim.store.read():
+        if before is not None and (record.epoch < before.epoch or record.at < before.at):
+            yield f"event {record.seq} goes back in epoch or time"
+        before = record
+
+
+def within_limits(sim: Simulated) -> Iterator[str]:
+    """7: neither the budget nor the time limit is passed by more than one billing step."""
+    limits, meters = sim.state.limits, sim.world.meters
+    one_step = sum(m.offer.billing_step_s * m.offer.usd_per_hour / 3600 for m in meters)
+    spent = sum(billed_usd(m.offer, m.start, m.end or m.expires_at) for m in meters)
+    if limits.budget_usd is not None and spent > limits.budget_usd + one_step + 1e-9:
+        yield f"spent ${spent:.4f} of a budget of ${limits.budget_usd:g}"
+    booked = sim.state.closed_usd
+    if not sim.scenario.abandoned and spent > booked + 1e-9:
+        yield f"the places billed ${spent:.4f} but the journal accounts for ${booked:.4f}"
+    if limits.max_duration_s is not None:
+        end = after(sim.state.started_at, limits.max_duration_s)
+        for meter in (m for m in meters if m.offer.usd_per_hour > 0):
+            if meter.end is not None and meter.end > after(end, meter.offer.billing_step_s):
+                yield f"{meter.machine} was billed past the run's time limit"
+
+
+def effects_are_kept_current(sim: Simulated) -> Iterator[str]:
+    """An ended run needs nothing; what the state marks as changed covers all that must be under way."""
+    wanted = effects(sim.state)
+    if not sim.scenario.abandoned and wanted:
+        yield f"the run ended with effects under way: {wanted}"
+    touched = {*sim.state.touched_machines, *sim.state.touched_attempts}
+    if missing := set(wanted) - touched:
+        yield f"effects that no change announced: {missing}"
+
+
+def causes_are_told(sim: Simulated) -> Iterator[str]:
+    """A broken attempt says why, and a cancelled one only counts when the run let go of its machine."""
+    for attempt in sim.state.attempts.values():
+        if isinstance(attempt.outcome, Broken) and attempt.outcome.cause is Cause.CANCELLED:
+            machine = sim.state.machines[attempt.machine]
+            if machine.condemned_at is None:
+                yield f"{attempt.id} was cancelled on a machine that was kept"
+
+
+CHECKS: tuple[Check, ...] = (
+    every_task_is_accounted_for,
+    one_score_a_task,
+    nothing_left_behind,
+    one_writer_at_a_time,
+    within_limits,
+    effects_are_kept_current,
+    causes_are_told,
+)

@@ -1,0 +1,183 @@
+"""One simulated place of each kind, behind the same ports as the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import ProviderError, SetupFailed
+from ..model import (
+    AttemptId,
+    Bundle,
+    Collected,
+    Command,
+    Ended,
+    Job,
+    Machine,
+    MachineId,
+    Needs,
+    Offer,
+)
+from ..ports import Channel, Fence
+from .world import Life, SimMachine, World
+
+
+class SimChannel:
+    """Reaches one simulated machine. `service`: what runs there is placed by somebody else."""
+
+    def __init__(self, world: World, life: Life, machine: MachineId, fence: Fence, *, service: bool) -> None:
+        self._world, self._life, self._machine = world, life, machine
+        self._fence = fence
+        self._service = service
+
+    async def _reach(self) -> SimMachine:
+        return await self._world.reach(self._machine, self._life, self._fence.epoch, self._fence.silent_s)
+
+    async def prepare(self, bundle: Bundle) -> None:
+        machine = await self._reach()
+        if machine.prepared != bundle.digest and self._world.chance(self._world.faults.setup_fails):
+            raise SetupFailed("install", "exit code 1")
+        machine.prepared = bundle.digest
+
+    async def probe(self, command: Command | None) -> bool:
+        await self._reach()
+        return True
+
+    async def start(self, job: Job) -> None:
+        machine = await self._reach()
+        length_s, end = job_fate(self._world, job)
+        if self._service:
+            node = f"node-{self._world.rng.randrange(1000)}"
+            restarted = self._world.chance(self._world.faults.service_restarts_job)
+            end = Ended("evicted", node=node) if restarted else _on(end, node)
+        self._world.start(machine, job, length_s, end)
+
+    async def ended(self, job: AttemptId) -> Ended:
+        while True:
+            machine = await self._reach()
+            known = machine.jobs.get(job)
+            if known is None:
+                return Ended("lost", detail="the machine knows of no such job")
+            if known.ended is not None:
+                return known.ended
+            waiter = self._world.loop.create_future()
+            known.waiters.append(waiter)
+            # a machine that freezes or dies says nothing: look again from time to time
+            await asyncio.wait([waiter], timeout=self._fence.silent_s)
+            self._world.tick(self._life)
+
+    async def stop(self, job: AttemptId) -> None:
+        machine = await self._reach()
+        if (known := machine.jobs.get(job)) is not None and known.ended is None:
+            known.ended = Ended("stopped")
+
+    async def collect(self, job: AttemptId, into: Path) -> Collected:
+        await self._reach()
+        return Collected(files=1, bytes=100)
+
+    def forget(self, job: AttemptId) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+
+def _on(end: Ended, node: str) -> Ended:
+    return Ended(end.reason, end.exit_code, end.seconds, end.result, node)
+
+
+def job_fate(world: World, job: Job) -> tuple[float, Ended]:
+    """How long a job takes and how it ends: most score, some hang, some write nothing.
+
+    A command may carry its own length (`sleep N`), for worlds in which durations matter.
+    """
+    seconds = float(job.command.argv[1]) if job.command.argv[0] == "sleep" else world.rng.uniform(60, 1200)
+    if world.chance(world.faults.job_hangs):
+        return float("inf"), Ended("exited")
+    if world.chance(world.faults.job_breaks):
+        return seconds, Ended("exited", 1, seconds)
+    score = b'{"score": 1.0}' if world.rng.random() < 0.5 else b'{"score": 0.0}'
+    return seconds, Ended("exited", 0, seconds, score)
+
+
+class _SimPlace:
+    service = False
+
+    def __init__(self, world: World, life: Life, name: str, offers: Sequence[Offer]) -> None:
+        self._world, self._life, self._name = world, life, name
+        self._offers = offers
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]:
+        await self._world.provider_call(self._life)
+        return self._offers
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        await self._world.provider_call(self._life)
+        self._world.extend(machine, expires_s)
+
+    async def delete(self, machine: MachineId) -> None:
+        await self._world.provider_call(self._life)
+        self._world.remove(machine)
+
+    async def list(self, pool: str) -> Sequence[Machine]:
+        await self._world.provider_call(self._life)
+        mine = [m for m in self._world.machines.values() if m.meter.offer.place == self._name]
+        return [self._seen(m) for m in mine if m.id.startswith(f"{pool}-")]
+
+    def _seen(self, machine: SimMachine) -> Machine:
+        if machine.evicted:
+            return Machine(machine.id, "evicted")
+        if machine.gone:
+            return Machine(machine.id, "gone")
+        up = self._world.loop.time() >= machine.boots_at
+        return Machine(machine.id, "up" if up else "pending", "10.0.0.1", f"host-of-{machine.id}")
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        return SimChannel(self._world, self._life, machine.id, fence, service=self.service)
+
+    async def close(self) -> None:
+        return
+
+
+class SimVms(_SimPlace):
+    """Machines that we create: slow, failing, and a create may land after its caller is gone."""
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        world, faults = self._world, self._world.faults
+        world.tick(self._life)
+        world.must_be_durable(machine)
+        if machine not in world.machines:
+            boot_s = 1e9 if world.chance(faults.never_boots) else world.rng.uniform(*faults.boot_s)
+            lands_s = world.rng.uniform(0.1, faults.create_lands_late_s)
+            world.loop.call_later(lands_s, world.bring_up, machine, offer, expires_s - lands_s, boot_s)
+        await world.provider_call(self._life)
+        if world.chance(faults.refused_for_good):
+            raise ProviderError("quota exceeded", transient=False, scope="offer")
+
+
+class SimHosts(_SimPlace):
+    """Machines that we are lent: `create` takes the lock of a free host."""
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        await self._world.provider_call(self._life)
+        self._world.must_be_durable(machine)
+        taken = sum(m.meter.offer.place == self.name for m in self._world.machines.values())
+        if machine not in self._world.machines and taken >= (offer.capacity or 0):
+            raise ProviderError("every host is taken", transient=True)
+        self._world.bring_up(machine, offer, expires_s, 0.0)
+
+
+class SimService(_SimPlace):
+    """A service that places attempts itself: a machine is a slot, its node is told at the end."""
+
+    service = True
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        await self._world.provider_call(self._life)
+        self._world.must_be_durable(machine)
+        self._world.bring_up(machine, offer, expires_s, self._world.rng.uniform(1.0, 5.0))

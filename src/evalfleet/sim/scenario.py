@@ -1,0 +1,129 @@
+"""What one seed simulates: the run, the places, the faults. All drawn from the seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from ..model import (
+    AttemptId,
+    Broken,
+    Bundle,
+    Cause,
+    Command,
+    Ended,
+    Limits,
+    Needs,
+    Offer,
+    Outcome,
+    Plan,
+    ScheduleName,
+    Scored,
+    Task,
+    TaskId,
+)
+from ..ports import Provider
+from .faults import Faults, draw_faults
+from .places import SimHosts, SimService, SimVms
+from .world import Life, World
+
+
+class PlaceClass(Protocol):
+    def __call__(self, world: World, life: Life, name: str, offers: Sequence[Offer]) -> Provider: ...
+
+
+PLACES: dict[str, PlaceClass] = {"vms": SimVms, "hosts": SimHosts, "service": SimService}
+
+OFFERS: dict[str, tuple[Offer, ...]] = {
+    "vms": tuple(
+        Offer("vms", "D4", region, price, spot, billing_step_s=60.0, teardown_s=120.0, settle_s=60.0)
+        for region, price, spot in (("east", 0.2, True), ("west", 0.36, False), ("north", 0.38, False))
+    ),
+    "hosts": (Offer("hosts", "host", capacity=4),),
+    "service": (Offer("service", "slot", usd_per_hour=0.5, billing_step_s=1.0, teardown_s=30.0),),
+}
+
+
+class SimBenchmark:
+    """Tasks whose command means nothing, or `sleep N` when the scenario gives durations."""
+
+    def __init__(self, durations: Sequence[float] = ()) -> None:
+        self._durations = durations
+
+    @property
+    def name(self) -> str:
+        return "sim"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    @property
+    def bundle(self) -> Bundle:
+        return Bundle("sim")
+
+    @property
+    def probe(self) -> Command | None:
+        return None
+
+    def command(self, task: Task, attempt: AttemptId) -> Command:
+        if not self._durations:
+            return Command(("work",))
+        return Command(("sleep", str(self._durations[task.params["index"]])))
+
+    def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
+        if ended.result is not None:
+            score = float(msgspec.json.decode(ended.result)["score"])
+            return Scored(score, score == 1.0)
+        match ended.reason:
+            case "timed_out":
+                return Scored(0.0, limit_s=task.timeout_s) if healthy else Broken(Cause.STUCK)
+            case "evicted":
+                return Broken(Cause.EVICTED)
+            case "lost":
+                return Broken(Cause.MACHINE_LOST)
+            case "stopped":
+                return Broken(Cause.CANCELLED)
+            case _:
+                return Broken(Cause.RESULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    plan: Plan
+    tasks: tuple[Task, ...]
+    faults: Faults
+    cancel_after_s: float | None = None
+    abandoned: bool = False
+    durations: tuple[float, ...] = ()
+    offers: dict[str, tuple[Offer, ...]] = field(default_factory=lambda: OFFERS)
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed: small runs in bad worlds."""
+    rng = random.Random(f"scenario {seed}")
+    places = rng.choice((("vms",), ("vms",), ("hosts",), ("service",), ("hosts", "vms"), ("vms", "service")))
+    schedule: ScheduleName = rng.choice(("dynamic", "dynamic", "dynamic", "round-robin", "slices"))
+    limits = Limits(
+        workers=rng.randint(1, 8),
+        attempts=rng.randint(1, 4),
+        canary=rng.choice((0, 1)),
+        budget_usd=rng.choice((None, None, 0.1, 0.5, 2.0)),
+        max_duration_s=rng.choice((None, None, 3600.0, 4 * 3600.0)),
+        lease_s=rng.choice((3600.0, 14_400.0)),
+    )
+    plan = Plan(
+        f"sim{seed}", "sim", places, schedule=schedule, slots=rng.choice((1, 1, 2)), limits=limits, home="abc123"
+    )
+    weights = rng.random() < 0.3
+    tasks = tuple(
+        Task(TaskId(f"t_{i:03d}"), "t", timeout_s=1500.0, weight_s=rng.uniform(60, 1200) if weights else None)
+        for i in range(rng.randint(1, 40))
+    )
+    cancel_after_s = rng.uniform(10, 8000) if rng.random() < 0.15 else None
+    return Scenario(seed, plan, tasks, draw_faults(rng), cancel_after_s, abandoned=rng.random() < 0.1)

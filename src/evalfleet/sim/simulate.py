@@ -1,0 +1,201 @@
+"""Runs a scenario to its end, through as many controllers as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine import Engine, Tempo
+from ..errors import LeaseLost, StaleController
+from ..events import Event, RunPlanned, StopRequested, TasksPlanned
+from ..ports import Provider
+from ..state import RunState, fold
+from .journal import SimJournal, SimStore
+from .loop import SimLoop
+from .scenario import PLACES, PlaceClass, Scenario, SimBenchmark
+from .world import Life, World
+
+_LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
+
+SIM_TEMPO = Tempo(requests_s=30.0, survey_s=60.0, poll_s=2.0, poll_cap_s=30.0, longest_wait_s=3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts under test. Tests exchange one for a broken one, to see that the checks see it."""
+
+    engine: type[Engine] = Engine
+    journal: type[SimJournal] = SimJournal
+    places: Mapping[str, PlaceClass] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A finished simulation: the world as it is then, and the journal that tells how it came about."""
+
+    scenario: Scenario
+    world: World
+    store: SimStore
+    state: RunState
+    crashes: int
+    virtual_s: float
+
+
+class _Simulation:
+    def __init__(self, scenario: Scenario, parts: Parts, tempo: Tempo) -> None:
+        self.scenario, self.parts, self.tempo = scenario, parts, tempo
+        self.loop = SimLoop()
+        self.world = World(scenario.seed, self.loop, scenario.faults, scenario.plan.slots)
+        self.store = SimStore(self.world)
+        self.rng = random.Random(f"fate {scenario.seed}")
+        self.crashes = 0
+        self._tasks: dict[Life, set[asyncio.Task[Any]]] = {}
+
+    def run(self) -> Simulated:
+        with _sim_loop(self.loop, self._make_task):
+            self.loop.run_until_complete(self._history())
+        state = fold(self.store.read())
+        return Simulated(
+            self.scenario, self.world, self.store, state, self.crashes, self.loop.time()
+        )
+
+    # -- controllers -----------------------------------------------------------------------------
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        """Tasks remember which controller they belong to, so that it can be killed whole."""
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **kwargs)
+        if (life := _LIFE.get()) is not None:
+            mine = self._tasks.setdefault(life, set())
+            mine.add(task)
+            task.add_done_callback(mine.discard)
+        return task
+
+    async def _history(self) -> None:
+        self.store.write(0, self.loop.now(), self._first_events())
+        if self.scenario.cancel_after_s is not None:
+            self.loop.call_later(self.scenario.cancel_after_s, self.store.ask, StopRequested("user"))
+        lives: list[tuple[Life, asyncio.Task[RunState]]] = []
+        while True:
+            life, task = self._start_controller()
+            lives.append((life, task))
+            if await self._outlives(life, task):
+                break
+            self.crashes += 1
+            zombie = self.rng.random() < self.scenario.faults.take_over
+            if not zombie:
+                await self._kill(life)
+            if self.scenario.abandoned and self.crashes >= max(1, self.scenario.faults.controller_crashes):
+                await self._kill(life)
+                break
+            await asyncio.sleep(self.rng.expovariate(1 / (60.0 if zombie else 600.0)))
+        for life, _ in lives:
+            await self._kill(life)
+        await self._let_late_things_happen()
+
+    def _first_events(self) -> list[Event]:
+        return [RunPlanned(self.scenario.plan, len(self.scenario.tasks)), TasksPlanned(self.scenario.tasks)]
+
+    def _start_controller(self) -> tuple[Life, asyncio.Task[RunState]]:
+        life = Life()
+        context = contextvars.copy_context()
+        context.run(_LIFE.set, life)
+        journal = self.parts.journal(self.store, life)
+        classes = self.parts.places or PLACES
+        places: dict[str, Provider] = {
+            name: classes[name](self.world, life, name, self.scenario.offers[name])
+            for name in self.scenario.plan.places
+        }
+        engine = self.parts.engine(
+            journal,
+            places,
+            SimBenchmark(self.scenario.durations),
+            self.loop,
+            Path("artefacts"),
+            tempo=self.tempo,
+        )
+        task = context.run(self.loop.create_task, engine.run())
+        task.add_done_callback(self._heed)
+        return life, task
+
+    def _heed(self, task: asyncio.Task[RunState]) -> None:
+        """A controller may be killed or replaced; anything else that ends it is a bug."""
+        err = None if task.cancelled() else task.exception()
+        if err is not None and not isinstance(err, LeaseLost | StaleController):
+            self.world.violations.append(f"a controller fell over: {type(err).__name__}: {err}")
+
+    async def _outlives(self, life: Life, task: asyncio.Task[RunState]) -> bool:
+        """Did this controller finish the run? False: the moment of its crash has come."""
+        if self.crashes >= self.scenario.faults.controller_crashes and not self.scenario.abandoned:
+            await self._finish(task)
+            return True
+        crash = asyncio.Event()
+        timer: asyncio.TimerHandle | None = None
+        if self.rng.random() < 0.5:  # at a random call, on its way there or back
+            self.world.crash_at_tick = self.world.ticks + self.rng.randint(1, 400)
+            self.world.on_crash = lambda: self._drop_dead(life, crash)
+        else:
+            timer = self.loop.call_later(self.rng.expovariate(1 / self.scenario.faults.crash_every_s), crash.set)
+        waiting = asyncio.ensure_future(crash.wait())
+        await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
+        self.world.crash_at_tick = None
+        waiting.cancel()
+        if timer is not None:
+            timer.cancel()
+        if crash.is_set() or not life.alive:
+            return False
+        await self._finish(task)
+        return True
+
+    async def _finish(self, task: asyncio.Task[RunState]) -> None:
+        with suppress(LeaseLost, StaleController):
+            await task
+
+    def _drop_dead(self, life: Life, crash: asyncio.Event) -> None:
+        life.alive = False
+        crash.set()
+
+    async def _kill(self, life: Life) -> None:
+        """kill -9: whatever its tasks still try, the world does not hear of it."""
+        life.alive = False
+        while tasks := list(self._tasks.get(life, ())):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for task in tasks:
+                if not task.cancelled():
+                    task.exception()  # heard; a dead controller has nothing more to say
+
+    async def _let_late_things_happen(self) -> None:
+        """Creates that land late, expiries of what an abandoned run left."""
+        await asyncio.sleep(self.scenario.plan.limits.lease_s * 2 + 3600)
+
+
+@contextmanager
+def _sim_loop(loop: SimLoop, factory: Callable[..., asyncio.Task[Any]]) -> Generator[None]:
+    loop.set_task_factory(factory)
+    try:
+        yield
+    finally:
+        loop.set_task_factory(None)
+        pending = asyncio.all_tasks(loop)
+        for task in pending:
+            task.cancel()
+        if pending:
+            loop.run_until_complete(_gather(pending))
+        loop.close()
+
+
+async def _gather(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def simulate(scenario: Scenario, parts: Parts | None = None, tempo: Tempo = SIM_TEMPO) -> Simulated:
+    return _Simulation(scenario, parts or Parts(), tempo).run()
+
+

@@ -1,0 +1,214 @@
+"""A world that outlives controllers, as a cloud does: machines, jobs, meters, and what went wrong.
+
+It watches the invariants that can only be seen at the moment they break, and writes violations down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..errors import ChannelError, ProviderError, StaleController
+from ..model import AttemptId, Ended, Job, MachineId, Micros, Offer, after
+from .faults import Faults
+from .loop import SimLoop
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One controller process. Dead: nothing it still does may reach the world."""
+
+    epoch: int = 0
+    alive: bool = True
+
+
+@dataclass(slots=True)
+class Meter:
+    """What a place bills one machine for."""
+
+    machine: MachineId
+    offer: Offer
+    start: Micros
+    expires_at: Micros
+    end: Micros | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SimJob:
+    id: AttemptId
+    ends_at: float
+    end: Ended
+    ended: Ended | None = None
+    waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
+
+
+@dataclass(slots=True, eq=False)
+class SimMachine:
+    """One machine, lent host or slot, whatever kind of place it is in."""
+
+    id: MachineId
+    boots_at: float
+    meter: Meter
+    gone: bool = False
+    evicted: bool = False
+    frozen_until: float = 0.0
+    epoch: int = 0
+    jobs: dict[AttemptId, SimJob] = field(default_factory=dict[AttemptId, SimJob])
+    prepared: str | None = None
+
+
+class World:
+    def __init__(self, seed: int, loop: SimLoop, faults: Faults, slots: int = 1) -> None:
+        self.rng = random.Random(seed)
+        self.loop = loop
+        self.faults = faults
+        self.slots = slots
+        self.machines: dict[MachineId, SimMachine] = {}
+        self.meters: list[Meter] = []
+        self.started: dict[AttemptId, MachineId] = {}
+        self.durable: set[str] = set()  # ids whose intent is on disk: the only ones we may act on
+        self.violations: list[str] = []
+        self.refusals = 0
+        self.ticks = 0
+        self.crash_at_tick: int | None = None
+        self.on_crash: Callable[[], None] | None = None
+
+    # -- what every call goes through ------------------------------------------------------------
+
+    async def call(self, life: Life) -> None:
+        """The way there: takes time, and the controller may be dead at any step of it."""
+        self.tick(life)
+        await asyncio.sleep(self.rng.uniform(*self.faults.latency_s))
+        self.tick(life)
+
+    def tick(self, life: Life) -> None:
+        """A point at which a controller can crash."""
+        self.ticks += 1
+        if self.ticks == self.crash_at_tick and self.on_crash is not None:
+            self.on_crash()
+        if not life.alive:
+            raise asyncio.CancelledError
+
+    async def provider_call(self, life: Life) -> None:
+        await self.call(life)
+        if self.chance(self.faults.call_throttled):
+            raise ProviderError("429 too many requests", transient=True, retry_after_s=self.rng.uniform(1, 30))
+        if self.chance(self.faults.call_fails):
+            raise ProviderError("500 internal server error", transient=True)
+
+    def chance(self, p: float) -> bool:
+        return p > 0 and self.rng.random() < p
+
+    def must_be_durable(self, name: str) -> None:
+        if name not in self.durable:
+            self.violations.append(f"acted on {name} before it was durable")
+
+    # -- machines ----------------------------------------------------------------------------------
+
+    def bring_up(self, machine: MachineId, offer: Offer, expires_s: float, boot_s: float) -> None:
+        """The machine exists and is billed from now on, whoever asked for it and is gone since."""
+        if machine in self.machines:
+            return
+        now, loop = self.loop.now(), self.loop
+        meter = Meter(machine, offer, now, after(now, expires_s))
+        made = SimMachine(machine, loop.time() + boot_s, meter)
+        self.machines[machine] = made
+        self.meters.append(meter)
+        loop.call_later(expires_s, self._expire, made)
+        self._schedule_fate(made, self.faults.machine_dies_every_s, self.kill)
+        if offer.spot:
+            self._schedule_fate(made, self.faults.evicted_every_s, self._evict)
+        self._schedule_fate(made, self.faults.machine_freezes_every_s, self._freeze)
+
+    def _schedule_fate(
+        self, machine: SimMachine, every_s: float, fate: Callable[[SimMachine], None]
+    ) -> None:
+        if every_s > 0:
+            self.loop.call_later(self.rng.expovariate(1 / every_s), fate, machine)
+
+    def extend(self, machine: MachineId, expires_s: float) -> None:
+        if (known := self.machines.get(machine)) is not None:
+            known.meter.expires_at = after(self.loop.now(), expires_s)
+            self.loop.call_later(expires_s, self._expire, known)
+
+    def _expire(self, machine: SimMachine) -> None:
+        """The dead-man switch: the place ends it, unless it was extended meanwhile."""
+        if machine.meter.expires_at - self.loop.now() <= 2:  # virtual seconds are floats
+            machine.meter.end = machine.meter.end or machine.meter.expires_at
+            self.kill(machine)
+
+    def kill(self, machine: SimMachine) -> None:
+        """Gone without a word: its jobs end unheard, its billing stops."""
+        machine.gone = True
+        if machine.meter.end is None:
+            machine.meter.end = self.loop.now()
+        for job in machine.jobs.values():
+            job.ended = job.ended or Ended("lost")
+
+    def _evict(self, machine: SimMachine) -> None:
+        machine.evicted = True
+        self.kill(machine)
+
+    def _freeze(self, machine: SimMachine) -> None:
+        """Unreachable for a while, its jobs standing still: the zombie that comes back."""
+        span = self.rng.uniform(*self.faults.freeze_s)
+        machine.frozen_until = self.loop.time() + span
+        for job in machine.jobs.values():
+            job.ends_at += span
+        self._schedule_fate(machine, self.faults.machine_freezes_every_s, self._freeze)
+
+    def remove(self, machine: MachineId) -> None:
+        if (known := self.machines.pop(machine, None)) is not None:
+            self.kill(known)
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    async def reach(self, machine: MachineId, life: Life, epoch: int, silent_s: float) -> SimMachine:
+        """Get through to the machine, or raise after the silence that the fence allows."""
+        await self.call(life)
+        deadline = self.loop.time() + silent_s
+        while True:
+            known = self.machines.get(machine)
+            thaws = known.frozen_until if known is not None and not known.gone else float("inf")
+            if known is not None and thaws <= self.loop.time() and not known.gone:
+                break
+            await asyncio.sleep(max(0.01, min(thaws, deadline) - self.loop.time()))
+            self.tick(life)
+            if self.loop.time() >= deadline:
+                raise ChannelError(f"nothing heard of {machine} for {silent_s:g} s")
+        if self.chance(self.faults.channel_fails):
+            raise ChannelError(f"connection to {machine} lost")
+        if epoch < known.epoch:
+            self.refusals += 1
+            raise StaleController(f"{machine} obeys epoch {known.epoch}, not {epoch}")
+        known.epoch = epoch
+        return known
+
+    def start(self, machine: SimMachine, job: Job, length_s: float, end: Ended) -> None:
+        """Run the job, once. The host enforces the time limit."""
+        if job.id in machine.jobs:
+            return
+        self.must_be_durable(job.id)
+        if job.id in self.started:
+            self.violations.append(f"{job.id} started twice, on {self.started[job.id]} and {machine.id}")
+        if sum(j.ended is None for j in machine.jobs.values()) >= self.slots:
+            self.violations.append(f"{machine.id} runs more than {self.slots} attempts at once")
+        self.started[job.id] = machine.id
+        if length_s > job.timeout_s:
+            length_s, end = job.timeout_s, Ended("timed_out", node=end.node)
+        made = SimJob(job.id, self.loop.time() + length_s, end)
+        machine.jobs[job.id] = made
+        self.loop.call_later(length_s, self._finish, machine, made)
+
+    def _finish(self, machine: SimMachine, job: SimJob) -> None:
+        if job.ended is not None:
+            return
+        if self.loop.time() < job.ends_at:  # it stood still for a while
+            self.loop.call_at(job.ends_at, self._finish, machine, job)
+            return
+        job.ended = job.end
+        for waiter in job.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
