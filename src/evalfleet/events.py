@@ -36,20 +36,20 @@ class _Event(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=True
     """Base of events: the class's name is the kind on disk, so a rename is a schema change."""
 
 
-class RunPlanned(_Event):
+class RunPlanned(_Event, frozen=True):
     """First in every run's stream. `total` is how many tasks the TasksPlanned after it hold."""
 
     plan: Plan
     total: int
 
 
-class TasksPlanned(_Event):
+class TasksPlanned(_Event, frozen=True):
     """Tasks in file order. Written in chunks; all chunks are in the first transaction."""
 
     tasks: tuple[Task, ...]
 
 
-class ControllerStarted(_Event):
+class ControllerStarted(_Event, frozen=True):
     """A controller took the run (anew): the epoch in the envelope is its fence."""
 
     host: str = ""
@@ -57,7 +57,7 @@ class ControllerStarted(_Event):
     version: str = ""
 
 
-class MachineRequested(_Event):
+class MachineRequested(_Event, frozen=True):
     """Decided: this machine shall exist. `lane` is which of the run's workers it serves as."""
 
     machine: MachineId
@@ -67,7 +67,7 @@ class MachineRequested(_Event):
     expires_at: Micros
 
 
-class MachineUp(_Event):
+class MachineUp(_Event, frozen=True):
     """The provider says that it runs."""
 
     machine: MachineId
@@ -75,41 +75,41 @@ class MachineUp(_Event):
     node: str = ""
 
 
-class MachineReady(_Event):
+class MachineReady(_Event, frozen=True):
     """Set up and probed: it may take attempts. `timings` are seconds by step."""
 
     machine: MachineId
     timings: Mapping[str, float] = {}
 
 
-class MachineSilent(_Event):
+class MachineSilent(_Event, frozen=True):
     """Nothing was heard of the machine since `since`."""
 
     machine: MachineId
     since: Micros
 
 
-class MachineHeard(_Event):
+class MachineHeard(_Event, frozen=True):
     """A silent machine answered again."""
 
     machine: MachineId
 
 
-class MachineExtended(_Event):
+class MachineExtended(_Event, frozen=True):
     """Decided: the machine may live until `expires_at`."""
 
     machine: MachineId
     expires_at: Micros
 
 
-class MachineLeaseSet(_Event):
+class MachineLeaseSet(_Event, frozen=True):
     """The place has confirmed that it will end the machine at `expires_at`."""
 
     machine: MachineId
     expires_at: Micros
 
 
-class MachineCondemned(_Event):
+class MachineCondemned(_Event, frozen=True):
     """Decided or found: no more work for it, and it shall be deleted.
 
     No cause: it did nothing wrong (idle, run over, budget). `step` names the set-up step that failed.
@@ -124,14 +124,14 @@ class MachineCondemned(_Event):
     permanent: bool = False
 
 
-class MachineDeleted(_Event):
+class MachineDeleted(_Event, frozen=True):
     """The provider shows it no more. `gone_at` is when its billing ended."""
 
     machine: MachineId
     gone_at: Micros
 
 
-class AttemptStarted(_Event):
+class AttemptStarted(_Event, frozen=True):
     """Decided: this attempt shall run on this machine."""
 
     attempt: AttemptId
@@ -139,7 +139,7 @@ class AttemptStarted(_Event):
     machine: MachineId
 
 
-class AttemptEnded(_Event):
+class AttemptEnded(_Event, frozen=True):
     """The attempt is over for good, whatever is heard of it later."""
 
     attempt: AttemptId
@@ -148,7 +148,7 @@ class AttemptEnded(_Event):
     node: str = ""
 
 
-class AttemptCollected(_Event):
+class AttemptCollected(_Event, frozen=True):
     """Its artefacts are here, or will never be. A result that came too late is `superseded`."""
 
     attempt: AttemptId
@@ -156,20 +156,20 @@ class AttemptCollected(_Event):
     superseded: Outcome | None = None
 
 
-class TasksReopened(_Event):
+class TasksReopened(_Event, frozen=True):
     """The user asked to run these broken tasks again, with a fresh allowance."""
 
     tasks: tuple[TaskId, ...]
 
 
-class RunResumed(_Event):
+class RunResumed(_Event, frozen=True):
     """The user took up a run that had stopped. The time limit starts anew."""
 
     limits: Limits | None = None
     only: tuple[TaskId, ...] | None = None
 
 
-class StopRequested(_Event):
+class StopRequested(_Event, frozen=True):
     """No task is handed out from now on. `drain`: what runs may end by itself."""
 
     reason: StopReason
@@ -177,7 +177,7 @@ class StopRequested(_Event):
     drain: bool = False
 
 
-class RunEnded(_Event):
+class RunEnded(_Event, frozen=True):
     """Every task is settled or will stay unrun, and no machine is left."""
 
     status: RunStatus
@@ -235,9 +235,10 @@ def encode(event: Event) -> bytes:
 def decode(body: bytes, schema: int = SCHEMA) -> Event:
     """The event in `body`, written under `schema`. Raises JournalForeign when it cannot be read."""
     try:
-        return _decoder.decode(body if schema == SCHEMA else upgrade(body, schema))
+        event: Event = _decoder.decode(body if schema == SCHEMA else upgrade(body, schema))
     except msgspec.MsgspecError as err:
         raise JournalForeign(f"the journal holds an event that cannot be read ({err})") from err
+    return event
 
 
 def upgrade(

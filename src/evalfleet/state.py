@@ -102,21 +102,19 @@ class MachineState:
     streak: int = 0
     streak_mark: int = 0
     silent_since: Micros | None = None
-    silent_until: Micros = 0
     cause: Cause | None = None
     detail: str = ""
 
 
 @dataclass(slots=True)
 class Deadline:
-    """A moment at which policy must look again. Stale ones are dropped when they surface."""
+    """When a machine's life must be looked at again. Stale ones are dropped when they surface."""
 
     at: Micros
-    kind: Literal["renew", "silent"]
     machine: MachineId
 
     def __lt__(self, other: Deadline) -> bool:
-        return (self.at, self.kind, self.machine) < (other.at, other.kind, other.machine)
+        return (self.at, self.machine) < (other.at, other.machine)
 
 
 @dataclass(slots=True)
@@ -156,8 +154,11 @@ class RunState:
     coming: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     ready: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     idle: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    busy: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    heard_at: Micros = 0  # when a machine last gave proof that we reach machines
+    stirred_at: Micros = 0  # when the silence of the whole fleet was last in doubt
     orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
     undeleted: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     free_lanes: list[int] = field(default_factory=list[int])
@@ -327,10 +328,10 @@ def _attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> N
     known.attempts.append(event.attempt)
     _set_status(state, known, "running")
     _dequeue(state, known)
+    _stir(state, at)
     machine.open[event.attempt] = None
     machine.attempts += 1
-    if len(machine.open) >= state.plan.slots:
-        state.idle.pop(event.machine, None)
+    _refresh_idle(state, machine)
     state.touched_attempts[event.attempt] = None
 
 
@@ -340,6 +341,8 @@ def _attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
     attempt.seconds, attempt.node = event.seconds, event.node
     machine, known = state.machines[attempt.machine], state.tasks[attempt.task]
     machine.open.pop(event.attempt, None)
+    if machine.phase == "ready" and machine.silent_since is None:
+        state.heard_at = at
     machine.uncollected[event.attempt] = None
     state.uncollected += 1
     state.orphans.pop(event.attempt, None)
@@ -460,7 +463,7 @@ def _set_renewal(state: RunState, machine: MachineState, at: Micros) -> None:
     last_call = after(machine.expires_at, -machine.offer.teardown_s)
     lead = min((last_call - at) // 4, round(RENEWAL_LEAD_S * SECOND))
     machine.renew_at = max(at, last_call - lead)
-    heapq.heappush(state.deadlines, Deadline(machine.renew_at, "renew", machine.id))
+    heapq.heappush(state.deadlines, Deadline(machine.renew_at, machine.id))
 
 
 def _machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
@@ -477,6 +480,7 @@ def _machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     machine.timings = dict(event.timings)
     state.coming.pop(event.machine, None)
     state.ready[event.machine] = None
+    state.heard_at = at
     state.same_failures.clear()
     _refresh_idle(state, machine)
     state.touched_machines[event.machine] = None
@@ -488,26 +492,32 @@ def _refresh_idle(state: RunState, machine: MachineState) -> None:
         state.idle[machine.id] = None
     else:
         state.idle.pop(machine.id, None)
+    if machine.phase == "ready" and machine.open:
+        state.busy[machine.id] = None
+    else:
+        state.busy.pop(machine.id, None)
 
 
-FLEET_SILENT_FACTOR = 10.0
+def _stir(state: RunState, at: Micros) -> None:
+    """A fleet of which nothing was heard may be about to answer: give all of it time to do so."""
+    if state.silent and len(state.silent) >= len(state.busy):
+        state.stirred_at = at
 
 
 def _machine_silent(state: RunState, at: Micros, event: ev.MachineSilent) -> None:
     machine = state.machines[event.machine]
     machine.silent_since = event.since
-    machine.silent_until = after(event.since, state.limits.silent_s * FLEET_SILENT_FACTOR)
     state.silent[event.machine] = None
-    heapq.heappush(state.deadlines, Deadline(machine.silent_until, "silent", machine.id))
     _refresh_idle(state, machine)
 
 
 def _machine_heard(state: RunState, at: Micros, event: ev.MachineHeard) -> None:
     machine = state.machines[event.machine]
+    _stir(state, at)
+    state.heard_at = at
     machine.silent_since = None
     state.silent.pop(event.machine, None)
     _refresh_idle(state, machine)
-    _trim_deadlines(state)
 
 
 def _machine_extended(state: RunState, at: Micros, event: ev.MachineExtended) -> None:
@@ -530,7 +540,7 @@ def _machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) 
     was_ready = machine.phase == "ready"
     machine.phase, machine.condemned_at = "condemned", at
     machine.cause, machine.detail = event.cause, event.detail
-    for index in (state.coming, state.ready, state.idle, state.silent, state.suspects):
+    for index in (state.coming, state.ready, state.idle, state.busy, state.silent, state.suspects):
         index.pop(event.machine, None)
     if machine.lane < state.limits.workers:
         heapq.heappush(state.free_lanes, machine.lane)
@@ -560,7 +570,8 @@ def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.M
 
 def _machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> None:
     machine = state.machines[event.machine]
-    machine.phase, machine.gone_at = "deleted", min(event.gone_at, at)
+    # whoever looks late, its place ended the billing at its expiry
+    machine.phase, machine.gone_at = "deleted", min(event.gone_at, at, machine.expires_at)
     state.undeleted.pop(event.machine, None)
     state.reserved_usd -= _reservation(machine)
     state.closed_usd += billed_usd(machine.offer, machine.requested_at, machine.gone_at)
@@ -577,11 +588,7 @@ def _trim_deadlines(state: RunState) -> None:
 
 def _holds(state: RunState, deadline: Deadline) -> bool:
     machine = state.machines[deadline.machine]
-    if machine.phase not in ("requested", "up", "ready"):
-        return False
-    if deadline.kind == "renew":
-        return machine.renew_at == deadline.at
-    return machine.silent_since is not None and machine.silent_until == deadline.at
+    return machine.phase in ("requested", "up", "ready") and machine.renew_at == deadline.at
 
 
 # -- the run -------------------------------------------------------------------------------
@@ -594,6 +601,8 @@ def _controller_started(state: RunState, at: Micros, event: ev.ControllerStarted
 def _tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None:
     for task in event.tasks:
         known = state.tasks[task]
+        if known.status != "broken":
+            continue  # a score stays, whatever is asked; what waits or runs is open already
         known.used = known.tries = 0
         known.broken_on = []
         known.outcome, known.decided_by = None, None

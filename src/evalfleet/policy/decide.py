@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from ..events import Event
-from ..model import Micros, Offer, TaskId, after
-from ..state import RunState
+from evalfleet.events import Event
+from evalfleet.model import Micros, Offer, TaskId, after
+from evalfleet.state import RunState
 from . import finish, health, limits, scale, schedule
 
 Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
@@ -43,6 +43,8 @@ def next_deadline(state: RunState, now: Micros) -> Micros | None:
     times: list[Micros] = []
     if state.deadlines:
         times.append(state.deadlines[0].at)
+    if (given_up_at := health.silence_ends(state)) is not None:
+        times.append(given_up_at)
     if state.limits.max_duration_s is not None and state.stop is None:
         times.append(after(state.started_at, state.limits.max_duration_s))
     if state.waiting and state.stop is None:

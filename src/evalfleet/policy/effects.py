@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..model import AttemptId, MachineId, Micros
-from ..state import AttemptState, MachineState, RunState
+from evalfleet.model import AttemptId, MachineId, Micros
+from evalfleet.state import AttemptState, MachineState, RunState
 
 
 @dataclass(frozen=True, slots=True)

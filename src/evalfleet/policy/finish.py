@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..events import Event, MachineCondemned, RunEnded
-from ..model import MachineId, Micros, Offer, RunStatus
-from ..state import RunState
+from evalfleet.events import Event, MachineCondemned, RunEnded
+from evalfleet.model import MachineId, Micros, Offer, RunStatus
+from evalfleet.state import RunState
 
 
 def wind_down(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from ..events import AttemptEnded, Event, MachineCondemned, StopRequested
-from ..model import Broken, Cause, MachineId, Micros, Offer, seconds_between
-from ..state import RunState
+from evalfleet.events import AttemptEnded, Event, MachineCondemned, StopRequested
+from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, after, seconds_between
+from evalfleet.state import RunState
 from .scale import refused_for_good
 
 
@@ -22,14 +22,33 @@ def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[E
     return decided
 
 
+SILENCES = 2
+FLEET_SILENCES = 10
+"""After how many of the silences that a channel reports a machine is given up: alone, or with all others."""
+
+
+def silence_ends(state: RunState) -> Micros | None:
+    """When the machine that was silent first is given up.
+
+    Soon, if other machines are heard. If none is, it is probably our own network: then we wait much
+    longer, and once one machine answers again the others get the time to do the same.
+    """
+    first = next(iter(state.silent), None)
+    if first is None:
+        return None
+    silent_s = state.limits.silent_s
+    since = state.machines[first].silent_since or 0
+    at_last = after(since, FLEET_SILENCES * silent_s)
+    others_heard = len(state.silent) < len(state.busy) or state.heard_at > after(since, silent_s)
+    return min(at_last, after(max(since, state.stirred_at), SILENCES * silent_s)) if others_heard else at_last
+
+
 def heed_silence(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """Give up silent machines, unless the whole fleet is silent: then it is our own network."""
-    if not state.silent:
+    """Give up the machine that was silent first, once its time is over."""
+    given_up_at = silence_ends(state)
+    if given_up_at is None or now < given_up_at:
         return []
-    if len(state.silent) < len(state.ready):
-        return [_silent(state, now, machine) for machine in state.silent]
-    due = [d for d in state.deadlines[:1] if d.kind == "silent" and d.at <= now]
-    return [_silent(state, now, d.machine) for d in due]
+    return [_silent(state, now, next(iter(state.silent)))]
 
 
 def _silent(state: RunState, now: Micros, machine: MachineId) -> Event:

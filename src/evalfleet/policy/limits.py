@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..cost import affordable_s, billed_usd
-from ..events import Event, MachineCondemned, MachineExtended, StopRequested
-from ..model import Micros, Offer, after, seconds_between
-from ..state import MachineState, RunState
+from evalfleet.cost import affordable_s, billed_usd
+from evalfleet.events import Event, MachineCondemned, MachineExtended, StopRequested
+from evalfleet.model import Micros, Offer, after, seconds_between
+from evalfleet.state import MachineState, RunState
 
 LAST_CALL_S = 0.05
 """A machine whose remaining time is this short, beside what its deletion takes, is ended."""
@@ -42,7 +42,7 @@ def worthwhile(offer: Offer, seconds: float) -> bool:
 
 def renew_or_end(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Extend the machine whose time is nearly up, as far as money and time allow, or end it."""
-    if not state.deadlines or state.deadlines[0].kind != "renew" or state.deadlines[0].at > now:
+    if not state.deadlines or state.deadlines[0].at > now:
         return []
     machine = state.machines[state.deadlines[0].machine]
     expires_at = max(machine.expires_at, _renewed(state, now, machine))

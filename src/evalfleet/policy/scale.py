@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..events import Event, MachineCondemned, MachineRequested, StopRequested
-from ..model import MachineId, Micros, Offer, after
-from ..state import RunState
+from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
+from evalfleet.model import MachineId, Micros, Offer, after
+from evalfleet.state import RunState
 from .limits import grant_s, worthwhile
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from ..events import AttemptStarted, Event
-from ..model import AttemptId, MachineId, Micros, Offer, TaskId
-from ..state import RunState, TaskState
+from evalfleet.events import AttemptStarted, Event
+from evalfleet.model import AttemptId, MachineId, Micros, Offer, TaskId
+from evalfleet.state import RunState, TaskState
 
 LOOK_AHEAD = 16
 """How many idle machines and due retries are weighed against each other at once.

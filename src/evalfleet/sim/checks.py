@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..cost import billed_usd
-from ..events import AttemptEnded, AttemptStarted, Record
-from ..model import AttemptId, Broken, Cause, Scored, TaskId, after
-from ..policy import effects
+from evalfleet.cost import billed_usd
+from evalfleet.events import AttemptEnded, AttemptStarted, Record
+from evalfleet.model import AttemptId, Broken, Cause, Scored, TaskId, after
+from evalfleet.policy import effects
 from .simulate import Simulated
 
 Check = Callable[[Simulated], Iterator[str]]

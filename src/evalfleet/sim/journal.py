@@ -6,10 +6,10 @@ import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from ..errors import LeaseLost
-from ..events import AttemptStarted, Event, MachineRequested, Record, decode, encode
-from ..model import Micros
-from ..ports import Request
+from evalfleet.errors import LeaseLost
+from evalfleet.events import AttemptStarted, Event, MachineRequested, Record, decode, encode
+from evalfleet.model import Micros
+from evalfleet.ports import Request
 from .world import Life, World
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from collections.abc import Mapping
 from typing import Any
 
-from ..model import SECOND, Micros
+from evalfleet.model import SECOND, Micros
 
 EPOCH: Micros = 1_800_000_000 * SECOND
 """Where simulated time begins. Any instant will do, as long as it is the same one every time."""
@@ -40,7 +41,7 @@ class _JumpSelector(selectors.BaseSelector):
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
         return self._keys.pop(fileobj if isinstance(fileobj, int) else fileobj.fileno())
 
-    def get_map(self) -> dict[int, selectors.SelectorKey]:
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys
 
 

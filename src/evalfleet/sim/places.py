@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ProviderError, SetupFailed
-from ..model import (
+from evalfleet.errors import ProviderError, SetupFailed
+from evalfleet.model import (
     AttemptId,
     Bundle,
     Collected,
@@ -19,7 +20,7 @@ from ..model import (
     Needs,
     Offer,
 )
-from ..ports import Channel, Fence
+from evalfleet.ports import Channel, Fence
 from .world import Life, SimMachine, World
 
 
@@ -36,22 +37,30 @@ class SimChannel:
 
     async def prepare(self, bundle: Bundle) -> None:
         machine = await self._reach()
-        if machine.prepared != bundle.digest and self._world.chance(self._world.faults.setup_fails):
+        if (bundle.digest, "") not in machine.prepared and self._world.chance(self._world.faults.setup_fails):
             raise SetupFailed("install", "exit code 1")
-        machine.prepared = bundle.digest
+        for step in bundle.steps:
+            if (bundle.digest, step.name) not in machine.prepared:
+                script = Script.of(step.command)
+                self._world.marks[script.mark] += 1
+                if script.exit_code:
+                    raise SetupFailed(step.name, f"exit code {script.exit_code}")
+                machine.prepared.add((bundle.digest, step.name))
+        machine.prepared.add((bundle.digest, ""))
 
     async def probe(self, command: Command | None) -> bool:
         await self._reach()
-        return True
+        return command is None or not Script.of(command).exit_code
 
     async def start(self, job: Job) -> None:
         machine = await self._reach()
-        length_s, end = job_fate(self._world, job)
+        script = Script.of(job.command)
+        length_s, end = job_fate(self._world, script)
         if self._service:
             node = f"node-{self._world.rng.randrange(1000)}"
             restarted = self._world.chance(self._world.faults.service_restarts_job)
             end = Ended("evicted", node=node) if restarted else _on(end, node)
-        self._world.start(machine, job, length_s, end)
+        self._world.start(machine, job, length_s, end, script.marks)
 
     async def ended(self, job: AttemptId) -> Ended:
         while True:
@@ -63,14 +72,13 @@ class SimChannel:
                 return known.ended
             waiter = self._world.loop.create_future()
             known.waiters.append(waiter)
-            # a machine that freezes or dies says nothing: look again from time to time
-            await asyncio.wait([waiter], timeout=self._fence.silent_s)
+            await waiter  # its end, or news of the machine that a keep-alive would notice
             self._world.tick(self._life)
 
     async def stop(self, job: AttemptId) -> None:
         machine = await self._reach()
-        if (known := machine.jobs.get(job)) is not None and known.ended is None:
-            known.ended = Ended("stopped")
+        if (known := machine.jobs.get(job)) is not None:
+            self._world.end_job(known, Ended("stopped"))
 
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         await self._reach()
@@ -87,12 +95,42 @@ def _on(end: Ended, node: str) -> Ended:
     return Ended(end.reason, end.exit_code, end.seconds, end.result, node)
 
 
-def job_fate(world: World, job: Job) -> tuple[float, Ended]:
-    """How long a job takes and how it ends: most score, some hang, some write nothing.
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a command says of itself, as words and values: `sleep 30 exit 3 score 0.5 mark m after n`.
 
-    A command may carry its own length (`sleep N`), for worlds in which durations matter.
+    Whatever it leaves unsaid is up to the world: `work` says nothing. `mark` and `after` are counted by
+    the world when a job begins and when it comes to its own end.
     """
-    seconds = float(job.command.argv[1]) if job.command.argv[0] == "sleep" else world.rng.uniform(60, 1200)
+
+    seconds: float | None = None
+    exit_code: int | None = None
+    score: float | None = None
+    mark: str = ""
+    after: str = ""
+
+    @classmethod
+    def of(cls, command: Command) -> Script:
+        words = dict(zip(command.argv[::2], command.argv[1::2], strict=False))
+        return cls(
+            float(words["sleep"]) if "sleep" in words else None,
+            int(words["exit"]) if "exit" in words else None,
+            float(words["score"]) if "score" in words else None,
+            words.get("mark", ""),
+            words.get("after", ""),
+        )
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        return self.mark, self.after
+
+
+def job_fate(world: World, script: Script) -> tuple[float, Ended]:
+    """How long a job takes and how it ends: as its script says, else most score, some hang, some write nothing."""
+    seconds = script.seconds if script.seconds is not None else world.rng.uniform(60, 1200)
+    if script.exit_code is not None or script.score is not None:
+        result = None if script.score is None else b'{"score": %r}' % script.score
+        return seconds, Ended("exited", script.exit_code or 0, seconds, result)
     if world.chance(world.faults.job_hangs):
         return float("inf"), Ended("exited")
     if world.chance(world.faults.job_breaks):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from ..model import (
+from evalfleet.model import (
     AttemptId,
     Broken,
     Bundle,
@@ -26,7 +26,7 @@ from ..model import (
     Task,
     TaskId,
 )
-from ..ports import Provider
+from evalfleet.ports import Provider
 from .faults import Faults, draw_faults
 from .places import SimHosts, SimService, SimVms
 from .world import Life, World
@@ -93,13 +93,30 @@ class SimBenchmark:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Seconds from the start of the run, and for how long."""
+
+    start_s: float
+    length_s: float
+
+
+Resumption = Literal["unrun", "broken"]
+"""What the user asks for once the run has ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
+    """`outage`: our own network is down. `nap`: the controller's computer sleeps."""
+
     seed: int
     plan: Plan
     tasks: tuple[Task, ...]
     faults: Faults
     cancel_after_s: float | None = None
     abandoned: bool = False
+    outage: Span | None = None
+    nap: Span | None = None
+    resumes: tuple[Resumption, ...] = ()
     durations: tuple[float, ...] = ()
     offers: dict[str, tuple[Offer, ...]] = field(default_factory=lambda: OFFERS)
 
@@ -126,4 +143,18 @@ def draw(seed: int) -> Scenario:
         for i in range(rng.randint(1, 40))
     )
     cancel_after_s = rng.uniform(10, 8000) if rng.random() < 0.15 else None
-    return Scenario(seed, plan, tasks, draw_faults(rng), cancel_after_s, abandoned=rng.random() < 0.1)
+    return Scenario(
+        seed,
+        plan,
+        tasks,
+        draw_faults(rng),
+        cancel_after_s,
+        abandoned=rng.random() < 0.1,
+        outage=_span(rng, 0.2, (30.0, 420.0)),
+        nap=_span(rng, 0.1, (600.0, 30_000.0)),
+        resumes=rng.choice(((), (), ("broken",), ("unrun",), ("broken", "unrun"))),
+    )
+
+
+def _span(rng: random.Random, chance: float, length_s: tuple[float, float]) -> Span | None:
+    return Span(rng.uniform(100, 4000), rng.uniform(*length_s)) if rng.random() < chance else None

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine import Engine, Tempo
-from ..errors import LeaseLost, StaleController
-from ..events import Event, RunPlanned, StopRequested, TasksPlanned
-from ..ports import Provider
-from ..state import RunState, fold
+from evalfleet.engine import Engine, Tempo
+from evalfleet.errors import LeaseLost, StaleController
+from evalfleet.events import Event, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
+from evalfleet.ports import Provider
+from evalfleet.state import RunState, fold
 from .journal import SimJournal, SimStore
 from .loop import SimLoop
-from .scenario import PLACES, PlaceClass, Scenario, SimBenchmark
+from .nap import LIFE, NapLoop, fall_asleep, wake
+from .scenario import PLACES, PlaceClass, Resumption, Scenario, SimBenchmark
 from .world import Life, World
-
-_LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
 SIM_TEMPO = Tempo(requests_s=30.0, survey_s=60.0, poll_s=2.0, poll_cap_s=30.0, longest_wait_s=3600.0)
 
@@ -32,6 +31,7 @@ class Parts:
 
     engine: type[Engine] = Engine
     journal: type[SimJournal] = SimJournal
+    world: type[World] = World
     places: Mapping[str, PlaceClass] | None = None
 
 
@@ -50,11 +50,12 @@ class Simulated:
 class _Simulation:
     def __init__(self, scenario: Scenario, parts: Parts, tempo: Tempo) -> None:
         self.scenario, self.parts, self.tempo = scenario, parts, tempo
-        self.loop = SimLoop()
-        self.world = World(scenario.seed, self.loop, scenario.faults, scenario.plan.slots)
+        self.loop = NapLoop() if scenario.nap else SimLoop()
+        self.world = parts.world(scenario.seed, self.loop, scenario.faults, scenario.plan.slots)
         self.store = SimStore(self.world)
         self.rng = random.Random(f"fate {scenario.seed}")
         self.crashes = 0
+        self._lives: list[Life] = []
         self._tasks: dict[Life, set[asyncio.Task[Any]]] = {}
 
     def run(self) -> Simulated:
@@ -70,7 +71,7 @@ class _Simulation:
     def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
         """Tasks remember which controller they belong to, so that it can be killed whole."""
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **kwargs)
-        if (life := _LIFE.get()) is not None:
+        if (life := LIFE.get()) is not None:
             mine = self._tasks.setdefault(life, set())
             mine.add(task)
             task.add_done_callback(mine.discard)
@@ -80,10 +81,47 @@ class _Simulation:
         self.store.write(0, self.loop.now(), self._first_events())
         if self.scenario.cancel_after_s is not None:
             self.loop.call_later(self.scenario.cancel_after_s, self.store.ask, StopRequested("user"))
-        lives: list[tuple[Life, asyncio.Task[RunState]]] = []
+        self._schedule_trouble()
+        await self._until_ended()
+        for what in self.scenario.resumes:
+            if not self.scenario.abandoned and self._resume(what):
+                await self._until_ended()
+        for life in self._lives:
+            await self._kill(life)
+        await self._let_late_things_happen()
+
+    def _schedule_trouble(self) -> None:
+        if (outage := self.scenario.outage) is not None:
+            self.loop.call_later(outage.start_s, self._cut_off, outage.length_s)
+        if (nap := self.scenario.nap) is not None:
+            self.loop.call_later(nap.start_s, self._nap, nap.length_s)
+
+    def _cut_off(self, seconds: float) -> None:
+        self.world.offline_until = self.loop.time() + seconds
+
+    def _nap(self, seconds: float) -> None:
+        if self._lives and (life := self._lives[-1]).alive:
+            fall_asleep(life)
+            self.loop.call_later(seconds, wake, life)
+
+    def _resume(self, what: Resumption) -> bool:
+        """As the user would. False: there is nothing to do, and so it would be refused."""
+        state = fold(self.store.read())
+        broken = tuple(task for task, known in state.tasks.items() if known.status == "broken")
+        if what == "broken" and broken:
+            events: list[Event] = [TasksReopened(broken), RunResumed(only=broken)]
+        elif what == "unrun" and (state.waiting or state.counts["held"]):
+            events = [RunResumed()]
+        else:
+            return False
+        self.store.epoch += 1
+        self.store.write(self.store.epoch, self.loop.now(), events)
+        return True
+
+    async def _until_ended(self) -> None:
         while True:
             life, task = self._start_controller()
-            lives.append((life, task))
+            self._lives.append(life)
             if await self._outlives(life, task):
                 break
             self.crashes += 1
@@ -94,9 +132,6 @@ class _Simulation:
                 await self._kill(life)
                 break
             await asyncio.sleep(self.rng.expovariate(1 / (60.0 if zombie else 600.0)))
-        for life, _ in lives:
-            await self._kill(life)
-        await self._let_late_things_happen()
 
     def _first_events(self) -> list[Event]:
         return [RunPlanned(self.scenario.plan, len(self.scenario.tasks)), TasksPlanned(self.scenario.tasks)]
@@ -104,7 +139,7 @@ class _Simulation:
     def _start_controller(self) -> tuple[Life, asyncio.Task[RunState]]:
         life = Life()
         context = contextvars.copy_context()
-        context.run(_LIFE.set, life)
+        context.run(LIFE.set, life)
         journal = self.parts.journal(self.store, life)
         classes = self.parts.places or PLACES
         places: dict[str, Provider] = {
@@ -163,6 +198,7 @@ class _Simulation:
     async def _kill(self, life: Life) -> None:
         """kill -9: whatever its tasks still try, the world does not hear of it."""
         life.alive = False
+        wake(life)
         while tasks := list(self._tasks.get(life, ())):
             for task in tasks:
                 task.cancel()

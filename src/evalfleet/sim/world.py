@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..errors import ChannelError, ProviderError, StaleController
-from ..model import AttemptId, Ended, Job, MachineId, Micros, Offer, after
+from evalfleet.errors import ChannelError, ProviderError, StaleController
+from evalfleet.model import AttemptId, Ended, Job, MachineId, Micros, Offer, after
 from .faults import Faults
 from .loop import SimLoop
 
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """One controller process. Dead: nothing it still does may reach the world."""
+    """One controller process. Dead: nothing it still does may reach the world.
+
+    `held` is what would run if its computer did not sleep; None: it is awake.
+    """
 
     epoch: int = 0
     alive: bool = True
+    held: list[Callable[[], object]] | None = None
 
 
 @dataclass(slots=True)
@@ -41,7 +46,15 @@ class SimJob:
     ends_at: float
     end: Ended
     ended: Ended | None = None
+    after: str = ""
     waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
+
+    def wake(self) -> None:
+        """Let all who wait for news of it look again."""
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +69,7 @@ class SimMachine:
     frozen_until: float = 0.0
     epoch: int = 0
     jobs: dict[AttemptId, SimJob] = field(default_factory=dict[AttemptId, SimJob])
-    prepared: str | None = None
+    prepared: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
 
 
 class World:
@@ -69,8 +82,10 @@ class World:
         self.meters: list[Meter] = []
         self.started: dict[AttemptId, MachineId] = {}
         self.durable: set[str] = set()  # ids whose intent is on disk: the only ones we may act on
+        self.marks: Counter[str] = Counter()  # what scripts left behind, to be counted by tests
         self.violations: list[str] = []
         self.refusals = 0
+        self.offline_until = 0.0  # an outage of our own network: the world is well
         self.ticks = 0
         self.crash_at_tick: int | None = None
         self.on_crash: Callable[[], None] | None = None
@@ -93,6 +108,8 @@ class World:
 
     async def provider_call(self, life: Life) -> None:
         await self.call(life)
+        if self.loop.time() < self.offline_until:
+            raise ProviderError("the network cannot be reached", transient=True)
         if self.chance(self.faults.call_throttled):
             raise ProviderError("429 too many requests", transient=True, retry_after_s=self.rng.uniform(1, 30))
         if self.chance(self.faults.call_fails):
@@ -146,6 +163,7 @@ class World:
             machine.meter.end = self.loop.now()
         for job in machine.jobs.values():
             job.ended = job.ended or Ended("lost")
+            job.wake()  # not told how it ended: a keep-alive notices that nobody answers
 
     def _evict(self, machine: SimMachine) -> None:
         machine.evicted = True
@@ -157,6 +175,7 @@ class World:
         machine.frozen_until = self.loop.time() + span
         for job in machine.jobs.values():
             job.ends_at += span
+            job.wake()
         self._schedule_fate(machine, self.faults.machine_freezes_every_s, self._freeze)
 
     def remove(self, machine: MachineId) -> None:
@@ -172,6 +191,7 @@ class World:
         while True:
             known = self.machines.get(machine)
             thaws = known.frozen_until if known is not None and not known.gone else float("inf")
+            thaws = max(thaws, self.offline_until)
             if known is not None and thaws <= self.loop.time() and not known.gone:
                 break
             await asyncio.sleep(max(0.01, min(thaws, deadline) - self.loop.time()))
@@ -180,13 +200,19 @@ class World:
                 raise ChannelError(f"nothing heard of {machine} for {silent_s:g} s")
         if self.chance(self.faults.channel_fails):
             raise ChannelError(f"connection to {machine} lost")
-        if epoch < known.epoch:
-            self.refusals += 1
-            raise StaleController(f"{machine} obeys epoch {known.epoch}, not {epoch}")
-        known.epoch = epoch
+        self.fence(known, epoch)
         return known
 
-    def start(self, machine: SimMachine, job: Job, length_s: float, end: Ended) -> None:
+    def fence(self, machine: SimMachine, epoch: int) -> None:
+        """A machine obeys the highest epoch it has seen."""
+        if epoch < machine.epoch:
+            self.refusals += 1
+            raise StaleController(f"{machine.id} obeys epoch {machine.epoch}, not {epoch}")
+        machine.epoch = epoch
+
+    def start(
+        self, machine: SimMachine, job: Job, length_s: float, end: Ended, marks: tuple[str, str] = ("", "")
+    ) -> None:
         """Run the job, once. The host enforces the time limit."""
         if job.id in machine.jobs:
             return
@@ -196,19 +222,23 @@ class World:
         if sum(j.ended is None for j in machine.jobs.values()) >= self.slots:
             self.violations.append(f"{machine.id} runs more than {self.slots} attempts at once")
         self.started[job.id] = machine.id
+        self.marks[marks[0]] += 1
         if length_s > job.timeout_s:
-            length_s, end = job.timeout_s, Ended("timed_out", node=end.node)
-        made = SimJob(job.id, self.loop.time() + length_s, end)
+            length_s, end = job.timeout_s, Ended("timed_out", seconds=job.timeout_s, node=end.node)
+        made = SimJob(job.id, self.loop.time() + length_s, end, after=marks[1])
         machine.jobs[job.id] = made
-        self.loop.call_later(length_s, self._finish, machine, made)
+        self.loop.call_later(length_s, self._finish, made)
 
-    def _finish(self, machine: SimMachine, job: SimJob) -> None:
+    def _finish(self, job: SimJob) -> None:
         if job.ended is not None:
             return
         if self.loop.time() < job.ends_at:  # it stood still for a while
-            self.loop.call_at(job.ends_at, self._finish, machine, job)
+            self.loop.call_at(job.ends_at, self._finish, job)
             return
-        job.ended = job.end
-        for waiter in job.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self.marks[job.after] += job.end.reason == "exited"
+        self.end_job(job, job.end)
+
+    def end_job(self, job: SimJob, ended: Ended) -> None:
+        """The job is over, unless it was before; whoever waits is told."""
+        job.ended = job.ended or ended
+        job.wake()

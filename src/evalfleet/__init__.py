@@ -1,0 +1,26 @@
+"""evalfleet runs agent benchmarks on fleets of machines.
+
+    import evalfleet
+    run = evalfleet.run("mybench.toml", on="local", workers=4)
+    run.wait()["success_rate"]
+
+Importing it loads nothing else; the first use of `run` or `open` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import Run, open, run
+
+__version__ = "0.1.0"
+__all__ = ["Run", "__version__", "open", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Run", "open", "run"):
+        from . import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

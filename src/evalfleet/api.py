@@ -1,0 +1,304 @@
+"""evalfleet from Python: what the command line itself calls."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .channels.artefacts import LOG
+from .channels.live import live_log
+from .config import home_of
+from .controller import Controller, Order, WallClock, folder_of
+from .errors import RequestError
+from .events import Event, Record, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
+from .journal import Store
+from .model import AttemptId, Limits, RunStatus, TaskId
+from .names import safe_name
+from .plan import Resolved, resolve, resumed_secrets, weigh
+from .request import RunRequest
+from .state import AttemptState, RunState
+from .verdict import exit_code
+from .views.follow import Follower
+from .views.results import results, task_detail
+
+CHUNK = 1000
+"""Tasks an event: large enough to be few, small enough to read one by one."""
+
+Observer = Callable[[RunState, Sequence[Record]], None]
+
+
+class Run:
+    """A run, past or live, this process's or another's."""
+
+    def __init__(self, home: Path, name: str, controller: Controller | None = None) -> None:
+        self.home = home
+        self.name = name
+        self._controller = controller
+        self._follower = Follower(Store.open(home, create=False, read_only=True), name)
+        self._follower.poll()
+
+    def __repr__(self) -> str:
+        return f"<evalfleet run {self.name!r}: {self.status}>"
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.home, self.name)
+
+    @property
+    def status(self) -> RunStatus:
+        return self.state().status
+
+    @property
+    def exit_code(self) -> int:
+        """0 as asked, 1 not so, 3 a limit was reached, 4 refused, 130 interrupted or not ended."""
+        return exit_code(self.state())
+
+    def state(self) -> RunState:
+        """The journal's fold, up to now."""
+        self._follower.poll()
+        return self._follower.state
+
+    def results(self) -> dict[str, Any]:
+        """What `results.json` holds, up to now."""
+        return results(self.state(), self.folder)
+
+    def tasks(self) -> list[dict[str, Any]]:
+        tasks: list[dict[str, Any]] = self.results()["tasks"]
+        return tasks
+
+    def task(self, task_id: str) -> dict[str, Any]:
+        """One task with all its attempts."""
+        return task_detail(self.state(), TaskId(task_id))
+
+    def records(self, after: int = 0) -> Iterator[Record]:
+        """The journal itself, from event number `after` on."""
+        return Store.open(self.home, create=False, read_only=True).read(self.name, after)
+
+    def log_of(self, name: str) -> tuple[AttemptState | None, Path | None]:
+        """A task's newest attempt (or the attempt named), and where its output is now, if anywhere."""
+        state = self.state()
+        attempts = state.tasks[TaskId(name)].attempts if name in state.tasks else [AttemptId(name)]
+        if not attempts:
+            return None, None
+        attempt = state.attempts[attempts[-1]]
+        home = self.folder / safe_name(attempt.task) / safe_name(attempt.id) / LOG
+        on_machine = live_log(state.machines[attempt.machine].address, attempt.id)
+        return attempt, next((path for path in (home, on_machine) if path.exists()), None)
+
+    def cost(self) -> dict[str, Any]:
+        cost: dict[str, Any] = self.results()["cost"]
+        return cost
+
+    def wait(self, timeout_s: float | None = None, observe: Observer | None = None) -> dict[str, Any]:
+        """Until the run has ended, its controller is gone, or time is up; the results as they are then."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        over = False
+        while not over:
+            over = self._over(0.1) or (deadline is not None and time.monotonic() >= deadline)
+            records = self._follower.poll()
+            if observe is not None:
+                observe(self._follower.state, records)
+        self._raise_failure()
+        return results(self._follower.state, self.folder)
+
+    def _over(self, patience_s: float) -> bool:
+        if self._controller is not None:
+            return self._controller.join(patience_s)
+        if self._follower.state.ended_at is not None or not self.is_live():
+            return True
+        time.sleep(patience_s)
+        return False
+
+    def _raise_failure(self) -> None:
+        failure = self._controller.failure if self._controller is not None else None
+        if failure is not None:
+            raise failure
+
+    def is_live(self) -> bool:
+        """Is a controller at work on it, anywhere?"""
+        store = Store.open(self.home, create=False, read_only=True)
+        return store.held(store.stream(self.name), WallClock().now()) is not None
+
+    def drain(self) -> None:
+        """Hand out no more tasks; what runs may end by itself."""
+        if self._controller is not None:
+            self._controller.drain()
+        else:
+            self._stop(drain=True)
+
+    def cancel(self) -> None:
+        """End what runs and clean up; unfinished tasks stay unrun and the run can be resumed."""
+        self._stop(drain=False)
+
+    def _stop(self, *, drain: bool) -> None:
+        if self.state().ended_at is not None:
+            return
+        stop = StopRequested("user", "cancelled" if not drain else "interrupted", drain)
+        Store.open(self.home).ask(self.name, stop, WallClock().now())
+
+    @property
+    def left(self) -> bool:
+        """Did this process's controller leave before the end?"""
+        return self._controller is not None and self._controller.left
+
+    def leave(self) -> None:
+        """Stop this process's controller now; attempts go on and the run can be resumed."""
+        if self._controller is not None:
+            self._controller.leave()
+
+
+def run(benchmark: str, **options: Any) -> Run:
+    """Start a run and return at once. Options are the command line's, e.g. `on="local", workers=4`.
+
+    The run goes on in a thread of this process until it ends; `wait()` waits for it.
+    """
+    request = msgspec.convert({"benchmark": str(benchmark), **options}, RunRequest)
+    return start(resolve_request(request))
+
+
+def resolve_request(request: RunRequest) -> Resolved:
+    """The request with everything settled, checked before anything starts."""
+    environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
+    store = Store.open(home_of(environ, cwd))
+    resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id=store.home_id)
+    plan = resolved.plan
+    if request.name is None:
+        plan = msgspec.structs.replace(plan, run=_free_name(store, plan.run))
+    tasks = weigh(resolved.tasks, known_durations(store.home, plan.benchmark))
+    return replace(resolved, plan=plan, tasks=tasks)
+
+
+def _free_name(store: Store, name: str) -> str:
+    """A made-up name must not collide with that of a run started in the same second."""
+    taken = {info.name for info in store.streams()}
+    candidates = (name, *(f"{name}-{n}" for n in range(2, len(taken) + 3)))
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def known_durations(home: Path, benchmark: str, runs: int = 5) -> dict[str, float]:
+    """What the latest runs of a benchmark in this home tell of its tasks' durations, newest first."""
+    folders = sorted(home.glob("*/results.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    known: dict[str, float] = {}
+    for path in folders[:100]:
+        if runs == 0:
+            break
+        try:
+            found: Mapping[str, Any] = msgspec.json.decode(path.read_bytes())
+        except (OSError, msgspec.DecodeError):
+            continue
+        if found.get("benchmark") == benchmark:
+            runs -= 1
+            for task in found["tasks"]:
+                if task["score"] is not None:
+                    known.setdefault(task["task_id"], task["duration_seconds"])
+    return known
+
+
+def plan_run(resolved: Resolved) -> None:
+    """Write the run down. From here on it exists, whoever runs it."""
+    tasks = resolved.tasks
+    chunks = [TasksPlanned(tasks[i : i + CHUNK]) for i in range(0, len(tasks), CHUNK)]
+    events: list[Event] = [RunPlanned(resolved.plan, len(tasks)), *chunks]
+    Store.open(resolved.home).create_stream(resolved.plan.run, "run", WallClock().now(), events)
+    folder_of(resolved.home, resolved.plan.run).mkdir(parents=True, exist_ok=True)
+
+
+def order_of(resolved: Resolved) -> Order:
+    return Order(resolved.home, resolved.plan.run, resolved.secrets, resolved.environ)
+
+
+def start(resolved: Resolved) -> Run:
+    plan_run(resolved)
+    return control(order_of(resolved))
+
+
+def control(order: Order) -> Run:
+    """Take the run and run it, in a thread of this process."""
+    controller = Controller(order)
+    controller.start()
+    return Run(order.home, order.run, controller)
+
+
+def open(name: str | None = None, *, home: Path | None = None) -> Run:  # noqa: A001 - it reads well: evalfleet.open
+    """A past or live run by name; without one, the latest."""
+    home = home or home_of(dict(os.environ), Path.cwd())
+    return Run(home, name or latest(home))
+
+
+def latest(home: Path) -> str:
+    runs = [info for info in Store.open(home, create=False, read_only=True).streams() if info.kind == "run"]
+    if not runs:
+        raise RequestError(f"there are no runs in {home}; start one with `evalfleet run BENCHMARK`")
+    return max(runs, key=lambda info: info.created_at).name
+
+
+def list_runs(home: Path | None = None) -> list[dict[str, Any]]:
+    """All runs of a home, newest first, each in a few figures."""
+    home = home or home_of(dict(os.environ), Path.cwd())
+    if not (home / "fleet.db").exists():
+        return []
+    names = [info.name for info in Store.open(home, create=False, read_only=True).streams() if info.kind == "run"]
+    return [overview(Run(home, name)) for name in reversed(names)]
+
+
+def overview(run: Run) -> dict[str, Any]:
+    found = run.results()
+    live = found["status"] != "running" or run.is_live()
+    keys = ("run", "benchmark", "model", "total_tasks", "scored", "broken", "unrun", "success_rate", "started_at")
+    return {
+        **{key: found[key] for key in keys},
+        "status": found["status"] if live else "left",
+        "machines_usd": found["cost"]["machines_usd"],
+    }
+
+
+def resume_order(
+    name: str | None = None,
+    *,
+    only_broken: bool = False,
+    take_over: bool = False,
+    limits: Mapping[str, float] | None = None,
+    env_file: str | None = None,
+    home: Path | None = None,
+) -> Order:
+    """What it takes to take a run up again. Raises RequestError when there is nothing left to do."""
+    found = open(name, home=home)
+    state = found.state()
+    first = tuple(_resumption(state, only_broken, limits or {}))
+    if state.ended_at is not None and not first:
+        hint = "; `--only broken` runs the broken ones again" if state.broken else ""
+        raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")
+    secrets, environ = resumed_secrets(
+        state.plan, environ=dict(os.environ), cwd=Path.cwd(), env_file=env_file
+    )
+    return Order(found.home, found.name, secrets, environ, take_over, first)
+
+
+def cancelling_order(run: Run) -> Order:
+    """For a run that nobody controls: take it, stop it, clean up. Needs no secret: nothing is started."""
+    return Order(run.home, run.name, environ=dict(os.environ))
+
+
+def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:
+    """Events that reopen a run. A run whose controller merely died needs none: it goes on."""
+    broken = tuple(task for task, known in state.tasks.items() if known.status == "broken")
+    if only_broken:
+        if not broken:
+            raise RequestError(f"run {state.plan.run!r} has no broken tasks")
+        return [TasksReopened(broken), RunResumed(_limits(state, limits), only=broken)]
+    unrun = state.waiting + state.counts["held"]
+    if state.ended_at is not None and not unrun:
+        return []
+    if state.ended_at is not None or state.stop is not None or limits:
+        return [RunResumed(_limits(state, limits))]
+    return []
+
+
+def _limits(state: RunState, changes: Mapping[str, float]) -> Limits | None:
+    return msgspec.structs.replace(state.limits, **changes) if changes else None

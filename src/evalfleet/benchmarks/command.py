@@ -1,0 +1,157 @@
+"""A benchmark that is a command: anyone's, described by a TOML file and run without writing Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, SetupStep, Task
+from evalfleet.names import attempt_number
+
+from .files import bundle_files, digest
+from .loaded import Loaded
+from .results import outcome_of
+
+PLACEHOLDER = re.compile(r"\{(task_id|domain|attempt|params\.[^{}]+)\}")
+
+
+class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The checked contents of the file but for its tasks. `root` is its folder, absolute."""
+
+    name: str
+    root: str
+    command: tuple[str, ...]
+    files: tuple[str, ...] = ()
+    setup: tuple[tuple[str, ...], ...] = ()
+    probe: tuple[str, ...] = ()
+    on_timeout: Literal["zero", "broken"] = "zero"
+    secrets: tuple[str, ...] = ()
+    needs: Needs = Needs()
+    slots: int = 1
+
+
+class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of `[benchmarks.NAME]`."""
+
+    path: Annotated[str, Meta(description="the benchmark's TOML file, beside evalfleet.toml")]
+    set: Annotated[
+        Mapping[str, str | int | float | bool],
+        Meta(description="settings that every run has unless --set says otherwise"),
+    ] = field(default_factory=dict[str, str | int | float | bool])
+
+
+class CommandBenchmark:
+    """Runs the file's command for each task; a task is scored when the command wrote result.json.
+
+    The command sees EVALFLEET_TASK_ID, EVALFLEET_ATTEMPT (0, 1, ...), EVALFLEET_PARAMS (JSON) and, when
+    given, EVALFLEET_MODEL, EVALFLEET_AGENT and EVALFLEET_SETTINGS (JSON). A result may also say
+    `{"broken": "model", "error": "..."}` (or setup, readiness, internal): the attempt is then broken by
+    that cause and tried again, instead of scored.
+    """
+
+    Settings = CommandSettings
+    free_settings = True
+
+    def __init__(
+        self,
+        spec: CommandSpec,
+        *,
+        model: str = "",
+        agent: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.spec = spec
+        self._env = {
+            key: value
+            for key, value in (
+                ("EVALFLEET_MODEL", model),
+                ("EVALFLEET_AGENT", as_json(agent) if agent else ""),
+                ("EVALFLEET_SETTINGS", as_json(settings) if settings else ""),
+            )
+            if value
+        }
+
+    @classmethod
+    def load(cls, name: str, settings: CommandSettings, base: Path) -> Loaded:
+        from .loading import load_benchmark  # it needs CommandSpec from here
+
+        return load_benchmark(base / Path(settings.path).expanduser())
+
+    @classmethod
+    def from_spec(
+        cls,
+        spec: Mapping[str, Any],
+        *,
+        model: str = "",
+        agent: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> CommandBenchmark:
+        return cls(msgspec.convert(spec, CommandSpec), model=model, agent=agent, settings=settings)
+
+    def to_spec(self) -> dict[str, Any]:
+        """Plain data: `from_spec` makes an equal benchmark of it, also after a trip through JSON."""
+        return spec_data(self.spec)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def needs(self) -> Needs:
+        return self.spec.needs
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        """Reads every file once, at first use, for the digest. Raises RequestError if one cannot be read."""
+        steps = tuple(
+            SetupStep(f"setup-{n}", Command(argv)) for n, argv in enumerate(self.spec.setup, start=1)
+        )
+        root = Path(self.spec.root)
+        files = bundle_files(root, self.spec.files)
+        return Bundle(digest(root, files, steps), {name: str(path) for name, path in files.items()}, steps)
+
+    @property
+    def probe(self) -> Command | None:
+        return Command(self.spec.probe) if self.spec.probe else None
+
+    def command(self, task: Task, attempt: AttemptId) -> Command:
+        number = attempt_number(attempt)
+        env = {
+            "EVALFLEET_TASK_ID": task.id,
+            "EVALFLEET_ATTEMPT": str(number),
+            "EVALFLEET_PARAMS": as_json(task.params),
+        }
+        argv = tuple(fill(word, task, number) for word in self.spec.command)
+        return Command(argv, {**env, **self._env}, self.spec.secrets)
+
+    def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
+        return outcome_of(task, ended, healthy, zero_on_timeout=self.spec.on_timeout == "zero")
+
+
+def spec_data(spec: CommandSpec) -> dict[str, Any]:
+    """As JSON would give it back: lists, not tuples."""
+    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec))
+    return data
+
+
+def fill(word: str, task: Task, attempt: int) -> str:
+    """The word with its placeholders replaced, once: what is put in is not looked at again."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name.startswith("params."):
+            given = task.params[name.removeprefix("params.")]
+            return given if isinstance(given, str) else as_json(given)
+        return {"task_id": task.id, "domain": task.domain, "attempt": str(attempt)}[name]
+
+    return PLACEHOLDER.sub(value, word)
+
+
+def as_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,83 @@
+"""What every kind of benchmark gives when it is loaded, and how one is made again from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Task, TaskId
+from evalfleet.ports import Benchmark
+
+
+class Loaded(Struct, frozen=True):
+    """A benchmark as read. `spec` is plain data that a plan carries: `from_spec` makes the benchmark of it.
+
+    `secrets` are names. `files` are the paths here that machines get. `warnings` are sentences for the user.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    tasks: tuple[Task, ...]
+    secrets: tuple[str, ...] = ()
+    slots: int = 1
+    files: tuple[Path, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class BenchmarkKind(Protocol):
+    """A class of benchmarks, as the registry finds it.
+
+    `Settings` (a Struct that forbids unknown fields) are its keys in `[benchmarks.NAME]` and for `--set`;
+    `free_settings`: keys of `--set` that no `Settings` has are passed on to the command as they are.
+    """
+
+    Settings: type[Struct]
+    free_settings: bool
+
+    def load(self, name: str, settings: Any, base: Path) -> Loaded:
+        """Read it. Relative paths in the settings are beside `base`. Raises RequestError."""
+        ...
+
+    def from_spec(
+        self, spec: Mapping[str, Any], *, model: str, agent: Mapping[str, str], settings: Mapping[str, str]
+    ) -> Benchmark: ...
+
+
+class Repeated:
+    """A benchmark whose tasks are repeats `<task>~<k>`: it sees the task it knows, and k as a variable."""
+
+    def __init__(self, inner: Benchmark) -> None:
+        self._inner = inner
+
+    @classmethod
+    def times(cls, inner: Benchmark, repeat: int) -> Benchmark | Self:
+        return cls(inner) if repeat > 1 else inner
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def needs(self) -> Needs:
+        return self._inner.needs
+
+    @property
+    def bundle(self) -> Bundle:
+        return self._inner.bundle
+
+    @property
+    def probe(self) -> Command | None:
+        return self._inner.probe
+
+    def command(self, task: Task, attempt: AttemptId) -> Command:
+        origin, _, k = task.id.rpartition("~")
+        command = self._inner.command(msgspec.structs.replace(task, id=TaskId(origin)), attempt)
+        return msgspec.structs.replace(command, env={**command.env, "EVALFLEET_REPEAT": k})
+
+    def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
+        origin = TaskId(task.id.rpartition("~")[0])
+        return self._inner.outcome(msgspec.structs.replace(task, id=origin), ended, healthy)

@@ -1,0 +1,128 @@
+"""Reads a benchmark file (mybench.toml) and checks all of it before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from evalfleet.errors import RequestError
+from evalfleet.model import Needs
+from evalfleet.tables import convert, read_toml
+
+from .command import PLACEHOLDER, CommandSpec, spec_data
+from .files import bundle_files, check_files
+from .loaded import Loaded
+from .tasks import check_timeout, make_tasks, read_inline, read_jsonl
+from .words import warnings_about
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of the file."""
+
+    name: str
+    command: tuple[str, ...]
+    tasks: str | tuple[Any, ...]
+    files: tuple[str, ...] = ()
+    setup: tuple[tuple[str, ...], ...] = ()
+    probe: tuple[str, ...] | None = None
+    timeout_s: float = 3600.0
+    on_timeout: str = "zero"
+    secrets: tuple[str, ...] = ()
+    needs: Needs = Needs()
+    slots: int = 1
+
+
+def load_benchmark(path: Path) -> Loaded:
+    """The benchmark that a file describes. RequestError names the file, the line or key, and the fix."""
+    where = str(path)
+    file = convert(read_toml(path), BenchmarkFile, where)
+    root = Path(os.path.abspath(path)).parent
+    _check_values(file, where)
+    check_files(root, file.files, where)
+    spec = _spec(file, root)
+    if isinstance(file.tasks, str):
+        lines = read_jsonl(path.parent / file.tasks, f"{where}: key 'tasks'")
+    else:
+        lines = read_inline(file.tasks, where)
+    tasks = make_tasks(lines, file.timeout_s, _params_in(file.command))
+    if not tasks:
+        raise RequestError(f"{where}: key 'tasks' has no tasks; write at least one")
+    return Loaded(
+        name=file.name,
+        spec=spec_data(spec),
+        tasks=tasks,
+        secrets=file.secrets,
+        slots=file.slots,
+        files=tuple(bundle_files(root, file.files).values()),
+        warnings=tuple(f"{where}: {warning}" for warning in warnings_about(spec)),
+    )
+
+
+def _spec(file: BenchmarkFile, root: Path) -> CommandSpec:
+    return CommandSpec(
+        name=file.name,
+        root=str(root),
+        command=file.command,
+        files=file.files,
+        setup=file.setup,
+        probe=file.probe or (),
+        on_timeout="zero" if file.on_timeout == "zero" else "broken",
+        secrets=file.secrets,
+        needs=file.needs,
+        slots=file.slots,
+    )
+
+
+def _check_values(file: BenchmarkFile, where: str) -> None:
+    if not _NAME.fullmatch(file.name):
+        raise RequestError(
+            f"{where}: key 'name' is {file.name[:80]!r}; write 1 to 60 letters, digits, '.', '_' or '-', "
+            "the first a letter or digit"
+        )
+    _check_argv(file.command, where, "command")
+    for number, step in enumerate(file.setup, start=1):
+        _check_argv(step, where, f"setup (step {number})")
+    if file.probe is not None:
+        _check_argv(file.probe, where, "probe")
+    check_timeout(file.timeout_s, where)
+    if file.on_timeout not in ("zero", "broken"):
+        raise RequestError(f'{where}: key \'on_timeout\' is {file.on_timeout!r}; write "zero" or "broken"')
+    if not 1 <= file.slots <= 1000:
+        raise RequestError(f"{where}: key 'slots' is {file.slots}; write a whole number from 1 to 1000")
+    for name in file.secrets:
+        if not _SECRET.fullmatch(name):
+            # The value itself may have been written here by mistake: it is not shown.
+            raise RequestError(
+                f"{where}: key 'secrets' has an entry that is no variable name; "
+                'write names such as "OPENAI_API_KEY", never values'
+            )
+    _check_needs(file.needs, where)
+
+
+def _check_argv(argv: Sequence[str], where: str, key: str) -> None:
+    if not argv or not argv[0].strip():
+        raise RequestError(
+            f'{where}: key {key!r} is empty; write a program and its arguments, such as ["bash", "run.sh"]'
+        )
+    if any("\0" in word for word in argv):
+        raise RequestError(f"{where}: key {key!r} has a NUL character, which no argument may; take it out")
+
+
+def _check_needs(needs: Needs, where: str) -> None:
+    for key, low in (("cpus", 1), ("memory_gb", 0), ("disk_gb", 0)):
+        value = getattr(needs, key)
+        if not low <= value <= 1_000_000:  # False for nan, too
+            raise RequestError(f"{where}: key 'needs.{key}' is {value}; write a number from {low} to 1000000")
+
+
+def _params_in(command: Iterable[str]) -> list[str]:
+    found = (match[1] for word in command for match in PLACEHOLDER.finditer(word))
+    return sorted({name.removeprefix("params.") for name in found if name.startswith("params.")})

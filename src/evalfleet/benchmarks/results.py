@@ -1,0 +1,157 @@
+"""What result.json says. Written by code under test: any bytes may come, and none of them raise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import PurePosixPath
+from typing import Any, TypeGuard, cast
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.model import Broken, Cause, Ended, Outcome, Scored, Task
+
+DECLARABLE = (Cause.MODEL, Cause.SETUP, Cause.READINESS, Cause.INTERNAL)
+"""What a benchmark itself may call broken, as `{"broken": "model", "error": "..."}`."""
+
+_TEXT_CAP = 2000
+_SCREENSHOTS_CAP = 10_000
+
+
+class Unusable(Struct, frozen=True):
+    """result.json exists and says nothing that counts; `why` ends the sentence 'result.json ...'."""
+
+    why: str
+
+
+def read_result(raw: bytes) -> Scored | Broken | Unusable:
+    """A score, or what the benchmark itself calls broken (this wins over a score beside it)."""
+    try:
+        data = msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:
+        what = "is empty" if not raw.strip() else f"is not JSON ({_first_line(str(e))})"
+        return Unusable(what + "; write an object with a score from 0 to 1")
+    if not isinstance(data, dict):
+        return Unusable("is not a JSON object; write an object with a score from 0 to 1")
+    fields = cast("dict[str, Any]", data)
+    if fields.get("broken") is not None:
+        return _declared(fields)
+    score = fields.get("score")
+    if not _is_number(score):
+        wrong = "has no score" if score is None else f"has a score that is no number ({_shown(score)})"
+        return Unusable(f"{wrong}; write a number from 0 to 1")
+    if not 0 <= score <= 1:
+        return Unusable(f"has a score of {_shown(score)}; write a number from 0 to 1")
+    return _scored(float(score) + 0.0, fields)  # + 0.0: no minus zero in reports
+
+
+def outcome_of(task: Task, ended: Ended, healthy: bool, *, zero_on_timeout: bool = True) -> Outcome:
+    """What the end of an attempt means: a valid result wins over everything, then the way it ended."""
+    result = None if ended.result is None else read_result(ended.result)
+    if isinstance(result, Scored | Broken):
+        return result
+    if ended.reason == "timed_out":
+        return _timed_out(task, ended, healthy, zero_on_timeout)
+    if ended.reason == "exited":
+        return Broken(Cause.RESULT, _with_tail(_exit_words(ended.exit_code, result), ended.detail))
+    cause, what = {
+        "lost": (Cause.MACHINE_LOST, "the machine was lost"),
+        "evicted": (Cause.EVICTED, "the machine was taken back by its place"),
+        "lease": (Cause.CONNECTION, "no controller was heard from until the attempt's lease lapsed"),
+        "stopped": (Cause.CANCELLED, "stopped"),
+        "failed_to_start": (Cause.INTERNAL, "the attempt could not be started"),
+    }[ended.reason]
+    return Broken(cause, _with_tail(what, ended.detail))
+
+
+def _timed_out(task: Task, ended: Ended, healthy: bool, zero_on_timeout: bool) -> Outcome:
+    what = f"time limit of {task.timeout_s:g} s reached"
+    if not healthy:
+        return Broken(
+            Cause.STUCK, _with_tail(f"{what}, and the machine did not answer its probe", ended.detail)
+        )
+    if not zero_on_timeout:
+        return Broken(Cause.TIMEOUT, _with_tail(what, ended.detail))
+    return Scored(0.0, success=False, limit_s=task.timeout_s, error=what)
+
+
+def _exit_words(code: int | None, result: Unusable | None) -> str:
+    ending = "ended" if code is None else f"exit code {code}"
+    if code == 127:
+        ending += " (command not found; install it in setup or list it in files)"
+    elif code == 126:
+        ending += " (not executable; chmod +x it or name its interpreter)"
+    elif code is not None and (code < 0 or code > 128):
+        ending += f" (killed by signal {-code if code < 0 else code - 128})"
+    return f"{ending}, no result.json" if result is None else f"result.json {result.why} ({ending})"
+
+
+def _declared(fields: dict[str, Any]) -> Broken | Unusable:
+    known = [str(cause) for cause in DECLARABLE]
+    if fields["broken"] not in known:
+        return Unusable(f"has broken = {_shown(fields['broken'])}; write one of {', '.join(known)}")
+    error = fields.get("error")
+    detail = error[:_TEXT_CAP] if isinstance(error, str) else ""
+    return Broken(Cause(fields["broken"]), detail or "declared by result.json")
+
+
+def _scored(score: float, fields: dict[str, Any]) -> Scored:
+    """Optional fields that are wrong are left out and named in `error`: they never break a score."""
+    ignored: list[str] = []
+
+    def take(key: str, valid: bool) -> bool:
+        if not valid and fields.get(key) is not None:
+            ignored.append(key)
+        return valid
+
+    success, steps, cost = (fields.get(key) for key in ("success", "num_steps", "cost_usd"))
+    error, shots = fields.get("error"), fields.get("screenshots")
+    success_given = take("success", isinstance(success, bool))
+    steps_given = take("num_steps", type(steps) is int and 0 <= steps < 2**53)
+    cost_given = take("cost_usd", _is_number(cost) and cost >= 0)
+    error_given = take("error", isinstance(error, str))
+    shots_given = take("screenshots", _are_screenshots(shots))
+    words = [str(error)[:_TEXT_CAP]] if error_given and error else []
+    words += [f"ignored in result.json: {', '.join(ignored)}"] if ignored else []
+    return Scored(
+        score,
+        success=bool(success) if success_given else score == 1.0,
+        num_steps=cast("int", steps) if steps_given else None,
+        cost_usd=float(cast("float", cost)) if cost_given else None,
+        error="; ".join(words) or None,
+        screenshots=tuple(cast("list[str]", shots)) if shots_given else (),
+    )
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 2**1000 and math.isfinite(value)  # beyond, float() of an int overflows
+
+
+def _are_screenshots(value: object) -> bool:
+    if not isinstance(value, list):
+        return False
+    names = cast("list[object]", value)
+    return len(names) <= _SCREENSHOTS_CAP and all(
+        isinstance(name, str) and _stays_inside(name) for name in names
+    )
+
+
+def _stays_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:200]
+
+
+def _with_tail(what: str, detail: str) -> str:
+    tail = detail.strip()[-_TEXT_CAP:]
+    return f"{what}: {tail}" if tail else what

@@ -1,0 +1,1 @@
+"""How commands get onto one machine and files come back."""

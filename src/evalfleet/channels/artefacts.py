@@ -1,0 +1,287 @@
+"""Files to and from a machine whose directory is on this computer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.errors import ChannelError, SetupFailed
+from evalfleet.model import AttemptId, Bundle, Collected
+
+from .secrecy import Secrets
+from .supervisor.files import job_name
+
+LOG = "evalfleet.log"
+LEFT_OUT = "left_out.json"
+_OURS = frozenset({LOG, LEFT_OUT})
+_SMALL = 16
+CONTAINS_SECRET = "contains a secret"
+
+
+class Caps(Struct, frozen=True):
+    """How much of one attempt's artefacts is brought home."""
+
+    bytes: int = 2 << 30
+    files: int = 10_000
+
+
+STANDARD_CAPS = Caps()
+
+
+class LeftOut(Struct, frozen=True):
+    """An artefact that stays behind, and why."""
+
+    name: str
+    reason: str
+    bytes: int = 0
+
+
+class JobNote(Struct, frozen=True):
+    """What job.json tells that matters here."""
+
+    secret_names: tuple[str, ...] = ()
+
+
+class LocalMover:
+    """Moves files between here and a machine's directory on this computer."""
+
+    def __init__(self, directory: Path, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS) -> None:
+        self._directory = directory
+        self._secrets = secrets
+        self._caps = caps
+
+    async def put(self, bundle: Bundle) -> None:
+        """The bundle's files are complete on the machine when this returns."""
+        target = self._directory / "bundles" / bundle.digest
+        if target.is_dir():
+            return
+        try:
+            await asyncio.to_thread(put_files, bundle, target)
+        except OSError as err:
+            raise SetupFailed("files", str(err)) from err
+
+    async def collect(self, job: AttemptId, into: Path) -> Collected:
+        folder = self._directory / "jobs" / job_name(job)
+        secrets = self._secrets_of(folder)
+        if not secrets and _is_small(folder / "out"):
+            return bring_home(folder, into, secrets, self._caps)  # a thread would cost more than the work
+        return await asyncio.to_thread(bring_home, folder, into, secrets, self._caps)
+
+    def _secrets_of(self, folder: Path) -> Secrets:
+        try:
+            note = msgspec.json.decode((folder / "job.json").read_bytes(), type=JobNote)
+        except (OSError, msgspec.DecodeError):
+            return Secrets({}, ())
+        return Secrets(self._secrets, note.secret_names)
+
+
+def put_files(bundle: Bundle, target: Path) -> None:
+    """Copy into a directory beside the target and rename: under its final name it is complete."""
+    partial = target.with_name(target.name + ".tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, source in bundle.files.items():
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+            raise OSError(errno.EINVAL, "a bundle's file must stay inside it", name)
+        copy = partial / pure
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.isdir(source):
+            shutil.copytree(source, copy, symlinks=True, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source, copy)
+    partial.rename(target)
+
+
+def _is_small(out: Path) -> bool:
+    try:
+        with os.scandir(out) as entries:
+            return all(
+                count < _SMALL and entry.is_file(follow_symlinks=False) for count, entry in enumerate(entries)
+            )
+    except OSError:
+        return True
+
+
+def bring_home(folder: Path, into: Path, secrets: Secrets, caps: Caps) -> Collected:
+    """Make a job's artefacts and log the directory `into`, at once or not at all. May be repeated.
+
+    What must stay behind is moved aside and listed; then the whole directory is renamed (or copied, if
+    `into` is on another file system). result.json also stays, for a controller that asks once more.
+    """
+    if into.exists():
+        return tally(into)
+    if not folder.is_dir():
+        raise ChannelError(f"no files of job {folder.name!r} are on the machine")
+    into.parent.mkdir(parents=True, exist_ok=True)
+    out = folder / "out"
+    if out.is_symlink() or not out.is_dir():
+        _set_aside(out, folder)
+        out.mkdir()
+    os.chmod(out, 0o700)
+    sieve = Sieve(folder, secrets, caps)
+    sieve.run()
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
+        os.link(out / "result.json", folder / "result.json", follow_symlinks=False)
+    _place_log(folder / "log", out / LOG, secrets)
+    _move(out, into)
+    problem = "an artefact contained a secret and was left out" if sieve.quarantined else ""
+    return Collected(sieve.files, sieve.bytes, len(sieve.left_out), problem)
+
+
+class Sieve:
+    """Goes through a job's artefacts, once more after a crash, and sets aside what must stay."""
+
+    def __init__(self, folder: Path, secrets: Secrets, caps: Caps) -> None:
+        self.files = 0
+        self.bytes = 0
+        self.quarantined = False
+        self.left_out: list[LeftOut] = []
+        self._folder = folder
+        self._out = folder / "out"
+        self._secrets = secrets
+        self._caps = caps
+
+    def run(self) -> None:
+        note = self._folder / LEFT_OUT
+        earlier: list[LeftOut] = []
+        if note.exists():  # we were here before: what bears our names in out/ is ours
+            earlier = msgspec.json.decode(note.read_bytes(), type=list[LeftOut])
+        drops = list(self._drops(again=note.exists()))
+        seen = {drop.name for _, drop in drops}
+        self.left_out = [drop for _, drop in drops] + [drop for drop in earlier if drop.name not in seen]
+        self.quarantined = any(drop.reason == CONTAINS_SECRET for drop in self.left_out)
+        _write_whole(note, msgspec.json.encode(self.left_out))
+        for path, _ in drops:
+            _set_aside(Path(path), self._folder)
+        if self.left_out:
+            _write_whole(self._out / LEFT_OUT, msgspec.json.format(note.read_bytes(), indent=1))
+
+    def _drops(self, again: bool) -> Iterator[tuple[str, LeftOut]]:
+        for path, about in _walk(self._out):
+            name = os.path.relpath(path, self._out)
+            if name in _OURS:
+                if not again:
+                    yield path, LeftOut(name, "the name is evalfleet's own", about.st_size)
+                continue
+            reason = self._reason(path, about)
+            if reason:
+                yield path, LeftOut(printable(name), reason, about.st_size)
+            elif not stat.S_ISDIR(about.st_mode):
+                self.files += 1
+                self.bytes += about.st_size if stat.S_ISREG(about.st_mode) else 0
+
+    def _reason(self, path: str, about: os.stat_result) -> str:
+        """Why this must stay behind; empty if it need not."""
+        if stat.S_ISDIR(about.st_mode):
+            return ""
+        if stat.S_ISLNK(about.st_mode):
+            return "" if _stays_inside(path, self._out) else "the link leads outside"
+        if not stat.S_ISREG(about.st_mode):
+            return "not a file"
+        if self.files >= self._caps.files:
+            return "too many files"
+        if self.bytes + about.st_size > self._caps.bytes:
+            return "too many bytes"
+        try:
+            os.chmod(path, about.st_mode | 0o600)
+            with open(path, "rb") as file:
+                return CONTAINS_SECRET if self._secrets and self._secrets.found_in(file) else ""
+        except OSError as err:
+            return f"unreadable: {err.strerror}"
+
+
+def _walk(top: Path) -> Iterable[tuple[str, os.stat_result]]:
+    """Everything under a directory, by name, result.json first: it counts before any cap is reached."""
+    stack = [str(top)]
+    while stack:
+        folder = stack.pop()
+        with contextlib.suppress(OSError):
+            os.chmod(folder, 0o700)
+        try:
+            names = sorted(os.listdir(folder), key=lambda name: (name != "result.json", name))
+        except OSError:
+            continue
+        for name in names:
+            path = os.path.join(folder, name)
+            about = os.lstat(path)
+            if stat.S_ISDIR(about.st_mode):
+                stack.append(path)
+            yield path, about
+
+
+def _stays_inside(link: str, top: Path) -> bool:
+    target = os.readlink(link)
+    # an absolute one would lead back to the machine after the move
+    if os.path.isabs(target):
+        return False
+    real_top = os.path.realpath(top)
+    real = os.path.realpath(os.path.join(os.path.dirname(link), target))
+    return real == real_top or real.startswith(real_top + os.sep)
+
+
+def printable(name: str) -> str:
+    """A file name as JSON can hold it: bytes that are no text are shown escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _set_aside(path: Path, folder: Path) -> None:
+    dropped = folder / "dropped"
+    dropped.mkdir(exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, dropped / str(len(os.listdir(dropped))))
+
+
+def _place_log(log: Path, target: Path, secrets: Secrets) -> None:
+    partial = log.with_name("log.masked")
+    try:
+        if secrets:
+            with open(log, "rb") as source, open(partial, "wb") as copy:
+                secrets.copy_masked(source, copy)
+            os.replace(partial, target)
+        else:
+            os.link(log, target)
+    except FileExistsError:
+        return  # ours, from an earlier try
+    except FileNotFoundError:
+        return
+
+
+def _move(out: Path, into: Path) -> None:
+    try:
+        os.rename(out, into)
+    except OSError as err:
+        if err.errno != errno.EXDEV:
+            raise
+        partial = into.with_name(into.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(out, partial, symlinks=True)
+        os.rename(partial, into)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    partial = path.with_name(path.name + ".tmp")
+    partial.write_bytes(data)
+    os.replace(partial, path)
+
+
+def tally(into: Path) -> Collected:
+    """What an earlier collection brought."""
+    files = size = 0
+    for path, about in _walk(into):
+        if os.path.relpath(path, into) not in _OURS and not stat.S_ISDIR(about.st_mode):
+            files += 1
+            size += about.st_size if stat.S_ISREG(about.st_mode) else 0
+    left_out: list[LeftOut] = []
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        left_out = msgspec.json.decode((into / LEFT_OUT).read_bytes(), type=list[LeftOut])
+    return Collected(files, size, len(left_out))

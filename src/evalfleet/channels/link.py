@@ -1,0 +1,150 @@
+"""One connection to a supervisor: JSON lines, answers matched to requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, cast
+
+import msgspec
+from msgspec import Raw, Struct
+
+from evalfleet.model import EndReason
+
+encode = msgspec.json.Encoder().encode
+
+
+class Incoming(Struct):
+    """An answer (`n`) or a push; the fields of all kinds."""
+
+    n: int | None = None
+    push: str = ""
+    error: str = ""
+    detail: str = ""
+    state: str = ""
+    job: str = ""
+    reason: EndReason = "lost"
+    exit_code: int | None = None
+    seconds: float = 0.0
+    result: str | None = None
+    result64: bytes | None = None
+    pid: int = 0
+    hash: str = ""
+    jobs: Raw = Raw(b"{}")
+    cpu: float = 0.0
+    memory: float = 0.0
+    disk: float = 0.0
+
+
+_decode = msgspec.json.Decoder(Incoming).decode
+
+
+class Hearer(Protocol):
+    """Who is told what a link hears."""
+
+    def on_push(self, message: Incoming) -> None: ...
+
+    def on_refusal(self, message: Incoming) -> None: ...
+
+    def on_lost(self, link: Link) -> None: ...
+
+
+class Lost(ConnectionError):
+    """The connection ended before the answer came."""
+
+
+Dial = Callable[[asyncio.Protocol], Awaitable[asyncio.WriteTransport]]
+"""Connects the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
+
+
+class Link(asyncio.Protocol):
+    """Callbacks instead of streams: a stream's reader costs a task switch a message."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, hearer: Hearer) -> None:
+        self.heard = loop.time()
+        self.lost = False
+        self._loop = loop
+        self._hearer = hearer
+        self._transport: asyncio.WriteTransport | None = None
+        self._waiting: dict[int, Callable[[Incoming | None], None]] = {}
+        self._count = 0
+        self._rest = b""
+        self._queued = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = self._loop.time()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            try:
+                message = _decode(line)
+            except msgspec.DecodeError:
+                self.drop()  # not a supervisor, or a broken one: a new connection may help
+                return
+            self._dispatch(message)
+
+    def _dispatch(self, message: Incoming) -> None:
+        if message.push:
+            self._hearer.on_push(message)
+        elif message.n is not None:
+            waiting = self._waiting.pop(message.n, None)
+            if waiting is not None:
+                waiting(message)
+        elif message.error:
+            self._hearer.on_refusal(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost:
+            self.lost = True
+            waiting, self._waiting = self._waiting, {}
+            for call in waiting.values():
+                call(None)
+            self._hearer.on_lost(self)
+
+    def drop(self) -> None:
+        """Hang up without waiting for the other side: it may hear nothing."""
+        if self._transport is not None:
+            self._transport.abort()
+        self.connection_lost(None)
+
+    def close(self) -> None:
+        """Hang up once everything is sent."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+        self.connection_lost(None)
+
+    def send(self, op: str, body: dict[str, Any], answered: Callable[[Incoming | None], None]) -> None:
+        """`answered` is called with the answer, or None when the connection is lost before. Raises Lost."""
+        if self._transport is None or self.lost:
+            raise Lost
+        self._count = n = self._count + 1
+        self._waiting[n] = answered
+        self._transport.write(self._queued + encode({"op": op, "n": n, **body}) + b"\n")
+        self._queued = b""
+
+    def queue(self, op: str, body: dict[str, Any]) -> None:
+        """What needs no answer goes with the next request."""
+        self._queued += encode({"op": op, **body}) + b"\n"
+
+    def flush(self) -> None:
+        if self._queued and self._transport is not None and not self.lost:
+            self._transport.write(self._queued)
+            self._queued = b""
+
+    async def ask(self, op: str, body: dict[str, Any]) -> Incoming:
+        """The answer, which may be an error. Raises Lost."""
+        future: asyncio.Future[Incoming] = self._loop.create_future()
+
+        def answered(message: Incoming | None) -> None:
+            if future.done():
+                return  # who asked was cancelled
+            if message is None:
+                future.set_exception(Lost())
+            else:
+                future.set_result(message)
+
+        self.send(op, body, answered)
+        return await future

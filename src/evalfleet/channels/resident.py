@@ -1,0 +1,378 @@
+"""The controller's side of a resident supervisor: a Channel over any connection to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from evalfleet.errors import ChannelError, RequestError, SetupFailed, StaleController
+from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job, SetupStep
+from evalfleet.ports import Fence
+
+from .link import Dial, Incoming, Link, Lost
+from .secrecy import Secrets
+
+PROTOCOL = 1
+HELLO_S = 10.0
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 5.0
+FORGET_AFTER_S = 0.2
+PROBE_S = 30.0
+LAST_BUNDLE = "*"
+
+_INTERRUPTED = frozenset({"lost", "stopped", "lease"})
+
+
+class Mover(Protocol):
+    """How files get to one machine and back; all that differs between places with a supervisor."""
+
+    async def put(self, bundle: Bundle) -> None:
+        """The bundle's files are complete on the machine when this returns. Raises SetupFailed."""
+        ...
+
+    async def collect(self, job: AttemptId, into: Path) -> Collected: ...
+
+
+class Resident:
+    """A channel to one machine. It keeps one connection, renewed when lost, while anybody waits.
+
+    Every request may be repeated, so one whose answer was lost with the connection is sent again. What a
+    hello tells of the jobs, and a question about those that are waited for, makes up for lost pushes.
+    """
+
+    def __init__(self, dial: Dial, mover: Mover, fence: Fence, secrets: Mapping[str, str]) -> None:
+        self._dial = dial
+        self._mover = mover
+        self._fence = fence
+        self._values = secrets
+        self._secrets = Secrets({}, ())
+        self._secret_names: set[str] = set()
+        self._link: Link | None = None
+        self._connecting: asyncio.Task[Link] | None = None
+        self._refusal: ChannelError | None = None
+        self._running: set[str] = set()
+        self._ended: dict[str, Ended] = {}
+        self._waiters: dict[str, list[asyncio.Future[Ended]]] = {}
+        self._forgets: list[str] = []
+        self._flush: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._asking = 0
+        self._probes = 0
+
+    # -- the channel -------------------------------------------------------------------------
+
+    async def prepare(self, bundle: Bundle) -> None:
+        if not bundle.digest:
+            if bundle.files or bundle.steps:
+                raise RequestError("a bundle with files or steps needs a digest")
+            await self._ask("ping", {})
+            return
+        await self._mover.put(bundle)
+        for number, step in enumerate(bundle.steps):
+            await self._set_up(f"setup-{bundle.digest}-{number}", bundle.digest, step)
+
+    async def _set_up(self, name: str, digest: str, step: SetupStep) -> None:
+        """Run a step, unless the machine knows that it succeeded. One that was cut short is run anew."""
+        job = Job(AttemptId(name), step.command, step.timeout_s, digest)
+        for last in (False, True):
+            await self._start(job, in_bundle=True)
+            ended = await self.ended(job.id)
+            if ended.reason == "exited" and ended.exit_code == 0:
+                return
+            await self._forget_for_another(job.id)
+            if last or ended.reason not in _INTERRUPTED:
+                raise SetupFailed(step.name, _account(ended, step.timeout_s))
+
+    async def probe(self, command: Command | None) -> bool:
+        if command is None:
+            await self._ask("ping", {})
+            return True
+        self._probes += 1
+        name = f"probe-{self._fence.epoch}-{self._probes}-{os.urandom(4).hex()}"
+        job = Job(AttemptId(name), command, PROBE_S, LAST_BUNDLE, lease_s=4 * PROBE_S)
+        await self._start(job)
+        ended = await self.ended(job.id)
+        await self._forget_for_another(job.id)
+        return ended.reason == "exited" and ended.exit_code == 0
+
+    async def start(self, job: Job) -> None:
+        await self._start(job)
+
+    async def _start(self, job: Job, in_bundle: bool = False) -> None:
+        if job.id in self._running or job.id in self._ended:
+            return
+        answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
+        if answer.state == "running" and job.id not in self._ended:
+            self._running.add(job.id)
+
+    def _spec(self, job: Job, in_bundle: bool) -> dict[str, Any]:
+        command = job.command
+        missing = [name for name in command.secrets if name not in self._values]
+        if missing:
+            raise RequestError(f"secret {missing[0]} has no value here; set it in the environment")
+        if not self._secret_names.issuperset(command.secrets):
+            self._secret_names.update(command.secrets)
+            self._secrets = Secrets(self._values, self._secret_names)
+        spec: dict[str, Any] = {
+            "id": job.id,
+            "argv": command.argv,
+            "env": command.env,
+            "timeout_s": job.timeout_s,
+            "lease_s": job.lease_s,
+            "log_cap_bytes": job.log_cap_bytes,
+            "bundle": job.bundle,
+        }
+        if command.secrets:
+            spec["secret_names"] = command.secrets
+            spec["secrets"] = {name: self._values[name] for name in command.secrets}
+        if in_bundle:
+            spec["in_bundle"] = True
+        return spec
+
+    async def ended(self, job: AttemptId) -> Ended:
+        if (known := self._ended.get(job)) is not None:
+            return known
+        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        waiters = self._waiters.setdefault(job, [])
+        waiters.append(future)
+        try:
+            if self._link is None:
+                await self._connected()  # asks about all jobs that are waited for
+            elif job not in self._running:
+                self._inquire(self._link, job)
+            self._arm()
+            return await future
+        finally:
+            waiters.remove(future)
+            if not waiters:
+                self._waiters.pop(job, None)
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # seen: another way out was taken
+
+    async def stop(self, job: AttemptId) -> None:
+        await self._ask("stop", {"job": job})
+
+    async def collect(self, job: AttemptId, into: Path) -> Collected:
+        return await self._mover.collect(job, into)
+
+    def forget(self, job: AttemptId) -> None:
+        self._ended.pop(job, None)
+        self._running.discard(job)
+        self._forgets.append(job)
+        if self._flush is None:
+            with contextlib.suppress(RuntimeError):  # no loop: it goes with the next message
+                self._flush = asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._send_forgets)
+
+    async def close(self) -> None:
+        self._send_forgets()
+        self._refusal = self._refusal or ChannelError("the channel is closed")
+        for timer in (self._flush, self._watch):
+            if timer is not None:
+                timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._link is not None:
+            self._link.close()
+        self._fail(self._refusal)
+
+    # -- requests ----------------------------------------------------------------------------
+
+    async def _ask(self, op: str, body: dict[str, Any]) -> Incoming:
+        """The answer to a request, sent again after each loss of the connection."""
+        self._asking += 1
+        try:
+            while True:
+                link = self._link or await self._connected()
+                self._queue_forgets(link)
+                self._arm()
+                try:
+                    answer = await link.ask(op, body)
+                except Lost:
+                    continue
+                if answer.error:
+                    raise self._error(answer)
+                return answer
+        finally:
+            self._asking -= 1
+
+    def _error(self, answer: Incoming) -> ChannelError:
+        if answer.error == "stale":
+            self._refusal = StaleController(f"the machine obeys another controller: {answer.detail}")
+            return self._refusal
+        return ChannelError(
+            f"the supervisor answered {answer.error}: {self._secrets.mask_text(answer.detail)}"
+        )
+
+    async def _forget_for_another(self, job: AttemptId) -> None:
+        """Forget an ended job whose id may be started again."""
+        await self._ask("forget", {"jobs": [job], "again": True})
+        self._ended.pop(job, None)
+        self._running.discard(job)
+
+    def _send_forgets(self) -> None:
+        self._flush = None
+        if self._link is not None:
+            self._queue_forgets(self._link)
+            self._link.flush()
+
+    def _queue_forgets(self, link: Link) -> None:
+        if self._forgets:
+            link.queue("forget", {"jobs": self._forgets})
+            self._forgets = []
+
+    # -- the connection ----------------------------------------------------------------------
+
+    async def _connected(self) -> Link:
+        """The connection, made anew if need be. Raises ChannelError when nothing was heard for too long."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._link is not None:
+            return self._link
+        task = self._connecting or self._connect_since(asyncio.get_running_loop().time())
+        # who asked may be cancelled; others wait for the same connection
+        return await asyncio.shield(task)
+
+    def _connect_since(self, heard: float) -> asyncio.Task[Link]:
+        self._connecting = asyncio.create_task(self._connect(heard + self._fence.silent_s))
+        self._connecting.add_done_callback(self._on_connected)
+        return self._connecting
+
+    def _on_connected(self, task: asyncio.Task[Link]) -> None:
+        self._connecting = None
+        if not task.cancelled() and (err := task.exception()) is not None:
+            self._fail(err)
+
+    async def _connect(self, deadline: float) -> Link:
+        loop = asyncio.get_running_loop()
+        delay = FIRST_RETRY_S
+        problem: object = "no answer"
+        while True:
+            try:
+                async with asyncio.timeout_at(min(deadline, loop.time() + HELLO_S)):
+                    return await self._greet(Link(loop, self))
+            except OSError as err:  # TimeoutError and Lost are
+                problem = str(err) or problem
+            if loop.time() + delay >= deadline:
+                raise ChannelError(
+                    f"nothing heard from the machine for {self._fence.silent_s:g} s ({problem})"
+                )
+            await asyncio.sleep(delay * random.uniform(0.5, 1.5))
+            delay = min(delay * 2, LAST_RETRY_S)
+
+    async def _greet(self, link: Link) -> Link:
+        """Say hello and take up what the machine tells of its jobs."""
+        try:
+            link.connection_made(await self._dial(link))
+            answer = await link.ask(
+                "hello", {"protocol": PROTOCOL, "epoch": self._fence.epoch, "run": self._fence.run}
+            )
+            if answer.error:
+                raise self._error(answer)
+        except BaseException:
+            link.drop()
+            raise
+        jobs = msgspec.json.decode(answer.jobs, type=dict[str, str])
+        self._running = {job for job, state in jobs.items() if state == "running"}
+        self._link = link
+        for job in self._waiters:
+            if job not in self._running:
+                self._inquire(link, job)
+        self._send_forgets()
+        return link
+
+    def _inquire(self, link: Link, job: str) -> None:
+        def answered(answer: Incoming | None) -> None:
+            if answer is None or answer.error:
+                return  # asked again with the next connection
+            if answer.state == "running":
+                self._running.add(job)
+            elif answer.state == "ended":
+                self._settle(job, self._ended_of(answer))
+            else:
+                self._settle(job, Ended("lost", detail="the machine knows of no such job"), keep=False)
+
+        with contextlib.suppress(Lost):
+            link.send("how", {"job": job}, answered)
+
+    # -- what the link hears -----------------------------------------------------------------
+
+    def on_push(self, message: Incoming) -> None:
+        if message.push == "ended":
+            self._settle(message.job, self._ended_of(message))
+
+    def on_refusal(self, message: Incoming) -> None:
+        err = self._error(message)
+        if self._refusal is not None:
+            self._fail(err)
+
+    def on_lost(self, link: Link) -> None:
+        if link is not self._link:
+            return
+        self._link = None
+        self._running.clear()
+        if self._refusal is None and (self._waiters or self._asking):
+            self._connect_since(link.heard)
+
+    def _settle(self, job: str, ended: Ended, keep: bool = True) -> None:
+        self._running.discard(job)
+        if keep:
+            self._ended[job] = ended
+        for future in self._waiters.get(job, ()):
+            if not future.done():
+                future.set_result(ended)
+
+    def _ended_of(self, message: Incoming) -> Ended:
+        result = message.result.encode() if message.result is not None else message.result64
+        return Ended(
+            message.reason,
+            message.exit_code,
+            message.seconds,
+            self._secrets.mask(result) if result is not None else None,
+            detail=self._secrets.mask_text(message.detail),
+        )
+
+    def _fail(self, err: BaseException) -> None:
+        for waiters in self._waiters.values():
+            for future in waiters:
+                if not future.done():
+                    future.set_exception(err)
+
+    # -- silence -----------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Watch the connection while anybody waits."""
+        if self._watch is None:
+            period = min(self._fence.silent_s / 8, LAST_RETRY_S)
+            self._watch = asyncio.get_running_loop().call_later(period, self._check)
+
+    def _check(self) -> None:
+        self._watch = None
+        if self._refusal is not None or not (self._waiters or self._asking):
+            return
+        self._arm()
+        if self._link is None:
+            return
+        quiet = asyncio.get_running_loop().time() - self._link.heard
+        if quiet > self._fence.silent_s / 2:
+            self._link.drop()  # another connection may still get through in time
+        elif quiet > self._fence.silent_s / 4:
+            self._link.queue("ping", {"n": 0})
+            self._link.flush()
+
+
+def _account(ended: Ended, timeout_s: float) -> str:
+    """One line and the end of the log: why a step did not succeed."""
+    if ended.reason == "exited":
+        why = f"exit code {ended.exit_code}"
+    elif ended.reason == "timed_out":
+        why = f"not done after {timeout_s:g} s"
+    else:
+        why = ended.reason.replace("_", " ")
+    return f"{why}: {ended.detail.strip()}" if ended.detail.strip() else why

@@ -1,0 +1,61 @@
+"""Keeping the values of secrets out of what comes back from machines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import BinaryIO
+
+MASK = "***"
+SHORTEST = 4
+"""A value shorter than this is not masked: it would be found everywhere by chance."""
+
+_CHUNK = 1 << 20
+
+
+class Secrets:
+    """The values behind some names, as they may appear in a text or in JSON. Empty: nothing to hide."""
+
+    def __init__(self, values: Mapping[str, str], names: Iterable[str]) -> None:
+        plain = {values[name] for name in names if len(values.get(name, "")) >= SHORTEST}
+        forms = (
+            plain
+            | {json.dumps(v)[1:-1] for v in plain}
+            | {json.dumps(v, ensure_ascii=False)[1:-1] for v in plain}
+        )
+        # longest first: one value may be part of another
+        self._forms = sorted((os.fsencode(form) for form in forms), key=len, reverse=True)
+        self._overlap = max((len(form) for form in self._forms), default=1) - 1
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
+
+    def mask(self, data: bytes) -> bytes:
+        for form in self._forms:
+            data = data.replace(form, MASK.encode())
+        return data
+
+    def mask_text(self, text: str) -> str:
+        if not self._forms:
+            return text
+        return self.mask(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+    def found_in(self, file: BinaryIO) -> bool:
+        rest = b""
+        while chunk := file.read(_CHUNK):
+            data = rest + chunk
+            if any(form in data for form in self._forms):
+                return True
+            rest = data[max(len(data) - self._overlap, 0) :]
+        return False
+
+    def copy_masked(self, source: BinaryIO, target: BinaryIO) -> None:
+        """Copy, with every value masked, also one that lies across two chunks."""
+        rest = b""
+        while chunk := source.read(_CHUNK):
+            data = self.mask(rest + chunk)
+            keep = min(self._overlap, len(data))
+            target.write(data[: len(data) - keep])
+            rest = data[len(data) - keep :]
+        target.write(rest)

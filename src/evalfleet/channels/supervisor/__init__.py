@@ -1,0 +1,12 @@
+"""The resident supervisor of one machine: starts jobs, watches them, tells controllers how they end.
+
+Stdlib only, Python 3.8 and later: it runs on hosts with the Python they have, as this folder or as the one
+file that `evalfleet.channels.shipping` makes of it. `python -I -S supervisor DIR` returns once a supervisor
+listens on DIR/supervisor.sock; there is one a directory (flock).
+
+It speaks JSON lines: requests {op, n, ...}, answers {n, ...} or {n, error, detail}, pushes {push, ...}. The
+first message is `hello`; what a place itself asks (ping, expire, quit) needs none.
+
+DIR/jobs/<name>/ holds job.json (no secret), pid and exit (written by the job's own `sh` wrapper, so that
+neither needs this process to live), why (the reason, when we ended it), work/, out/ and log.
+"""

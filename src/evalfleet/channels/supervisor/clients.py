@@ -1,0 +1,129 @@
+"""Connections: JSON lines in and out, written in batches."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+LINE_CAP = 16 << 20
+BACKLOG_CAP = 64 << 20
+
+
+class Client:
+    """One connection. `run` is set once it said hello."""
+
+    __slots__ = ("closing", "epoch", "inbox", "outbox", "run", "sock", "writing")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.inbox = b""
+        self.outbox: list[bytes] = []
+        self.run: str | None = None
+        self.epoch = 0
+        self.closing = self.writing = False
+
+
+class Clients:
+    """All connections. `receive(client, line)` is called for each line; `flush` sends what was said."""
+
+    def __init__(self, selector: selectors.BaseSelector, receive: Callable[[Client, bytes], None]) -> None:
+        self.all: set[Client] = set()
+        self._selector = selector
+        self._receive = receive
+        self._dirty: set[Client] = set()
+
+    def add(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        client = Client(sock)
+        self.all.add(client)
+
+        def ready(key: selectors.SelectorKey, events: int) -> None:
+            self._on_ready(client, events)
+
+        self._selector.register(sock, selectors.EVENT_READ, ready)
+
+    def _on_ready(self, client: Client, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._dirty.add(client)
+        if not events & selectors.EVENT_READ or client.closing:
+            return
+        try:
+            data = client.sock.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(client)
+            return
+        *lines, client.inbox = (client.inbox + data).split(b"\n")
+        for line in lines:
+            if not client.closing:
+                self._receive(client, line)
+        if len(client.inbox) > LINE_CAP:
+            self.refuse(client, None, "garbage", "the message is too long", close=True)
+
+    @property
+    def listening(self) -> bool:
+        """Is there anybody to push to?"""
+        return any(client.run is not None for client in self.all)
+
+    def push(self, message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        for client in self.all:
+            if client.run is not None and not client.closing:
+                client.outbox.append(data)
+                self._dirty.add(client)
+
+    def answer(self, client: Client, message: dict[str, Any]) -> None:
+        client.outbox.append(json.dumps(message).encode() + b"\n")
+        self._dirty.add(client)
+
+    def refuse(self, client: Client, n: Any, error: str, detail: str, close: bool = False) -> None:
+        self.answer(client, {"n": n, "error": error, "detail": detail})
+        client.closing = client.closing or close
+
+    def flush(self) -> None:
+        while self._dirty:
+            client = self._dirty.pop()
+            if client in self.all:
+                self._send(client)
+
+    def _send(self, client: Client) -> None:
+        data = b"".join(client.outbox)
+        try:
+            sent = client.sock.send(data) if data else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.drop(client)
+            return
+        client.outbox = [data[sent:]] if sent < len(data) else []
+        if len(data) - sent > BACKLOG_CAP or (client.closing and not client.outbox):
+            self.drop(client)
+        elif bool(client.outbox) != client.writing:
+            client.writing = bool(client.outbox)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.writing else 0)
+            self._selector.modify(client.sock, wanted, self._selector.get_key(client.sock).data)
+
+    def drop(self, client: Client) -> None:
+        if client in self.all:
+            self.all.discard(client)
+            self._selector.unregister(client.sock)
+            client.sock.close()
+
+    def drop_socket(self, sock: Any) -> None:
+        for client in [client for client in self.all if client.sock is sock]:
+            self.drop(client)
+
+    def close(self) -> None:
+        """Send what is left, as far as it goes at once, and hang up."""
+        self.flush()
+        for client in list(self.all):
+            self.drop(client)

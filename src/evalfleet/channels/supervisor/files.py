@@ -1,0 +1,77 @@
+"""Small files: read, replaced and removed without trusting who wrote them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+
+_PLAIN_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.~-]{1,180}")
+_KEPT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-"
+
+
+def sha256(data: bytes) -> str:
+    for name in ("_sha2", "_sha256", "hashlib"):  # hashlib loads OpenSSL: 5 ms
+        try:
+            return str(__import__(name).sha256(data).hexdigest())
+        except ImportError:
+            continue
+    raise ImportError("hashlib")
+
+
+def job_name(id: str) -> str:
+    """One file name for any id, as `evalfleet.names.safe_name` makes it."""
+    if _PLAIN_NAME.fullmatch(id):
+        return id
+    if not id:
+        return "%empty"
+    raw = id.encode("utf-8", "surrogatepass")
+    name = "".join(chr(byte) if byte in _KEPT else f"%{byte:02X}" for byte in raw)
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) <= 180:
+        return name
+    suffix = "%~" + sha256(raw)[:32]
+    return re.sub(r"%.?$", "", name[: 180 - len(suffix)]) + suffix
+
+
+def read_file(path: str, cap: int = -1) -> bytes | None:
+    """The content; None if there is no such regular file, or it is longer than the cap."""
+    try:
+        # the file may be a job's making: a fifo must not block us, a link not lead us away
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        try:
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode) or 0 <= cap < about.st_size:
+                return None
+            return file.read()
+        except OSError:
+            return None
+
+
+def write_atomic(path: str, text: str, durable: bool = False) -> None:
+    with open(path + ".tmp", "w") as file:
+        file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
+
+
+def is_small(folder: str) -> bool:
+    """A few small files and no folders: it can wait to be removed. Raises FileNotFoundError."""
+    with os.scandir(folder) as entries:
+        for count, entry in enumerate(entries):
+            about = entry.stat(follow_symlinks=False)
+            if count > 64 or about.st_size > 1 << 20 or stat.S_ISDIR(about.st_mode):
+                return False
+    return True
+
+
+def make_folder(path: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)

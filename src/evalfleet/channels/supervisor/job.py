@@ -1,0 +1,110 @@
+"""One job: what was asked, where its files are, how it ended."""
+
+from __future__ import annotations
+
+import binascii
+import os
+import time
+
+from .files import job_name, read_file
+from .log import Log
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+NEVER = float("inf")
+GRACE_S = 5.0
+LOG_CAP = 50_000_000
+RESULT_CAP = 1 << 20
+WRAPPER_FAILED = 125
+
+# Builtins only: each fork would cost 1 ms. Under `set -C` the redirection creates `pid` or fails, so of all
+# wrappers of one id ever started, one runs the command. The trap lets the wrapper outlive a SIGTERM to its
+# group and record the exit code; commands get the default action back.
+WRAPPER = """\
+cd "$1" || exit 125
+set -C
+{ read -r __s </proc/$$/stat || __s=$$; echo "$__s" >pid; } 2>/dev/null || exit 125
+set +C
+trap : HUP INT TERM
+__j=$1
+cd "$2" || exit 125
+shift 2
+"$@"
+__s=$?
+echo $__s >"$__j/exit"
+exit $__s
+"""
+
+
+class Job:
+    """It lives until `reason` is set; its wrapper until `settle_until` is."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.id = str(spec["id"])
+        self.path = "jobs/" + job_name(self.id)
+        self.timeout = float(spec.get("timeout_s") or NEVER)
+        self.lease = float(spec.get("lease_s") or NEVER)
+        self.grace = float(spec.get("grace_s", GRACE_S))
+        self.bundle = str(spec.get("bundle") or "")
+        self.in_bundle = bool(spec.get("in_bundle"))
+        self.log = Log(self.path, int(spec.get("log_cap_bytes") or LOG_CAP))
+        self.pid: int | None = None
+        self.pidfd: int | None = None
+        self.child = False
+        self.started = self.seconds = 0.0
+        self.deadline = self.kill_at = self.settle_until = NEVER
+        self.log_due = self.due = 0.0
+        self.why: str | None = None
+        self.reason: str | None = None
+        self.code: int | None = None
+        self.detail = ""
+
+    @property
+    def settling(self) -> bool:
+        """Its wrapper is gone; what the job left behind is being ended."""
+        return self.settle_until < NEVER
+
+    def run_from(self, started: float) -> None:
+        self.started = started
+        self.deadline = started + self.timeout
+        self.log_due = time.monotonic() + self.log.interval
+        self.due = min(self.log_due, self.deadline)
+
+    def exit_code(self) -> int | None:
+        text = read_file(self.path + "/exit", 100)
+        try:
+            return int(text) if text and text.endswith(b"\n") else None
+        except ValueError:
+            return None
+
+    def unwatched_seconds(self) -> float:
+        """How long it ran, when it ended while nobody watched."""
+        try:
+            return max(os.stat(self.path + "/exit").st_mtime - os.stat(self.path + "/pid").st_mtime, 0.0)
+        except OSError:
+            return 0.0
+
+    def end(self) -> None:
+        self.reason = self.why or ("lost" if self.code is None else "exited")
+
+    def how(self) -> dict[str, Any]:
+        """How it ended, with its result: what a controller is told."""
+        told: dict[str, Any] = {"job": self.id, "reason": self.reason, "seconds": round(self.seconds, 3)}
+        if self.code is not None:
+            told["exit_code"] = self.code
+        # a collected job's out/ has moved; its result stays here until it is forgotten
+        result = read_file(self.path + "/out/result.json", RESULT_CAP)
+        if result is None:
+            result = read_file(self.path + "/result.json", RESULT_CAP)
+        if result is not None:
+            try:
+                told["result"] = result.decode()
+            except UnicodeDecodeError:
+                told["result64"] = binascii.b2a_base64(result, newline=False).decode()
+        if self.detail:
+            told["detail"] = self.detail
+        elif result is None or self.code != 0:
+            told["detail"] = self.log.tail()
+        return told

@@ -1,0 +1,394 @@
+"""The jobs of a machine, from start to forgotten. The working directory is the machine's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import time
+
+from .files import is_small, make_folder, read_file
+from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
+from .processes import age, birth, environ_of, kill, kill_marked, marked, marker, parse_stat, reap_all, spawn
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+SETTLE_S = 5.0
+LOST_AFTER_S = 2.0
+POLL_S = 0.5
+IDLE_S = 10.0
+MOST_TRASH = 5000
+CLEANER = 'chmod -R u+rwX "$1" 2>/dev/null; rm -rf "$1"'
+
+
+class Jobs:
+    """All jobs known here, and what must be done about them when.
+
+    `tell(job)` is called once for each that ends. `due` may be early, never late: `tick` is to be called
+    then, and `on_child` after every SIGCHLD.
+    """
+
+    def __init__(
+        self,
+        home: str,
+        environ: dict[str, str],
+        selector: selectors.BaseSelector,
+        tell: Callable[[Job], None],
+    ) -> None:
+        self.home = home
+        self.environ = {**environ, "EVALFLEET_MACHINE": home}
+        self.selector = selector
+        self.tell = tell
+        self.known: dict[str, Job] = {}
+        self.live: dict[str, Job] = {}
+        self.due = NEVER
+        self._mark = marker("EVALFLEET_MACHINE", home)
+        self._children: dict[int, Job] = {}
+        self._helpers: set[int] = set()
+        self._forgotten: set[str] = set()
+        self._tombstones = -1
+        self._bundles: dict[str, tuple[int, list[str]]] = {}
+        self._trash_count = 0
+        self._trashed = 0
+        self._busy_at = 0.0
+
+    # -- beginnings --------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Take up what a predecessor in this directory left."""
+        self._forgotten = set(ids_in(read_file("forgotten") or b""))
+        self._tombstones = os.open("forgotten", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for name in os.listdir("."):
+            if name.startswith("trash-"):
+                self._clean(name)
+        self._trashed = len(os.listdir("trash"))
+        self._empty_trash()
+        for name in sorted(os.listdir("jobs")):
+            self._restore("jobs/" + name)
+
+    def _restore(self, path: str) -> None:
+        if not os.path.exists(path + "/pid"):
+            return  # its start was not completed: it may be started again
+        try:
+            job = Job(json.loads(read_file(path + "/job.json") or b""))
+        except (ValueError, KeyError, TypeError):
+            return
+        if job.path != path:
+            return
+        why = read_file(path + "/why", 100)
+        job.why = why.decode() if why else None
+        self.known[job.id] = job
+        self._adopt(job)
+
+    def start(self, spec: dict[str, Any], refusal: str = "") -> Job | None:
+        """Start the job, unless one of its id was ever started here. None if it is forgotten already.
+
+        A failure, or a refusal to start anything new, is told as the job's end.
+        """
+        job = self.known.get(spec["id"])
+        if job is not None or spec["id"] in self._forgotten:
+            return job
+        job = Job(spec)
+        try:
+            if refusal:
+                raise ValueError(refusal)
+            self._launch(job, spec)
+        except (OSError, ValueError) as err:
+            job.reason = "failed_to_start"
+            job.detail = str(err)
+            self.tell(job)
+        self.known[job.id] = job
+        return job
+
+    def _launch(self, job: Job, spec: dict[str, Any]) -> None:
+        """Start the job's wrapper. Raises OSError or ValueError; harmless if one runs already."""
+        argv = spec["argv"]
+        if not argv:
+            raise ValueError("the command is empty")
+        bundle = self._bundle(job)
+        for folder in (job.path, job.path + "/work", job.path + "/out"):
+            make_folder(folder)
+        with open(job.path + "/job.json", "w") as file:
+            file.write(json.dumps({name: value for name, value in spec.items() if name != "secrets"}))
+        if bundle and not job.in_bundle:
+            self._link(bundle, job.path + "/work")
+        path = f"{self.home}/{job.path}"
+        environ = {**self.environ, **spec.get("env", {}), **spec.get("secrets", {})}
+        environ["EVALFLEET_MACHINE"] = self.home
+        environ["EVALFLEET_JOB"] = job.id
+        environ["EVALFLEET_OUT"] = path + "/out"
+        cwd = f"{self.home}/{bundle}" if bundle and job.in_bundle else path + "/work"
+        job.pid = spawn(["sh", "-c", WRAPPER, "evalfleet", path, cwd, *argv], environ, job.log.path)
+        job.child = True
+        self._children[job.pid] = job
+        self.live[job.id] = job
+        self._busy_at = time.monotonic()
+        job.run_from(self._busy_at)
+        self.due = min(self.due, job.due)
+
+    def _bundle(self, job: Job) -> str:
+        """Where the job's bundle is; empty for none. `*` is the one that was prepared last, if any."""
+        if job.bundle == "*":
+            with os.scandir("bundles") as entries:
+                found = [(e.stat().st_mtime, e.path) for e in entries if not e.name.endswith(".tmp")]
+            return max(found)[1] if found else ""
+        if not job.bundle:
+            return ""
+        if "/" in job.bundle or job.bundle.startswith("."):
+            raise ValueError(f"no name for a bundle: {job.bundle}")
+        return "bundles/" + job.bundle
+
+    def _link(self, bundle: str, work: str) -> None:
+        changed = os.stat(bundle).st_mtime_ns
+        entries = self._bundles.get(bundle)
+        if entries is None or entries[0] != changed:
+            entries = self._bundles[bundle] = (changed, os.listdir(bundle))
+        for name in entries[1]:
+            with contextlib.suppress(FileExistsError):  # an earlier start got this far
+                os.symlink(f"{self.home}/{bundle}/{name}", f"{work}/{name}")
+
+    def _adopt(self, job: Job) -> None:
+        """Watch a job whose wrapper is not our child."""
+        job.child, job.pid = False, None
+        job.run_from(time.monotonic())
+        if job.why is not None:
+            job.kill_at = job.started + job.grace
+        if not os.path.exists(job.path + "/work"):  # what goes last of a job when it ends
+            job.seconds = job.unwatched_seconds()
+            job.code = job.exit_code()
+            job.end()
+            return
+        self.live[job.id] = job
+        self._look(job)
+
+    def _look(self, job: Job) -> None:
+        """Does an adopted job live?"""
+        pid, born = parse_stat(read_file(job.path + "/pid"))
+        now = time.monotonic()
+        if pid is not None and born is not None and birth(pid) == born:
+            if job.pid is None:
+                job.pid = pid
+                job.run_from(now - age(born, job.path + "/pid"))
+                self._watch(job, pid)
+            job.due = now
+        elif pid is not None or now > job.started + LOST_AFTER_S:
+            self._over(job, job.exit_code())
+        else:
+            job.due = now + 0.02  # its wrapper is just writing it
+        self.due = min(self.due, job.due)
+
+    def _watch(self, job: Job, pid: int) -> None:
+        try:
+            job.pidfd = os.pidfd_open(pid)
+        except (AttributeError, OSError):
+            return  # an old Python or kernel: it is polled
+
+        def ended(key: selectors.SelectorKey, events: int) -> None:
+            self._look(job)
+
+        self.selector.register(job.pidfd, selectors.EVENT_READ, ended)
+
+    # -- while they run ----------------------------------------------------------------------
+
+    def tick(self, now: float, heard: float) -> None:
+        """Do what is due. `heard` is when a controller last spoke."""
+        for job in list(self.live.values()):
+            self._tend(job, now, heard)
+        self.due = min((job.due for job in self.live.values()), default=NEVER)
+
+    def _tend(self, job: Job, now: float, heard: float) -> None:
+        if job.settling:
+            return self._settle(job)
+        polled = not job.child and job.pidfd is None
+        if polled:
+            self._look(job)
+            if job.settling or job.reason is not None or job.pid is None:
+                return None
+        if job.why is not None:
+            if now >= job.kill_at:
+                self._signal(job, signal.SIGKILL)
+                job.kill_at = now + 1.0
+        elif now >= job.deadline:
+            self.end(job, "timed_out", job.grace)
+        elif now >= heard + job.lease:
+            self.end(job, "lease", job.grace)
+        if now >= job.log_due:
+            job.log_due = now + job.log.check()
+        job.due = min(job.log_due, job.kill_at if job.why else min(job.deadline, heard + job.lease))
+        if polled:
+            job.due = min(job.due, now + POLL_S)
+        return None
+
+    def end(self, job: Job, why: str, grace: float) -> None:
+        """Ask it to end, and kill it after the grace."""
+        job.why = why
+        job.kill_at = job.due = time.monotonic() + grace
+        self.due = min(self.due, job.due)
+        # for a successor, should we not see its end
+        with contextlib.suppress(OSError), open(job.path + "/why", "w") as file:
+            file.write(why)
+        self._signal(job, signal.SIGTERM)
+
+    def _signal(self, job: Job, signum: int) -> None:
+        # its pid is its own as long as we have not reaped it, or its birth is the one recorded
+        if job.pid is not None and (
+            job.child or parse_stat(read_file(job.path + "/pid"))[1] == birth(job.pid)
+        ):
+            kill(job.pid, signum, group=True)
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def on_child(self) -> None:
+        for pid, code in reap_all():
+            job = self._children.pop(pid, None)
+            if job is None:
+                self._helpers.discard(pid)
+            elif code == WRAPPER_FAILED and job.exit_code() is None:
+                self._wrapper_failed(job)
+            else:
+                self._over(job, code)
+        for job in [job for job in self.live.values() if job.settling]:
+            self._settle(job)
+
+    def _wrapper_failed(self, job: Job) -> None:
+        """The wrapper ran nothing: another one has (a start was repeated), or it could not."""
+        owner = parse_stat(read_file(job.path + "/pid"))[0]
+        if owner is not None and owner != job.pid:
+            return self._adopt(job)
+        job.why = "failed_to_start"
+        job.detail = f"the wrapper could not start it (is the disk full?) {job.log.tail()}"
+        return self._over(job, None)
+
+    def _over(self, job: Job, code: int | None) -> None:
+        """The wrapper is gone: end what it left behind, then the job."""
+        if job.settling or job.reason is not None:
+            return
+        now = time.monotonic()
+        job.code = code
+        job.seconds = now - job.started if job.pid is not None else job.unwatched_seconds()
+        job.settle_until = now + SETTLE_S
+        if job.pidfd is not None:
+            self.selector.unregister(job.pidfd)
+            os.close(job.pidfd)
+            job.pidfd = None
+        self._settle(job)
+
+    def _settle(self, job: Job) -> None:
+        now = time.monotonic()
+        found = job.child and job.pid is not None and kill(job.pid, signal.SIGKILL, group=True)
+        for pid in self._strays(job):
+            found = kill(pid, signal.SIGKILL) or found
+        if found and now < job.settle_until:
+            job.due = now + 0.02
+            self.due = min(self.due, job.due)
+        else:
+            self._finish(job)
+
+    def _strays(self, job: Job) -> list[int]:
+        """The job's processes that left its group.
+
+        Orphans become our children, so those are enough to look at, unless the job was a predecessor's.
+        """
+        mine = marker("EVALFLEET_JOB", job.id)
+        kids = read_file(f"/proc/self/task/{os.getpid()}/children") if job.child else None
+        if kids is None:
+            return marked(self._mark, mine)
+        found: list[int] = []
+        for pid in map(int, kids.split()):
+            if pid not in self._children and pid not in self._helpers:
+                environ = environ_of(pid)
+                # without a mark it can only be this job's if there is no other
+                if mine in environ or (self._mark not in environ and len(self.live) == 1):
+                    found.append(pid)
+        return found
+
+    def _finish(self, job: Job) -> None:
+        job.end()
+        self.live.pop(job.id, None)
+        with contextlib.suppress(OSError):
+            job.log.finish()
+        self._discard(job.path + "/work")
+        self.tell(job)
+
+    def kill_everything(self, why: str) -> bool:
+        """End all jobs at once. False if something of them still lives."""
+        for job in self.live.values():
+            if job.why is None:
+                self.end(job, why, 0.0)
+            self._signal(job, signal.SIGKILL)
+        self._kill_children(time.monotonic() + SETTLE_S)
+        gone = kill_marked(self.home, SETTLE_S)
+        for job in list(self.live.values()):
+            job.seconds = time.monotonic() - job.started
+            self._finish(job)
+        return gone
+
+    def _kill_children(self, until: float) -> None:
+        """All that is left below us, also what bears no mark: as children die, theirs become ours."""
+        while time.monotonic() < until:
+            reap_all()
+            kids = read_file(f"/proc/self/task/{os.getpid()}/children")
+            if not kids:
+                return
+            for pid in map(int, kids.split()):
+                kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+
+    def forget(self, ids: list[str], again: bool) -> None:
+        """Drop ended jobs. Their ids stay taken, unless `again` says that they may be started anew."""
+        jobs = [self.known[id] for id in ids if id in self.known and id not in self.live]
+        if not again:
+            ids_text = "".join(json.dumps(job.id) + "\n" for job in jobs)
+            os.write(self._tombstones, ids_text.encode())
+            self._forgotten.update(job.id for job in jobs)
+        for job in jobs:
+            del self.known[job.id]
+            self._discard(job.path)
+
+    def _discard(self, folder: str) -> None:
+        """Remove a directory: what is big now, by a process of its own; what is small by and by.
+
+        Ext4 takes long to make files where others were just deleted: 0.2 ms each, measured, against 0.03.
+        """
+        self._trash_count += 1
+        target = f"trash/{os.getpid()}-{self._trash_count}"
+        try:
+            small = is_small(folder)
+            os.chmod(folder, 0o700)
+            os.rename(folder, target)
+        except OSError:
+            return  # it is gone, or the disk is in trouble; deleting the machine removes it
+        if small:
+            self._trashed += 1
+        else:
+            self._clean(target)
+
+    def tidy(self, now: float) -> None:
+        """To be called now and then."""
+        if self._trashed > MOST_TRASH or (now > self._busy_at + IDLE_S and not self.live):
+            self._empty_trash()
+
+    def _empty_trash(self) -> None:
+        if not self._trashed:
+            return
+        name = f"trash-{os.getpid()}-{self._trash_count}"
+        with contextlib.suppress(OSError):
+            os.rename("trash", name)
+            os.mkdir("trash")
+            self._trashed = 0
+            self._clean(name)
+
+    def _clean(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            self._helpers.add(spawn(["sh", "-c", CLEANER, "evalfleet-clean", path], self.environ, os.devnull))
+
+
+def ids_in(tombstones: bytes) -> Iterator[str]:
+    for line in tombstones.splitlines():
+        with contextlib.suppress(ValueError):  # cut short by a crash or a full disk
+            yield str(json.loads(line))

@@ -1,0 +1,156 @@
+"""Processes: started, recognised again by their birth, found by their marks, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from .files import read_file
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+KEPT_ENV = frozenset(
+    (
+        *("PATH", "HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "TERM"),
+        *("USER", "LOGNAME", "SHELL", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+        *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+    )
+)
+
+
+def host_environment(environ: Any) -> dict[str, str]:
+    """What a job may inherit of the environment we were started in: where things are, never a key."""
+    kept = {name: value for name, value in environ.items() if name in KEPT_ENV}
+    kept.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    kept.setdefault("LANG", "C.UTF-8")
+    return kept
+
+
+def spawn(argv: list[str], environ: dict[str, str], log: str) -> int:
+    """Start `sh` in a session of its own, with nothing of ours but its output in `log`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    ignored = [signal.SIGPIPE, signal.SIGXFSZ]  # by Python; a job expects the default
+    # a tenth of what subprocess.Popen costs
+    return os.posix_spawn("/bin/sh", argv, environ, file_actions=actions, setsid=True, setsigdef=ignored)
+
+
+def birth(pid: int) -> int | None:
+    """When the process started, in ticks since boot; 0 where nobody tells; None if it does not live."""
+    line = read_file(f"/proc/{pid}/stat")
+    if line is not None:
+        return parse_stat(line)[1]
+    if os.path.exists("/proc/self/stat"):
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return 0
+
+
+def parse_stat(line: bytes | None) -> tuple[int | None, int | None]:
+    """(pid, birth) of a line of /proc/<pid>/stat, or of a bare pid (birth 0). A zombie has no birth."""
+    head, _, rest = (line or b"").rpartition(b")")
+    try:
+        if not head:
+            return int(rest), 0
+        fields = rest.split()
+        return int(head.split()[0]), (None if fields[0] in b"ZX" else int(fields[19]))
+    except (ValueError, IndexError):
+        return None, None
+
+
+def environ_of(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return b"\0" + file.read()
+    except OSError:
+        return b""
+
+
+def marker(name: str, value: str) -> bytes:
+    return b"\0" + name.encode() + b"=" + os.fsencode(value) + b"\0"
+
+
+def marked(*markers: bytes) -> list[int]:
+    """All processes but this one whose environment has every marker. None where there is no /proc."""
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    me = os.getpid()
+    found: list[int] = []
+    for pid in pids:
+        environ = b"" if pid == me else environ_of(pid)
+        if environ and all(each in environ for each in markers):
+            found.append(pid)
+    return found
+
+
+def kill(pid: int, signum: int, group: bool = False) -> bool:
+    """False if there is nothing (of ours) to signal."""
+    try:
+        (os.killpg if group else os.kill)(pid, signum)
+    except OSError:
+        return False
+    return True
+
+
+def kill_marked(machine: str, patience_s: float) -> bool:
+    """Kill whatever lives of a machine's jobs, wherever it went. False: some of it still does."""
+    until = time.monotonic() + patience_s
+    while True:
+        pids = marked(marker("EVALFLEET_MACHINE", machine), b"\0EVALFLEET_JOB=")
+        for pid in pids:
+            kill(pid, signal.SIGKILL)
+        if not pids:
+            return True
+        if time.monotonic() > until:
+            return False
+        reap_all()
+        time.sleep(0.01)
+
+
+def reap_all() -> list[tuple[int, int]]:
+    """(pid, exit code as a shell tells it) of every child that has ended."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if not pid:
+            return ended
+        signalled = os.WIFSIGNALED(status)
+        ended.append((pid, 128 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever a job leaves behind, so that it can be found. Linux; best effort."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def age(born: int, file: str) -> float:
+    """Seconds since a process was born, or since its pid was recorded where nobody tells its birth."""
+    if born and hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - born / os.sysconf("SC_CLK_TCK")
+    return max(time.time() - os.stat(file).st_mtime, 0.0)

@@ -1,0 +1,294 @@
+"""The supervisor's loop, and what it answers. The working directory is the machine's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+import traceback
+
+from .clients import Client, Clients
+from .files import read_file, sha256, write_atomic
+from .host import boot_id, cpu_times, memory_used
+from .job import NEVER, Job
+from .jobs import Jobs
+from .processes import adopt_orphans, host_environment
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PROTOCOL = 1
+BEAT_S = 5.0
+AFTERLIFE_S = 600.0
+WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "quit"))
+MODULES = ("clients", "files", "host", "job", "jobs", "log", "main", "processes", "server")
+
+
+class Refused(Exception):
+    """A request that is answered with an error and ends its connection."""
+
+    def __init__(self, error: str, detail: str) -> None:
+        super().__init__(detail)
+        self.error = error
+
+
+class Server:
+    """One machine's supervisor."""
+
+    def __init__(self, home: str) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.clients = Clients(self.selector, self.receive)
+        self.jobs = Jobs(home, host_environment(os.environ), self.selector, self.tell)
+        self.waiting: dict[str, list[tuple[Client, Any]]] = {}
+        self.epochs: dict[str, int] = {}
+        self.heard = time.monotonic()
+        self.beat_at = self.heard + BEAT_S
+        self.expires = NEVER
+        self.expired = False
+        self.cpu = cpu_times()
+        self.done = False
+
+    # -- life --------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take up the directory and listen. Raises OSError."""
+        for folder in ("jobs", "bundles", "trash"):
+            os.makedirs(folder, exist_ok=True)
+        own = read_file("/proc/self/stat")
+        write_atomic("supervisor.pid", own.decode() if own else f"{os.getpid()}\n")
+        adopt_orphans()
+        self.wake, self.waker = socket.socketpair()
+        self.wake.setblocking(False)
+        self.waker.setblocking(False)
+        signal.set_wakeup_fd(self.waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, on_sigchld)
+        self.selector.register(self.wake, selectors.EVENT_READ, self.on_signal)
+        self.restore()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("supervisor.sock")
+        self.listener.bind("supervisor.sock")  # relative: an address holds 108 bytes
+        self.listener.listen(64)
+        self.listener.setblocking(False)
+        self.selector.register(self.listener, selectors.EVENT_READ, self.on_connect)
+
+    def restore(self) -> None:
+        self.epochs = json.loads(read_file("epoch") or b"{}")
+        expiry = json.loads(read_file("expiry") or b"null")
+        if expiry:
+            same_boot = expiry["boot"] == boot_id()
+            left = expiry["mono"] - time.monotonic() if same_boot else expiry["wall"] - time.time()
+            self.expires = time.monotonic() + left
+        if os.path.exists("expired"):  # we are here only to tell how jobs ended
+            self.expired = True
+            self.expires = time.monotonic() + AFTERLIFE_S
+        self.jobs.restore()
+
+    def run(self) -> None:
+        while not self.done:
+            due = min(self.jobs.due, self.beat_at, self.expires)
+            for key, events in self.selector.select(max(due - time.monotonic(), 0.0)):
+                self.guarded(key.data, key, key, events)
+            now = time.monotonic()
+            if now >= due:
+                self.guarded(self.tick, None, now)
+            self.clients.flush()
+
+    def guarded(self, call: Callable[..., None], key: Any, *args: Any) -> None:
+        """Whatever is wrong with one event, the other jobs must not lose their supervisor."""
+        try:
+            call(*args)
+        except Exception:
+            traceback.print_exc()
+            if key is not None:
+                self.clients.drop_socket(key.fileobj)
+            time.sleep(0.05)  # should it come again and again
+
+    def tick(self, now: float) -> None:
+        self.jobs.tick(now, self.heard)
+        if now >= self.expires:
+            self.expire(now)
+        elif now >= self.beat_at:
+            self.beat(now)
+
+    def on_signal(self, key: Any, events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self.wake.recv(4096)
+        self.jobs.on_child()
+
+    def on_connect(self, key: Any, events: int) -> None:
+        try:
+            sock, _ = self.listener.accept()
+        except OSError:
+            time.sleep(0.05)  # out of descriptors: the socket stays readable, so do not spin
+            return
+        self.clients.add(sock)
+
+    def expire(self, now: float) -> None:
+        """The dead-man switch: nobody asked for more time. Results wait on the disk."""
+        if self.expired and self.clients.all:
+            self.expires = now + AFTERLIFE_S
+            return
+        self.done = True
+        with open("expired", "w"):
+            pass
+        self.jobs.kill_everything("lease")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("expiry")
+
+    def close(self) -> None:
+        self.clients.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("supervisor.sock")
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def receive(self, client: Client, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            op, n = message["op"], message.get("n")
+            act = OPS.get(op)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return self.clients.refuse(client, None, "garbage", "not a request", close=True)
+        if act is None:
+            return self.clients.refuse(client, n, "unknown", f"no such operation: {op}")
+        if client.run is None and op not in WITHOUT_HELLO:
+            return self.clients.refuse(client, n, "garbage", "say hello first", close=True)
+        if client.run is not None:
+            self.heard = time.monotonic()
+        try:
+            answer = act(self, client, message)
+        except Refused as refusal:
+            return self.clients.refuse(client, n, refusal.error, str(refusal), close=True)
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            return self.clients.refuse(client, n, "bad", f"{type(err).__name__}: {err}")
+        except OSError as err:
+            return self.clients.refuse(client, n, "io", str(err))
+        if answer is not None and n is not None:
+            answer["n"] = n
+            self.clients.answer(client, answer)
+        return None
+
+    def hello(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("protocol") != PROTOCOL:
+            raise Refused("protocol", f"this supervisor speaks {PROTOCOL}")
+        run, epoch = str(message["run"]), int(message["epoch"])
+        known = self.epochs.get(run, -1)
+        if epoch < known:
+            raise Refused("stale", f"epoch {known} was here before epoch {epoch}")
+        if epoch > known:
+            # durable first: a supervisor that forgets it would obey the old controller again
+            write_atomic("epoch", json.dumps({**self.epochs, run: epoch}), durable=True)
+            self.epochs[run] = epoch
+            for other in [c for c in self.clients.all if c.run == run and c.epoch < epoch]:
+                self.clients.refuse(other, None, "stale", f"epoch {epoch} has taken over", close=True)
+        client.run, client.epoch = run, epoch
+        self.heard = time.monotonic()
+        jobs = {job.id: job.reason or "running" for job in self.jobs.known.values()}
+        return {"protocol": [PROTOCOL], "hash": content_hash(), "pid": os.getpid(), "jobs": jobs}
+
+    def start(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        job = self.jobs.start(message["job"], "the machine has expired" if self.expired else "")
+        return {"state": "running" if job is not None and job.reason is None else "ended"}
+
+    def stop(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Answered when the job and all its processes are gone."""
+        job = self.jobs.live.get(message["job"])
+        if job is None:
+            return {}
+        self.waiting.setdefault(job.id, []).append((client, message.get("n")))
+        if job.why is None and not job.settling:
+            self.jobs.end(job, "stopped", float(message.get("grace_s", job.grace)))
+        return None
+
+    def how(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        job = self.jobs.known.get(message["job"])
+        if job is None:
+            return {"state": "unknown"}
+        return {"state": "running"} if job.reason is None else {"state": "ended", **job.how()}
+
+    def forget(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        self.jobs.forget(message["jobs"], bool(message.get("again")))
+        return {}
+
+    def ping(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        return {"pid": os.getpid()}
+
+    def set_expiry(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        left = float(message["seconds"])
+        expires = time.monotonic() + left
+        expiry = {"mono": expires, "wall": time.time() + left, "boot": boot_id()}
+        write_atomic("expiry", json.dumps(expiry), durable=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("expired")
+        self.expired = False
+        self.expires = expires
+        return {}
+
+    def quit(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """Answered when nothing lives of any job."""
+        self.done = True
+        return {"gone": self.jobs.kill_everything("stopped")}
+
+    # -- telling -----------------------------------------------------------------------------
+
+    def tell(self, job: Job) -> None:
+        if self.clients.listening:
+            self.clients.push({"push": "ended", **job.how()})
+        for client, n in self.waiting.pop(job.id, ()):
+            self.clients.answer(client, {"n": n})
+
+    def beat(self, now: float) -> None:
+        self.beat_at = now + BEAT_S
+        self.jobs.tidy(now)
+        if os.stat(".").st_nlink == 0:  # our directory was removed under us
+            self.done = True
+            self.jobs.kill_everything("stopped")
+            return
+        busy, total = cpu_times()
+        share = (busy - self.cpu[0]) / max(total - self.cpu[1], 1e-9)
+        self.cpu = (busy, total)
+        disk = os.statvfs(".")
+        told: dict[str, Any] = {
+            "push": "beat",
+            "at": time.time(),
+            "cpu": round(min(max(share, 0.0), 1.0), 3),
+            "memory": round(memory_used(), 3),
+            "disk": round(1 - disk.f_bavail / max(disk.f_blocks, 1), 3),
+            "jobs": {
+                job.id: {"seconds": round(now - job.started, 1), "log_bytes": job.log.size()}
+                for job in self.jobs.live.values()
+            },
+        }
+        self.clients.push(told)
+        with contextlib.suppress(OSError):
+            write_atomic("beat.json", json.dumps(told))
+
+
+OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]] = {
+    "hello": Server.hello,
+    "start": Server.start,
+    "stop": Server.stop,
+    "how": Server.how,
+    "forget": Server.forget,
+    "ping": Server.ping,
+    "expire": Server.set_expiry,
+    "quit": Server.quit,
+}
+
+
+def on_sigchld(signum: int, frame: object) -> None:
+    """Only a signal with a handler writes to the wakeup descriptor."""
+
+
+def content_hash() -> str:
+    """Of our own source, whether it is a folder or one file."""
+    loader: Any = globals()["__spec__"].loader
+    folder = os.path.dirname(__file__)
+    return sha256(b"\0".join(loader.get_data(os.path.join(folder, name + ".py")) for name in MODULES))

@@ -1,0 +1,107 @@
+"""The command line: one file a verb, loaded only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from evalfleet.errors import FleetError
+
+VERBS: dict[str, str] = {
+    "run": "run a benchmark on a fleet of machines",
+    "resume": "take up a run that stopped, or run again what broke",
+    "cancel": "stop a run and clean up after it",
+    "watch": "follow a run, from any terminal",
+    "ls": "list the runs of this home",
+    "show": "show how a run, or one of its tasks, went",
+    "logs": "print the log of a run, a task or a machine",
+    "report": "write a run's report",
+    "places": "list the places that machines can come from",
+    "benchmarks": "list the benchmarks that are installed",
+    "demo": "run a real benchmark on this computer, in about a minute",
+}
+DEVELOPER_VERBS: dict[str, str] = {
+    "sim": "simulate runs in a failing world and check the invariants",
+    "controller": "run the controller of a detached run (started by run --detach)",
+}
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where to read on."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"evalfleet: {message} (`{self.prog} --help` says more)", file=sys.stderr)
+        raise SystemExit(USAGE_ERROR)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Errors are one line on standard error."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else USAGE_ERROR
+    if words[0] in ("-V", "--version"):
+        from evalfleet import __version__
+
+        print(f"evalfleet {__version__}")
+        return 0
+    try:
+        return _dispatch(words[0], words[1:])
+    except FleetError as err:
+        print(f"evalfleet: {err}", file=sys.stderr)
+        return err.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output has gone (`| head`): nothing is wrong, and nothing can be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(verb: str, words: list[str]) -> int:
+    if verb not in VERBS and verb not in DEVELOPER_VERBS:
+        from evalfleet.names import hint
+
+        print(f"evalfleet: there is no command {verb!r}{hint(verb, VERBS)}", file=sys.stderr)
+        return USAGE_ERROR
+    module = importlib.import_module(f"evalfleet.cli.{verb}")
+    args = parser_of(verb).parse_args(words)
+    code: int = module.main(args)
+    return code
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """The parser of one verb: its module declares the arguments."""
+    module = importlib.import_module(f"evalfleet.cli.{verb}")
+    parser = _Parser(
+        prog=f"evalfleet {verb}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    return parser
+
+
+def overview() -> str:
+    width = max(map(len, VERBS)) + 2
+    lines = [f"  {verb:<{width}}{what}" for verb, what in VERBS.items()]
+    return "\n".join(
+        (
+            "evalfleet: run agent benchmarks on fleets of machines. Every task gets exactly one score,",
+            "every machine is deleted, every dollar is accounted for, whatever crashes.",
+            "",
+            "usage: evalfleet COMMAND ...        (`evalfleet COMMAND --help` says more)",
+            "",
+            *lines,
+            "",
+            "New here? `evalfleet demo` takes a minute. Results are kept in $EVALFLEET_HOME (default:",
+            "benchmark_results/ beside evalfleet.toml, else in the current folder).",
+        )
+    )

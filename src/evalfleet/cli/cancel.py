@@ -1,0 +1,30 @@
+"""Stop a run: end what runs, delete its machines, keep its results. It can be resumed.
+
+Where no controller is at work on the run any more, this command cleans up itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    import json
+
+    from evalfleet import api
+    from evalfleet.views.terminal import summary
+
+    run = api.open(args.run)
+    if run.state().ended_at is None:
+        run.cancel()
+        if not run.is_live():
+            run = api.control(api.cancelling_order(run))
+        run.wait()
+    results = run.results()
+    print(json.dumps(results) if args.json else summary(results))
+    return 0

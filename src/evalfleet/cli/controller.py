@@ -1,0 +1,33 @@
+"""The process of a detached run. Reads its errand from standard input; not meant to be typed."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None: everything comes on standard input."""
+
+
+def main(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from evalfleet import api
+    from evalfleet.cli.detached import TAKEN, Errand, let_go_of_output
+    from evalfleet.errors import FleetError
+
+    errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
+    try:
+        run = api.control(errand.order())
+    except FleetError as err:
+        print(str(err), flush=True)
+        return err.exit_code
+    print(TAKEN, flush=True)
+    let_go_of_output()
+    signal.signal(signal.SIGTERM, lambda *_: run.drain())
+    signal.signal(signal.SIGINT, lambda *_: run.drain())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run.wait()
+    return run.exit_code

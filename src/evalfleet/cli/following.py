@@ -1,0 +1,87 @@
+"""Following a run to its end, and what Ctrl-C means meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from evalfleet.controller import WallClock
+from evalfleet.views.terminal import summary, view_for
+
+if TYPE_CHECKING:
+    from evalfleet.api import Run
+    from evalfleet.events import Record
+    from evalfleet.state import RunState
+
+Handler = Callable[[int, FrameType | None], object]
+
+
+def follow(run: Run, *, as_json: bool) -> int:
+    """Show this process's run until it ends; its exit code.
+
+    The first Ctrl-C stops handing out tasks and collects what runs; the second leaves at once.
+    """
+    with _signals(_Interrupts(run)):
+        _show(run, as_json=as_json)
+    if run.left:
+        print(f"evalfleet: left {run.name}: attempts go on; `evalfleet resume {run.name}`", file=sys.stderr)
+    return run.exit_code
+
+
+def watch(run: Run, *, as_json: bool) -> int:
+    """Show a run that may be another process's. Ctrl-C stops watching."""
+    _show(run, as_json=as_json)
+    if run.state().ended_at is None:
+        print(
+            f"evalfleet: no controller is at work on {run.name}: `evalfleet resume {run.name}` goes on with it",
+            file=sys.stderr,
+        )
+    return run.exit_code
+
+
+def _show(run: Run, *, as_json: bool) -> None:
+    clock = WallClock()
+    view = view_for(json=as_json)
+
+    def observe(state: RunState, records: Sequence[Record]) -> None:
+        view.update(state, clock.now(), records)
+
+    try:
+        run.wait(observe=observe)
+    finally:
+        view.close(run.state(), clock.now())
+    results = run.results()
+    print(json.dumps(results) if as_json else f"\n{summary(results, run.folder)}", flush=True)
+
+
+class _Interrupts:
+    """Once: drain. Twice: leave. Thrice cannot happen."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._count = 0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count == 1 and signum != signal.SIGHUP:
+            self._run.drain()
+        else:
+            self._run.leave()
+
+
+@contextmanager
+def _signals(handler: Handler) -> Iterator[None]:
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {name: signal.signal(name, handler) for name in names}
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            signal.signal(name, old)
+
+

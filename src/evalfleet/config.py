@@ -1,0 +1,156 @@
+"""evalfleet.toml, .env files and the home: found, read and checked. Knows files, not what they are for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from .errors import RequestError
+from .names import hint
+from .tables import check_keys, read_text, read_toml
+
+FILE_NAME = "evalfleet.toml"
+HOME_NAME = "benchmark_results"
+SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles"})
+
+FLAGS = frozenset(
+    {
+        *("on", "workers", "attempts", "schedule", "canary", "keep", "budget", "max_duration"),
+        *("tasks", "seed", "first", "task", "domain", "repeat", "task_timeout", "model", "set", "agent"),
+        *("allow_broken", "fail_under"),
+    }
+)
+"""Keys of `[defaults]` and `[profiles.NAME]`: the flags of `run` that make sense for more than one run."""
+
+ENVIRONMENT = FLAGS - {"first", "task", "domain", "repeat", "set", "agent"}
+"""Flags with a variable `EVALFLEET_<FLAG>`. The others would collide with what a task's command is given."""
+
+_NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE")
+_TASKS_OWN = ("TASK_ID", "ATTEMPT", "PARAMS", "OUT", "AGENT", "SETTINGS", "REPEAT")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
+
+Table = Mapping[str, Any]
+
+
+class Config(Struct, frozen=True):
+    """The checked contents of an evalfleet.toml, or of none. `base` is where its relative paths start."""
+
+    base: Path
+    path: Path | None = None
+    defaults: Table = field(default_factory=dict[str, Any])
+    profiles: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    places: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    benchmarks: Mapping[str, Table] = field(default_factory=dict[str, Table])
+
+
+def find_config(cwd: Path) -> Path | None:
+    """The nearest evalfleet.toml, in this folder or one above."""
+    candidates = (folder / FILE_NAME for folder in (cwd, *cwd.parents))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load_config(path: Path | None, cwd: Path) -> Config:
+    """RequestError names the file, the key and the nearest known one."""
+    if path is None:
+        return Config(base=cwd)
+    data = read_toml(path)
+    check_keys(data, SECTIONS, str(path))
+    sections = {name: _table(data.get(name, {}), f"{path}: [{name}]") for name in SECTIONS}
+    for name in ("places", "benchmarks", "profiles"):
+        for key, value in sections[name].items():
+            _table(value, f"{path}: [{name}.{key}]")
+            _check_name(key, f"{path}: [{name}.{key}]")
+    return Config(
+        base=path.parent,
+        path=path,
+        defaults=_flags(sections["defaults"], f"{path}: [defaults]"),
+        profiles={
+            name: _flags(table, f"{path}: [profiles.{name}]") for name, table in sections["profiles"].items()
+        },
+        places=sections["places"],
+        benchmarks=sections["benchmarks"],
+    )
+
+
+def home_of(environ: Mapping[str, str], cwd: Path) -> Path:
+    """Where runs are kept: EVALFLEET_HOME, else benchmark_results/ beside evalfleet.toml, else here.
+
+    Depends on nothing that only `run` is told, so that `ls` and `show` look in the same place.
+    """
+    if given := environ.get("EVALFLEET_HOME"):
+        return cwd / Path(given).expanduser()
+    config = find_config(cwd)
+    if config is None:
+        return cwd / HOME_NAME
+    given = read_dotenv(config.parent).get("EVALFLEET_HOME")
+    return config.parent / (Path(given).expanduser() if given else HOME_NAME)
+
+
+def read_dotenv(folder: Path) -> dict[str, str]:
+    """The `.env` in this folder; nothing if there is none."""
+    path = folder / ".env"
+    return read_env_file(path) if path.is_file() else {}
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """KEY=VALUE lines. Errors name the file and the line and never show what stands there."""
+    values: dict[str, str] = {}
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        text = line.strip().removeprefix("export ").lstrip()
+        if not text or text.startswith("#"):
+            continue
+        key, equals, value = text.partition("=")
+        if not equals or not _KEY.fullmatch(key.strip()):
+            raise RequestError(f"{path}:{number}: not KEY=VALUE; write a name, '=' and its value on one line")
+        values[key.strip()] = _env_value(value.strip(), f"{path}:{number}")
+    return values
+
+
+def environment_warnings(environ: Mapping[str, str]) -> list[str]:
+    """EVALFLEET_* variables that look like a misspelt flag: silently ignored, they would cost money."""
+    flags = {f"EVALFLEET_{name.upper()}" for name in ENVIRONMENT}
+    others = {f"EVALFLEET_{name}" for name in (*_NOT_FLAGS, *_TASKS_OWN)}
+    suspects = sorted(key for key in environ if key.startswith("EVALFLEET_") and key not in flags | others)
+    hints = ((key, hint(key.removeprefix("EVALFLEET_").lower(), ENVIRONMENT)) for key in suspects)
+    return [f"variable {key} is ignored; {text}" for key, text in hints if text.startswith("did you mean")]
+
+
+def _env_value(text: str, where: str) -> str:
+    if "\0" in text:
+        raise RequestError(f"{where}: has a NUL character; take it out")
+    if text[:1] not in ("'", '"'):
+        return re.split(r"(?:^|\s)#", text, maxsplit=1)[0].rstrip()
+    pattern = r"'([^']*)'" if text[0] == "'" else r'"((?:[^"\\]|\\.)*)"'
+    match = re.fullmatch(pattern + r"\s*(?:#.*)?", text)
+    if not match:
+        raise RequestError(f"{where}: quotes not closed, or text after them; close them on this line")
+    if text[0] == "'":
+        return match[1]
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), match[1])
+
+
+def _flags(table: Table, where: str) -> dict[str, Any]:
+    """Keys may be spelt as the flags are (`max-duration`)."""
+    flags = {key.replace("-", "_"): value for key, value in table.items()}
+    check_keys(flags, FLAGS, where)
+    return flags
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(f"{where} must be a table; write its keys under a line {where.partition(': ')[2]}")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}: the name {name[:80]!r} cannot be used; write letters, digits, '.', '_' or '-', "
+            "the first a letter or digit"
+        )

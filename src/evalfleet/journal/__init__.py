@@ -1,0 +1,9 @@
+"""The durable record of facts and decisions, embedded in one SQLite file of the home."""
+
+from __future__ import annotations
+
+from .holder import Holder
+from .sqlite import Store, StreamInfo, StreamKind
+from .stream import SqliteJournal
+
+__all__ = ["Holder", "SqliteJournal", "Store", "StreamInfo", "StreamKind"]

@@ -1,0 +1,236 @@
+"""The store: all streams of a home, in one SQLite file.
+
+Every call opens a connection of its own and closes it, so a Store may be used from any thread and after
+a fork. Only the journal that `acquire` returns keeps one open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sqlite3
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Self, cast
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.errors import RequestError, RunHeld
+from evalfleet.events import SCHEMA, Event, Record, decode, encode, kind_of
+from evalfleet.model import Micros, after
+
+from . import database
+from .database import BUSY_S, FILE, explained, transaction
+from .holder import LEASE_S, RENEW_S, Holder, StreamLock, is_gone
+from .stream import SqliteJournal
+from .writer import Tail, Writer
+
+StreamKind = Literal["run", "pool"]
+
+_PAGE = 1000
+
+
+def wall_clock() -> Micros:
+    return time.time_ns() // 1000
+
+
+class StreamInfo(Struct, frozen=True):
+    """A stream as the store has it now. No holder: nobody writes to it, or its writer let it go."""
+
+    name: str
+    kind: StreamKind
+    created_at: Micros
+    epoch: int
+    holder: Holder | None
+    lease_until: Micros
+
+
+class Store(Struct, frozen=True):
+    """`HOME/fleet.db`. Make one with `Store.open`; there is nothing to close."""
+
+    home: Path
+    home_id: str
+    read_only: bool = False
+    busy_s: float = BUSY_S
+
+    @classmethod
+    def open(
+        cls, home: Path, *, create: bool = True, read_only: bool = False, busy_s: float = BUSY_S
+    ) -> Self:
+        """The store of `home`, made if there is none and `create` says so (never when `read_only`).
+
+        Raises RequestError when there is none, JournalForeign when the file is damaged, not ours or
+        newer than this evalfleet, JournalError when it cannot be read (or written, unless `read_only`).
+        """
+        path = home / FILE
+        with explained(path):
+            database.refuse_file(home)
+            if create and not read_only:
+                database.ensure(home)
+            if not path.exists():
+                raise RequestError(f"{home} holds no journal ({FILE}): nothing was run with this home yet")
+            database.check_header(path)
+            if not read_only:
+                database.leave_wal_if_shared(path)
+            conn = _connection(path, read_only, busy_s)
+            with contextlib.closing(conn):
+                database.check_layout(conn, path)
+                if not read_only:
+                    database.check_writable(conn)
+                home_id = database.home_id(conn, path)
+        return cls(home=home, home_id=home_id, read_only=read_only, busy_s=busy_s)
+
+    @property
+    def path(self) -> Path:
+        return self.home / FILE
+
+    def streams(self) -> list[StreamInfo]:
+        """All streams, oldest first."""
+        with self._connected() as conn:
+            return [_info(row) for row in conn.execute(f"{_STREAMS} ORDER BY created_at, name")]
+
+    def stream(self, name: str) -> StreamInfo:
+        """Raises RequestError when there is none of this name."""
+        with self._connected() as conn:
+            return self._info(conn, name)
+
+    def held(self, info: StreamInfo, now: Micros) -> Holder | None:
+        """The controller at work on the stream: None if it let go, or is gone."""
+        if info.holder is None:
+            return None
+        lock = StreamLock(self.home, info.name, info.epoch)
+        return None if is_gone(info.holder, lock, info.lease_until, now) else info.holder
+
+    def read(self, stream: str, after: int = 0) -> Iterator[Record]:
+        """The events that follow number `after`, up to the newest, as a stream.
+
+        No lock is held between two records, so a slow reader keeps no writer waiting.
+        Raises RequestError when there is no such stream, JournalForeign when its record is damaged.
+        """
+        with self._connected() as conn:
+            conn.text_factory = bytes  # bodies go to the decoder as they are
+            while rows := conn.execute(_EVENTS, (stream, after)).fetchall():
+                for seq, epoch, schema, at, body in rows:
+                    after += 1
+                    if seq != after:
+                        raise database.damaged(self.path, f"event {after} of {stream!r} is missing")
+                    yield Record(seq, epoch, at, decode(body, schema))
+                if len(rows) < _PAGE:
+                    return
+            conn.text_factory = str
+            self._info(conn, stream)
+
+    def create_stream(self, name: str, kind: StreamKind, at: Micros, events: Sequence[Event]) -> None:
+        """A new stream with its first events, all in one transaction. Raises RequestError: name taken."""
+        rows = [
+            (name, seq, SCHEMA, at, kind_of(event), encode(event).decode())
+            for seq, event in enumerate(events, start=1)
+        ]
+        with self._connected() as conn, transaction(conn):
+            if conn.execute("SELECT 1 FROM stream WHERE name = ?", (name,)).fetchone():
+                raise RequestError(f"the name {name!r} is taken; choose another with --name")
+            conn.execute("INSERT INTO stream VALUES (?, ?, 0, NULL, 0, ?)", (name, kind, at))
+            conn.executemany("INSERT INTO event VALUES (?, ?, 0, ?, ?, ?, ?)", rows)
+
+    def ask(self, stream: str, event: Event, at: Micros) -> int:
+        """Ask the stream's controller, from any process, to record `event`. The request's id."""
+        with self._connected() as conn, transaction(conn):
+            self._info(conn, stream)
+            row = (stream, at, SCHEMA, encode(event).decode())
+            done = conn.execute("INSERT INTO request (stream, at, v, body) VALUES (?, ?, ?, ?)", row)
+            return cast(int, done.lastrowid)
+
+    def acquire(
+        self,
+        stream: str,
+        holder: Holder,
+        now: Micros,
+        take_over: bool = False,
+        *,
+        renew_s: float = RENEW_S,
+        clock: Callable[[], Micros] = wall_clock,
+    ) -> SqliteJournal:
+        """The stream, open for writing by `holder` alone, under the next epoch.
+
+        Raises RunHeld while another controller is at work, unless `take_over`: then that one's next
+        write raises LeaseLost. `clock` is read for the renewal of the lease only.
+        """
+        with explained(self.path):
+            conn = _connection(self.path, self.read_only, self.busy_s)
+            lock: StreamLock | None = None
+            try:
+                with transaction(conn):
+                    info = self._info(conn, stream)
+                    if not take_over:
+                        self._refuse_if_held(info, now)
+                    lock = self._lock(stream, info.epoch + 1)
+                    tail = _become(conn, info, holder, now)
+            except BaseException:
+                # Not removed: whoever comes next under this epoch may already have opened it.
+                if lock:
+                    lock.drop()
+                conn.close()
+                raise
+            lock.remove_older()
+        read = functools.partial(self.read, stream)
+        return SqliteJournal(self.path, read, Writer(conn, tail, clock), lock, renew_s)
+
+    def _refuse_if_held(self, info: StreamInfo, now: Micros) -> None:
+        if other := self.held(info, now):
+            raise RunHeld(
+                f"{info.kind} {info.name!r} is held by {other}: wait until it ends, follow it with "
+                f"`evalfleet watch {info.name}`, or take it from there with --take-over"
+            )
+
+    def _lock(self, stream: str, epoch: int) -> StreamLock:
+        lock = StreamLock(self.home, stream, epoch)
+        try:
+            lock.take()
+        except BlockingIOError as err:
+            # Not even --take-over may have two controllers of one epoch.
+            raise RunHeld(
+                f"{stream!r} is held by a controller that {self.path} does not know (was the file restored "
+                "from a copy?): end that controller first"
+            ) from err
+        return lock
+
+    def _info(self, conn: sqlite3.Connection, name: str) -> StreamInfo:
+        row = conn.execute(f"{_STREAMS} WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise RequestError(f"there is no run or pool {name!r} in {self.home}: `evalfleet ls` shows all")
+        return _info(row)
+
+    @contextlib.contextmanager
+    def _connected(self) -> Generator[sqlite3.Connection]:
+        with (
+            explained(self.path),
+            contextlib.closing(_connection(self.path, self.read_only, self.busy_s)) as conn,
+        ):
+            yield conn
+
+
+_STREAMS = "SELECT name, kind, created_at, epoch, holder, lease_until FROM stream"
+_EVENTS = f"SELECT seq, epoch, v, at, body FROM event WHERE stream = ? AND seq > ? ORDER BY seq LIMIT {_PAGE}"
+
+
+def _connection(path: Path, read_only: bool, busy_s: float) -> sqlite3.Connection:
+    return (database.connect_reader if read_only else database.connect)(path, busy_s=busy_s)
+
+
+def _info(row: tuple[str, StreamKind, Micros, int, str | None, Micros]) -> StreamInfo:
+    name, kind, created_at, epoch, holder, lease_until = row
+    who = None if holder is None else msgspec.json.decode(holder, type=Holder)
+    return StreamInfo(name, kind, created_at, epoch, who, lease_until)
+
+
+def _become(conn: sqlite3.Connection, info: StreamInfo, holder: Holder, now: Micros) -> Tail:
+    """Write down that `holder` holds the stream, under the next epoch, and where it goes on from."""
+    conn.execute(
+        "UPDATE stream SET epoch = epoch + 1, holder = ?, lease_until = ? WHERE name = ?",
+        (msgspec.json.encode(holder).decode(), after(now, LEASE_S), info.name),
+    )
+    newest = "SELECT seq, at FROM event WHERE stream = ? ORDER BY seq DESC LIMIT 1"
+    seq, at = conn.execute(newest, (info.name,)).fetchone() or (0, 0)
+    return Tail(stream=info.name, epoch=info.epoch + 1, seq=seq, at=at)

@@ -1,0 +1,118 @@
+"""The statements of a stream's one writer, and the connection they run on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.errors import JournalForeign, LeaseLost
+from evalfleet.events import SCHEMA, decode
+from evalfleet.model import Micros, after
+from evalfleet.ports import Request
+
+from .database import transaction
+from .holder import LEASE_S, Holder, utc
+
+_log = logging.getLogger(__name__)
+
+
+class Tail(Struct):
+    """Where the next event of a stream goes."""
+
+    stream: str
+    epoch: int
+    seq: int
+    at: Micros
+
+
+class Append(Struct):
+    """Encoded events, (kind, body) each, and who waits for them."""
+
+    future: asyncio.Future[None]
+    at: Micros
+    events: list[tuple[str, str]]
+    answered: Sequence[int]
+
+
+class Writer:
+    """The statements, and the connection they run on. Used by one thread."""
+
+    def __init__(self, conn: sqlite3.Connection, tail: Tail, clock: Callable[[], Micros]) -> None:
+        self._conn = conn
+        self.tail = tail
+        self._clock = clock
+        self._unreadable: set[int] = set()
+
+    def commit(self, appends: Sequence[Append]) -> None:
+        """All of it, or nothing. Raises LeaseLost when the stream is under another epoch."""
+        tail = self.tail
+        rows: list[tuple[str, int, int, int, Micros, str, str]] = []
+        answered: list[tuple[int, str]] = []
+        for append in appends:
+            tail.at = max(tail.at, append.at)
+            for kind, body in append.events:
+                tail.seq += 1
+                rows.append((tail.stream, tail.seq, tail.epoch, SCHEMA, tail.at, kind, body))
+            answered += [(request, tail.stream) for request in append.answered]
+        with transaction(self._conn):
+            self._check_epoch()
+            self._conn.executemany("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            if answered:
+                self._conn.executemany(
+                    "UPDATE request SET answered = 1 WHERE id = ? AND stream = ?", answered
+                )
+
+    def _check_epoch(self) -> None:
+        now = self._conn.execute("SELECT epoch FROM stream WHERE name = ?", (self.tail.stream,)).fetchone()
+        if now != (self.tail.epoch,):
+            self.lost()
+
+    def requests(self) -> list[Request]:
+        """What is unanswered. An idle controller asks, too, so here it learns that it was replaced."""
+        self._check_epoch()
+        rows = self._conn.execute(_REQUESTS, (self.tail.stream,)).fetchall()
+        return [request for row in rows if (request := self._request(*row))]
+
+    def _request(self, number: int, schema: int, body: str) -> Request | None:
+        try:
+            return Request(number, decode(body.encode(), schema))
+        except JournalForeign as err:
+            # A wish that cannot be understood must not end a run.
+            if number not in self._unreadable:
+                self._unreadable.add(number)
+                _log.warning("request %d to %r is ignored: %s", number, self.tail.stream, err)
+            return None
+
+    def renew(self) -> None:
+        """Raises LeaseLost when the stream is another's."""
+        if not self._update("lease_until = ?", after(self._clock(), LEASE_S)):
+            self.lost()
+
+    def release(self) -> None:
+        """Let go of the stream, if it is still ours, and close."""
+        try:
+            self._update("holder = NULL, lease_until = ?", 0)
+        finally:
+            self._conn.close()
+
+    def _update(self, what: str, value: int) -> bool:
+        statement = f"UPDATE stream SET {what} WHERE name = ? AND epoch = ?"
+        return self._conn.execute(statement, (value, self.tail.stream, self.tail.epoch)).rowcount == 1
+
+    def lost(self) -> None:
+        """Raises LeaseLost, with who has the stream now."""
+        name = self.tail.stream
+        row = self._conn.execute("SELECT holder FROM stream WHERE name = ?", (name,)).fetchone()
+        who = "another controller, which has let it go since,"
+        if row and row[0]:
+            holder = msgspec.json.decode(row[0], type=Holder)
+            who = f"pid {holder.pid} on {holder.host}, at {utc(holder.since)},"
+        raise LeaseLost(f"{who} took over {name!r}: this controller records and does nothing more")
+
+
+_REQUESTS = "SELECT id, v, body FROM request WHERE stream = ? AND answered = 0 ORDER BY id"

@@ -1,0 +1,87 @@
+"""Names and ids: made from one another, made safe for file systems, checked, and suggested. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from .errors import RequestError
+from .model import SECOND, AttemptId, MachineId, Micros, TaskId
+
+MAX_FILE_NAME = 180
+"""Bytes; file systems allow 255, and others append suffixes such as `.partial` to our names."""
+
+_KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_TAKEN_BY_HOME = ("latest", "fleet.db", "vm_pool_registry.json", "parallel_live.json")
+
+
+def safe_name(id: str) -> str:
+    """One file name for any id, the same everywhere; two ids never share one.
+
+    Ids of letters, digits, `_ . ~ -` stay as they are. Every `%` in the result is followed by two hex
+    digits, except in the two forms that no plain id can take: `%empty` and `...%~<hash>`.
+    """
+    if not id:
+        return "%empty"
+    raw = id.encode("utf-8", "surrogatepass")
+    encoded = "".join(chr(byte) if byte in _KEPT else f"%{byte:02X}" for byte in raw)
+    if encoded.startswith("."):  # `.` and `..` are folders, other such names are hidden
+        encoded = "%2E" + encoded[1:]
+    if len(encoded) <= MAX_FILE_NAME:
+        return encoded
+    suffix = "%~" + hashlib.sha256(raw).hexdigest()[:32]
+    head = encoded[: MAX_FILE_NAME - len(suffix)]
+    return re.sub(r"%.?$", "", head) + suffix  # never half of a %XX
+
+
+def check_run_name(name: str) -> str:
+    """The name itself; RequestError if a run cannot be called so."""
+    if not _RUN_NAME.fullmatch(name):
+        raise RequestError(
+            f"run name {name[:80]!r} cannot be used; give --name 1 to 60 letters, digits, '.', '_' or '-', "
+            "the first a letter or digit"
+        )
+    if name.lower().startswith("fleet.db") or name.lower() in _TAKEN_BY_HOME:
+        raise RequestError(f"run name {name!r} is a file of evalfleet's own; give another --name")
+    return name
+
+
+def default_run_name(benchmark: str, at: Micros) -> str:
+    """`mybench-20261115-021455`, in UTC: sorts by time, and is always a valid run name."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", benchmark).lstrip("._-")[:44].rstrip("._-") or "run"
+    stem = "run" if stem.lower().startswith("fleet.db") else stem
+    return f"{stem}-{datetime.fromtimestamp(at // SECOND, tz=UTC):%Y%m%d-%H%M%S}"
+
+
+def attempt_id(task: str, n: int) -> AttemptId:
+    return AttemptId(f"{task}.{n}")
+
+
+def attempt_number(attempt: str) -> int:
+    """The n of `<task>.<n>`."""
+    return int(attempt.rpartition(".")[2])
+
+
+def repeat_id(task: str, k: int) -> TaskId:
+    return TaskId(f"{task}~{k}")
+
+
+def machine_id(pool: str, home_id: str, n: int) -> MachineId:
+    return MachineId(f"{pool}-{home_id[:6]}-{n}")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """How an error about an unknown name ends: the nearest ones, or (some of) all there are."""
+    options = sorted(set(known))
+    folded = {option.casefold(): option for option in options}
+    close = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(repr(folded[match]) for match in close)}?"
+    if not options:
+        return "there are none"
+    more = f" and {len(options) - 12} more" if len(options) > 12 else ""
+    return f"there are {', '.join(options[:12])}{more}" if len(options) > 1 else f"there is only {options[0]}"

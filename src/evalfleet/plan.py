@@ -1,0 +1,258 @@
+"""Configuration + flags -> a frozen, validated plan; and from a plan, its benchmark and places again.
+
+Reads files; has no clock and no chance: time and the home's id are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from .benchmarks.loaded import Loaded, Repeated
+from .benchmarks.selection import Selection, select
+from .config import (
+    Config,
+    environment_warnings,
+    find_config,
+    home_of,
+    load_config,
+    read_dotenv,
+    read_env_file,
+)
+from .errors import RequestError
+from .model import Limits, Micros, Plan, Task, Verdict
+from .names import check_run_name, default_run_name
+from .ports import Benchmark, Provider
+from .registry import PlaceContext, benchmark_kind, place_kind
+from .request import Flags, RunRequest, settle
+from .sources import Given, PlaceSource, benchmark_source, give_settings, place_sources
+from .tables import convert
+
+
+class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
+    """`Plan.benchmark_spec`: what makes the benchmark again. `secrets` are names."""
+
+    kind: str
+    spec: Mapping[str, Any]
+    repeat: int = 1
+    secrets: tuple[str, ...] = ()
+
+
+class PlaceSpec(Struct, frozen=True, omit_defaults=True):
+    """Each of `Plan.place_specs`: what makes the place again. `base` is where its relative paths start."""
+
+    kind: str
+    base: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request, resolved. `secrets` and `environ` hold values: for channels and places alone."""
+
+    plan: Plan
+    tasks: tuple[Task, ...]
+    home: Path
+    warnings: tuple[str, ...]
+    secrets: Mapping[str, str] = field(repr=False)
+    environ: Mapping[str, str] = field(repr=False)
+
+
+def resolve(
+    request: RunRequest,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    now: Micros,
+    home_id: str,
+    durations: Mapping[str, float] | None = None,
+) -> Resolved:
+    """All that a run needs, checked before anything starts; RequestError says what to change.
+
+    `home_id` is that of the home `config.home_of(environ, cwd)`; `durations` are seconds by task id.
+    """
+    config = _config(request, environ, cwd)
+    merged = _environment(request, environ, cwd, config)
+    flags = settle(request, merged, config, request.profile or merged.get("EVALFLEET_PROFILE", ""))
+    source = benchmark_source(request.benchmark, config, cwd)
+    places = place_sources(flags.on, config)
+    given = give_settings(flags.set, source, places)
+    loaded = given.benchmark.load()
+    _check_env_file(request, environ, cwd, loaded)
+    selection = _selected(flags, loaded)
+    tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
+    name = check_run_name(request.name) if request.name else default_run_name(loaded.name, now)
+    plan = _plan(name, flags, given, loaded, tasks)
+    doubts = _doubts(plan, tasks)
+    return Resolved(
+        plan=msgspec.structs.replace(plan, settings=given.free, home=home_id),
+        tasks=tasks,
+        home=home_of(environ, cwd),
+        warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
+        secrets=secret_values(loaded.secrets, merged),
+        environ=merged,
+    )
+
+
+def benchmark_of(plan: Plan) -> Benchmark:
+    """The plan's benchmark, also in another process than the one that resolved it."""
+    envelope = msgspec.convert(plan.benchmark_spec, BenchmarkSpec)
+    kind = benchmark_kind(envelope.kind)
+    made = kind.from_spec(envelope.spec, model=plan.model, agent=plan.agent, settings=plan.settings)
+    return Repeated.times(made, envelope.repeat)
+
+
+def secret_names(plan: Plan) -> tuple[str, ...]:
+    return msgspec.convert(plan.benchmark_spec, BenchmarkSpec).secrets
+
+
+def places_of(plan: Plan, context: PlaceContext) -> dict[str, Provider]:
+    """The plan's places by name, in order."""
+    made: dict[str, Provider] = {}
+    for name in plan.places:
+        envelope = msgspec.convert(plan.place_specs[name], PlaceSpec)
+        kind = place_kind(envelope.kind)
+        settings = convert(dict(envelope.settings), kind.Settings, f"place {name!r}")
+        made[name] = kind.make(name, settings, replace(context, base=Path(envelope.base)))
+    return made
+
+
+def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """RequestError names all that are missing or empty."""
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise RequestError(
+            f"the benchmark needs {', '.join(missing)}; set {'it' if len(missing) == 1 else 'them'} in the "
+            "environment, in .env beside evalfleet.toml, or in a file given with --env-file"
+        )
+    return {name: environ[name] for name in names}
+
+
+def resumed_secrets(
+    plan: Plan, *, environ: Mapping[str, str], cwd: Path, env_file: str | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The values of the plan's secrets, and the environment, for a run that is taken up again."""
+    request = RunRequest(benchmark=plan.benchmark, env_file=env_file)
+    merged = _environment(request, environ, cwd, _config(request, environ, cwd))
+    return secret_values(secret_names(plan), merged), merged
+
+
+def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, ...]:
+    """Tasks with what earlier runs tell of their durations; a repeat weighs what its task does."""
+
+    def weight(task: Task) -> float | None:
+        known = durations.get(task.id, durations.get(task.id.rpartition("~")[0]))
+        return known if known is not None and math.isfinite(known) and known >= 0 else task.weight_s
+
+    return tuple(msgspec.structs.replace(task, weight_s=weight(task)) for task in tasks)
+
+
+def _config(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Config:
+    given = request.config or environ.get("EVALFLEET_CONFIG")
+    return load_config(cwd / Path(given).expanduser() if given else find_config(cwd), cwd)
+
+
+def _environment(
+    request: RunRequest, environ: Mapping[str, str], cwd: Path, config: Config
+) -> dict[str, str]:
+    """A file named by a flag is nearer than the environment; a `.env` that lies about is farther."""
+    lying = read_dotenv(config.path.parent) if config.path else {}
+    path = _env_file(request, environ, cwd)
+    return {**lying, **environ, **(read_env_file(path) if path else {})}
+
+
+def _env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    given = request.env_file or environ.get("EVALFLEET_ENV_FILE")
+    return cwd / Path(given).expanduser() if given else None
+
+
+def _check_env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path, loaded: Loaded) -> None:
+    path = _env_file(request, environ, cwd)
+    if path is None:
+        return
+    real = Path(os.path.realpath(path))
+    for file in loaded.files:
+        if real.is_relative_to(os.path.realpath(file)):
+            raise RequestError(
+                f"--env-file {path} would be uploaded with the benchmark's files; move it out of {file}"
+            )
+
+
+def _selected(flags: Flags, loaded: Loaded) -> Selection:
+    return select(
+        loaded.tasks,
+        first=flags.first,
+        sample=flags.tasks,
+        seed=flags.seed,
+        ids=flags.task,
+        domains=flags.domain,
+        repeat=flags.repeat,
+    )
+
+
+def _limited(tasks: tuple[Task, ...], timeout_s: float | None) -> tuple[Task, ...]:
+    if timeout_s is None:
+        return tasks
+    return tuple(msgspec.structs.replace(task, timeout_s=timeout_s) for task in tasks)
+
+
+def _plan(name: str, flags: Flags, given: Given, loaded: Loaded, tasks: Sequence[Task]) -> Plan:
+    places = given.places
+    envelope = BenchmarkSpec(given.benchmark.kind_name, loaded.spec, flags.repeat, loaded.secrets)
+    specs = {place.name: PlaceSpec(place.kind_name, str(place.base), place.settings) for place in places}
+    return Plan(
+        run=name,
+        benchmark=loaded.name,
+        places=tuple(place.name for place in places),
+        benchmark_spec=_plain(envelope),
+        place_specs=_plain(specs),
+        model=flags.model,
+        agent=flags.agent,
+        schedule=flags.schedule,
+        slots=loaded.slots,
+        limits=_limits(flags, places, tasks),
+        verdict=_verdict(flags),
+        keep=flags.keep,
+    )
+
+
+def _plain(value: object) -> Any:
+    """As a journal gives it back, so that a plan equals itself after a restart."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _limits(flags: Flags, places: Sequence[PlaceSource], tasks: Sequence[Task]) -> Limits:
+    longest = max(task.timeout_s for task in tasks)
+    canary = max(place.default_canary for place in places) if flags.canary is None else flags.canary
+    return Limits(
+        workers=flags.workers,
+        attempts=flags.attempts,
+        attempts_ceiling=max(Limits().attempts_ceiling, flags.attempts),
+        canary=canary,
+        budget_usd=flags.budget,
+        max_duration_s=flags.max_duration,
+        # A laptop may sleep through a task: the host must not give it up before the task's own limit.
+        lease_s=max(Limits().lease_s, 2 * longest + 600),
+    )
+
+
+def _verdict(flags: Flags) -> Verdict:
+    return msgspec.structs.replace(flags.allow_broken, fail_under=flags.fail_under)
+
+
+def _doubts(plan: Plan, tasks: Sequence[Task]) -> list[str]:
+    doubts: list[str] = []
+    longest = max(task.timeout_s for task in tasks)
+    limit, useful = plan.limits.max_duration_s, math.ceil(len(tasks) / plan.slots)
+    if limit is not None and limit < longest:
+        doubts.append(f"--max-duration of {limit:g} s is shorter than a task's time limit of {longest:g} s")
+    if plan.limits.workers > useful:
+        doubts.append(f"--workers {plan.limits.workers} is more than {len(tasks)} tasks can use; {useful} do")
+    return doubts

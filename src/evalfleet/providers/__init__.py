@@ -1,0 +1,1 @@
+"""Places that machines come from."""

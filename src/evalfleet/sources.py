@@ -1,0 +1,174 @@
+"""Where a request's benchmark and places come from: a file, evalfleet.toml, or the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from .benchmarks.loaded import BenchmarkKind, Loaded
+from .config import Config
+from .errors import RequestError
+from .names import hint
+from .registry import PlaceKind, benchmark_kind, known, place_kind
+from .tables import convert
+from .values import as_text
+
+
+class BenchmarkSource(Struct, frozen=True):
+    """A benchmark found, not yet read. `where` is who named its settings."""
+
+    name: str
+    kind_name: str
+    kind: BenchmarkKind
+    settings: Mapping[str, Any]
+    base: Path
+    where: str
+
+    def load(self) -> Loaded:
+        settings = convert(dict(self.settings), self.kind.Settings, self.where)
+        return self.kind.load(self.name, settings, self.base)
+
+
+class PlaceSource(Struct, frozen=True):
+    """A place found, its settings checked."""
+
+    name: str
+    kind_name: str
+    kind: PlaceKind
+    settings: Mapping[str, Any]
+    base: Path
+    where: str
+
+    @property
+    def default_canary(self) -> int:
+        return int(getattr(self.kind, "default_canary", 0))
+
+
+class Given(Struct, frozen=True):
+    """Where the settings of `--set` went. `free` are those of the benchmark, as the plan records them."""
+
+    benchmark: BenchmarkSource
+    places: tuple[PlaceSource, ...]
+    free: Mapping[str, str]
+
+
+def benchmark_source(name: str, config: Config, cwd: Path) -> BenchmarkSource:
+    """A file if it looks like one, then evalfleet.toml's, then an installed one."""
+    if name.endswith(".toml") or (name.startswith((".", "/", "~")) and ":" not in name):
+        return _installed_benchmark(name, "command", {"path": name}, cwd, name)
+    if name in config.benchmarks:
+        table = dict(config.benchmarks[name])
+        kind = table.pop("kind", "command" if "path" in table else name)
+        where = f"{config.path}: [benchmarks.{name}]"
+        return _installed_benchmark(name, _kind_name(kind, where), table, config.base, where)
+    installed = known("benchmark")
+    if name not in installed and ":" not in name:
+        if (cwd / f"{name}.toml").is_file():
+            raise RequestError(f"benchmark {name!r} is unknown; did you mean the file {name}.toml?")
+        raise RequestError(f"benchmark {name!r} is unknown; {hint(name, {*config.benchmarks, *installed})}")
+    return _installed_benchmark(name, name, {}, cwd, f"benchmark {name!r}")
+
+
+def place_sources(names: Sequence[str], config: Config) -> tuple[PlaceSource, ...]:
+    if not names:
+        raise RequestError("--on names no place; write one such as local")
+    return tuple(_place_source(name, config) for name in names)
+
+
+def give_settings(
+    given: Mapping[str, str], benchmark: BenchmarkSource, places: Sequence[PlaceSource]
+) -> Given:
+    """Hand each setting to whom it belongs.
+
+    `PLACE.KEY` is that place's; a KEY of the benchmark's Settings is the benchmark's; a KEY of a chosen
+    place's is that of all who have it; any other is the benchmark's if it takes free ones, else an error.
+    """
+    by_place = {place.name: dict(place.settings) for place in places}
+    own = {} if benchmark.kind.free_settings else _types(benchmark.kind.Settings)
+    settings = dict(benchmark.settings)
+    free = _defaults(benchmark)
+    for key, text in given.items():
+        if key in own:
+            settings[key] = _coerced(text, own[key], key)
+            free[key] = text
+        elif takers := _takers(key, places):
+            for place, name in takers:
+                by_place[place.name][name] = _coerced(text, _types(place.kind.Settings)[name], key)
+        elif benchmark.kind.free_settings:
+            free[key] = text
+        else:
+            options = {*own, *(name for place in places for name in _types(place.kind.Settings))}
+            raise RequestError(f"--set {key!r} is no setting of benchmark or place; {hint(key, options)}")
+    checked = tuple(_checked(place, by_place[place.name]) for place in places)
+    return Given(msgspec.structs.replace(benchmark, settings=settings), checked, free)
+
+
+def _takers(key: str, places: Sequence[PlaceSource]) -> list[tuple[PlaceSource, str]]:
+    """The places that a setting is for, each with the setting's name there."""
+    head, _, rest = key.rpartition(".")
+    named = [(place, rest) for place in places if place.name == head and rest in _types(place.kind.Settings)]
+    return named or [(place, key) for place in places if key in _types(place.kind.Settings)]
+
+
+def _installed_benchmark(
+    name: str, kind_name: str, settings: Mapping[str, Any], base: Path, where: str
+) -> BenchmarkSource:
+    return BenchmarkSource(name, kind_name, benchmark_kind(kind_name), settings, base, where)
+
+
+def _place_source(name: str, config: Config) -> PlaceSource:
+    installed = known("place")
+    if name not in config.places:
+        if name not in installed and ":" not in name:
+            raise RequestError(f"place {name!r} is unknown; {hint(name, {*installed, *config.places})}")
+        return PlaceSource(name, name, place_kind(name), {}, config.base, f"place {name!r}")
+    table = dict(config.places[name])
+    where = f"{config.path}: [places.{name}]"
+    if "kind" not in table and name not in installed:
+        raise RequestError(f"{where}: key 'kind' is missing; write one of {', '.join(sorted(installed))}")
+    kind_name = _kind_name(table.pop("kind", name), where)
+    return PlaceSource(name, kind_name, _place_kind_at(kind_name, where), table, config.base, where)
+
+
+def _place_kind_at(kind_name: str, where: str) -> PlaceKind:
+    try:
+        return place_kind(kind_name)
+    except RequestError as e:
+        raise RequestError(f"{where}: key 'kind': {e}") from e
+
+
+def _kind_name(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{where}: key 'kind' must be a string")
+    return value
+
+
+def _checked(place: PlaceSource, settings: dict[str, Any]) -> PlaceSource:
+    """Required keys may have come by `--set`, so the whole is checked once all are here."""
+    convert(settings, place.kind.Settings, place.where)
+    return msgspec.structs.replace(place, settings=settings)
+
+
+def _types(settings: type[Struct]) -> dict[str, Any]:
+    return {info.encode_name: info.type for info in msgspec.structs.fields(settings)}
+
+
+def _defaults(benchmark: BenchmarkSource) -> dict[str, str]:
+    """The free settings that evalfleet.toml gives; `load` checks their form."""
+    found = benchmark.settings.get("set") if benchmark.kind.free_settings else None
+    table = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return {key: as_text(value, f"{benchmark.where} key 'set.{key}'") for key, value in table.items()}
+
+
+def _coerced(text: str, type_: Any, key: str) -> Any:
+    """The text as the setting's type: numbers and booleans as they are spelt, lists split at commas."""
+    origin = get_origin(getattr(type_, "__origin__", type_)) or get_origin(type_)
+    value: Any = text.split(",") if origin in (list, tuple, set, frozenset) else text
+    try:
+        return msgspec.to_builtins(msgspec.convert(value, type_, strict=False))
+    except msgspec.ValidationError as e:
+        raise RequestError(f"--set {key!r} is {text[:80]!r}: {str(e)[:1].lower()}{str(e)[1:]}") from None

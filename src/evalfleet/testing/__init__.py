@@ -1,0 +1,14 @@
+"""Contract suites: what every provider and every channel promises, as tests to subclass.
+
+    class TestMyPlace(ProviderContract, ChannelContract):
+        def harness(self) -> Harness:
+            return MyHarness()
+
+Plain asserts and asyncio; nothing here needs pytest, although it finds the tests by their names.
+"""
+
+from .channel_contract import ChannelContract
+from .contracts import ProviderContract
+from .harness import Harness, ShellHarness
+
+__all__ = ["ChannelContract", "Harness", "ProviderContract", "ShellHarness"]

@@ -1,0 +1,196 @@
+"""What every provider promises. Subclass, give it a harness, and let pytest find the tests."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..errors import ChannelError, ProviderError
+from ..model import AttemptId, Job, Machine, Needs
+from ..ports import Provider
+from .harness import Harness, find, first_offer, has_ended, promise
+
+
+class ProviderContract:
+    """`list` is the only truth; `create`, `extend` and `delete` may be repeated; expiries are kept."""
+
+    def harness(self) -> Harness:
+        raise NotImplementedError("give the suite a harness with a fresh world")
+
+    # -- offers --------------------------------------------------------------------------------
+
+    @promise
+    async def test_offers_are_of_this_place(self, h: Harness) -> None:
+        place = h.place()
+        offers = await place.offers(Needs())
+        assert offers
+        assert len({offer.key for offer in offers}) == len(offers), "two offers have one key"
+        for offer in offers:
+            assert offer.place == place.name
+            assert offer.usd_per_hour >= 0
+            assert offer.billing_step_s > 0
+            assert min(offer.teardown_s, offer.settle_s) >= 0
+            assert offer.capacity is None or offer.capacity >= 1
+
+    @promise
+    async def test_lent_places_say_how_many_they_lend(self, h: Harness) -> None:
+        offers = await h.place().offers(Needs())
+        if h.kind == "lent":
+            assert all(offer.capacity is not None for offer in offers)
+
+    @promise
+    async def test_no_more_machines_than_there_are(self, h: Harness) -> None:
+        if h.capacity is None:
+            return
+        place = h.place()
+        for n in range(1, h.capacity + 1):
+            await h.bring_up(place, n)
+        offer = await first_offer(place)
+        await h.bring_up(place, 1)  # one that we have needs no room
+        try:
+            await place.create(h.machine_id(h.capacity + 1), offer, h.long_s)
+        except ProviderError as err:
+            assert err.transient, "a place that is full may have room later"
+        else:
+            raise AssertionError(f"machine {h.capacity + 1} of {h.capacity} was granted")
+        assert await find(place, h.machine_id(h.capacity + 1)) is None
+        await h.remove(place, h.machine_id(1))
+        await h.bring_up(place, h.capacity + 1)
+
+    # -- create and list -----------------------------------------------------------------------
+
+    @promise
+    async def test_a_created_machine_comes_up(self, h: Harness) -> None:
+        place = h.place()
+        assert not await place.list(h.pool), "a fresh world is not empty"
+        seen = await h.bring_up(place)
+        assert seen.id == h.machine_id()
+
+    @promise
+    async def test_every_controller_sees_the_machine(self, h: Harness) -> None:
+        seen = await h.bring_up(h.place())
+        assert await find(h.place(), seen.id) == seen
+
+    @promise
+    async def test_creating_twice_makes_one_machine(self, h: Harness) -> None:
+        place, other, machine = h.place(), h.place(), h.machine_id()
+        offer = await first_offer(place)
+        await asyncio.gather(place.create(machine, offer, h.long_s), place.create(machine, offer, h.long_s))
+        await other.create(machine, offer, h.long_s)
+        await h.until_up(place, machine)
+        await other.create(machine, offer, h.long_s)
+        assert [seen.id for seen in await place.list(h.pool)] == [machine]
+
+    @promise
+    async def test_creating_again_leaves_the_jobs_alone(self, h: Harness) -> None:
+        place = h.place()
+        channel = h.channel(place, await h.bring_up(place))
+        await channel.start(Job(AttemptId("t.0"), h.command(seconds=2 * h.unit_s, exit_code=7), h.long_s))
+        await h.bring_up(h.place())
+        assert (await channel.ended(AttemptId("t.0"))).exit_code == 7
+
+    @promise
+    async def test_list_shows_only_the_pool(self, h: Harness) -> None:
+        place = h.place()
+        offer = await first_offer(place)
+        mine, other = h.machine_id(1), h.machine_id(1, f"{h.pool}x")
+        for machine in (mine, other):
+            await place.create(machine, offer, h.long_s)
+            await h.until_up(place, machine)
+        assert [seen.id for seen in await place.list(h.pool)] == [mine]
+        assert [seen.id for seen in await place.list(f"{h.pool}x")] == [other]
+        assert not await place.list(h.pool[:-1])
+        assert [seen.id for seen in await place.list(f"{h.pool}-abc123")] == [mine]
+
+    # -- delete --------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_deleted_machine_is_gone_for_good(self, h: Harness) -> None:
+        place = h.place()
+        machine = (await h.bring_up(place)).id
+        await h.remove(place, machine)
+        await h.wait(4)
+        assert await find(h.place(), machine) is None
+
+    @promise
+    async def test_deleting_a_machine_that_is_not_up_yet(self, h: Harness) -> None:
+        place, machine = h.place(), h.machine_id()
+        await place.create(machine, await first_offer(place), h.long_s)
+        await h.remove(place, machine)
+
+    @promise
+    async def test_deleting_twice_or_what_never_was(self, h: Harness) -> None:
+        place = h.place()
+        machine = (await h.bring_up(place)).id
+        await asyncio.gather(place.delete(machine), place.delete(machine))
+        await h.remove(place, machine)
+        await place.delete(machine)
+        await h.place().delete(h.machine_id(99))
+
+    @promise
+    async def test_deleting_ends_what_runs(self, h: Harness) -> None:
+        place = h.place()
+        seen = await h.bring_up(place)
+        job = Job(AttemptId("t.0"), h.command(seconds=6 * h.unit_s, mark="began", after="survived"), h.long_s)
+        await h.channel(place, seen).start(job)
+        await h.until(lambda: h.marks("began"), bool, "the job began")
+        await h.remove(h.place(), seen.id)
+        await h.wait(8)
+        assert await h.marks("survived") == 0, "a job outlived its machine"
+
+    @promise
+    async def test_a_machine_that_is_gone_cannot_be_reached(self, h: Harness) -> None:
+        place = h.place()
+        seen = await h.bring_up(place)
+        await h.remove(place, seen.id)
+        channel = h.channel(place, seen)
+        try:
+            async with asyncio.timeout(3 * h.silent_s + h.patience_s):
+                await channel.start(Job(AttemptId("t.0"), h.command(mark="ran"), h.long_s))
+        except ChannelError:
+            pass
+        else:
+            raise AssertionError("a job was started on a machine that is gone")
+        assert await h.marks("ran") == 0
+
+    # -- expiry --------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_machine_ends_by_itself_at_its_expiry(self, h: Harness) -> None:
+        place = h.place()
+        seen = await h.bring_up(place)
+        await place.extend(seen.id, 6 * h.unit_s)
+        await _ends_with_its_machine(h, place, seen, AttemptId("t.0"))
+
+    @promise
+    async def test_extend_moves_the_expiry(self, h: Harness) -> None:
+        place = h.place()
+        seen = await h.bring_up(place)
+        await place.extend(seen.id, 5 * h.unit_s)
+        channel = h.channel(place, seen)
+        await channel.start(Job(AttemptId("t.0"), h.command(seconds=7 * h.unit_s, after="alive"), h.long_s))
+        await h.place().extend(seen.id, 15 * h.unit_s)
+        assert (await channel.ended(AttemptId("t.0"))).reason == "exited", "it ended at its old expiry"
+        assert not has_ended(await find(place, seen.id)), "it ended at its old expiry"
+        await _ends_with_its_machine(h, place, seen, AttemptId("t.1"))
+
+    @promise
+    async def test_extend_makes_nothing(self, h: Harness) -> None:
+        place = h.place()
+        try:
+            await place.extend(h.machine_id(99), h.long_s)
+        except ProviderError:
+            pass  # it may say so
+        assert not await place.list(h.pool)
+
+
+async def _ends_with_its_machine(h: Harness, place: Provider, machine: Machine, job: AttemptId) -> None:
+    """Start a job that lasts longer than the machine: both end by the machine's expiry, nobody helping."""
+    loop = asyncio.get_running_loop()
+    command = h.command(seconds=20 * h.unit_s, mark="began", after="survived")
+    begun = loop.time()
+    await h.channel(place, machine).start(Job(job, command, h.long_s))
+    await h.until(lambda: h.marks("began"), bool, "the job began")
+    if not h.listed_when_expired:
+        await h.until(lambda: find(place, machine.id), has_ended, f"{machine.id} ends by itself")
+    await asyncio.sleep(max(0.0, begun + 22 * h.unit_s - loop.time()))
+    assert await h.marks("survived") == 0, "a job outlived its machine's expiry"

@@ -1,0 +1,230 @@
+"""One picture of a run in a terminal: a pure function of state, time and size.
+
+Made of plain pieces of text with a style's name each, so that it needs no library and tests can read it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalfleet.model import MachineId, Micros, seconds_between
+from evalfleet.state import MachineState, RunState
+
+from .notable import Line
+from .stats import current_task, eta_s, hourly_usd, machines_usd, per_minute, rate, wilson
+from .words import cells, clean, clock_time, counted, fit, hms, interval, pad, percent, usd
+
+Piece = tuple[str, str]
+"""Text, and the name of its style: a key of STYLES."""
+Row = list[Piece]
+
+STYLES = {
+    "": "",
+    "title": "bold",
+    "dim": "dim",
+    "good": "green",
+    "bad": "red",
+    "busy": "cyan",
+    "warn": "yellow",
+}
+
+_UNICODE = {"good": "█", "bad": "▓", "busy": "▒", "dim": "░"}
+_ASCII = {"good": "#", "bad": "x", "busy": "=", "dim": "."}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    width: int = 80
+    height: int = 24
+
+
+def frame(
+    state: RunState, now: Micros, size: Size, events: Sequence[Line] = (), ascii_only: bool = False
+) -> list[Row]:
+    """The rows, none wider than the terminal, and fewer than it has lines."""
+    shown = min(now, state.ended_at) if state.ended_at is not None else now
+    width = max(20, size.width - 1)  # a full last column makes some terminals wrap
+    head = [_title(state, shown), _bar(state, width, ascii_only), *_numbers(state, shown, width)]
+    room = max(1, size.height - 1 - len(head))
+    news = [_news(line) for line in events[-min(5, max(0, (room - 5) // 3)) :]] if room >= 8 else []
+    room -= len(news) + 2 if news else 1
+    machines = _machines(state, shown, width, room)
+    body = [[], *machines] if machines else []
+    tail = [[], *news] if news else []
+    return [_fitted(row, width) for row in (head + body + tail)[: max(1, size.height - 1)]]
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    return "\n".join("".join(text for text, _ in row).rstrip() for row in rows)
+
+
+def _fitted(row: Row, width: int) -> Row:
+    """Cut at the right edge; a piece of None width between is the gap that pushes the rest there."""
+    fixed = sum(cells(text) for text, _ in row if text != _GAP)
+    kept: Row = []
+    left = width
+    for text, style in row:
+        whole = " " * max(1, width - fixed) if text == _GAP else text
+        part = fit(whole, left)
+        kept.append((part, style))
+        left -= cells(part)
+        if part != whole:
+            break
+    return kept
+
+
+_GAP = "\0gap"
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+def _title(state: RunState, now: Micros) -> Row:
+    plan = state.plan
+    who = f"{plan.benchmark}, {plan.model}" if plan.model else plan.benchmark
+    elapsed = hms(seconds_between(state.started_at, now))
+    what = f"  {clean(who)} on {', '.join(plan.places)}"
+    doing = "stopping" if state.stop is not None and state.ended_at is None else state.status
+    row: Row = [(clean(plan.run), "title"), (what, "dim"), (_GAP, "")]
+    style = {"running": "busy", "done": "good"}.get(doing, "warn")
+    return [*row, (doing, style), (f" {elapsed}", "")]
+
+
+def _bar(state: RunState, width: int, ascii_only: bool) -> Row:
+    settled = state.scored + state.broken
+    total = max(1, state.total)
+    label = f" {settled:,}/{state.total:,} {100 * settled // total:3d}%"
+    room = max(10, width - len(label))
+    parts = [("good", state.scored), ("bad", state.broken), ("busy", state.running)]
+    chars = _ASCII if ascii_only else _UNICODE
+    row: Row = []
+    upto = drawn = 0
+    for style, count in parts:
+        upto += count
+        # Whatever there is of a kind shows, however little, or 3 broken of 100,000 would be invisible.
+        end = min(room, max(upto * room // total, drawn + (count > 0)))
+        row.append((chars[style] * (end - drawn), style))
+        drawn = end
+    return [*row, (chars["dim"] * (room - drawn), "dim"), (label, "")]
+
+
+def _numbers(state: RunState, now: Micros, width: int) -> list[Row]:
+    counts: Row = [(f"{state.scored:,} scored", "good")]
+    counts += [("  ", ""), (f"{state.broken:,} broken", "bad" if state.broken else "dim")]
+    counts += [("  ", ""), (f"{state.running:,} running", "busy" if state.running else "dim")]
+    counts += [("  ", ""), (f"{state.waiting:,} {'waiting' if state.ended_at is None else 'unrun'}", "dim")]
+    if state.counts["held"]:
+        counts += [("  ", ""), (f"{state.counts['held']:,} left out", "dim")]
+    rows = [counts, _success(state), _pace(state, now)]
+    if state.causes:
+        rows.append([("broken attempts  ", ""), (counted(state.causes), "warn")])
+    if state.stop is not None and state.stop.detail:
+        rows.append([("stopped          ", ""), (clean(state.stop.detail), "warn")])
+    return rows
+
+
+def _success(state: RunState) -> Row:
+    share = rate(state.succeeded, state.scored)
+    if share is None:
+        return [("success rate     ", ""), ("nothing scored", "dim")]
+    shown = interval(wilson(state.succeeded, state.scored))
+    return [
+        ("success rate     ", ""),
+        (percent(share), "title"),
+        (f"  ({state.succeeded:,} of {state.scored:,}; 95% interval {shown})", "dim"),
+    ]
+
+
+def _pace(state: RunState, now: Micros) -> Row:
+    row: Row = [("pace             ", "")]
+    speed = per_minute(state, now)
+    row.append((_speed(speed) if speed else "no task scored lately", "" if speed else "dim"))
+    left_s = eta_s(state, now)
+    if state.ended_at is None and left_s is not None:
+        row.append((f", about {hms(left_s)} left", ""))
+    spent, hourly = machines_usd(state, now), hourly_usd(state, now)
+    if spent or hourly:
+        row.append((f"   {usd(spent)} spent", ""))
+        if state.ended_at is None:
+            row.append((f", {usd(hourly)} an hour", "dim"))
+    return row
+
+
+def _speed(per_minute: float) -> str:
+    return f"{per_minute:,.1f} a minute" if per_minute >= 1 else f"{60 * per_minute:.1f} an hour"
+
+
+# -- machines --------------------------------------------------------------------------------------
+
+
+def _machines(state: RunState, now: Micros, width: int, room: int) -> list[Row]:
+    """A line for each, in the order of creation so that none jumps; the last one sums up the rest."""
+    all_of_them = list(state.undeleted)
+    if room < 1 or not all_of_them:
+        return []
+    fits = all_of_them if len(all_of_them) <= room else all_of_them[: room - 1]
+    names = max((cells(clean(state.machines[m].name)) for m in fits), default=0)
+    rows = [_machine(state, m, now, width, min(names, 24)) for m in fits]
+    if len(fits) < len(all_of_them):
+        rest = Counter(doing(state.machines[m])[0] for m in all_of_them[len(fits) :])
+        said = ", ".join(f"{n:,} {what}" for what, n in rest.most_common())
+        more = f"and {rest.total():,} more: " if fits else f"{rest.total():,} machines: "
+        rows.append([(("... " if fits else "") + more + said, "dim")])
+    return rows
+
+
+def doing(machine: MachineState) -> Piece:
+    """What the machine does, in a word, and the style of that."""
+    if machine.phase == "requested":
+        return "booting", "warn"
+    if machine.phase == "up":
+        return "preparing", "warn"
+    if machine.phase == "condemned":
+        return "leaving", "dim" if machine.cause is None else "bad"
+    if machine.silent_since is not None:
+        return "silent", "bad"
+    return ("running", "busy") if machine.open else ("idle", "dim")
+
+
+def _machine(state: RunState, machine: MachineId, now: Micros, width: int, names: int) -> Row:
+    known = state.machines[machine]
+    what, style = doing(known)
+    task = current_task(state, machine)
+    more = f" +{len(known.open) - 1}" if len(known.open) > 1 else ""
+    told = f"{known.scored:>5,} scored of {known.attempts:,}"
+    room = max(8, width - names - 2 - 10 - 9 - 20)
+    return [
+        (pad(clean(known.name), names) + "  ", ""),
+        (pad(what, 10), style),
+        (pad(clean(task) + more if task is not None else _why(known), room), "" if task else "dim"),
+        (pad(_since(state, known, now), 9, right=True), ""),
+        (told, "dim"),
+    ]
+
+
+def _why(machine: MachineState) -> str:
+    if machine.phase == "condemned":
+        return clean(machine.detail)
+    if machine.phase in ("requested", "up"):
+        offer = machine.offer
+        return "/".join(part for part in (offer.place, offer.region, offer.size) if part)
+    return ""
+
+
+def _since(state: RunState, machine: MachineState, now: Micros) -> str:
+    """For how long it has been doing what it does."""
+    attempt = next(iter(machine.open), None)
+    if machine.phase == "condemned":
+        began = machine.condemned_at
+    elif attempt is not None:
+        began = state.attempts[attempt].started_at
+    else:
+        began = {"requested": machine.requested_at, "up": machine.up_at}.get(machine.phase)
+    return "" if began is None else hms(seconds_between(began, now))
+
+
+def _news(line: Line) -> Row:
+    style = "good" if line.good else "warn" if line.kind == "trouble" else ""
+    return [(f"{clock_time(line.at)} ", "dim"), (line.text, "" if style == "good" else style)]

@@ -1,0 +1,262 @@
+"""`parallel_live.json`, and the scribe that keeps a run's files current while the run lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evalfleet.errors import JournalError
+from evalfleet.model import MachineId, Micros, seconds_between
+from evalfleet.names import safe_name
+from evalfleet.state import MachineState, RunState
+
+from .files import point, points_to, replace, to_json
+from .follow import Follower, Records
+from .results import Document, aggregated, by_machine, results
+from .stats import (
+    current_task,
+    estimated_usd,
+    hourly_usd,
+    lane_share,
+    machines_usd,
+    mean_seconds,
+    rate,
+    retries,
+)
+from .words import clean, iso, stamp
+
+LIVE = "parallel_live.json"
+RESULTS = "results.json"
+AGGREGATED = "aggregated_results.json"
+LATEST = "latest"
+SAMPLES = ".samples"
+
+Health = Mapping[MachineId, Mapping[str, float]]
+
+
+# -- the document ----------------------------------------------------------------------------------
+
+
+def live(state: RunState, now: Micros, health: Health | None = None) -> Document:
+    """`parallel_live.json`. Costs time proportional to the number of machines, not of tasks."""
+    return {
+        "status": state.status,
+        "pool_id": stamp(state.planned_at),
+        "run": state.plan.run,
+        "started_at": iso(state.planned_at),
+        "total_tasks": state.total,
+        "completed_tasks": state.scored,
+        "failed_tasks": state.broken,
+        "workers": [_worker(state, machine) for machine in state.machines.values()],
+        "infrastructure": {
+            "active_nodes": len(state.ready),
+            "pending_jobs": state.waiting if state.ended_at is None else 0,
+            "compute_health": {state.machines[m].name: dict(sample) for m, sample in (health or {}).items()},
+        },
+        "performance": _performance(state),
+        "cost": {
+            "current_hourly_rate": _rounded(hourly_usd(state, now)),
+            "current_usd": _rounded(machines_usd(state, now)),
+            "estimated_total": _rounded(estimated_usd(state, now)),
+        },
+    }
+
+
+def _performance(state: RunState) -> Document:
+    begun = len(state.attempts)
+    return {
+        "avg_task_duration": _rounded(mean_seconds(state)),
+        "task_success_rate": _rounded(rate(state.succeeded, state.scored)),
+        "retry_rate": _rounded(retries(state) / begun) if begun else 0.0,
+    }
+
+
+def _worker(state: RunState, machine: MachineState) -> Document:
+    return {
+        "name": machine.name,
+        "status": worker_status(machine),
+        "assigned": _assigned(state, machine),
+        "completed": machine.scored,
+        "current_task": current_task(state, machine.id),
+    }
+
+
+def worker_status(machine: MachineState) -> str:
+    """In the words of the files other tools read."""
+    if machine.phase in ("requested", "up"):
+        return "creating"
+    if machine.phase == "ready":
+        return "running" if machine.open else "ready"
+    if machine.cause is not None:
+        return "failed"
+    return "completed" if machine.phase == "condemned" else "deleted"
+
+
+def _assigned(state: RunState, machine: MachineState) -> int:
+    """A static schedule's share, while the machine works on it; else what was started there."""
+    if machine.phase in ("condemned", "deleted"):
+        return machine.attempts
+    share = lane_share(state.plan.schedule, machine.lane, state.total, len(state.fresh))
+    return max(share, machine.attempts)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+def read_health(home: Path, machines: Iterable[MachineId]) -> dict[MachineId, dict[str, float]]:
+    """The newest samples of these machines, where there are any that can be read."""
+    folder = home / SAMPLES
+    if not folder.is_dir():
+        return {}
+    found = {machine: _sample(folder / f"{safe_name(machine)}.json") for machine in machines}
+    return {machine: sample for machine, sample in found.items() if sample}
+
+
+def _sample(path: Path) -> dict[str, float] | None:
+    try:
+        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return None
+    wanted = {key: raw.get(key) for key in ("cpu", "memory", "disk")}
+    return {key: float(value) for key, value in wanted.items() if isinstance(value, int | float)}
+
+
+# -- the scribe ------------------------------------------------------------------------------------
+
+
+class _Pace:
+    """Lets something happen at most every `least_s`, and at most a small share of the time."""
+
+    def __init__(self, least_s: float, share: float) -> None:
+        self._least_s = least_s
+        self._factor = 1 / share
+        self._next = 0.0
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def took(self, since: float) -> None:
+        """`since`: when it began, by the monotonic clock."""
+        end = time.monotonic()
+        self._next = end + max(self._least_s, self._factor * (end - since))
+
+
+class Scribe:
+    """Keeps the run's files current: `tick` about twice a second, `close` once, from one thread.
+
+    Never raises for what goes wrong with a file or with reading the journal: these files serve others, and
+    a full disk must not take the run down. `problem()` tells it, once.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        store: Records,
+        run: str,
+        clock: Callable[[], Micros] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._home = home
+        self._folder = home / run
+        self._run = run
+        self._clock = clock
+        self._follower = Follower(store, run)
+        self._live_at: Micros | None = None
+        self._latest = False
+        self._health: dict[MachineId, dict[str, float]] = {}
+        self._health_pace = _Pace(1.0, share=0.05)
+        self._results_pace = _Pace(5.0, share=0.05)
+        self._results_seq = 0
+        self._problem: str | None = None
+        self._told: set[str] = set()
+
+    @property
+    def state(self) -> RunState:
+        """As of the last tick. For looking only, and only from the thread that ticks."""
+        return self._follower.state
+
+    def tick(self) -> None:
+        """Bring the files up to date, as far as it is time for that."""
+        changed = self._poll()
+        if not self._follower.seq:
+            return
+        now = self._clock()
+        old = self._live_at is None or abs(seconds_between(self._live_at, now)) >= 0.9
+        ended = self.state.ended_at is not None
+        if changed or (old and not ended):
+            self._guarded(lambda: self._write_live(now))
+        if self._follower.seq > self._results_seq and (ended or self._results_pace.due()):
+            self._guarded(lambda: self._write_results(now, final=ended))
+
+    def close(self) -> None:
+        """Write what is true now, whether the run has ended or is merely left. May be repeated."""
+        self._poll()
+        if self._follower.seq:
+            now = self._clock()
+            self._guarded(lambda: self._write_live(now))
+            self._guarded(lambda: self._write_results(now, final=True))
+
+    def problem(self) -> str | None:
+        """What went wrong since the last call, if it was not told before."""
+        found, self._problem = self._problem, None
+        if found is None or found in self._told:
+            return None
+        self._told.add(found)
+        return found
+
+    def _poll(self) -> bool:
+        try:
+            return bool(self._follower.poll())
+        except JournalError as err:
+            self._problem = f"the live files are not up to date: {err}"
+            return False
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except OSError as err:
+            where = clean(str(err.filename2 or err.filename or self._folder))
+            why = (err.strerror or str(err)).lower()
+            self._problem = f"{where} cannot be written ({why}); the run goes on"
+
+    def _write_live(self, now: Micros) -> None:
+        self._live_at = now  # also when it fails: a full disk is not to be tried again at once
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._sample()
+        content = to_json(live(self.state, now, self._health))
+        replace(self._folder / LIVE, content)
+        if self._is_latest():
+            replace(self._home / LIVE, content)
+
+    def _sample(self) -> None:
+        if self._health_pace.due():
+            begun = time.monotonic()
+            self._health = read_health(self._home, self.state.ready)
+            self._health_pace.took(begun)
+
+    def _is_latest(self) -> bool:
+        """The home's files are the newest run's: whoever starts takes `latest`, and nobody takes it back."""
+        if not self._latest:
+            point(self._home / LATEST, self._run)
+            self._latest = True
+        return points_to(self._home / LATEST) == self._run
+
+    def _write_results(self, now: Micros, final: bool) -> None:
+        begun, seq = time.monotonic(), self._follower.seq
+        try:
+            document = results(self.state, self._folder, now)
+            replace(self._folder / RESULTS, to_json(document))
+            replace(self._folder / AGGREGATED, to_json(aggregated(document)))
+            if final:
+                for name, its in by_machine(document).items():
+                    replace(self._folder / name, to_json(its))
+        finally:
+            self._results_pace.took(begun)
+        self._results_seq = seq

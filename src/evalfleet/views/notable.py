@@ -1,0 +1,139 @@
+"""What of a run's events is worth a line to somebody who watches, in words. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from evalfleet import events as ev
+from evalfleet.model import (
+    AttemptId,
+    Broken,
+    Cause,
+    MachineId,
+    Micros,
+    Outcome,
+    Scored,
+    seconds_between,
+)
+from evalfleet.state import RunState
+
+from .words import clean, counted, duration, plural
+
+Kind = Literal["start", "task", "trouble", "news", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that happened. `outcome`: it was the end of an attempt; `settles`: and that of its task."""
+
+    at: Micros
+    kind: Kind
+    text: str
+    good: bool = True
+    outcome: Outcome | None = None
+    settles: bool = False
+
+
+def notable(state: RunState, record: ev.Record) -> Line | None:
+    """The record in words, by a state that already has it; None if it is of no interest."""
+    at = record.at
+    match record.event:
+        case ev.AttemptEnded(attempt, outcome, seconds):
+            return _attempt_ended(state, at, attempt, outcome, seconds)
+        case ev.RunPlanned(plan, total):
+            return Line(at, "start", f"{plan.run}: {plural(total, 'task')} of {plan.benchmark} planned")
+        case ev.RunResumed():
+            return Line(at, "start", f"{state.plan.run} is taken up again")
+        case ev.TasksReopened(tasks):
+            return Line(at, "news", f"{plural(len(tasks), 'broken task')} reopened")
+        case ev.StopRequested(reason, detail):
+            return Line(at, "trouble", f"stopping: {clean(detail) or _REASONS[reason]}", good=False)
+        case ev.RunEnded(status):
+            return Line(at, "end", f"the run is over: {status}", good=status == "done")
+        case ev.AttemptCollected(attempt, collected) if collected.problem and _counts(state, attempt):
+            text = f"artefacts of {clean(attempt)} are not complete: {clean(collected.problem)}"
+            return Line(at, "trouble", text, good=False)
+        case _:
+            return _machine(state, record)
+
+
+def _counts(state: RunState, attempt: AttemptId) -> bool:
+    """That a lost machine's files are lost, too, is no news."""
+    return isinstance(state.attempts[attempt].outcome, Scored)
+
+
+_REASONS = {
+    "user": "asked by the user",
+    "budget": "the budget is used up",
+    "time": "the time limit is reached",
+    "refused": "the place refuses us",
+}
+
+
+def _machine(state: RunState, record: ev.Record) -> Line | None:
+    at = record.at
+    match record.event:
+        case ev.MachineRequested(machine, name, _, offer):
+            where = "/".join(part for part in (offer.place, offer.region, offer.size) if part)
+            return Line(
+                at, "news", f"{clean(name)} requested ({clean(where)}{', spot' if offer.spot else ''})"
+            )
+        case ev.MachineReady(machine):
+            known = state.machines[machine]
+            took = seconds_between(known.requested_at, at)
+            return Line(at, "news", f"{clean(known.name)} ready after {duration(took)}")
+        case ev.MachineSilent(machine):
+            return Line(at, "trouble", f"{_name(state, machine)} is silent", good=False)
+        case ev.MachineHeard(machine):
+            return Line(at, "news", f"{_name(state, machine)} is heard again")
+        case ev.MachineCondemned(machine, detail, cause) if cause is not None:
+            text = f"{_name(state, machine)} given up ({words(cause)}): {clean(detail)}"
+            return Line(at, "trouble", text.removesuffix(": "), good=False)
+        case _:
+            return None
+
+
+def _name(state: RunState, machine: MachineId) -> str:
+    return clean(state.machines[machine].name)
+
+
+def words(cause: Cause) -> str:
+    return str(cause).replace("_", " ")
+
+
+def _attempt_ended(state: RunState, at: Micros, attempt: AttemptId, outcome: Outcome, seconds: float) -> Line:
+    known = state.attempts[attempt]
+    task = state.tasks[known.task]
+    where = f"{clean(task.task.id)} on {clean(state.machines[known.machine].name)}"
+    if isinstance(outcome, Scored):
+        text = f"{where}: {_score(outcome)} in {duration(seconds)}"
+        return Line(at, "task", text, outcome.success, outcome, settles=True)
+    what = words(outcome.cause) + (f" ({clean(outcome.detail, 120)})" if outcome.detail else "")
+    # By the task as it is now: in a batch of records it may already be further.
+    last = task.decided_by == known.id
+    fate = (
+        "broken for good" if last else "not counted" if outcome.cause is Cause.CANCELLED else "to be retried"
+    )
+    return Line(at, "trouble", f"{where}: {what}, {fate}", False, outcome, settles=last)
+
+
+def _score(outcome: Scored) -> str:
+    verdict = "success" if outcome.success else "no success"
+    exact = "" if outcome.score in (0.0, 1.0) else f" (score {outcome.score:.3g})"
+    return f"{verdict}{exact}{', time limit' if outcome.limit_s is not None else ''}"
+
+
+def together(lines: list[Line]) -> str:
+    """Many lines as one: how many, and what the attempts among them came to."""
+    outcomes = [line.outcome for line in lines if line.outcome is not None]
+    scored = [outcome for outcome in outcomes if isinstance(outcome, Scored)]
+    causes = Counter(str(outcome.cause) for outcome in outcomes if isinstance(outcome, Broken))
+    rest = len(lines) - len(outcomes)
+    parts = [
+        f"{len(scored):,} scored, {sum(o.success for o in scored):,} of them succeeded" if scored else "",
+        f"broken: {counted(causes)}" if causes else "",
+        plural(rest, "notice") + " about machines and the run" if rest else "",
+    ]
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,262 @@
+"""A run as a document to keep or send on: Markdown, JSON, or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evalfleet.errors import RequestError
+from evalfleet.names import hint
+
+from .files import to_json
+from .results import Document
+from .summary import next_steps
+from .words import clean, counted, duration, interval, percent, usd
+
+SLOWEST = 10
+MOST = 50
+"""Longer lists of broken tasks and machines are cut: results.json has all."""
+
+
+def report(results: Document, format: str) -> str:
+    """The report in `format`: md, json or csv. Raises RequestError for another."""
+    make = FORMATS.get(format)
+    if make is None:
+        raise RequestError(f"report format {format!r} is unknown; {hint(format, FORMATS)}")
+    return make(results)
+
+
+def _json(results: Document) -> str:
+    return to_json(results).decode()
+
+
+# -- Markdown --------------------------------------------------------------------------------------
+
+
+def _markdown(results: Document) -> str:
+    sections = [
+        _headline(results),
+        _domains(results),
+        _attempts(results),
+        _cost(results),
+        _slowest(results),
+        _broken(results),
+        _unrun(results),
+        _machines(results),
+        _next(results),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _headline(results: Document) -> str:
+    rate = percent(results["success_rate"])
+    rows = [
+        ("Success rate", f"**{rate}** ({results['succeeded']:,} of {results['scored']:,} scored tasks)"),
+        ("95% interval", interval(results["success_rate_ci"])),
+        ("Mean score", _number(results["mean_score"])),
+        ("Tasks", _task_counts(results)),
+        ("Benchmark", results["benchmark"]),
+        ("Model", results["model"] or "-"),
+        ("Places", ", ".join(results["places"])),
+        ("Status", _status(results)),
+        ("Started", results["started_at"]),
+        ("Ended", results["ended_at"] or "-"),
+        ("Duration", duration(results["duration_seconds"])),
+        ("Cost of machines", usd(results["cost"]["machines_usd"])),
+    ]
+    return f"# {_cell(results['run'])}\n\n" + _table(["", ""], rows)
+
+
+def _task_counts(results: Document) -> str:
+    names = ("scored", "broken", "unrun")
+    return f"{results['total_tasks']:,}: " + ", ".join(f"{results[name]:,} {name}" for name in names)
+
+
+def _status(results: Document) -> str:
+    stop = results["stop"]
+    return f"{results['status']} ({stop['detail'] or stop['reason']})" if stop else results["status"]
+
+
+def _domains(results: Document) -> str:
+    head = ["Domain", "Tasks", "Scored", "Succeeded", "Success rate", "95% interval", "Mean score"]
+    rows = [
+        (
+            name or "(none)",
+            part["total"],
+            part["scored"],
+            part["succeeded"],
+            percent(part["success_rate"]),
+            interval(part["success_rate_ci"]),
+            _number(part["mean_score"]),
+        )
+        for name, part in results["by_domain"].items()
+    ]
+    return "## By domain\n\n" + _table(head, rows, right=(1, 2, 3, 4, 6)) if rows else ""
+
+
+def _attempts(results: Document) -> str:
+    total, retries = results["attempts"], results["retries"]
+    text = f"## Attempts\n\n{total:,} attempts, of which {retries:,} were retries."
+    seconds = results["task_seconds"]
+    if seconds["p50"] is not None:
+        text += (
+            f" A scored attempt took {duration(seconds['p50'])} (median), {duration(seconds['p90'])} "
+            f"(90th percentile), {duration(seconds['max'])} at most."
+        )
+    if not results["causes"]:
+        return text + " None was broken."
+    rows = [
+        (name.replace("_", " "), n, results["broken_causes"].get(name, 0)) for name, n in _causes(results)
+    ]
+    return text + "\n\n" + _table(["Cause", "Broken attempts", "Tasks broken for good"], rows, right=(1, 2))
+
+
+def _causes(results: Document) -> list[tuple[str, int]]:
+    return sorted(results["causes"].items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _cost(results: Document) -> str:
+    cost = results["cost"]
+    rows = [
+        ("Machines", usd(cost["machines_usd"])),
+        ("Models", usd(cost["models_usd"])),
+        ("A scored task", usd(cost["per_task_usd"]) if cost["per_task_usd"] is not None else "-"),
+    ]
+    return "## Cost\n\n" + _table(["", "USD"], rows, right=(1,))
+
+
+def _slowest(results: Document) -> str:
+    timed = [task for task in results["tasks"] if task["success"] is not None]
+    timed.sort(key=lambda task: -(task["duration_seconds"] or 0.0))
+    rows = [
+        (task["task_id"], duration(task["duration_seconds"]), _verdict(task), task["machine"])
+        for task in timed[:SLOWEST]
+    ]
+    if not rows:
+        return ""
+    return "## Slowest tasks\n\n" + _table(["Task", "Duration", "Outcome", "Machine"], rows, right=(1,))
+
+
+def _verdict(task: Document) -> str:
+    limit = ", time limit" if task["limit_seconds"] is not None else ""
+    return f"{'success' if task['success'] else 'no success'} ({_number(task['score'])}){limit}"
+
+
+def _broken(results: Document) -> str:
+    broken = [task for task in results["tasks"] if task["status"] == "broken"]
+    rows = [
+        (task["task_id"], (task["cause"] or "").replace("_", " "), task["error"] or "", task["attempts"])
+        for task in broken[:MOST]
+    ]
+    if not rows:
+        return ""
+    head = ["Task", "Cause", "Reason", "Attempts"]
+    return "## Broken tasks\n\n" + _table(head, rows, right=(3,)) + _rest(len(broken), "tasks")
+
+
+def _unrun(results: Document) -> str:
+    names = [_cell(task["task_id"]) for task in results["tasks"] if task["status"] == "unrun"]
+    if not names:
+        return ""
+    return f"## Unrun tasks\n\n{', '.join(names[:MOST])}{_rest(len(names), 'tasks')}"
+
+
+def _machines(results: Document) -> str:
+    machines: list[Document] = results["machines"]
+    rows = [
+        (
+            machine["name"],
+            "/".join(machine[key] for key in ("place", "region", "size") if machine[key]),
+            duration(machine["uptime_seconds"]),
+            usd(machine["cost_usd"]),
+            machine["attempts"],
+            machine["scored"],
+            _end(machine),
+        )
+        for machine in machines[:MOST]
+    ]
+    if not rows:
+        return ""
+    head = ["Machine", "Where", "Uptime", "Cost", "Attempts", "Scored", "End"]
+    ends = counted(_ends(machines))
+    text = f"## Machines\n\n{len(machines):,} in all{f'; given up: {ends}' if ends else ''}.\n\n"
+    return text + _table(head, rows, right=(2, 3, 4, 5)) + _rest(len(machines), "machines")
+
+
+def _ends(machines: list[Document]) -> dict[str, int]:
+    causes = [machine["cause"] for machine in machines if machine["cause"]]
+    return {cause: causes.count(cause) for cause in set(causes)}
+
+
+def _end(machine: Document) -> str:
+    if machine["phase"] not in ("condemned", "deleted"):
+        return str(machine["phase"])
+    cause = str(machine["cause"] or "").replace("_", " ")
+    return ": ".join(part for part in (cause, machine["detail"]) if part) or "released"
+
+
+def _next(results: Document) -> str:
+    steps = next_steps(results)
+    return "## What to do next\n\n" + "\n".join(f"    {step}" for step in steps) if steps else ""
+
+
+def _rest(count: int, what: str) -> str:
+    return f"\n\n... and {count - MOST:,} more {what}; results.json has them all." if count > MOST else ""
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> str:
+    rule = ["---:" if column in right else "---" for column in range(len(head))]
+    body = [[_cell(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(head), rule, *body])
+
+
+def _cell(value: object) -> str:
+    """Text that cannot end the cell, or be taken for a tag: reasons hold whatever a machine said."""
+    return clean(str(value), 200).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+# -- CSV -------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "task_id",
+    "domain",
+    "status",
+    "success",
+    "score",
+    "num_steps",
+    "duration_seconds",
+    "attempts",
+    "cause",
+    "error",
+    "machine",
+    "artifacts",
+)
+
+
+def _csv(results: Document) -> str:
+    """One row a task, by RFC 4180."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([_field(task[column]) for column in COLUMNS] for task in results["tasks"])
+    return out.getvalue()
+
+
+def _field(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # A spreadsheet would run it: the text of an error is the agent's, and no agent is trusted.
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
+
+
+FORMATS: dict[str, Callable[[Document], str]] = {"md": _markdown, "json": _json, "csv": _csv}

@@ -1,0 +1,265 @@
+"""The results of a run as one document: `results.json`, `show --json`, and what reports are made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from evalfleet.errors import RequestError
+from evalfleet.model import Broken, Micros, Outcome, Scored, TaskId, seconds_between
+from evalfleet.names import hint, safe_name
+from evalfleet.state import AttemptState, MachineState, RunState, TaskState
+
+from .stats import Tally, by_domain, machine_end, machine_usd, machines_usd, percentile, tally
+from .words import iso
+
+Document = dict[str, Any]
+
+
+def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Document:
+    """All there is to say about the run at `now` (by default: when its last event was recorded).
+
+    `scored + broken + unrun = total_tasks` always: while the run goes on, what is not settled is unrun.
+    Costs time proportional to the number of tasks.
+    """
+    at = state.last_at if now is None else max(now, state.last_at)
+    whole = tally(state.tasks.values())
+    return {
+        **_head(state),
+        **_counts(state, whole),
+        "by_domain": {domain: _shares(part) for domain, part in by_domain(state.tasks.values()).items()},
+        "causes": {str(cause): n for cause, n in state.causes.most_common()},
+        "cost": _cost(state, at),
+        "tasks": [_task(state, known, run_dir.name) for known in state.tasks.values()],
+        **_beyond(state, at),
+        "machines": [machine_entry(machine, at) for machine in state.machines.values()],
+    }
+
+
+def _head(state: RunState) -> Document:
+    return {
+        "run": state.plan.run,
+        "benchmark": state.plan.benchmark,
+        "model": state.plan.model or None,
+        "status": state.status,
+        "started_at": iso(state.planned_at),
+        "ended_at": iso(state.ended_at),
+    }
+
+
+def _counts(state: RunState, whole: Tally) -> Document:
+    return {
+        "total_tasks": state.total,
+        "scored": state.scored,
+        "broken": state.broken,
+        "unrun": state.total - state.scored - state.broken,
+        "succeeded": whole.succeeded,
+        "failed": whole.scored - whole.succeeded,
+        "success_rate": _rounded(whole.success_rate),
+        "success_rate_ci": _ci(whole),
+        "mean_score": _rounded(whole.mean_score),
+    }
+
+
+def _shares(part: Tally) -> Document:
+    return {
+        "total": part.total,
+        "scored": part.scored,
+        "succeeded": part.succeeded,
+        "success_rate": _rounded(part.success_rate),
+        "success_rate_ci": _ci(part),
+        "mean_score": _rounded(part.mean_score),
+    }
+
+
+def _ci(part: Tally) -> list[float] | None:
+    return [round(end, 6) for end in part.ci] if part.ci else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _cost(state: RunState, now: Micros) -> Document:
+    machines = machines_usd(state, now)
+    # Not state.models_usd: a sum of nothing is no price.
+    prices = [
+        known.outcome.cost_usd
+        for known in state.tasks.values()
+        if isinstance(known.outcome, Scored) and known.outcome.cost_usd is not None
+    ]
+    models = sum(prices) if prices else None
+    each = (machines + (models or 0.0)) / state.scored if state.scored else None
+    prices_usd = {"machines_usd": machines, "models_usd": models, "per_task_usd": each}
+    return {name: _rounded(value) for name, value in prices_usd.items()}
+
+
+def _beyond(state: RunState, now: Micros) -> Document:
+    """What the contract does not ask for, and people do."""
+    ended = now if state.ended_at is None else state.ended_at
+    scored = [a.seconds for a in state.attempts.values() if isinstance(a.outcome, Scored)]
+    shares = {"p50": 0.5, "p90": 0.9, "max": 1.0}
+    begun = sum(1 for known in state.tasks.values() if known.attempts)
+    broken = Counter(str(t.outcome.cause) for t in state.tasks.values() if isinstance(t.outcome, Broken))
+    stop = state.stop
+    return {
+        "running": state.running,
+        "places": list(state.plan.places),
+        "workers": state.limits.workers,
+        "duration_seconds": _rounded(seconds_between(state.planned_at, ended)),
+        "attempts": len(state.attempts),
+        "retries": len(state.attempts) - begun,
+        "broken_causes": dict(broken.most_common()),
+        "task_seconds": {name: _rounded(percentile(scored, share)) for name, share in shares.items()},
+        "stop": None if stop is None else {"reason": stop.reason, "detail": stop.detail},
+        "controllers": state.controllers,
+    }
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def artefacts_path(run: str, task: str, attempt: str) -> str:
+    """Where an attempt's artefacts are, relative to the home."""
+    return f"{run}/{safe_name(task)}/{safe_name(attempt)}/"
+
+
+def task_status(state: RunState, known: TaskState) -> str:
+    """`unrun`: not settled, and nothing will change that unless the run is taken up again."""
+    over = state.ended_at is not None or known.status == "held"
+    return "unrun" if over and known.status not in ("scored", "broken") else known.status
+
+
+def _task(state: RunState, known: TaskState, run: str) -> Document:
+    """`machine`, `duration_seconds` and `artifacts` are of the attempt that decided; else of the newest."""
+    shown = known.decided_by or (known.attempts[-1] if known.attempts else None)
+    attempt = None if shown is None else state.attempts[shown]
+    return {
+        "task_id": known.task.id,
+        "domain": known.task.domain,
+        **_verdict(known.outcome),
+        "duration_seconds": _seconds(attempt),
+        "attempts": len(known.attempts),
+        "machine": None if attempt is None else state.machines[attempt.machine].name,
+        "artifacts": None if attempt is None else artefacts_path(run, known.task.id, attempt.id),
+        "status": task_status(state, known),
+    }
+
+
+def _verdict(outcome: Outcome | None) -> Document:
+    scored = outcome if isinstance(outcome, Scored) else None
+    broken = outcome if isinstance(outcome, Broken) else None
+    return {
+        "success": None if scored is None else scored.success,
+        "score": None if scored is None else scored.score,
+        "num_steps": None if scored is None else scored.num_steps,
+        "error": scored.error if scored else broken.detail or None if broken else None,
+        "cause": None if broken is None else str(broken.cause),
+        "screenshots": [] if scored is None else list(scored.screenshots),
+        "limit_seconds": None if scored is None else scored.limit_s,
+    }
+
+
+def _seconds(attempt: AttemptState | None) -> float | None:
+    """What the machine measured; where it could not tell, by our own clock."""
+    if attempt is None or attempt.ended_at is None:
+        return None
+    measured = attempt.seconds or seconds_between(attempt.started_at, attempt.ended_at)
+    return _rounded(measured)
+
+
+def task_detail(state: RunState, task: TaskId) -> Document:
+    """`show RUN TASK`: the task and every attempt at it. Raises RequestError for an unknown task."""
+    known = state.tasks.get(task)
+    if known is None:
+        raise RequestError(f"run {state.plan.run!r} has no task {task!r}; {hint(task, state.tasks)}")
+    run = state.plan.run
+    return {
+        "run": run,
+        **_task(state, known, run),
+        "params": dict(known.task.params),
+        "timeout_seconds": known.task.timeout_s,
+        "decided_by": known.decided_by,
+        "attempts": [attempt_entry(state, state.attempts[a]) for a in known.attempts],
+    }
+
+
+def attempt_entry(state: RunState, attempt: AttemptState) -> Document:
+    outcome, collected = attempt.outcome, attempt.collected
+    return {
+        "attempt": attempt.id,
+        "outcome": "running" if outcome is None else "scored" if isinstance(outcome, Scored) else "broken",
+        "machine": state.machines[attempt.machine].name,
+        "machine_id": attempt.machine,
+        "node": attempt.node or state.machines[attempt.machine].node or None,
+        "started_at": iso(attempt.started_at),
+        "ended_at": iso(attempt.ended_at),
+        "duration_seconds": _seconds(attempt),
+        **_verdict(outcome),
+        "artifacts": artefacts_path(state.plan.run, attempt.task, attempt.id),
+        "files": None if collected is None else collected.files,
+        "problem": None if collected is None else collected.problem or None,
+        "superseded": None if attempt.superseded is None else _verdict(attempt.superseded),
+    }
+
+
+# -- machines --------------------------------------------------------------------------------------
+
+
+def machine_entry(machine: MachineState, now: Micros) -> Document:
+    ended = machine_end(machine, now)
+    return {
+        "name": machine.name,
+        "id": machine.id,
+        "phase": machine.phase,
+        "place": machine.offer.place,
+        "region": machine.offer.region or None,
+        "size": machine.offer.size,
+        "spot": machine.offer.spot,
+        "usd_per_hour": machine.offer.usd_per_hour,
+        "address": machine.address or None,
+        "requested_at": iso(machine.requested_at),
+        "ready_at": iso(machine.ready_at),
+        "ended_at": iso(machine.gone_at),
+        "uptime_seconds": _rounded(seconds_between(machine.requested_at, ended)),
+        "cost_usd": _rounded(machine_usd(machine, now)),
+        "attempts": machine.attempts,
+        "scored": machine.scored,
+        "cause": None if machine.cause is None else str(machine.cause),
+        "detail": machine.detail or None,
+    }
+
+
+# -- for scripts that know other files -------------------------------------------------------------
+
+
+def aggregated(document: Document) -> Document:
+    """`aggregated_results.json`, from results()."""
+    keys = ("total_tasks", "succeeded", "failed", "success_rate", "tasks", "by_domain")
+    return {key: document[key] for key in keys}
+
+
+def by_machine(document: Document) -> dict[str, Document]:
+    """File name -> `<machine>_results.json`, from results(): each settled task where it was decided."""
+    tasks: dict[str, list[Document]] = {machine["name"]: [] for machine in document["machines"]}
+    for task in document["tasks"]:
+        if task["status"] in ("scored", "broken"):
+            tasks[task["machine"]].append(task)
+    ends = {machine["name"]: machine["ended_at"] for machine in document["machines"]}
+    return {
+        f"{safe_name(name)}_results.json": _worker(document["run"], name, ends[name], its)
+        for name, its in tasks.items()
+    }
+
+
+def _worker(run: str, name: str, ended: str | None, tasks: list[Document]) -> Document:
+    scored = [task for task in tasks if task["success"] is not None]
+    succeeded = sum(task["success"] for task in scored)
+    summary: Document = {
+        "total": len(tasks),
+        "succeeded": succeeded,
+        "failed": len(scored) - succeeded,
+        "success_rate": _rounded(succeeded / len(scored)) if scored else None,
+    }
+    return {"worker_name": name, "run_id": run, "completed_at": ended, "tasks": tasks, "summary": summary}

@@ -1,0 +1,209 @@
+"""Rates, intervals and estimates. Pure; nothing here costs more than the number of machines, per call,
+unless it is given a list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from evalfleet.cost import billed_usd
+from evalfleet.model import Cause, MachineId, Micros, Scored, TaskId, seconds_between
+from evalfleet.state import MachineState, RunState, TaskState
+
+_Z95 = 1.959963984540054
+
+
+def wilson(succeeded: int, scored: int) -> tuple[float, float] | None:
+    """The 95% interval of a share (Wilson's score interval); None of nothing."""
+    if scored <= 0:
+        return None
+    share, z2 = succeeded / scored, _Z95**2
+    middle = share + z2 / (2 * scored)
+    half = _Z95 * math.sqrt(share * (1 - share) / scored + z2 / (4 * scored**2))
+    scale = 1 + z2 / scored
+    # Exactly 0 and 1 at the ends, where the difference of two equal numbers would leave dust.
+    low = 0.0 if succeeded == 0 else max(0.0, (middle - half) / scale)
+    high = 1.0 if succeeded == scored else min(1.0, (middle + half) / scale)
+    return low, high
+
+
+def rate(succeeded: int, scored: int) -> float | None:
+    """Of the scored only: what is broken says nothing about the agent."""
+    return succeeded / scored if scored else None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some tasks came to."""
+
+    total: int = 0
+    scored: int = 0
+    succeeded: int = 0
+    score_sum: float = 0.0
+
+    def add(self, known: TaskState) -> None:
+        self.total += 1
+        if isinstance(known.outcome, Scored):
+            self.scored += 1
+            self.succeeded += known.outcome.success
+            self.score_sum += known.outcome.score
+
+    @property
+    def success_rate(self) -> float | None:
+        return rate(self.succeeded, self.scored)
+
+    @property
+    def ci(self) -> tuple[float, float] | None:
+        return wilson(self.succeeded, self.scored)
+
+    @property
+    def mean_score(self) -> float | None:
+        return self.score_sum / self.scored if self.scored else None
+
+
+def tally(tasks: Iterable[TaskState]) -> Tally:
+    whole = Tally()
+    for known in tasks:
+        whole.add(known)
+    return whole
+
+
+def by_domain(tasks: Iterable[TaskState]) -> dict[str, Tally]:
+    """Domains in alphabetical order."""
+    found: dict[str, Tally] = {}
+    for known in tasks:
+        found.setdefault(known.task.domain, Tally()).add(known)
+    return dict(sorted(found.items()))
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Linear between neighbours, as most libraries do it; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+# -- money and time of machines --------------------------------------------------------------------
+
+
+def machine_end(machine: MachineState, now: Micros) -> Micros:
+    """When its billing ended, or `now`; never past its expiry, at which the place ends it by itself."""
+    if machine.gone_at is not None:
+        return machine.gone_at
+    return max(machine.requested_at, min(now, machine.expires_at))
+
+
+def machine_usd(machine: MachineState, now: Micros) -> float:
+    return billed_usd(machine.offer, machine.requested_at, machine_end(machine, now))
+
+
+def machines_usd(state: RunState, now: Micros) -> float:
+    """What all machines of the run have cost until now."""
+    return state.closed_usd + sum(machine_usd(state.machines[m], now) for m in state.undeleted)
+
+
+def hourly_usd(state: RunState, now: Micros) -> float:
+    """What the machines that exist cost an hour."""
+    alive = (state.machines[m] for m in state.undeleted)
+    return sum((machine.offer.usd_per_hour for machine in alive if machine.expires_at > now), 0.0)
+
+
+# -- pace ------------------------------------------------------------------------------------------
+
+
+def mean_seconds(state: RunState) -> float | None:
+    """The mean duration of scored attempts."""
+    return state.scored_seconds / state.scored if state.scored else None
+
+
+def retries(state: RunState) -> int:
+    """Attempts beyond each task's first."""
+    begun = state.scored + state.broken + state.running + len(state.retries)
+    if state.counts["held"]:  # rare: tasks tried before, left alone by `resume --only broken`
+        begun = sum(1 for known in state.tasks.values() if known.attempts)
+    return len(state.attempts) - begun
+
+
+def per_minute(state: RunState, now: Micros) -> float | None:
+    """Scored tasks a minute, lately: over about the last hundred attempts. None before the first.
+
+    Looks at the newest attempts only, so that it stays cheap, and true after a break or a resume.
+    """
+    ends: list[Micros] = []
+    first = now
+    for attempt in islice(reversed(state.attempts.values()), 2 * state.running + 100):
+        if attempt.started_at < state.started_at:
+            break
+        first = attempt.started_at
+        if attempt.ended_at is not None and isinstance(attempt.outcome, Scored):
+            ends.append(attempt.ended_at)
+    if not ends:
+        return None
+    until = now if state.ended_at is None else state.ended_at
+    # Between ends where there are enough of them; else the whole time, which the first attempt's start opens.
+    since, count = (min(ends), len(ends) - 1) if len(ends) >= 5 else (first, len(ends))
+    span = seconds_between(since, until)
+    return 60 * count / span if span > 0 else None
+
+
+def eta_s(state: RunState, now: Micros) -> float | None:
+    """Seconds until the last task is expected to end. None: nothing is known yet, or nobody works."""
+    left = state.waiting + state.running
+    if not left or state.ended_at is not None:
+        return 0.0
+    mean = mean_seconds(state)
+    if mean is None or not state.live:
+        return None
+    under_way = [max(0.0, mean - spent) for spent in _open_seconds(state, now)]
+    places = min(state.live * state.plan.slots, left)
+    waiting = 0 if state.stop is not None else state.waiting
+    work = (waiting * mean + sum(under_way)) * _lost_work(state)
+    return max(work / places, max(under_way, default=0.0), mean if waiting else 0.0)
+
+
+def _lost_work(state: RunState) -> float:
+    """How many attempts a score takes here: what was broken so far will go on to be."""
+    lost = state.causes.total() - state.causes[Cause.CANCELLED]
+    return min(3.0, 1 + lost / state.scored)
+
+
+def _open_seconds(state: RunState, now: Micros) -> Iterable[float]:
+    for machine in state.ready:
+        for attempt in state.machines[machine].open:
+            yield seconds_between(state.attempts[attempt].started_at, now)
+
+
+def estimated_usd(state: RunState, now: Micros) -> float | None:
+    """What the machines will have cost at the end, if it goes on like this."""
+    spent = machines_usd(state, now)
+    if state.ended_at is not None:
+        return spent
+    left_s = eta_s(state, now)
+    return None if left_s is None else spent + hourly_usd(state, now) * left_s / 3600
+
+
+# -- who does what ---------------------------------------------------------------------------------
+
+
+def current_task(state: RunState, machine: MachineId) -> TaskId | None:
+    attempt = next(iter(state.machines[machine].open), None)
+    return None if attempt is None else state.attempts[attempt].task
+
+
+def lane_share(schedule: str, lane: int, total: int, lanes: int) -> int:
+    """How many tasks a static schedule gives to a lane: the inverse of state.lane_of, without a loop."""
+    if lane >= lanes or schedule == "dynamic":
+        return 0
+    if schedule == "round-robin":
+        return total // lanes + (lane < total % lanes)
+    return _ceil((lane + 1) * total, lanes) - _ceil(lane * total, lanes)
+
+
+def _ceil(part: int, whole: int) -> int:
+    return -(-part // whole)

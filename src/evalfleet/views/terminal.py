@@ -1,0 +1,163 @@
+"""Following a run: on a terminal a picture that stays in place, elsewhere plain lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from evalfleet.events import Record
+from evalfleet.model import Micros
+from evalfleet.state import RunState
+
+from .frame import STYLES, Row, Size, as_text, frame
+from .notable import Line, notable
+from .plain import JsonLines, PlainLines, json_lines
+from .summary import summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+__all__ = ["Display", "JsonLines", "PlainLines", "View", "json_lines", "summary", "view_for"]
+
+
+class View(Protocol):
+    """Shows a run that goes on. The caller decides how often, and polls."""
+
+    def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
+        """Show the state at `now`; `records` became part of it since the last update."""
+        ...
+
+    def close(self, state: RunState | None = None, now: Micros = 0) -> None:
+        """Show the last of it (if given a state) and leave the terminal as it was. May be repeated."""
+        ...
+
+
+def view_for(out: TextIO | None = None, *, json: bool = False) -> View:
+    """What suits `out` (default: standard output)."""
+    stream = sys.stdout if out is None else out
+    write = _Writer(stream)
+    if json:
+        return JsonLines(write)
+    return Display(stream) if is_screen(stream) else PlainLines(write)
+
+
+class _Writer:
+    """Writes lines until nobody reads them: `evalfleet run ... | head` must not end the run."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._open = True
+
+    def __call__(self, line: str) -> None:
+        if not self._open:
+            return
+        # Another encoding than UTF-8 gets question marks rather than a traceback.
+        encoding = self._out.encoding or "utf-8"
+        try:
+            print(line.encode(encoding, "replace").decode(encoding), file=self._out, flush=True)
+        except BrokenPipeError:
+            self._open = False
+
+
+def is_screen(out: TextIO) -> bool:
+    """Can a picture be kept in place there? Not in a pipe, a dumb terminal, or a notebook."""
+    terminal = os.environ.get("TERM", "")
+    return out.isatty() and terminal not in ("", "dumb", "unknown") and not _in_notebook()
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    get = getattr(shell, "get_ipython", None)
+    return get is not None and type(get()).__name__ == "ZMQInteractiveShell"
+
+
+class Display:
+    """The live picture, with rich. Draws only what changed since, and starts anew when resized.
+
+    What others print meanwhile through `print` or logging appears above it.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        from rich.console import Console
+
+        self._console: Console = Console(file=out, highlight=False, soft_wrap=False)
+        self._ascii = not (self._console.encoding or "").lower().startswith("utf")
+        self._events: deque[Line] = deque(maxlen=5)
+        self._live: Live | None = None
+        self._size = Size(0, 0)
+        self._drawn: list[Row] = []
+        self._closed = False
+
+    def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
+        for record in records:
+            line = notable(state, record)
+            if line is not None and line.kind in ("trouble", "news") and not _routine(record):
+                self._events.append(line)
+        if not self._closed and state.events:
+            self._draw(state, now)
+
+    def close(self, state: RunState | None = None, now: Micros = 0) -> None:
+        if self._closed:
+            return
+        if state is not None and state.events:
+            self._draw(state, now or state.last_at)
+        self._closed = True
+        if self._live is not None:
+            # A finished run's picture makes room for the summary; any other one is the last word.
+            self._live.transient = state is not None and state.ended_at is not None
+            self._live.stop()
+
+    def _draw(self, state: RunState, now: Micros) -> None:
+        width, height = self._console.size
+        size = Size(width, height)
+        rows = frame(state, now, size, list(self._events), self._ascii)
+        if rows == self._drawn and size == self._size:
+            return
+        narrower = self._live is not None and size.width != self._size.width
+        self._size, self._drawn = size, rows
+        if narrower:
+            self._restart()
+        if self._live is None:
+            self._live = self._start()
+        self._live.update(_rendered(rows), refresh=True)
+
+    def _start(self) -> Live:
+        from rich.live import Live
+
+        live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+        live.start()
+        return live
+
+    def _restart(self) -> None:
+        """The terminal has wrapped our old lines anew: where they are now, nobody knows."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        self._console.clear()
+
+
+def _routine(record: Record) -> bool:
+    """Every machine is requested, and becomes ready: its own line shows that."""
+    return type(record.event).__name__ in ("MachineRequested", "MachineReady")
+
+
+def _rendered(rows: Sequence[Row]) -> Text:
+    from rich.text import Text
+
+    whole = Text(no_wrap=True, overflow="crop", end="")
+    for number, row in enumerate(rows):
+        if number:
+            whole.append("\n")
+        for text, style in row:
+            whole.append(text, STYLES[style])
+    return whole
+
+
+def picture(state: RunState, now: Micros, size: Size, events: Sequence[Line] = ()) -> str:
+    """The display as plain text."""
+    return as_text(frame(state, now, size, events))

@@ -1,0 +1,113 @@
+"""How facts are written for people: times, money, shares, and text that others gave us. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from evalfleet.model import SECOND, Micros
+
+
+def iso(at: Micros | None) -> str | None:
+    """`2026-01-02T14:30:52.125Z`; whole seconds without a fraction."""
+    if at is None:
+        return None
+    text = f"{datetime.fromtimestamp(at // SECOND, UTC):%Y-%m-%dT%H:%M:%S}"
+    millis = at % SECOND // 1000
+    return f"{text}.{millis:03d}Z" if millis else f"{text}Z"
+
+
+def stamp(at: Micros) -> str:
+    """`20260102_143052`, as pool ids have it."""
+    return f"{datetime.fromtimestamp(at // SECOND, UTC):%Y%m%d_%H%M%S}"
+
+
+def clock_time(at: Micros) -> str:
+    """The time of day here, for people: `14:30:52`."""
+    return f"{datetime.fromtimestamp(at // SECOND, UTC).astimezone():%H:%M:%S}"
+
+
+def duration(seconds: float | None) -> str:
+    """`0:03:12`, `27:10:00`; below a minute and exact enough to care: `4.2s`."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    return hms(seconds)
+
+
+def hms(seconds: float) -> str:
+    minutes, rest = divmod(int(max(0.0, seconds) + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def usd(amount: float | None) -> str:
+    """`$1,204.50`; more digits where cents would say nothing."""
+    if amount is None:
+        return "unknown"
+    if 0 < abs(amount) < 0.1:
+        return f"${amount:.4f}" if abs(amount) >= 0.00005 else "under $0.0001"
+    return f"${amount:,.2f}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+def interval(ci: tuple[float, float] | list[float] | None) -> str:
+    """`33.1% to 48.7%`."""
+    return "-" if ci is None else f"{percent(ci[0])} to {percent(ci[1])}"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """`evicted 3, timeout 1`: most frequent first."""
+    ranked = sorted(((n, name) for name, n in counts.items() if n), key=lambda pair: (-pair[0], pair[1]))
+    return ", ".join(f"{name.replace('_', ' ')} {n:,}" for n, name in ranked)
+
+
+def plural(n: int, noun: str) -> str:
+    if n == 1:
+        return f"1 {noun}"
+    return f"{n:,} {noun[:-1]}ies" if noun.endswith("y") else f"{n:,} {noun}s"
+
+
+def clean(text: str, limit: int = 300) -> str:
+    """One line without control characters: names and details come from agents and machines."""
+    kept = "".join(c if c.isprintable() else " " for c in text[: 4 * limit])
+    line = " ".join(kept.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(_cell(c) for c in text)
+
+
+def _cell(char: str) -> int:
+    if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def fit(text: str, width: int) -> str:
+    """The text in at most `width` columns, with `..` where something is left out."""
+    if cells(text) <= width:
+        return text
+    kept, used, room = "", 0, max(0, width - 2)
+    for char in text:
+        if used + _cell(char) > room:
+            break
+        kept += char
+        used += _cell(char)
+    return (kept + "..")[: max(0, width)]
+
+
+def pad(text: str, width: int, right: bool = False) -> str:
+    """The text in exactly `width` columns."""
+    short = fit(text, width)
+    gap = " " * (width - cells(short))
+    return gap + short if right else short + gap

@@ -1,0 +1,21 @@
+"""Processes of this computer keep the contract, with real commands."""
+
+from __future__ import annotations
+
+from evalfleet.ports import Provider
+from evalfleet.providers.local import LocalPlace, LocalSettings
+from evalfleet.testing import ChannelContract, Harness, ProviderContract, ShellHarness
+
+
+class LocalHarness(ShellHarness):
+    unit_s = 0.4
+    silent_s = 3.0
+    listed_when_expired = True  # its directory stays, with the results, until it is deleted
+
+    def make_place(self) -> Provider:
+        return LocalPlace("local", LocalSettings(), self.directory / "machines")
+
+
+class TestLocalPlace(ProviderContract, ChannelContract):
+    def harness(self) -> Harness:
+        return LocalHarness()

@@ -1,0 +1,580 @@
+"""The place `local` and its channel: real directories, real processes, as a controller uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.channels.artefacts import Caps, bring_home
+from evalfleet.channels.secrecy import Secrets
+from evalfleet.channels.supervisor.processes import birth, marked, parse_stat
+from evalfleet.errors import ChannelError, ProviderError, RequestError, SetupFailed, StaleController
+from evalfleet.model import (
+    AttemptId,
+    Bundle,
+    Collected,
+    Command,
+    Ended,
+    Job,
+    Machine,
+    MachineId,
+    Needs,
+    SetupStep,
+)
+from evalfleet.ports import Channel, Fence
+from evalfleet.providers.local import LocalPlace, LocalSettings
+
+ONE = MachineId("pool-abc-1")
+SECRETS = {"KEY": "hush-hush", "OTHER": "unused-value", "SHORT": "x"}
+UNTIL_GO = 'while [ ! -e "$EVALFLEET_OUT/go" ]; do sleep 0.02; done; '
+
+
+def sh(script: str, *secrets: str) -> Command:
+    return Command(("sh", "-c", script), secrets=secrets)
+
+
+def job(id: str, script: str, *secrets: str, timeout_s: float = 60, bundle: str = "") -> Job:
+    return Job(AttemptId(id), sh(script, *secrets), timeout_s, bundle)
+
+
+class World:
+    """A place with one machine, and channels to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.place = LocalPlace("local", LocalSettings(), root / "machines", SECRETS)
+        self.channels: list[Channel] = []
+
+    async def create(self, machine: MachineId = ONE) -> None:
+        (offer,) = await self.place.offers(Needs())
+        await self.place.create(machine, offer, 3600)
+
+    async def machine(self) -> Machine:
+        (machine,) = await self.place.list("pool")
+        return machine
+
+    async def channel(self, epoch: int = 1, silent_s: float = 30.0) -> Channel:
+        channel = self.place.channel(await self.machine(), Fence("run", epoch, silent_s))
+        self.channels.append(channel)
+        return channel
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "machines" / ONE
+
+    @property
+    def supervisor(self) -> int:
+        pid = parse_stat((self.directory / "supervisor.pid").read_bytes())[0]
+        assert pid is not None
+        return pid
+
+    def file(self, id: str, name: str) -> Path:
+        return self.directory / "jobs" / id / "out" / name
+
+    async def pid(self, id: str) -> int:
+        await until(lambda: self.file(id, "pid").exists() and self.file(id, "pid").read_text())
+        return int(self.file(id, "pid").read_text())
+
+    def processes(self) -> list[int]:
+        return marked(b"\0EVALFLEET_MACHINE=" + os.fsencode(self.root))
+
+
+async def until(done: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def worlds(root: Path) -> AsyncIterator[World]:
+    world = World(root)
+    try:
+        await world.create()
+        yield world
+    finally:
+        for channel in world.channels:
+            await channel.close()
+        for machine in await world.place.list("pool"):
+            await world.place.delete(machine.id)
+        await world.place.close()
+    assert world.processes() == []
+    assert await world.place.list("pool") == ()
+
+
+def play(tmp_path: Path, test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60), worlds(tmp_path) as world:
+            await test(world)
+
+    asyncio.run(whole())
+
+
+async def run(channel: Channel, what: Job) -> Ended:
+    await channel.start(what)
+    return await channel.ended(what.id)
+
+
+# -- the place ---------------------------------------------------------------------------------
+
+
+def test_an_offer_says_what_the_settings_say(tmp_path: Path) -> None:
+    place = LocalPlace("here", LocalSettings(1.5, 60.0, 3), tmp_path)
+    (offer,) = asyncio.run(place.offers(Needs()))
+    assert (offer.place, offer.size, offer.usd_per_hour, offer.billing_step_s, offer.capacity) == (
+        "here",
+        "process",
+        1.5,
+        60.0,
+        3,
+    )
+
+
+def test_machines_are_made_listed_and_deleted_any_number_of_times(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        pid = world.supervisor
+        await world.create()
+        assert world.supervisor == pid
+        await world.create(MachineId("pool2-abc-1"))
+        machine = await world.machine()
+        assert (machine.id, machine.phase, machine.address) == (ONE, "up", str(world.directory))
+        assert world.directory.stat().st_mode & 0o777 == 0o700
+        assert [m.id for m in await world.place.list("pool2")] == ["pool2-abc-1"]
+        assert await world.place.list("other") == ()
+        for _ in range(2):
+            await world.place.delete(ONE)
+            await world.place.delete(MachineId("pool2-abc-1"))
+            await world.place.delete(MachineId("never-was-0"))
+        assert not world.directory.exists()
+        assert world.processes() == []
+
+    play(tmp_path, test)
+
+
+def test_nothing_lives_after_delete(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        await channel.start(
+            job("a", "setsid sleep 300 & env -i setsid sleep 301 & echo $! > $EVALFLEET_OUT/pid; sleep 302")
+        )
+        pid = await world.pid("a")
+        read_only = world.directory / "jobs" / "a" / "out" / "d"
+        read_only.mkdir()
+        (read_only / "f").touch(0o400)
+        read_only.chmod(0o500)
+        await world.place.delete(ONE)
+        assert not world.directory.exists()
+        assert world.processes() == []
+        assert birth(pid) is None  # found also without a mark in its environment, as our child
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_machine_whose_supervisor_does_not_answer_is_deleted(
+    tmp_path: Path, signum: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalfleet.providers.local.QUIT_S", 1.0)
+
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        await channel.start(job("a", "setsid sleep 300 & echo $! > $EVALFLEET_OUT/pid; sleep 300"))
+        pids = [await world.pid("a"), world.supervisor]
+        await channel.close()
+        os.kill(world.supervisor, signum)
+        await world.place.delete(ONE)
+        assert [birth(pid) for pid in pids] == [None, None]
+        assert not world.directory.exists()
+
+    play(tmp_path, test)
+
+
+def test_an_interrupted_delete_shows_and_can_be_repeated(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        (world.directory / "deleting").touch()
+        assert (await world.machine()).phase == "pending"
+        with pytest.raises(ProviderError):
+            await world.create()
+        os.kill(world.supervisor, signal.SIGKILL)
+        with pytest.raises(ChannelError):
+            await (await world.channel(silent_s=0.5)).probe(None)
+        await world.place.delete(ONE)
+
+    play(tmp_path, test)
+
+
+def test_extend_sets_the_expiry_and_revives(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        await world.place.extend(ONE, 0.1)
+        await until(lambda: (world.directory / "expired").exists() and birth(world.supervisor) is None)
+        assert (await world.machine()).phase == "up"
+        await world.place.extend(ONE, 3600)
+        assert (await run(await world.channel(), job("a", "true"))).exit_code == 0
+        with pytest.raises(ProviderError, match="no machine"):
+            await world.place.extend(MachineId("never-was-0"), 1.0)
+
+    play(tmp_path, test)
+
+
+# -- the channel -------------------------------------------------------------------------------
+
+
+def test_an_attempt_from_start_to_forgotten(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        ended = await run(channel, job("a/b.0", "echo hi; echo '{}' > $EVALFLEET_OUT/result.json"))
+        assert (ended.reason, ended.exit_code, ended.result) == ("exited", 0, b"{}\n")
+        into = tmp_path / "results" / "deep" / "a"
+        assert await channel.collect(AttemptId("a/b.0"), into) == Collected(1, 3, 0)
+        assert sorted(path.name for path in into.iterdir()) == ["evalfleet.log", "result.json"]
+        assert (into / "evalfleet.log").read_text() == "hi\n"
+        assert await channel.collect(AttemptId("a/b.0"), into) == Collected(1, 3, 0)
+        # a successor that crashed before it wrote the end down asks again
+        assert await (await world.channel(epoch=2)).ended(AttemptId("a/b.0")) == ended
+        world.channels[1].forget(AttemptId("a/b.0"))
+        await until(lambda: not list((world.directory / "jobs").iterdir()))
+        assert (await world.channels[1].ended(AttemptId("a/b.0"))).reason == "lost"
+
+    play(tmp_path, test)
+
+
+def test_many_at_once_and_waiters_that_give_up(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        jobs = [job(f"t{n}", f"exit {n}") for n in range(20)]
+        ends = await asyncio.gather(*(run(channel, each) for each in jobs))
+        assert [ended.exit_code for ended in ends] == list(range(20))
+        await channel.start(job("slow", UNTIL_GO))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await channel.ended(AttemptId("slow"))
+        waiting = [asyncio.create_task(channel.ended(AttemptId("slow"))) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        world.file("slow", "go").touch()
+        assert [ended.exit_code for ended in await asyncio.gather(*waiting[1:])] == [0, 0]
+
+    play(tmp_path, test)
+
+
+def test_an_unknown_job_is_lost_and_may_be_stopped(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        assert (await channel.ended(AttemptId("never"))).reason == "lost"
+        await channel.stop(AttemptId("never"))
+        channel.forget(AttemptId("never"))
+        with pytest.raises(ChannelError):
+            await channel.collect(AttemptId("never"), tmp_path / "never")
+        assert not (tmp_path / "never").exists()
+
+    play(tmp_path, test)
+
+
+def test_a_supervisor_killed_while_we_wait_is_replaced(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        await channel.start(job("a", "echo $$ > $EVALFLEET_OUT/pid;" + UNTIL_GO + "exit 6"))
+        await world.pid("a")
+        waiting = asyncio.create_task(channel.ended(AttemptId("a")))
+        first = world.supervisor
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: world.supervisor != first)
+        assert not waiting.done()
+        world.file("a", "go").touch()
+        assert (await waiting).exit_code == 6
+
+    play(tmp_path, test)
+
+
+def test_an_end_that_was_told_to_nobody_is_not_missed(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        await channel.start(job("a", "echo $$ > $EVALFLEET_OUT/pid;" + UNTIL_GO + "exit 6"))
+        pid = await world.pid("a")
+        os.kill(world.supervisor, signal.SIGKILL)
+        world.file("a", "go").touch()
+        await until(lambda: birth(pid) is None)
+        assert (await channel.ended(AttemptId("a"))).exit_code == 6
+
+    play(tmp_path, test)
+
+
+def test_a_machine_that_falls_silent_is_told_in_time_and_found_again(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel(silent_s=1.0)
+        await channel.start(job("a", UNTIL_GO))
+        waiting = asyncio.create_task(channel.ended(AttemptId("a")))
+        await asyncio.sleep(1.5)
+        assert not waiting.done()  # no job ends for long, yet the machine is heard
+        os.kill(world.supervisor, signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(ChannelError):
+            await waiting
+        with pytest.raises(ChannelError):
+            await channel.probe(None)
+        assert time.monotonic() - start < 6
+        os.kill(world.supervisor, signal.SIGCONT)
+        world.file("a", "go").touch()
+        assert (await channel.ended(AttemptId("a"))).exit_code == 0
+
+    play(tmp_path, test)
+
+
+def test_a_machine_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        await channel.start(job("a", "sleep 300"))
+        waiting = asyncio.create_task(channel.ended(AttemptId("a")))
+        await asyncio.sleep(0)
+        await world.place.delete(ONE)
+        with contextlib.suppress(ChannelError):  # it may have heard how the job was stopped
+            assert (await waiting).reason == "stopped"
+        with pytest.raises(ChannelError):
+            await channel.start(job("b", "true"))
+
+    play(tmp_path, test)
+
+
+def test_two_controllers_the_older_must_stop(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        old, new = await world.channel(epoch=1), await world.channel(epoch=2)
+        await old.start(job("a", UNTIL_GO))
+        waiting = asyncio.create_task(old.ended(AttemptId("a")))
+        await asyncio.sleep(0)
+        await new.start(job("a", "never runs"))
+        with pytest.raises(StaleController):
+            await waiting
+        for call in (
+            old.start(job("b", "true")),
+            old.ended(AttemptId("a")),
+            old.probe(None),
+            old.stop(AttemptId("a")),
+        ):
+            with pytest.raises(StaleController):
+                await call
+        world.file("a", "go").touch()
+        assert (await new.ended(AttemptId("a"))).exit_code == 0
+
+    play(tmp_path, test)
+
+
+def test_probes(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        assert await channel.probe(None) is True
+        assert await channel.probe(sh("true")) is True
+        assert await channel.probe(sh("exit 1")) is False
+        assert await channel.probe(Command(("no-such-thing",))) is False
+        assert list((world.directory / "jobs").iterdir()) == []
+
+    play(tmp_path, test)
+
+
+def test_closing_ends_the_waiting(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        await channel.start(job("a", "sleep 300"))
+        waiting = asyncio.create_task(channel.ended(AttemptId("a")))
+        await asyncio.sleep(0)
+        await channel.close()
+        with pytest.raises(ChannelError):
+            await waiting
+        await channel.close()
+
+    play(tmp_path, test)
+
+
+# -- set-up ------------------------------------------------------------------------------------
+
+
+def test_a_bundle_is_prepared_once(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "tool").write_text("#!/bin/sh\ncat made")
+    (tmp_path / "source" / "tool").chmod(0o755)
+    files = {"bin/tool": str(tmp_path / "source" / "tool"), "all": str(tmp_path / "source")}
+    steps = (SetupStep("make", sh("echo made >> made")), SetupStep("see", sh("test -x bin/tool")))
+    bundle = Bundle("d1", files, steps)
+
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        await channel.prepare(bundle)
+        await channel.prepare(bundle)
+        await (await world.channel(epoch=2)).prepare(bundle)
+        ended = await run(world.channels[1], job("a", "bin/tool; ls", bundle="d1"))
+        assert ended.detail == "made\nall\nbin\nmade\n"
+        assert await world.channels[1].probe(sh("test -x bin/tool"))
+
+    play(tmp_path, test)
+
+
+def test_a_step_that_fails_is_told_and_may_be_run_anew(tmp_path: Path) -> None:
+    ok = tmp_path / "ok"
+    steps = (SetupStep("one", sh("echo 1 >> ones")), SetupStep("two", sh(f"echo no luck; test -e {ok}")))
+    slow = (SetupStep("slow", sh("sleep 300"), timeout_s=0.2),)
+
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        for _ in range(2):
+            with pytest.raises(SetupFailed, match="exit code 1: no luck") as failure:
+                await channel.prepare(Bundle("d", {}, steps))
+            assert failure.value.step == "two"
+        ok.touch()
+        await channel.prepare(Bundle("d", {}, steps))
+        assert (world.directory / "bundles" / "d" / "ones").read_text() == "1\n"
+        with pytest.raises(SetupFailed, match=r"not done after 0\.2 s"):
+            await channel.prepare(Bundle("e", {}, slow))
+        with pytest.raises(SetupFailed, match="nowhere"):
+            await channel.prepare(Bundle("f", {"x": str(tmp_path / "nowhere")}))
+        with pytest.raises(SetupFailed, match="inside"):
+            await channel.prepare(Bundle("g", {"../x": str(ok)}))
+        await channel.prepare(Bundle())
+
+    play(tmp_path, test)
+
+
+def test_a_step_that_is_interrupted_is_resumed(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    count = tmp_path / "count"
+    steps = (SetupStep("wait", sh(f"echo x >> {count}; while [ ! -e {go} ]; do sleep 0.02; done")),)
+
+    async def test(world: World) -> None:
+        first = asyncio.create_task((await world.channel()).prepare(Bundle("d", {}, steps)))
+        await until(count.exists)
+        first.cancel()
+        os.kill(world.supervisor, signal.SIGKILL)
+        second = asyncio.create_task((await world.channel(epoch=2)).prepare(Bundle("d", {}, steps)))
+        go.touch()
+        await second
+        assert count.read_text() == "x\n"
+
+    play(tmp_path, test)
+
+
+# -- secrets and artefacts ---------------------------------------------------------------------
+
+
+def test_secrets_come_back_masked_or_not_at_all(tmp_path: Path) -> None:
+    script = (
+        "echo the key is $KEY; mkdir $EVALFLEET_OUT/d; echo $KEY > $EVALFLEET_OUT/d/leak; echo fine > $EVALFLEET_OUT/ok;"
+        'echo "{\\"error\\": \\"$KEY\\"}" > $EVALFLEET_OUT/result.json; echo OTHER=$OTHER; exit 1'
+    )
+
+    async def test(world: World) -> None:
+        ended = await run(await world.channel(), job("a", script, "KEY"))
+        assert ended.detail == "the key is ***\nOTHER=\n"
+        assert ended.result == b'{"error": "***"}\n'
+        collected = await world.channels[0].collect(AttemptId("a"), tmp_path / "a")
+        assert (collected.files, collected.left_out) == (1, 2)
+        assert "secret" in collected.problem
+        for path in tmp_path.glob("a/**/*"):
+            assert not path.is_file() or b"hush-hush" not in path.read_bytes()
+        listed = json.loads((tmp_path / "a" / "left_out.json").read_text())
+        assert [item["name"] for item in listed] == ["result.json", "d/leak"]
+        with pytest.raises(RequestError, match="NOT_SET"):
+            await world.channels[0].start(job("b", "true", "NOT_SET"))
+
+    play(tmp_path, test)
+
+
+def test_a_secret_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    secrets = Secrets({"A": "tops3cret", "B": 'quo"ted', "C": "abc"}, ["A", "B", "C"])
+    edge = b"x" * ((1 << 20) - 4) + b"tops3cret" + b"y" * 100
+    (tmp_path / "f").write_bytes(edge)
+    with open(tmp_path / "f", "rb") as file:
+        assert secrets.found_in(file)
+    with open(tmp_path / "f", "rb") as file, open(tmp_path / "g", "wb") as copy:
+        secrets.copy_masked(file, copy)
+    assert (tmp_path / "g").read_bytes() == edge.replace(b"tops3cret", b"***")
+    assert secrets.mask(b'{"e": "quo\\"ted abc"}') == b'{"e": "*** abc"}'
+    assert not Secrets({"A": "x"}, ["A"])
+
+
+def make_artefacts(folder: Path) -> None:
+    out = folder / "out"
+    (out / "sub").mkdir(parents=True)
+    (out / "result.json").write_text("{}")
+    (out / "sub" / "real").write_text("real")
+    (out / "sub" / "inside").symlink_to("real")
+    (out / "sub" / "up").symlink_to("../result.json")
+    (out / "outside").symlink_to("/etc/passwd")
+    (out / "sneaky").symlink_to("sub/../../../../x")
+    (out / "back").symlink_to(out / "result.json")
+    os.mkfifo(out / "fifo")
+    (out / "evalfleet.log").write_text("not ours")
+    (out / os.fsdecode(b"odd\xff\n name")).write_text("odd")
+    (folder / "log").write_text("log")
+
+
+EXPECTED_LEFT_OUT = {"outside", "sneaky", "back", "fifo", "evalfleet.log"}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_must_not_come_home_is_listed(tmp_path: Path, elsewhere: bool) -> None:
+    make_artefacts(tmp_path / "job")
+    shm = Path("/dev/shm")
+    if elsewhere and (not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev):
+        pytest.skip("no second file system")
+    base = Path(tempfile.mkdtemp(dir=shm if elsewhere else tmp_path))
+    try:
+        into = base / "a" / "b"
+        collected = bring_home(tmp_path / "job", into, Secrets({}, ()), Caps())
+        assert (collected.files, collected.left_out) == (5, 5)
+        listed = json.loads((into / "left_out.json").read_text())
+        assert {item["name"] for item in listed} == EXPECTED_LEFT_OUT
+        assert (into / "evalfleet.log").read_text() == "log"
+        assert (into / os.fsdecode(b"odd\xff\n name")).read_text() == "odd"
+        assert (into / "sub" / "up").read_text() == "{}"
+        assert (tmp_path / "job" / "result.json").read_text() == "{}"
+        assert bring_home(tmp_path / "job", into, Secrets({}, ()), Caps()) == collected
+        assert [path.name for path in into.parent.iterdir()] == ["b"]
+    finally:
+        shutil.rmtree(base)
+
+
+def test_a_collection_that_was_interrupted_is_repeated(tmp_path: Path) -> None:
+    make_artefacts(tmp_path / "job")
+    (tmp_path / "blocked").write_text("a file where a directory must be")
+    with pytest.raises(OSError, match="exists|directory"):
+        bring_home(tmp_path / "job", tmp_path / "blocked" / "x", Secrets({}, ()), Caps())
+    into = tmp_path / "into"
+    into.with_name("into.partial").mkdir()
+    # as far as it gets before the rename
+    shutil.copytree(
+        tmp_path / "job",
+        tmp_path / "copy",
+        symlinks=True,
+        copy_function=shutil.copy2,
+        ignore=lambda *_: {"fifo"},
+    )
+    first = bring_home(tmp_path / "job", into, Secrets({}, ()), Caps())
+    os.rename(into, tmp_path / "job" / "out")
+    assert bring_home(tmp_path / "job", into, Secrets({}, ()), Caps()) == first
+    assert (into / "evalfleet.log").read_text() == "log"
+
+
+def test_caps(tmp_path: Path) -> None:
+    out = tmp_path / "job" / "out"
+    out.mkdir(parents=True)
+    for number in range(10):
+        (out / f"a{number}").write_bytes(b"x" * 10)
+    (out / "result.json").write_bytes(b"{}")
+    collected = bring_home(tmp_path / "job", tmp_path / "few", Secrets({}, ()), Caps(files=4))
+    assert (collected.files, collected.left_out) == (4, 7)
+    assert (tmp_path / "few" / "result.json").exists()
+    shutil.rmtree(tmp_path / "job")
+    out.mkdir(parents=True)
+    (out / "big").write_bytes(b"x" * 100)
+    (out / "small").write_bytes(b"x" * 10)
+    collected = bring_home(tmp_path / "job", tmp_path / "light", Secrets({}, ()), Caps(bytes=50))
+    assert (collected.files, collected.bytes, collected.left_out) == (1, 10, 1)
