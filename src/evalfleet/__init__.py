@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from .api import Run, open, run
 
-__version__ = "0.1.0"
 __all__ = ["Run", "__version__", "open", "run"]
 
 

@@ -158,7 +158,7 @@ def run(benchmark: str, **options: Any) -> Run:
 
     The run goes on in a thread of this process until it ends; `wait()` waits for it.
     """
-    request = msgspec.convert({"benchmark": str(benchmark), **options}, RunRequest)
+    request = RunRequest(benchmark=str(benchmark), **options)
     return start(resolve_request(request))
 
 
@@ -225,7 +225,7 @@ def control(order: Order) -> Run:
     return Run(order.home, order.run, controller)
 
 
-def open(name: str | None = None, *, home: Path | None = None) -> Run:  # noqa: A001 - it reads well: evalfleet.open
+def open(name: str | None = None, *, home: Path | None = None) -> Run:
     """A past or live run by name; without one, the latest."""
     home = home or home_of(dict(os.environ), Path.cwd())
     return Run(home, name or latest(home))
@@ -243,14 +243,26 @@ def list_runs(home: Path | None = None) -> list[dict[str, Any]]:
     home = home or home_of(dict(os.environ), Path.cwd())
     if not (home / "fleet.db").exists():
         return []
-    names = [info.name for info in Store.open(home, create=False, read_only=True).streams() if info.kind == "run"]
+    names = [
+        info.name for info in Store.open(home, create=False, read_only=True).streams() if info.kind == "run"
+    ]
     return [overview(Run(home, name)) for name in reversed(names)]
 
 
 def overview(run: Run) -> dict[str, Any]:
     found = run.results()
     live = found["status"] != "running" or run.is_live()
-    keys = ("run", "benchmark", "model", "total_tasks", "scored", "broken", "unrun", "success_rate", "started_at")
+    keys = (
+        "run",
+        "benchmark",
+        "model",
+        "total_tasks",
+        "scored",
+        "broken",
+        "unrun",
+        "success_rate",
+        "started_at",
+    )
     return {
         **{key: found[key] for key in keys},
         "status": found["status"] if live else "left",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,10 +19,12 @@ from .model import Micros, Plan
 from .names import safe_name
 from .plan import benchmark_of, places_of
 from .registry import PlaceContext
-from .state import RunState, fold
+from .state import fold
+from .version import __version__
 from .views.live import Scribe
 
 SCRIBE_S = 0.4
+PROGRAM_S = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Controller:
         self._thread = threading.Thread(target=self._main, name=f"controller {order.run}")
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[RunState] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._engine: Engine | None = None
         self.failure: BaseException | None = None
         self.left = False
@@ -85,9 +86,10 @@ class Controller:
         self.left = True
         self._call(self._cancel)
 
-    def _call(self, function: object, *args: object) -> None:
-        if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # its loop has just ended, and so has the run or our part in it
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(function, *args)
 
     def _report(self, event: Event) -> None:
         if self._engine is not None:
@@ -116,50 +118,65 @@ class Controller:
     async def _run(self) -> None:
         order, clock = self._order, WallClock()
         self._loop = asyncio.get_running_loop()
-        journal = self._store.acquire(order.run, Holder.here(clock.now()), clock.now(), order.take_over)
-        places = {}
-        scribe: threading.Thread | None = None
-        done = threading.Event()
-        try:
-            plan = _plan_of(self._store, order.run)
+        self._task = asyncio.current_task()
+        async with AsyncExitStack() as stack:
+            holder = Holder.here(clock.now())
+            journal = self._store.acquire(order.run, holder, clock.now(), order.take_over)
+            stack.push_async_callback(journal.close)
             if order.first:
                 await journal.append(clock.now(), order.first)
+            plan = _plan_of(self._store, order.run)
             context = PlaceContext(order.home, self._store.home_id, order.secrets, order.environ)
             places = places_of(plan, context)
+            for place in places.values():
+                stack.push_async_callback(place.close)
             self._engine = Engine(
                 journal,
                 places,
                 benchmark_of(plan),
                 clock,
                 folder_of(order.home, order.run),
-                controller=ControllerStarted(socket.gethostname(), os.getpid()),
+                controller=ControllerStarted(holder.host, holder.pid, __version__),
             )
-            scribe = self._start_scribe(done)
-            self._task = asyncio.current_task()  # type: ignore[assignment]
+            stack.push_async_callback(self._start_scribe())
+            self._loop.create_task(self._leave_with_the_program())
             self._started.set()
             await self._engine.run()
-        finally:
-            for place in places.values():
-                await place.close()
-            await journal.close()
-            done.set()
-            if scribe is not None:
-                await asyncio.to_thread(scribe.join)
 
-    def _start_scribe(self, done: threading.Event) -> threading.Thread:
-        """Live files are written beside the engine, from the journal: they never hold it up."""
+    async def _leave_with_the_program(self) -> None:
+        """When the program ends before the run, Python takes threads and executors away: go in time."""
+        while threading.main_thread().is_alive():
+            await asyncio.sleep(PROGRAM_S)
+        log.warning(
+            "the program has ended before run %s; `evalfleet resume` goes on with it", self._order.run
+        )
+        self._cancel()
+
+    def _start_scribe(self) -> Callable[[], Awaitable[None]]:
+        """Live files are written beside the engine, from the journal: they never hold it up.
+
+        Returns how to have the last of them written.
+        """
         scribe = Scribe(self._order.home, self._store, self._order.run)
+        done = threading.Event()
 
         def write() -> None:
             while not done.wait(SCRIBE_S):
                 scribe.tick()
+                if (problem := scribe.problem()) is not None:
+                    log.warning("live files: %s", problem)
             scribe.close()
 
         thread = threading.Thread(target=write, name=f"scribe {self._order.run}")
         thread.start()
-        return thread
+
+        async def finish() -> None:
+            done.set()
+            while thread.is_alive():
+                await asyncio.sleep(0.005)
+
+        return finish
 
 
 def _plan_of(store: Store, run: str) -> Plan:
-    records = store.read(run)
-    return fold([next(iter(records))]).plan
+    return fold([next(iter(store.read(run)))]).plan

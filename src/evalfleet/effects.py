@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -57,7 +58,9 @@ log = logging.getLogger(__name__)
 COLLECT_LIMIT_S = 600.0
 DOWNLOADS_AT_ONCE = 8
 PROVISIONING_TRIES = 3
+SETUP_SILENCES = 10
 CALL_MARGIN_S = 5.0
+BOOT_LOOK_S = 120.0
 UNREACHABLE = frozenset({Cause.MACHINE_LOST, Cause.EVICTED, Cause.CONNECTION, Cause.BOOT, Cause.PROVISIONING})
 
 
@@ -99,13 +102,18 @@ class Performer:
 
     async def perform(self, effect: Effect) -> None:
         """Until it is done and reported. Raises FleetError only when the controller must stop."""
-        try:
-            await self._perform(effect)
-        except FleetError:
-            raise
-        except Exception as err:  # a bug in a plug-in must not take the run down
-            log.exception("%r failed", effect)
-            self._report_bug(effect, f"{type(err).__name__}: {err}")
+        while True:
+            try:
+                return await self._perform(effect)
+            except FleetError:
+                raise
+            except Exception as err:  # a bug in a plug-in must not take the run down
+                if not threading.main_thread().is_alive():
+                    raise asyncio.CancelledError from err  # Python is ending and takes its executors away
+                log.exception("%r failed", effect)
+                if not isinstance(effect, TearDown):
+                    return self._report_bug(effect, f"{type(err).__name__}: {err}")
+            await asyncio.sleep(self._pace.poll_cap_s)  # a machine must go, whatever it takes
 
     async def _perform(self, effect: Effect) -> None:
         match effect:
@@ -165,15 +173,22 @@ class Performer:
 
     async def _boot_and_set_up(self, machine: MachineState) -> None:
         timings: dict[str, float] = {}
-        async with asyncio.timeout(self._state.limits.boot_timeout_s):
+        async with asyncio.timeout(self._boot_time_left_s(machine)):
             if machine.phase == "requested" and not await self._boot(machine):
                 return
             channel = self._channel(machine)
-            await self._timed(timings, "setup", channel.prepare(self._benchmark.bundle))
-            await self._timed(timings, "probe", self._until_ready(channel))
+            bundle = self._benchmark.bundle
+            await self._timed(timings, "setup", self._patiently(lambda: channel.prepare(bundle)))
+            await self._timed(timings, "probe", self._patiently(lambda: self._until_ready(channel)))
         if machine.up_at is not None:
             timings["boot"] = seconds_between(machine.requested_at, machine.up_at)
         self._report(MachineReady(machine.id, timings))
+
+    def _boot_time_left_s(self, machine: MachineState) -> float:
+        """Counted from the request, whoever made it; a controller that has just come gives it a moment."""
+        limit = self._state.limits.boot_timeout_s
+        spent = seconds_between(machine.requested_at, self._clock.now())
+        return max(limit - spent, min(limit, BOOT_LOOK_S))
 
     async def _boot(self, machine: MachineState) -> bool:
         """Create the machine and wait until it is up. False: it was gone again and is condemned."""
@@ -205,6 +220,17 @@ class Performer:
         start = self._clock.now()
         await work
         timings[name] = round(seconds_between(start, self._clock.now()), 3)
+
+    async def _patiently(self, call: Callable[[], Awaitable[None]]) -> None:
+        """A machine that has just come up may not answer yet, and our own network may be down."""
+        for _ in range(SETUP_SILENCES - 1):
+            try:
+                return await call()
+            except (SetupFailed, StaleController):
+                raise
+            except ChannelError:
+                await asyncio.sleep(self._pace.poll_s * 5)
+        return await call()
 
     async def _until_ready(self, channel: Channel) -> None:
         delay = self._pace.poll_s
@@ -245,7 +271,12 @@ class Performer:
 
     async def _absent(self, machine: MachineState) -> bool:
         """Not shown at all: a dead machine that is still listed may still hold a lock or a disk."""
-        return await self._find(machine) is None
+        try:
+            return await self._find(machine) is None
+        except ProviderError as err:  # refused for good, now: credentials may come back
+            log.warning("cannot tell whether %s is gone: %s", machine.id, err)
+            await asyncio.sleep(self._pace.poll_cap_s)
+            return False
 
     async def offers(self, place: Provider, needs: Needs) -> Sequence[Offer]:
         return await self._persist(lambda: place.offers(needs), 5)
@@ -321,16 +352,20 @@ class Performer:
             self._benchmark.bundle.digest,
             limits.lease_s,
         )
-        try:
-            # the host ends the attempt at its limit; this only catches a host that does not
-            async with asyncio.timeout(task.timeout_s + limits.grace_s + 2 * limits.silent_s):
-                ended = await self._to_the_end(channel, job, machine)
-                outcome = await self._judge(channel, task, ended)
-        except TimeoutError:
-            detail = f"{attempt.id} was not ended at its limit of {task.timeout_s:g} s"
-            self._report(MachineCondemned(machine.id, detail, Cause.STUCK))
+        # the host ends the attempt at its limit; this only catches a host that does not. The second look
+        # is for a controller that was stopped for long: what it waited for may have happened meanwhile
+        for patience_s in (task.timeout_s + limits.grace_s, 2 * limits.silent_s):
+            try:
+                async with asyncio.timeout(patience_s):
+                    ended = await self._to_the_end(channel, job, machine)
+                    outcome = await self._judge(channel, task, ended)
+            except TimeoutError:
+                continue
+            seconds, node = round(ended.seconds, 3), ended.node or machine.node
+            self._report(AttemptEnded(attempt.id, outcome, seconds, node))
             return
-        self._report(AttemptEnded(attempt.id, outcome, round(ended.seconds, 3), ended.node or machine.node))
+        detail = f"{attempt.id} was not ended at its limit of {task.timeout_s:g} s"
+        self._report(MachineCondemned(machine.id, detail, Cause.STUCK))
 
     async def _to_the_end(self, channel: Channel, job: Job, machine: MachineState) -> Ended:
         while True:

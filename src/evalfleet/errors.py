@@ -1,15 +1,15 @@
 """Everything that can go wrong on purpose.
 
-    FleetError                  one line for the user: what is wrong and what to do
-    |-- RequestError            the request is wrong; nothing was spent          (exit 2)
-    |-- JournalError            the journal cannot be read or written            (exit 1)
-    |   |-- JournalForeign      the file is not ours, or is damaged              (exit 2)
-    |   |-- RunHeld             another controller holds the run                 (exit 2)
-    |   `-- LeaseLost           another controller has taken the run             (exit 130)
-    |-- ProviderError           the place answered no; `transient` says whether to ask again
-    `-- ChannelError            the machine cannot be reached now
-        |-- StaleController     the machine obeys a newer controller
-        `-- SetupFailed         a set-up step failed on the machine
+FleetError                  one line for the user: what is wrong and what to do
+|-- RequestError            the request is wrong; nothing was spent          (exit 2)
+|-- JournalError            the journal cannot be read or written            (exit 1)
+|   |-- JournalForeign      the file is not ours, or is damaged              (exit 2)
+|   |-- RunHeld             another controller holds the run                 (exit 2)
+|   `-- LeaseLost           another controller has taken the run             (exit 130)
+|-- ProviderError           the place answered no; `transient` says whether to ask again
+`-- ChannelError            the machine cannot be reached now
+    |-- StaleController     the machine obeys a newer controller
+    `-- SetupFailed         a set-up step failed on the machine
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from . import events as ev
 from .cost import billed_usd
 from .model import (
     FREE_CAUSES,
+    SECOND,
     AttemptId,
     Broken,
     Cause,
@@ -27,7 +28,6 @@ from .model import (
     Offer,
     Outcome,
     Plan,
-    SECOND,
     RunStatus,
     Scored,
     Task,
@@ -554,15 +554,22 @@ def _machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) 
     state.touched_machines[event.machine] = None
 
 
+FREE_OF_BLAME = frozenset({Cause.EVICTED, Cause.MACHINE_LOST, Cause.CONNECTION})
+"""What says nothing about the next machine, when it keeps one from becoming ready."""
+
+
 def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.MachineCondemned) -> None:
     """Count what keeps machines from becoming ready, and block offers that refuse us."""
+    if event.cause in FREE_OF_BLAME:
+        return
     if event.cause is not Cause.PROVISIONING:
         state.same_failures[f"{event.cause}:{event.step}"] += 1
         state.last_failure = event.detail
         return
-    key = {"place": f"{machine.offer.place}/", "region": f"{machine.offer.place}/{machine.offer.region}/"}.get(
-        event.scope, machine.offer.key
-    )
+    key = {
+        "place": f"{machine.offer.place}/",
+        "region": f"{machine.offer.place}/{machine.offer.region}/",
+    }.get(event.scope, machine.offer.key)
     failures = state.blocks[key].failures + 1 if key in state.blocks else 1
     until = after(at, min(600.0, 15.0 * 2.0 ** (failures - 1)))
     state.blocks[key] = Block(until, failures, event.permanent, event.detail)

@@ -331,6 +331,30 @@ def test_a_machine_that_falls_silent_is_told_in_time_and_found_again(tmp_path: P
     play(tmp_path, test)
 
 
+def test_who_waits_keeps_the_lease(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel(silent_s=2.0)
+        kept = Job(AttemptId("a"), sh("sleep 2.5"), 60, lease_s=1.0)
+        assert (await run(channel, kept)).reason == "exited"
+
+    play(tmp_path, test)
+
+
+def test_a_successor_needs_no_secret_for_what_runs(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        await (await world.channel()).start(job("a", "echo $KEY;" + UNTIL_GO, "KEY"))
+        poor = LocalPlace("local", LocalSettings(), world.root / "machines")
+        channel = poor.channel(await world.machine(), Fence("run", 2))
+        world.channels.append(channel)
+        await channel.start(job("a", "ignored", "KEY"))
+        world.file("a", "go").touch()
+        assert (await channel.ended(AttemptId("a"))).exit_code == 0
+        with pytest.raises(RequestError, match="KEY"):
+            await channel.start(job("b", "true", "KEY"))
+
+    play(tmp_path, test)
+
+
 def test_a_machine_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         channel = await world.channel()
@@ -466,8 +490,8 @@ def test_a_step_that_is_interrupted_is_resumed(tmp_path: Path) -> None:
 
 def test_secrets_come_back_masked_or_not_at_all(tmp_path: Path) -> None:
     script = (
-        "echo the key is $KEY; mkdir $EVALFLEET_OUT/d; echo $KEY > $EVALFLEET_OUT/d/leak; echo fine > $EVALFLEET_OUT/ok;"
-        'echo "{\\"error\\": \\"$KEY\\"}" > $EVALFLEET_OUT/result.json; echo OTHER=$OTHER; exit 1'
+        "echo the key is $KEY; cd $EVALFLEET_OUT; mkdir d; echo $KEY > d/leak; echo fine > ok;"
+        'echo "{\\"error\\": \\"$KEY\\"}" > result.json; echo OTHER=$OTHER; exit 1'
     )
 
     async def test(world: World) -> None:
@@ -545,21 +569,23 @@ def test_what_must_not_come_home_is_listed(tmp_path: Path, elsewhere: bool) -> N
 def test_a_collection_that_was_interrupted_is_repeated(tmp_path: Path) -> None:
     make_artefacts(tmp_path / "job")
     (tmp_path / "blocked").write_text("a file where a directory must be")
-    with pytest.raises(OSError, match="exists|directory"):
+    with pytest.raises(OSError, match="blocked"):
         bring_home(tmp_path / "job", tmp_path / "blocked" / "x", Secrets({}, ()), Caps())
     into = tmp_path / "into"
-    into.with_name("into.partial").mkdir()
-    # as far as it gets before the rename
-    shutil.copytree(
-        tmp_path / "job",
-        tmp_path / "copy",
-        symlinks=True,
-        copy_function=shutil.copy2,
-        ignore=lambda *_: {"fifo"},
-    )
+    first = bring_home(tmp_path / "job", into, Secrets({}, ()), Caps())
+    os.rename(into, tmp_path / "job" / "out")  # as it was just before the last step
+    assert bring_home(tmp_path / "job", into, Secrets({}, ()), Caps()) == first
+    assert (into / "evalfleet.log").read_text() == "log"
+
+
+def test_an_interrupted_collection_with_nothing_left_out_is_repeated(tmp_path: Path) -> None:
+    (tmp_path / "job" / "out").mkdir(parents=True)
+    (tmp_path / "job" / "out" / "result.json").write_text("{}")
+    (tmp_path / "job" / "log").write_text("log")
+    into = tmp_path / "into"
     first = bring_home(tmp_path / "job", into, Secrets({}, ()), Caps())
     os.rename(into, tmp_path / "job" / "out")
-    assert bring_home(tmp_path / "job", into, Secrets({}, ()), Caps()) == first
+    assert bring_home(tmp_path / "job", into, Secrets({}, ()), Caps()) == first == Collected(1, 2, 0)
     assert (into / "evalfleet.log").read_text() == "log"
 
 

@@ -272,7 +272,8 @@ def test_a_job_may_end_properly_within_the_grace(host: Host) -> None:
 @pytest.mark.parametrize("escape", ["setsid", "setsid setsid nohup", "env -i setsid"])
 def test_what_left_the_group_is_ended_with_the_job(host: Host, escape: str) -> None:
     peer = host.peer()
-    script = f"{escape} sh -c 'echo $$ > '$EVALFLEET_OUT'/pids; exec sleep 300' & until [ -s $EVALFLEET_OUT/pids ]; do :; done"
+    out = "$EVALFLEET_OUT/pids"
+    script = f"{escape} sh -c 'echo $$ > '{out}'; exec sleep 300' & until [ -s {out} ]; do :; done"
     ended = peer.run("a.0", script)
     assert ended["reason"] == "exited"
     assert dead(host.pids("a.0")[0])
@@ -618,7 +619,17 @@ def test_a_disk_that_takes_nothing_is_told_and_survived(host: Host) -> None:
     assert peer.run("b.0", "true")["exit_code"] == 0
 
 
-@pytest.mark.parametrize("spec", [{"argv": []}, {"argv": ["true"], "bundle": "none"}, {"argv": ["a\0b"]}, {"argv": ["x" * 200_000]}, {"argv": ["true"], "bundle": "../.."}])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"argv": []},
+        {"argv": ["true"], "bundle": "none"},
+        {"argv": ["true"], "bundle": "../.."},
+        {"argv": ["a\0b"]},
+        {"argv": ["x" * 200_000]},
+    ],
+    ids=["empty", "no bundle", "bad bundle", "NUL", "long"],
+)
 def test_what_cannot_start_is_told(host: Host, spec: dict[str, Any]) -> None:
     peer = host.peer()
     peer.ask("start", job={"id": "a.0", **spec})

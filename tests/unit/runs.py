@@ -112,7 +112,9 @@ class Run:
     def gone(self, machine: str) -> list[Event]:
         """Its artefacts are home or never will be, and the place shows it no more."""
         known = self.machine(machine)
-        return self.tell(*(AttemptCollected(a) for a in known.uncollected), MachineDeleted(known.id, self.now))
+        return self.tell(
+            *(AttemptCollected(a) for a in known.uncollected), MachineDeleted(known.id, self.now)
+        )
 
     # -- what is asked -------------------------------------------------------------------------
 

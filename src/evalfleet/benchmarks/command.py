@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, SetupStep, Task
 from evalfleet.names import attempt_number
 
@@ -22,7 +23,10 @@ PLACEHOLDER = re.compile(r"\{(task_id|domain|attempt|params\.[^{}]+)\}")
 
 
 class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The checked contents of the file but for its tasks. `root` is its folder, absolute."""
+    """The checked contents of the file but for its tasks. `root` is its folder, absolute.
+
+    `digest` is the bundle's when the run was planned: files that change later are refused, not mixed.
+    """
 
     name: str
     root: str
@@ -31,6 +35,8 @@ class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     setup: tuple[tuple[str, ...], ...] = ()
     probe: tuple[str, ...] = ()
     on_timeout: Literal["zero", "broken"] = "zero"
+    score_from: Literal["result", "exit_code"] = "result"
+    digest: str = ""
     secrets: tuple[str, ...] = ()
     needs: Needs = Needs()
     slots: int = 1
@@ -108,13 +114,19 @@ class CommandBenchmark:
 
     @cached_property
     def bundle(self) -> Bundle:
-        """Reads every file once, at first use, for the digest. Raises RequestError if one cannot be read."""
+        """Reads every file once, at first use. Raises RequestError if one cannot be read or has changed."""
         steps = tuple(
             SetupStep(f"setup-{n}", Command(argv)) for n, argv in enumerate(self.spec.setup, start=1)
         )
         root = Path(self.spec.root)
         files = bundle_files(root, self.spec.files)
-        return Bundle(digest(root, files, steps), {name: str(path) for name, path in files.items()}, steps)
+        found = digest(root, files, steps)
+        if self.spec.digest not in ("", found):
+            raise RequestError(
+                f"the files of benchmark {self.name!r} in {root} have changed since the run was planned: "
+                "put them back as they were, or start a new run"
+            )
+        return Bundle(found, {name: str(path) for name, path in files.items()}, steps)
 
     @property
     def probe(self) -> Command | None:
@@ -131,7 +143,13 @@ class CommandBenchmark:
         return Command(argv, {**env, **self._env}, self.spec.secrets)
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
-        return outcome_of(task, ended, healthy, zero_on_timeout=self.spec.on_timeout == "zero")
+        return outcome_of(
+            task,
+            ended,
+            healthy,
+            zero_on_timeout=self.spec.on_timeout == "zero",
+            exit_code_scores=self.spec.score_from == "exit_code",
+        )
 
 
 def spec_data(spec: CommandSpec) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import RequestError
 from evalfleet.model import Needs
 from evalfleet.tables import convert, read_toml
 
-from .command import PLACEHOLDER, CommandSpec, spec_data
+from .command import PLACEHOLDER, CommandBenchmark, CommandSpec, spec_data
 from .files import bundle_files, check_files
 from .loaded import Loaded
 from .tasks import check_timeout, make_tasks, read_inline, read_jsonl
@@ -35,6 +36,7 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     probe: tuple[str, ...] | None = None
     timeout_s: float = 3600.0
     on_timeout: str = "zero"
+    score_from: str = "result"
     secrets: tuple[str, ...] = ()
     needs: Needs = Needs()
     slots: int = 1
@@ -55,13 +57,15 @@ def load_benchmark(path: Path) -> Loaded:
     tasks = make_tasks(lines, file.timeout_s, _params_in(file.command))
     if not tasks:
         raise RequestError(f"{where}: key 'tasks' has no tasks; write at least one")
+    files = bundle_files(root, file.files)
+    planned = msgspec.structs.replace(spec, digest=CommandBenchmark(spec).bundle.digest)
     return Loaded(
         name=file.name,
-        spec=spec_data(spec),
+        spec=spec_data(planned),
         tasks=tasks,
         secrets=file.secrets,
         slots=file.slots,
-        files=tuple(bundle_files(root, file.files).values()),
+        files=tuple(files.values()),
         warnings=tuple(f"{where}: {warning}" for warning in warnings_about(spec)),
     )
 
@@ -75,6 +79,7 @@ def _spec(file: BenchmarkFile, root: Path) -> CommandSpec:
         setup=file.setup,
         probe=file.probe or (),
         on_timeout="zero" if file.on_timeout == "zero" else "broken",
+        score_from="exit_code" if file.score_from == "exit_code" else "result",
         secrets=file.secrets,
         needs=file.needs,
         slots=file.slots,
@@ -95,6 +100,8 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
     check_timeout(file.timeout_s, where)
     if file.on_timeout not in ("zero", "broken"):
         raise RequestError(f'{where}: key \'on_timeout\' is {file.on_timeout!r}; write "zero" or "broken"')
+    if file.score_from not in ("result", "exit_code"):
+        raise RequestError(f'{where}: key \'score_from\' is {file.score_from!r}; write "result" or "exit_code"')
     if not 1 <= file.slots <= 1000:
         raise RequestError(f"{where}: key 'slots' is {file.slots}; write a whole number from 1 to 1000")
     for name in file.secrets:

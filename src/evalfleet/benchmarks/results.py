@@ -45,13 +45,27 @@ def read_result(raw: bytes) -> Scored | Broken | Unusable:
     return _scored(float(score) + 0.0, fields)  # + 0.0: no minus zero in reports
 
 
-def outcome_of(task: Task, ended: Ended, healthy: bool, *, zero_on_timeout: bool = True) -> Outcome:
-    """What the end of an attempt means: a valid result wins over everything, then the way it ended."""
+def outcome_of(
+    task: Task,
+    ended: Ended,
+    healthy: bool,
+    *,
+    zero_on_timeout: bool = True,
+    exit_code_scores: bool = False,
+) -> Outcome:
+    """What the end of an attempt means: a valid result wins over everything, then the way it ended.
+
+    `exit_code_scores`: without a result, exit code 0 scores 1 and another one 0, unless the command could
+    not be run or was killed.
+    """
     result = None if ended.result is None else read_result(ended.result)
     if isinstance(result, Scored | Broken):
         return result
     if ended.reason == "timed_out":
         return _timed_out(task, ended, healthy, zero_on_timeout)
+    code = ended.exit_code
+    if exit_code_scores and result is None and ended.reason == "exited" and code is not None and 0 <= code < 126:
+        return Scored(float(code == 0), success=code == 0)
     if ended.reason == "exited":
         return Broken(Cause.RESULT, _with_tail(_exit_words(ended.exit_code, result), ended.detail))
     cause, what = {

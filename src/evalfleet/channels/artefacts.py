@@ -133,9 +133,13 @@ def bring_home(folder: Path, into: Path, secrets: Secrets, caps: Caps) -> Collec
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         os.link(out / "result.json", folder / "result.json", follow_symlinks=False)
     _place_log(folder / "log", out / LOG, secrets)
-    _move(out, into)
-    problem = "an artefact contained a secret and was left out" if sieve.quarantined else ""
-    return Collected(sieve.files, sieve.bytes, len(sieve.left_out), problem)
+    _move(out, into, sieve.stuck)
+    return Collected(sieve.files, sieve.bytes, len(sieve.left_out), _problem(sieve.left_out))
+
+
+def _problem(left_out: list[LeftOut]) -> str:
+    leaks = any(drop.reason == CONTAINS_SECRET for drop in left_out)
+    return "an artefact contains a secret and was left out" if leaks else ""
 
 
 class Sieve:
@@ -144,7 +148,7 @@ class Sieve:
     def __init__(self, folder: Path, secrets: Secrets, caps: Caps) -> None:
         self.files = 0
         self.bytes = 0
-        self.quarantined = False
+        self.stuck: set[str] = set()
         self.left_out: list[LeftOut] = []
         self._folder = folder
         self._out = folder / "out"
@@ -159,10 +163,13 @@ class Sieve:
         drops = list(self._drops(again=note.exists()))
         seen = {drop.name for _, drop in drops}
         self.left_out = [drop for _, drop in drops] + [drop for drop in earlier if drop.name not in seen]
-        self.quarantined = any(drop.reason == CONTAINS_SECRET for drop in self.left_out)
-        _write_whole(note, msgspec.json.encode(self.left_out))
+        if self.left_out or self._secrets:  # else a link to the log is all we add, and that is recognised
+            _write_whole(note, msgspec.json.encode(self.left_out))
         for path, _ in drops:
-            _set_aside(Path(path), self._folder)
+            try:
+                _set_aside(Path(path), self._folder)
+            except OSError:  # in a directory of another user's, say a container's: it is copied around
+                self.stuck.add(path)
         if self.left_out:
             _write_whole(self._out / LEFT_OUT, msgspec.json.format(note.read_bytes(), indent=1))
 
@@ -170,7 +177,7 @@ class Sieve:
         for path, about in _walk(self._out):
             name = os.path.relpath(path, self._out)
             if name in _OURS:
-                if not again:
+                if not again and not self._is_our_log(about):
                     yield path, LeftOut(name, "the name is evalfleet's own", about.st_size)
                 continue
             reason = self._reason(path, about)
@@ -180,10 +187,16 @@ class Sieve:
                 self.files += 1
                 self.bytes += about.st_size if stat.S_ISREG(about.st_mode) else 0
 
+    def _is_our_log(self, about: os.stat_result) -> bool:
+        try:
+            return os.path.samestat(about, os.stat(self._folder / "log"))
+        except OSError:
+            return False
+
     def _reason(self, path: str, about: os.stat_result) -> str:
         """Why this must stay behind; empty if it need not."""
         if stat.S_ISDIR(about.st_mode):
-            return ""
+            return "" if os.access(path, os.R_OK | os.X_OK) else "unreadable"
         if stat.S_ISLNK(about.st_mode):
             return "" if _stays_inside(path, self._out) else "the link leads outside"
         if not stat.S_ISREG(about.st_mode):
@@ -193,7 +206,9 @@ class Sieve:
         if self.bytes + about.st_size > self._caps.bytes:
             return "too many bytes"
         try:
-            os.chmod(path, about.st_mode | 0o600)
+            if about.st_mode & 0o600 != 0o600:
+                with contextlib.suppress(PermissionError):
+                    os.chmod(path, about.st_mode | 0o600)
             with open(path, "rb") as file:
                 return CONTAINS_SECRET if self._secrets and self._secrets.found_in(file) else ""
         except OSError as err:
@@ -205,8 +220,6 @@ def _walk(top: Path) -> Iterable[tuple[str, os.stat_result]]:
     stack = [str(top)]
     while stack:
         folder = stack.pop()
-        with contextlib.suppress(OSError):
-            os.chmod(folder, 0o700)
         try:
             names = sorted(os.listdir(folder), key=lambda name: (name != "result.json", name))
         except OSError:
@@ -216,6 +229,9 @@ def _walk(top: Path) -> Iterable[tuple[str, os.stat_result]]:
             about = os.lstat(path)
             if stat.S_ISDIR(about.st_mode):
                 stack.append(path)
+                if about.st_mode & 0o700 != 0o700:
+                    with contextlib.suppress(OSError):
+                        os.chmod(path, 0o700)
             yield path, about
 
 
@@ -256,16 +272,22 @@ def _place_log(log: Path, target: Path, secrets: Secrets) -> None:
         return
 
 
-def _move(out: Path, into: Path) -> None:
+def _move(out: Path, into: Path, without: set[str]) -> None:
     try:
-        os.rename(out, into)
+        if not without:
+            os.rename(out, into)
+            return
     except OSError as err:
         if err.errno != errno.EXDEV:
             raise
-        partial = into.with_name(into.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(out, partial, symlinks=True)
-        os.rename(partial, into)
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return {name for name in names if os.path.join(folder, name) in without}
+
+    partial = into.with_name(into.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(str(out), partial, symlinks=True, ignore=ignored)
+    os.rename(partial, into)
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -284,4 +306,4 @@ def tally(into: Path) -> Collected:
     left_out: list[LeftOut] = []
     with contextlib.suppress(OSError, msgspec.DecodeError):
         left_out = msgspec.json.decode((into / LEFT_OUT).read_bytes(), type=list[LeftOut])
-    return Collected(files, size, len(left_out))
+    return Collected(files, size, len(left_out), _problem(left_out))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,17 +47,26 @@ class Resident:
     hello tells of the jobs, and a question about those that are waited for, makes up for lost pushes.
     """
 
-    def __init__(self, dial: Dial, mover: Mover, fence: Fence, secrets: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        dial: Dial,
+        mover: Mover,
+        fence: Fence,
+        secrets: Mapping[str, str],
+        on_load: Callable[[float, float, float], None] | None = None,
+    ) -> None:
         self._dial = dial
         self._mover = mover
         self._fence = fence
         self._values = secrets
+        self._on_load = on_load
         self._secrets = Secrets({}, ())
         self._secret_names: set[str] = set()
         self._link: Link | None = None
         self._connecting: asyncio.Task[Link] | None = None
         self._refusal: ChannelError | None = None
         self._running: set[str] = set()
+        self._seen: set[str] = set()
         self._ended: dict[str, Ended] = {}
         self._waiters: dict[str, list[asyncio.Future[Ended]]] = {}
         self._forgets: list[str] = []
@@ -106,7 +115,10 @@ class Resident:
         await self._start(job)
 
     async def _start(self, job: Job, in_bundle: bool = False) -> None:
-        if job.id in self._running or job.id in self._ended:
+        if self._link is None:
+            await self._connected()
+        self._learn_secrets(job.command)
+        if job.id in self._seen or job.id in self._running or job.id in self._ended:
             return
         answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
         if answer.state == "running" and job.id not in self._ended:
@@ -117,9 +129,6 @@ class Resident:
         missing = [name for name in command.secrets if name not in self._values]
         if missing:
             raise RequestError(f"secret {missing[0]} has no value here; set it in the environment")
-        if not self._secret_names.issuperset(command.secrets):
-            self._secret_names.update(command.secrets)
-            self._secrets = Secrets(self._values, self._secret_names)
         spec: dict[str, Any] = {
             "id": job.id,
             "argv": command.argv,
@@ -135,6 +144,11 @@ class Resident:
         if in_bundle:
             spec["in_bundle"] = True
         return spec
+
+    def _learn_secrets(self, command: Command) -> None:
+        if not self._secret_names.issuperset(command.secrets):
+            self._secret_names.update(command.secrets)
+            self._secrets = Secrets(self._values, self._secret_names)
 
     async def ended(self, job: AttemptId) -> Ended:
         if (known := self._ended.get(job)) is not None:
@@ -165,6 +179,7 @@ class Resident:
     def forget(self, job: AttemptId) -> None:
         self._ended.pop(job, None)
         self._running.discard(job)
+        self._seen.discard(job)
         self._forgets.append(job)
         if self._flush is None:
             with contextlib.suppress(RuntimeError):  # no loop: it goes with the next message
@@ -215,6 +230,7 @@ class Resident:
         await self._ask("forget", {"jobs": [job], "again": True})
         self._ended.pop(job, None)
         self._running.discard(job)
+        self._seen.discard(job)
 
     def _send_forgets(self) -> None:
         self._flush = None
@@ -236,8 +252,13 @@ class Resident:
         if self._link is not None:
             return self._link
         task = self._connecting or self._connect_since(asyncio.get_running_loop().time())
-        # who asked may be cancelled; others wait for the same connection
-        return await asyncio.shield(task)
+        try:
+            # who asked may be cancelled; others wait for the same connection
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._refusal is not None:  # by `close`
+                raise self._refusal from None
+            raise
 
     def _connect_since(self, heard: float) -> asyncio.Task[Link]:
         self._connecting = asyncio.create_task(self._connect(heard + self._fence.silent_s))
@@ -280,6 +301,7 @@ class Resident:
             raise
         jobs = msgspec.json.decode(answer.jobs, type=dict[str, str])
         self._running = {job for job, state in jobs.items() if state == "running"}
+        self._seen = set(jobs)
         self._link = link
         for job in self._waiters:
             if job not in self._running:
@@ -304,6 +326,8 @@ class Resident:
     # -- what the link hears -----------------------------------------------------------------
 
     def on_push(self, message: Incoming) -> None:
+        if message.push == "beat" and self._on_load is not None:
+            self._on_load(message.cpu, message.memory, message.disk)
         if message.push == "ended":
             self._settle(message.job, self._ended_of(message))
 
@@ -362,8 +386,8 @@ class Resident:
         quiet = asyncio.get_running_loop().time() - self._link.heard
         if quiet > self._fence.silent_s / 2:
             self._link.drop()  # another connection may still get through in time
-        elif quiet > self._fence.silent_s / 4:
-            self._link.queue("ping", {"n": 0})
+        else:
+            self._link.queue("ping", {"n": 0})  # our word, too, must be heard: jobs have leases
             self._link.flush()
 
 

@@ -31,12 +31,12 @@ def main(args: argparse.Namespace) -> int:
 
     home = home_of(dict(os.environ), Path.cwd())
     demo = prepare(home / ".demo", say)
-    say(f"{demo.title}: {demo.why}")
+    say(demo.why)
     request = RunRequest(benchmark=str(demo.benchmark), workers=args.workers, first=args.first)
     run = api.start(api.resolve_request(request))
     code = follow(run, as_json=args.json)
     path = run.folder / "report.md"
     path.write_text(report(run.results(), "md"), encoding="utf-8")
     say(f"the report: {path}")
-    say(f"look closer: evalfleet show {run.name}    evalfleet show {run.name} TASK    evalfleet logs {run.name} TASK")
+    say(f"look closer: `evalfleet show {run.name} TASK`, `evalfleet logs {run.name} TASK`")
     return code

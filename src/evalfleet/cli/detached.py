@@ -44,7 +44,12 @@ def detach(order: Order, *, as_json: bool) -> int:
             start_new_session=True,
         )
     errand = Errand(
-        str(order.home.absolute()), order.run, dict(order.secrets), dict(order.environ), order.take_over, order.first
+        str(order.home.absolute()),
+        order.run,
+        dict(order.secrets),
+        dict(order.environ),
+        order.take_over,
+        order.first,
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -38,7 +38,7 @@ def watch(run: Run, *, as_json: bool) -> int:
     _show(run, as_json=as_json)
     if run.state().ended_at is None:
         print(
-            f"evalfleet: no controller is at work on {run.name}: `evalfleet resume {run.name}` goes on with it",
+            f"evalfleet: no controller is at work on {run.name}; go on with `evalfleet resume {run.name}`",
             file=sys.stderr,
         )
     return run.exit_code
@@ -83,5 +83,3 @@ def _signals(handler: Handler) -> Iterator[None]:
     finally:
         for name, old in before.items():
             signal.signal(name, old)
-
-

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evalfleet.model import AttemptId
+
 if TYPE_CHECKING:
     from evalfleet.api import Run
 
@@ -58,7 +60,7 @@ def _print_events(run: Run, machine: str | None, follow: bool) -> int:
 def _concerns(run: Run, event: object, machine: str) -> bool:
     if getattr(event, "machine", None) == machine:
         return True
-    attempt = run.state().attempts.get(getattr(event, "attempt", ""))  # type: ignore[call-overload]
+    attempt = run.state().attempts.get(getattr(event, "attempt", AttemptId("")))
     return attempt is not None and attempt.machine == machine
 
 

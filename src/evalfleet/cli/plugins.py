@@ -20,5 +20,7 @@ def print_plugins(plugins: Sequence[PlugIn], *, as_json: bool) -> int:
         print(f"{plugin.name}  {plugin.problem or plugin.summary}")
         for setting in plugin.settings:
             default = "required" if setting.default is None else f"default {setting.default}"
-            print(f"    {setting.name:<18} {setting.type}, {default}{'; ' + setting.doc if setting.doc else ''}")
+            print(
+                f"    {setting.name:<18} {setting.type}, {default}{'; ' + setting.doc if setting.doc else ''}"
+            )
     return 0

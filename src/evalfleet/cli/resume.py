@@ -11,12 +11,16 @@ import argparse
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
     parser.add_argument("--only", choices=("broken",), help="run the broken tasks again, and nothing else")
-    parser.add_argument("--take-over", action="store_true", help="take the run from a controller that still lives")
+    parser.add_argument(
+        "--take-over", action="store_true", help="take the run from a controller that still lives"
+    )
     parser.add_argument("--budget", metavar="USD", help="a new budget for the whole run")
     parser.add_argument("--max-duration", metavar="2h", help="a new time limit, from now")
     parser.add_argument("--workers", metavar="N", help="another number of machines at once")
     parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
-    parser.add_argument("--detach", action="store_true", help="return at once; `evalfleet watch` follows the run")
+    parser.add_argument(
+        "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
 
 

@@ -25,15 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--tasks", metavar="N", help="a seeded sample of N tasks, spread over the domains")
     which.add_argument("--seed", metavar="S", help="another sample (default: 0)")
     which.add_argument("--first", metavar="N", help="the first N tasks of the file")
-    which.add_argument("--task", metavar="ID", action="append", dest="task_ids", help="this task; may be repeated")
+    which.add_argument(
+        "--task", metavar="ID", action="append", dest="task_ids", help="this task; may be repeated"
+    )
     which.add_argument("--domain", metavar="D", action="append", dest="domains", help="tasks of this domain")
     which.add_argument("--repeat", metavar="K", help="run every task K times, as K tasks")
     which.add_argument("--schedule", metavar="POLICY", help="dynamic (default), round-robin or slices")
     what = parser.add_argument_group("what runs")
     what.add_argument("--model", metavar="M", help="the model under test, told to the benchmark")
     what.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
-    what.add_argument("-A", metavar="KEY=VALUE", action="append", dest="agent", help="an argument of the agent")
-    what.add_argument("--env-file", metavar="FILE", help="read secrets and settings from here; never uploaded")
+    what.add_argument(
+        "-A", metavar="KEY=VALUE", action="append", dest="agent", help="an argument of the agent"
+    )
+    what.add_argument(
+        "--env-file", metavar="FILE", help="read secrets and settings from here; never uploaded"
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--budget", metavar="USD", help="the most that machines may cost")
     limits.add_argument("--max-duration", metavar="2h", help="the longest that the run may take")
@@ -45,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--name", metavar="RUN", help="the run's name (default: made from benchmark and time)")
     how.add_argument("--config", metavar="FILE", help="this file instead of the nearest evalfleet.toml")
     how.add_argument("--profile", metavar="NAME", help="defaults from [profiles.NAME]")
-    how.add_argument("--detach", action="store_true", help="return at once; `evalfleet watch` follows the run")
+    how.add_argument(
+        "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
+    )
     how.add_argument("--dry-run", action="store_true", help="print the plan and its estimate, start nothing")
     how.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
     how.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
@@ -91,6 +99,9 @@ def _agreed(usd: float | None, resolved: Resolved, args: argparse.Namespace) -> 
         return True
     question = f"this may cost about ${most:.2f}"
     if not sys.stdin.isatty():
-        print(f"evalfleet: {question}: say --yes, or set a --budget of at most ${ASK_ABOVE_USD:g}", file=sys.stderr)
+        print(
+            f"evalfleet: {question}: say --yes, or set a --budget of at most ${ASK_ABOVE_USD:g}",
+            file=sys.stderr,
+        )
         return False
     return input(f"{question}. Go on? [y/N] ").strip().lower() in ("y", "yes")

@@ -23,5 +23,5 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(detail) if args.json else show_task(detail))
     else:
         results = run.results()
-        print(json.dumps(results) if args.json else show_run(results, run.machines()))
+        print(json.dumps(results) if args.json else show_run(results))
     return 0

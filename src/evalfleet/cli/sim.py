@@ -28,7 +28,8 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps({**dataclasses.asdict(report), "seconds": round(seconds, 2)}))
     else:
         print(
-            f"{report.seeds} seeds: {report.events} events, {report.attempts} attempts, {report.machines} machines, "
+            f"{report.seeds} seeds: {report.events} events, {report.attempts} attempts, "
+            f"{report.machines} machines, "
             f"{report.crashes} controller crashes, {report.refusals} stale controllers refused, "
             f"{report.virtual_hours:.0f} virtual hours in {seconds:.1f} s; digest {report.digest}"
         )

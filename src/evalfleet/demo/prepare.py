@@ -19,6 +19,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evalfleet.errors import FleetError
+
 Say = Callable[[str], None]
 
 HERE = Path(__file__).parent
@@ -49,7 +51,7 @@ CHECK_S = 60.0
 INSTALL_S = 900.0
 
 
-class DemoError(Exception):
+class DemoError(FleetError):
     """The demo cannot be made ready; the message is one line that says why and what to do."""
 
 
@@ -108,12 +110,17 @@ def prepare(cache: Path, say: Say, *, browser: bool = True) -> Demo:
         found = get_browser(say) if browser else Browser(None, "no browser was wanted")
         if found.path is not None:
             try:
-                why = f"MiniWoB++, 125 web tasks in {Path(found.path).name}, offline."
+                why = f"MiniWoB++, {count(MINIWOB)} web tasks in {Path(found.path).name}, offline."
                 return make(cache, MINIWOB, say, found.path, why)
             except TrialFailed as error:
                 found = Browser(None, f"{found.path} did not work: {error}")
-        why = f"BabyAI, 120 tasks in a grid world, instead of web tasks: {found.why_not}."
+        why = f"BabyAI, {count(BABYAI)} tasks in a grid world, instead of web tasks: {found.why_not}."
         return make(cache, BABYAI, say, "", why)
+
+
+def count(kit: Kit) -> int:
+    """How many tasks the kit has."""
+    return len((HERE / kit.name / "tasks.jsonl").read_text(encoding="utf-8").splitlines())
 
 
 def make(cache: Path, kit: Kit, say: Say, browser: str, why: str) -> Demo:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from evalfleet.events import Event
 from evalfleet.model import Micros, Offer, TaskId, after
 from evalfleet.state import RunState
+
 from . import finish, health, limits, scale, schedule
 
 Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]

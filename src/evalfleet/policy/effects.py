@@ -51,9 +51,9 @@ Owner = MachineId | AttemptId
 
 def effects(state: RunState) -> dict[Owner, tuple[Effect, ...]]:
     """All that must be under way, by what it is about. Owners with nothing to do are left out."""
-    machines = {m.id: _of_machine(m) for m in state.machines.values()}
-    attempts = {a.id: _of_attempt(state, a) for a in state.attempts.values()}
-    return {owner: wanted for owner, wanted in {**machines, **attempts}.items() if wanted}
+    wanted: dict[Owner, tuple[Effect, ...]] = {m.id: _of_machine(m) for m in state.machines.values()}
+    wanted.update((a.id, _of_attempt(state, a)) for a in state.attempts.values())
+    return {owner: theirs for owner, theirs in wanted.items() if theirs}
 
 
 def changed_effects(state: RunState) -> Iterator[tuple[Owner, tuple[Effect, ...]]]:

@@ -8,6 +8,7 @@ from itertools import islice
 from evalfleet.events import AttemptEnded, Event, MachineCondemned, StopRequested
 from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, after, seconds_between
 from evalfleet.state import RunState
+
 from .scale import refused_for_good
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
 from evalfleet.model import MachineId, Micros, Offer, after
 from evalfleet.state import RunState
+
 from .limits import grant_s, worthwhile
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from msgspec import Struct
 
 from evalfleet.channels.artefacts import LocalMover
 from evalfleet.channels.resident import Resident
+from evalfleet.channels.samples import Samples
 from evalfleet.channels.shipping import local_argv
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.processes import (
@@ -68,16 +70,22 @@ class LocalPlace:
     Settings = LocalSettings
 
     def __init__(
-        self, name: str, settings: LocalSettings, root: Path, secrets: Mapping[str, str] | None = None
+        self,
+        name: str,
+        settings: LocalSettings,
+        root: Path,
+        secrets: Mapping[str, str] | None = None,
+        samples: Samples | None = None,
     ) -> None:
         self._name = name
         self._settings = settings
         self._root = Path(os.path.realpath(root))
         self._secrets = secrets or {}
+        self._samples = samples
 
     @classmethod
     def make(cls, name: str, settings: LocalSettings, context: Context) -> LocalPlace:
-        return cls(name, settings, context.home / ".machines", context.secrets)
+        return cls(name, settings, context.home / ".machines", context.secrets, Samples(context.home))
 
     @property
     def name(self) -> str:
@@ -140,6 +148,8 @@ class LocalPlace:
 
     async def delete(self, machine: MachineId) -> None:
         directory = self._directory(machine)
+        if self._samples is not None:
+            self._samples.drop(machine)
         if not directory.exists():
             return
         try:
@@ -155,7 +165,10 @@ class LocalPlace:
         async def dial(protocol: asyncio.Protocol) -> asyncio.WriteTransport:
             return await connect(directory, protocol)
 
-        return Resident(dial, LocalMover(directory, self._secrets), fence, self._secrets)
+        mover = LocalMover(directory, self._secrets)
+        samples = self._samples
+        on_load = functools.partial(samples.keep, machine.id) if samples is not None else None
+        return Resident(dial, mover, fence, self._secrets, on_load)
 
     async def close(self) -> None:
         """Nothing is held open."""
@@ -221,7 +234,12 @@ async def start_supervisor(directory: Path) -> None:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
-    _, said = await process.communicate()
+    try:
+        _, said = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
     if process.returncode:
         lines = said.decode("utf-8", "replace").strip().splitlines()
         raise OSError(lines[-1] if lines else f"the supervisor ended with {process.returncode}")
@@ -275,21 +293,25 @@ def _take_lock(directory: Path) -> int:
                 os.close(lock)
                 raise
             if time.monotonic() > until - QUIT_S / 2 or not (directory / SOCKET).exists():
-                _kill_supervisor(directory)
+                _kill_recorded(directory / "supervisor.pid")
             time.sleep(0.01)
         else:
             return lock
 
 
-def _kill_supervisor(directory: Path) -> None:
-    """By the pid that it recorded, if that still is the process it was."""
+def _kill_recorded(file: Path, group: bool = False) -> None:
+    """By the pid in a file, if that still is the process it was."""
     with contextlib.suppress(OSError):
-        pid, born = parse_stat((directory / "supervisor.pid").read_bytes())
+        pid, born = parse_stat(file.read_bytes())
         if pid is not None and born is not None and birth(pid) == born:
-            kill(pid, signal.SIGKILL)
+            kill(pid, signal.SIGKILL, group)
 
 
 def _kill_rest(directory: Path) -> None:
+    """What a supervisor that did not answer has left alive."""
+    for job in (directory / "jobs").glob("*/pid"):
+        if not job.with_name("exit").exists():
+            _kill_recorded(job, group=True)
     if not kill_marked(str(directory), QUIT_S):
         raise OSError("some of its processes cannot be killed")
     for pid in marked(marker("EVALFLEET_MACHINE", str(directory))):
@@ -298,23 +320,22 @@ def _kill_rest(directory: Path) -> None:
 
 def _remove_tree(directory: Path) -> None:
     """The marker goes last: a removal that is interrupted still shows as one."""
-
-    def make_way(function: Any, path: str, error: Any) -> None:
-        # a job may have made its directories read-only
-        parent = os.path.dirname(path)
-        for each in (parent, path):
-            with contextlib.suppress(OSError):
-                if not stat.S_ISLNK(os.lstat(each).st_mode):
-                    os.chmod(each, 0o700)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
     for entry in sorted(directory.iterdir(), key=lambda path: path.name == DELETING):
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, onerror=make_way)
+            _open_up(entry)
+            shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
+        if os.path.lexists(entry):
+            # another user's files, say a container's: nothing runs any more, but only root can remove them
+            os.rename(directory, directory.with_name(f".left-{directory.name}-{time.time_ns()}"))
+            return
     directory.rmdir()
+
+
+def _open_up(top: Path) -> None:
+    """Directories that a job made read-only can be emptied then."""
+    for folder, _, _ in os.walk(top):
+        with contextlib.suppress(OSError):
+            if stat.S_IMODE(os.lstat(folder).st_mode) & 0o700 != 0o700:
+                os.chmod(folder, 0o700)

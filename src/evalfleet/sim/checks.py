@@ -8,6 +8,7 @@ from evalfleet.cost import billed_usd
 from evalfleet.events import AttemptEnded, AttemptStarted, Record
 from evalfleet.model import AttemptId, Broken, Cause, Scored, TaskId, after
 from evalfleet.policy import effects
+
 from .simulate import Simulated
 
 Check = Callable[[Simulated], Iterator[str]]
@@ -28,9 +29,13 @@ def every_task_is_accounted_for(sim: Simulated) -> Iterator[str]:
         yield "the run did not end"
     for task, known in sim.state.tasks.items():
         if known.status == "broken":
-            spent = known.used >= sim.state.limits.attempts or known.tries >= sim.state.limits.attempts_ceiling
+            spent = (
+                known.used >= sim.state.limits.attempts or known.tries >= sim.state.limits.attempts_ceiling
+            )
             if not spent:
                 yield f"{task} was given up after {known.used} attempts"
+        elif known.status == "held" and sim.scenario.resumes:
+            continue  # the user asked for others
         elif known.status != "scored" and sim.state.stop is None:
             yield f"{task} is {known.status} although nobody stopped the run"
         elif known.status == "running":
@@ -41,7 +46,7 @@ def one_score_a_task(sim: Simulated) -> Iterator[str]:
     """2: never overwritten, attempts kept, each started and ended at most once."""
     started: set[AttemptId] = set()
     ended: set[AttemptId] = set()
-    scored: dict[TaskId, AttemptId] = {}
+    scored: dict[TaskId, AttemptEnded] = {}
     for record in sim.store.read():
         match record.event:
             case AttemptStarted(attempt, task):
@@ -56,7 +61,7 @@ def one_score_a_task(sim: Simulated) -> Iterator[str]:
                 ended.add(attempt)
                 if isinstance(outcome, Scored):
                     task = sim.state.attempts[attempt].task
-                    if scored.setdefault(task, attempt) != attempt:
+                    if scored.setdefault(task, record.event) is not record.event:
                         yield f"{task} was scored twice"
             case _:
                 pass
@@ -66,14 +71,15 @@ def one_score_a_task(sim: Simulated) -> Iterator[str]:
             yield f"{attempt} ran but the journal does not know it"
 
 
-def _scores_kept(sim: Simulated, scored: dict[TaskId, AttemptId]) -> Iterator[str]:
+def _scores_kept(sim: Simulated, scored: dict[TaskId, AttemptEnded]) -> Iterator[str]:
     for task, known in sim.state.tasks.items():
         if (known.status == "scored") != (task in scored):
             yield f"{task} is {known.status} against the journal"
-        elif task in scored:
-            first = sim.state.attempts[scored[task]].outcome
-            if known.decided_by != scored[task] or known.outcome != first:
-                yield f"the score of {task} was overwritten"
+        elif (first := scored.get(task)) and (known.decided_by, known.outcome) != (
+            first.attempt,
+            first.outcome,
+        ):
+            yield f"the score of {task} was overwritten"
 
 
 def nothing_left_behind(sim: Simulated) -> Iterator[str]:
@@ -105,6 +111,8 @@ def within_limits(sim: Simulated) -> Iterator[str]:
     if limits.budget_usd is not None and spent > limits.budget_usd + one_step + 1e-9:
         yield f"spent ${spent:.4f} of a budget of ${limits.budget_usd:g}"
     booked = sim.state.closed_usd
+    if limits.budget_usd is not None and booked > limits.budget_usd + one_step + 1e-9:
+        yield f"the journal accounts for ${booked:.4f} of a budget of ${limits.budget_usd:g}"
     if not sim.scenario.abandoned and spent > booked + 1e-9:
         yield f"the places billed ${spent:.4f} but the journal accounts for ${booked:.4f}"
     if limits.max_duration_s is not None:
@@ -133,6 +141,15 @@ def causes_are_told(sim: Simulated) -> Iterator[str]:
                 yield f"{attempt.id} was cancelled on a machine that was kept"
 
 
+def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:
+    """In a world whose machines do not fail none is given up, also not when our own network is down."""
+    if not sim.scenario.faults.calm or sim.scenario.nap is not None:
+        return
+    for machine in sim.state.machines.values():
+        if machine.cause in (Cause.CONNECTION, Cause.STUCK, Cause.SETUP, Cause.READINESS):
+            yield f"{machine.id} was given up ({machine.cause}: {machine.detail}) although it was well"
+
+
 CHECKS: tuple[Check, ...] = (
     every_task_is_accounted_for,
     one_score_a_task,
@@ -141,4 +158,5 @@ CHECKS: tuple[Check, ...] = (
     within_limits,
     effects_are_kept_current,
     causes_are_told,
+    healthy_machines_are_kept,
 )

@@ -31,6 +31,21 @@ class Faults:
     latency_s: tuple[float, float] = (0.05, 2.0)
     commit_s: tuple[float, float] = (0.001, 0.02)
 
+    @property
+    def calm(self) -> bool:
+        """Nothing fails but, perhaps, controllers and their own network."""
+        return not (
+            self.call_fails
+            or self.never_boots
+            or self.setup_fails
+            or self.channel_fails
+            or self.job_hangs
+            or self.job_breaks
+            or self.machine_dies_every_s
+            or self.machine_freezes_every_s
+            or self.evicted_every_s
+        )
+
 
 def draw_faults(rng: random.Random) -> Faults:
     """A world somewhere between calm and awful."""

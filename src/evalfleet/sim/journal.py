@@ -10,6 +10,7 @@ from evalfleet.errors import LeaseLost
 from evalfleet.events import AttemptStarted, Event, MachineRequested, Record, decode, encode
 from evalfleet.model import Micros
 from evalfleet.ports import Request
+
 from .world import Life, World
 
 

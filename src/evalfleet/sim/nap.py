@@ -6,10 +6,12 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from .loop import SimLoop
 from .world import Life
+
+H = TypeVar("H", bound=asyncio.Handle)
 
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
@@ -32,13 +34,13 @@ class NapLoop(SimLoop):
         return self._gated(partial(super().call_at, when), partial(callback, *args), context)
 
     def _gated(
-        self, schedule: Callable[..., Any], callback: Callable[[], object], context: contextvars.Context | None
-    ) -> Any:
-        context = context or contextvars.copy_context()
+        self, schedule: Callable[..., H], callback: Callable[[], object], context: contextvars.Context | None
+    ) -> H:
+        context = contextvars.copy_context() if context is None else context
         life = context.get(LIFE)
         if life is None:
             return schedule(callback, context=context)
-        handles: list[asyncio.Handle] = []
+        handles: list[H] = []
 
         def fire() -> None:
             if life.held is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from evalfleet.model import (
     Offer,
 )
 from evalfleet.ports import Channel, Fence
+
 from .world import Life, SimMachine, World
 
 
@@ -126,7 +126,7 @@ class Script:
 
 
 def job_fate(world: World, script: Script) -> tuple[float, Ended]:
-    """How long a job takes and how it ends: as its script says, else most score, some hang, some write nothing."""
+    """How long a job takes and how it ends. Unless its script says: most score, some hang, some break."""
     seconds = script.seconds if script.seconds is not None else world.rng.uniform(60, 1200)
     if script.exit_code is not None or script.score is not None:
         result = None if script.score is None else b'{"score": %r}' % script.score
@@ -192,7 +192,7 @@ class SimVms(_SimPlace):
         if machine not in world.machines:
             boot_s = 1e9 if world.chance(faults.never_boots) else world.rng.uniform(*faults.boot_s)
             lands_s = world.rng.uniform(0.1, faults.create_lands_late_s)
-            world.loop.call_later(lands_s, world.bring_up, machine, offer, expires_s - lands_s, boot_s)
+            world.later(lands_s, world.bring_up, machine, offer, expires_s - lands_s, boot_s)
         await world.provider_call(self._life)
         if world.chance(faults.refused_for_good):
             raise ProviderError("quota exceeded", transient=False, scope="offer")

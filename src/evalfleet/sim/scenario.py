@@ -27,6 +27,7 @@ from evalfleet.model import (
     TaskId,
 )
 from evalfleet.ports import Provider
+
 from .faults import Faults, draw_faults
 from .places import SimHosts, SimService, SimVms
 from .world import Life, World
@@ -77,7 +78,7 @@ class SimBenchmark:
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         if ended.result is not None:
-            score = float(msgspec.json.decode(ended.result)["score"])
+            score = msgspec.json.decode(ended.result, type=dict[str, float])["score"]
             return Scored(score, score == 1.0)
         match ended.reason:
             case "timed_out":
@@ -135,7 +136,13 @@ def draw(seed: int) -> Scenario:
         lease_s=rng.choice((3600.0, 14_400.0)),
     )
     plan = Plan(
-        f"sim{seed}", "sim", places, schedule=schedule, slots=rng.choice((1, 1, 2)), limits=limits, home="abc123"
+        f"sim{seed}",
+        "sim",
+        places,
+        schedule=schedule,
+        slots=rng.choice((1, 1, 2)),
+        limits=limits,
+        home="abc123",
     )
     weights = rng.random() < 0.3
     tasks = tuple(

@@ -16,6 +16,7 @@ from evalfleet.errors import LeaseLost, StaleController
 from evalfleet.events import Event, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
 from evalfleet.ports import Provider
 from evalfleet.state import RunState, fold
+
 from .journal import SimJournal, SimStore
 from .loop import SimLoop
 from .nap import LIFE, NapLoop, fall_asleep, wake
@@ -62,9 +63,7 @@ class _Simulation:
         with _sim_loop(self.loop, self._make_task):
             self.loop.run_until_complete(self._history())
         state = fold(self.store.read())
-        return Simulated(
-            self.scenario, self.world, self.store, state, self.crashes, self.loop.time()
-        )
+        return Simulated(self.scenario, self.world, self.store, state, self.crashes, self.loop.time())
 
     # -- controllers -----------------------------------------------------------------------------
 
@@ -92,12 +91,9 @@ class _Simulation:
 
     def _schedule_trouble(self) -> None:
         if (outage := self.scenario.outage) is not None:
-            self.loop.call_later(outage.start_s, self._cut_off, outage.length_s)
+            self.loop.call_later(outage.start_s, self.world.cut_off, outage.length_s)
         if (nap := self.scenario.nap) is not None:
             self.loop.call_later(nap.start_s, self._nap, nap.length_s)
-
-    def _cut_off(self, seconds: float) -> None:
-        self.world.offline_until = self.loop.time() + seconds
 
     def _nap(self, seconds: float) -> None:
         if self._lives and (life := self._lives[-1]).alive:
@@ -175,7 +171,9 @@ class _Simulation:
             self.world.crash_at_tick = self.world.ticks + self.rng.randint(1, 400)
             self.world.on_crash = lambda: self._drop_dead(life, crash)
         else:
-            timer = self.loop.call_later(self.rng.expovariate(1 / self.scenario.faults.crash_every_s), crash.set)
+            timer = self.loop.call_later(
+                self.rng.expovariate(1 / self.scenario.faults.crash_every_s), crash.set
+            )
         waiting = asyncio.ensure_future(crash.wait())
         await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
         self.world.crash_at_tick = None
@@ -233,5 +231,3 @@ async def _gather(tasks: set[asyncio.Task[Any]]) -> None:
 
 def simulate(scenario: Scenario, parts: Parts | None = None, tempo: Tempo = SIM_TEMPO) -> Simulated:
     return _Simulation(scenario, parts or Parts(), tempo).run()
-
-

@@ -6,6 +6,7 @@ It watches the invariants that can only be seen at the moment they break, and wr
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from evalfleet.errors import ChannelError, ProviderError, StaleController
 from evalfleet.model import AttemptId, Ended, Job, MachineId, Micros, Offer, after
+
 from .faults import Faults
 from .loop import SimLoop
 
@@ -75,6 +77,7 @@ class SimMachine:
 class World:
     def __init__(self, seed: int, loop: SimLoop, faults: Faults, slots: int = 1) -> None:
         self.rng = random.Random(seed)
+        self._own = contextvars.Context()
         self.loop = loop
         self.faults = faults
         self.slots = slots
@@ -111,12 +114,18 @@ class World:
         if self.loop.time() < self.offline_until:
             raise ProviderError("the network cannot be reached", transient=True)
         if self.chance(self.faults.call_throttled):
-            raise ProviderError("429 too many requests", transient=True, retry_after_s=self.rng.uniform(1, 30))
+            raise ProviderError(
+                "429 too many requests", transient=True, retry_after_s=self.rng.uniform(1, 30)
+            )
         if self.chance(self.faults.call_fails):
             raise ProviderError("500 internal server error", transient=True)
 
     def chance(self, p: float) -> bool:
         return p > 0 and self.rng.random() < p
+
+    def later(self, delay_s: float, happens: Callable[..., object], *args: object) -> None:
+        """What happens in the world does so whether or not the controller that caused it still lives."""
+        self.loop.call_later(delay_s, happens, *args, context=self._own)
 
     def must_be_durable(self, name: str) -> None:
         if name not in self.durable:
@@ -133,22 +142,20 @@ class World:
         made = SimMachine(machine, loop.time() + boot_s, meter)
         self.machines[machine] = made
         self.meters.append(meter)
-        loop.call_later(expires_s, self._expire, made)
+        self.later(expires_s, self._expire, made)
         self._schedule_fate(made, self.faults.machine_dies_every_s, self.kill)
         if offer.spot:
             self._schedule_fate(made, self.faults.evicted_every_s, self._evict)
         self._schedule_fate(made, self.faults.machine_freezes_every_s, self._freeze)
 
-    def _schedule_fate(
-        self, machine: SimMachine, every_s: float, fate: Callable[[SimMachine], None]
-    ) -> None:
+    def _schedule_fate(self, machine: SimMachine, every_s: float, fate: Callable[[SimMachine], None]) -> None:
         if every_s > 0:
-            self.loop.call_later(self.rng.expovariate(1 / every_s), fate, machine)
+            self.later(self.rng.expovariate(1 / every_s), fate, machine)
 
     def extend(self, machine: MachineId, expires_s: float) -> None:
         if (known := self.machines.get(machine)) is not None:
             known.meter.expires_at = after(self.loop.now(), expires_s)
-            self.loop.call_later(expires_s, self._expire, known)
+            self.later(expires_s, self._expire, known)
 
     def _expire(self, machine: SimMachine) -> None:
         """The dead-man switch: the place ends it, unless it was extended meanwhile."""
@@ -178,6 +185,13 @@ class World:
             job.wake()
         self._schedule_fate(machine, self.faults.machine_freezes_every_s, self._freeze)
 
+    def cut_off(self, seconds: float) -> None:
+        """Our own network is down: the machines are well, but keep-alives notice that none answers."""
+        self.offline_until = self.loop.time() + seconds
+        for machine in self.machines.values():
+            for job in machine.jobs.values():
+                job.wake()
+
     def remove(self, machine: MachineId) -> None:
         if (known := self.machines.pop(machine, None)) is not None:
             self.kill(known)
@@ -201,6 +215,9 @@ class World:
         if self.chance(self.faults.channel_fails):
             raise ChannelError(f"connection to {machine} lost")
         self.fence(known, epoch)
+        if epoch < known.epoch:
+            self.violations.append(f"{machine} obeyed the stale epoch {epoch}")
+        known.epoch = max(epoch, known.epoch)
         return known
 
     def fence(self, machine: SimMachine, epoch: int) -> None:
@@ -208,7 +225,6 @@ class World:
         if epoch < machine.epoch:
             self.refusals += 1
             raise StaleController(f"{machine.id} obeys epoch {machine.epoch}, not {epoch}")
-        machine.epoch = epoch
 
     def start(
         self, machine: SimMachine, job: Job, length_s: float, end: Ended, marks: tuple[str, str] = ("", "")
@@ -227,13 +243,13 @@ class World:
             length_s, end = job.timeout_s, Ended("timed_out", seconds=job.timeout_s, node=end.node)
         made = SimJob(job.id, self.loop.time() + length_s, end, after=marks[1])
         machine.jobs[job.id] = made
-        self.loop.call_later(length_s, self._finish, made)
+        self.later(length_s, self._finish, made)
 
     def _finish(self, job: SimJob) -> None:
         if job.ended is not None:
             return
         if self.loop.time() < job.ends_at:  # it stood still for a while
-            self.loop.call_at(job.ends_at, self._finish, job)
+            self.later(job.ends_at - self.loop.time(), self._finish, job)
             return
         self.marks[job.after] += job.end.reason == "exited"
         self.end_job(job, job.end)

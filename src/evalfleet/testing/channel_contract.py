@@ -7,10 +7,11 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from ..errors import SetupFailed, StaleController
-from ..model import AttemptId, Bundle, Command, Ended, Job, SetupStep
-from ..ports import Channel
-from .harness import Harness, promise
+from evalfleet.errors import SetupFailed, StaleController
+from evalfleet.model import AttemptId, Bundle, Command, Ended, Job, SetupStep
+from evalfleet.ports import Channel
+
+from .harness import Harness, promise, raised
 
 JOB = AttemptId("task.0")
 
@@ -150,12 +151,8 @@ class ChannelContract:
         channel = await _channel(h)
         bundle = _bundle("bad", h.command(mark="first"), h.command(exit_code=9), h.command(mark="third"))
         for _ in range(2):
-            try:
-                await channel.prepare(bundle)
-            except SetupFailed as err:
-                assert err.step == "step 2"
-            else:
-                raise AssertionError("a failing step did not fail the set-up")
+            err = await raised(SetupFailed, channel.prepare(bundle))
+            assert err.step == "step 2"
         assert (await h.marks("first"), await h.marks("third")) == (1, 0)
 
     @promise
@@ -188,7 +185,8 @@ class ChannelContract:
         assert first.files >= 1
         if h.keeps_files:
             assert (into / "result.json").read_bytes() == ended.result
-        assert (await _end(h, await _another(h, epoch=2))).result == ended.result, "collecting took the result"
+        later = await _end(h, await _another(h, epoch=2))
+        assert later.result == ended.result, "collecting took the result away"
 
     @promise
     async def test_forgetting_never_fails(self, h: Harness) -> None:
@@ -251,8 +249,4 @@ def _bundle(digest: str, *commands: Command) -> Bundle:
 
 
 async def _refused(call: Awaitable[object]) -> None:
-    try:
-        await call
-    except StaleController:
-        return
-    raise AssertionError("a stale controller was obeyed")
+    await raised(StaleController, call)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
-from ..errors import ChannelError, ProviderError
-from ..model import AttemptId, Job, Machine, Needs
-from ..ports import Provider
-from .harness import Harness, find, first_offer, has_ended, promise
+from evalfleet.errors import ChannelError, ProviderError
+from evalfleet.model import AttemptId, Job, Machine, Needs
+from evalfleet.ports import Provider
+
+from .harness import Harness, find, first_offer, has_ended, promise, raised
 
 
 class ProviderContract:
@@ -46,12 +48,8 @@ class ProviderContract:
             await h.bring_up(place, n)
         offer = await first_offer(place)
         await h.bring_up(place, 1)  # one that we have needs no room
-        try:
-            await place.create(h.machine_id(h.capacity + 1), offer, h.long_s)
-        except ProviderError as err:
-            assert err.transient, "a place that is full may have room later"
-        else:
-            raise AssertionError(f"machine {h.capacity + 1} of {h.capacity} was granted")
+        err = await raised(ProviderError, place.create(h.machine_id(h.capacity + 1), offer, h.long_s))
+        assert err.transient, "a place that is full may have room later"
         assert await find(place, h.machine_id(h.capacity + 1)) is None
         await h.remove(place, h.machine_id(1))
         await h.bring_up(place, h.capacity + 1)
@@ -121,7 +119,11 @@ class ProviderContract:
     async def test_deleting_twice_or_what_never_was(self, h: Harness) -> None:
         place = h.place()
         machine = (await h.bring_up(place)).id
-        await asyncio.gather(place.delete(machine), place.delete(machine))
+        other = h.place()
+        for answer in await asyncio.gather(
+            place.delete(machine), other.delete(machine), return_exceptions=True
+        ):  # at the same time, one may be told to come back later
+            assert answer is None or (isinstance(answer, ProviderError) and answer.transient), answer
         await h.remove(place, machine)
         await place.delete(machine)
         await h.place().delete(h.machine_id(99))
@@ -143,13 +145,8 @@ class ProviderContract:
         seen = await h.bring_up(place)
         await h.remove(place, seen.id)
         channel = h.channel(place, seen)
-        try:
-            async with asyncio.timeout(3 * h.silent_s + h.patience_s):
-                await channel.start(Job(AttemptId("t.0"), h.command(mark="ran"), h.long_s))
-        except ChannelError:
-            pass
-        else:
-            raise AssertionError("a job was started on a machine that is gone")
+        async with asyncio.timeout(3 * h.silent_s + h.patience_s):
+            await raised(ChannelError, channel.start(Job(AttemptId("t.0"), h.command(mark="ran"), h.long_s)))
         assert await h.marks("ran") == 0
 
     # -- expiry --------------------------------------------------------------------------------
@@ -176,21 +173,19 @@ class ProviderContract:
     @promise
     async def test_extend_makes_nothing(self, h: Harness) -> None:
         place = h.place()
-        try:
+        with suppress(ProviderError):  # it may say that there is no such machine
             await place.extend(h.machine_id(99), h.long_s)
-        except ProviderError:
-            pass  # it may say so
         assert not await place.list(h.pool)
 
 
 async def _ends_with_its_machine(h: Harness, place: Provider, machine: Machine, job: AttemptId) -> None:
     """Start a job that lasts longer than the machine: both end by the machine's expiry, nobody helping."""
     loop = asyncio.get_running_loop()
-    command = h.command(seconds=20 * h.unit_s, mark="began", after="survived")
+    command = h.command(seconds=14 * h.unit_s, mark="began", after="survived")
     begun = loop.time()
     await h.channel(place, machine).start(Job(job, command, h.long_s))
     await h.until(lambda: h.marks("began"), bool, "the job began")
     if not h.listed_when_expired:
         await h.until(lambda: find(place, machine.id), has_ended, f"{machine.id} ends by itself")
-    await asyncio.sleep(max(0.0, begun + 22 * h.unit_s - loop.time()))
+    await asyncio.sleep(max(0.0, begun + 15 * h.unit_s - loop.time()))
     assert await h.marks("survived") == 0, "a job outlived its machine's expiry"

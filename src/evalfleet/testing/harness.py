@@ -11,12 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from ..errors import FleetError
-from ..model import Command, Machine, MachineId, Needs, Offer
-from ..ports import Channel, Fence, Provider
+from evalfleet.errors import FleetError
+from evalfleet.model import Command, Machine, MachineId, Needs, Offer
+from evalfleet.ports import Channel, Fence, Provider
 
 Kind = Literal["created", "lent", "service"]
 T = TypeVar("T")
+X = TypeVar("X", bound=Exception)
 
 
 class Harness(ABC):
@@ -49,7 +50,13 @@ class Harness(ABC):
 
     @abstractmethod
     def command(
-        self, *, seconds: float = 0.0, exit_code: int = 0, score: float | None = None, mark: str = "", after: str = ""
+        self,
+        *,
+        seconds: float = 0.0,
+        exit_code: int = 0,
+        score: float | None = None,
+        mark: str = "",
+        after: str = "",
     ) -> Command:
         """Leaves the mark `mark`, lasts, writes the score, leaves the mark `after`, ends with the code."""
 
@@ -134,12 +141,18 @@ class ShellHarness(Harness):
     """For places whose machines have a POSIX shell. Marks are files that jobs and tests both reach."""
 
     def command(
-        self, *, seconds: float = 0.0, exit_code: int = 0, score: float | None = None, mark: str = "", after: str = ""
+        self,
+        *,
+        seconds: float = 0.0,
+        exit_code: int = 0,
+        score: float | None = None,
+        mark: str = "",
+        after: str = "",
     ) -> Command:
         lines = [
             self._leave(mark),
             f"sleep {seconds:g}" if seconds else "",
-            f"""printf '{{"score": {score:g}}}' > "$EVALFLEET_OUT/result.json" """ if score is not None else "",
+            "" if score is None else f"""printf '{{"score": {score:g}}}' > "$EVALFLEET_OUT/result.json" """,
             self._leave(after),
             f"exit {exit_code}",
         ]
@@ -169,6 +182,15 @@ async def find(place: Provider, machine: MachineId) -> Machine | None:
     found = [seen for seen in await place.list(pool) if seen.id == machine]
     assert len(found) <= 1, f"{machine} is listed {len(found)} times"
     return found[0] if found else None
+
+
+async def raised(kind: type[X], call: Awaitable[object]) -> X:
+    """The error of this kind that the call must raise."""
+    try:
+        answer = await call
+    except kind as err:
+        return err
+    raise AssertionError(f"no {kind.__name__}, but {answer!r}")
 
 
 def is_up(seen: Machine | None) -> bool:

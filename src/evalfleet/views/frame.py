@@ -13,7 +13,7 @@ from evalfleet.model import MachineId, Micros, seconds_between
 from evalfleet.state import MachineState, RunState
 
 from .notable import Line
-from .stats import current_task, eta_s, hourly_usd, machines_usd, per_minute, rate, wilson
+from .stats import current_task, estimated_usd, eta_s, hourly_usd, machines_usd, per_minute, rate, wilson
 from .words import cells, clean, clock_time, counted, fit, hms, interval, pad, percent, usd
 
 Piece = tuple[str, str]
@@ -45,15 +45,16 @@ def frame(
 ) -> list[Row]:
     """The rows, none wider than the terminal, and fewer than it has lines."""
     shown = min(now, state.ended_at) if state.ended_at is not None else now
-    width = max(20, size.width - 1)  # a full last column makes some terminals wrap
-    head = [_title(state, shown), _bar(state, width, ascii_only), *_numbers(state, shown, width)]
+    whole = max(1, size.width - 1)  # a full last column makes some terminals wrap
+    width = min(whole, WIDEST)
+    head = [_title(state, shown), _bar(state, width, ascii_only), *_numbers(state, shown)]
     room = max(1, size.height - 1 - len(head))
     news = [_news(line) for line in events[-min(5, max(0, (room - 5) // 3)) :]] if room >= 8 else []
     room -= len(news) + 2 if news else 1
     machines = _machines(state, shown, width, room)
-    body = [[], *machines] if machines else []
-    tail = [[], *news] if news else []
-    return [_fitted(row, width) for row in (head + body + tail)[: max(1, size.height - 1)]]
+    rows = [_fitted(row, width) for row in (*head, *([[], *machines] if machines else []))]
+    rows += [_fitted(row, whole) for row in ([[], *news] if news else [])]
+    return rows[: max(1, size.height - 1)]
 
 
 def as_text(rows: Sequence[Row]) -> str:
@@ -61,7 +62,7 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def _fitted(row: Row, width: int) -> Row:
-    """Cut at the right edge; a piece of None width between is the gap that pushes the rest there."""
+    """Cut at the right edge; _GAP pushes what follows it there."""
     fixed = sum(cells(text) for text, _ in row if text != _GAP)
     kept: Row = []
     left = width
@@ -76,6 +77,8 @@ def _fitted(row: Row, width: int) -> Row:
 
 
 _GAP = "\0gap"
+WIDEST = 120
+"""Wider than this, the eye loses the line."""
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -110,14 +113,18 @@ def _bar(state: RunState, width: int, ascii_only: bool) -> Row:
     return [*row, (chars["dim"] * (room - drawn), "dim"), (label, "")]
 
 
-def _numbers(state: RunState, now: Micros, width: int) -> list[Row]:
+def _numbers(state: RunState, now: Micros) -> list[Row]:
     counts: Row = [(f"{state.scored:,} scored", "good")]
     counts += [("  ", ""), (f"{state.broken:,} broken", "bad" if state.broken else "dim")]
     counts += [("  ", ""), (f"{state.running:,} running", "busy" if state.running else "dim")]
     counts += [("  ", ""), (f"{state.waiting:,} {'waiting' if state.ended_at is None else 'unrun'}", "dim")]
     if state.counts["held"]:
         counts += [("  ", ""), (f"{state.counts['held']:,} left out", "dim")]
-    rows = [counts, _success(state), _pace(state, now)]
+    rows = [counts, _success(state)]
+    if state.ended_at is None:
+        rows.append(_pace(state, now))
+    if (spent := machines_usd(state, now)) or hourly_usd(state, now):
+        rows.append(_cost(state, now, spent))
     if state.causes:
         rows.append([("broken attempts  ", ""), (counted(state.causes), "warn")])
     if state.stop is not None and state.stop.detail:
@@ -142,13 +149,18 @@ def _pace(state: RunState, now: Micros) -> Row:
     speed = per_minute(state, now)
     row.append((_speed(speed) if speed else "no task scored lately", "" if speed else "dim"))
     left_s = eta_s(state, now)
-    if state.ended_at is None and left_s is not None:
+    if left_s is not None:
         row.append((f", about {hms(left_s)} left", ""))
-    spent, hourly = machines_usd(state, now), hourly_usd(state, now)
-    if spent or hourly:
-        row.append((f"   {usd(spent)} spent", ""))
-        if state.ended_at is None:
-            row.append((f", {usd(hourly)} an hour", "dim"))
+    return row
+
+
+def _cost(state: RunState, now: Micros, spent: float) -> Row:
+    row: Row = [("cost             ", ""), (usd(spent), "")]
+    if state.ended_at is not None:
+        return row
+    row.append((f", {usd(hourly_usd(state, now))} an hour", "dim"))
+    if (total := estimated_usd(state, now)) is not None:
+        row.append((f", about {usd(total)} in the end", "dim"))
     return row
 
 
@@ -194,7 +206,7 @@ def _machine(state: RunState, machine: MachineId, now: Micros, width: int, names
     task = current_task(state, machine)
     more = f" +{len(known.open) - 1}" if len(known.open) > 1 else ""
     told = f"{known.scored:>5,} scored of {known.attempts:,}"
-    room = max(8, width - names - 2 - 10 - 9 - 20)
+    room = min(44, max(8, width - names - 2 - 10 - 9 - 20))
     return [
         (pad(clean(known.name), names) + "  ", ""),
         (pad(what, 10), style),

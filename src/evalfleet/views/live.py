@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from evalfleet.channels.samples import FOLDER
 from evalfleet.errors import JournalError
 from evalfleet.model import MachineId, Micros, seconds_between
 from evalfleet.names import safe_name
@@ -33,7 +34,6 @@ LIVE = "parallel_live.json"
 RESULTS = "results.json"
 AGGREGATED = "aggregated_results.json"
 LATEST = "latest"
-SAMPLES = ".samples"
 
 Health = Mapping[MachineId, Mapping[str, float]]
 
@@ -113,7 +113,7 @@ def _rounded(value: float | None) -> float | None:
 
 def read_health(home: Path, machines: Iterable[MachineId]) -> dict[MachineId, dict[str, float]]:
     """The newest samples of these machines, where there are any that can be read."""
-    folder = home / SAMPLES
+    folder = home / FOLDER
     if not folder.is_dir():
         return {}
     found = {machine: _sample(folder / f"{safe_name(machine)}.json") for machine in machines}

@@ -131,25 +131,21 @@ def retries(state: RunState) -> int:
 
 
 def per_minute(state: RunState, now: Micros) -> float | None:
-    """Scored tasks a minute, lately: over about the last hundred attempts. None before the first.
+    """Scored tasks a minute, lately. None before the first.
 
     Looks at the newest attempts only, so that it stays cheap, and true after a break or a resume.
     """
-    ends: list[Micros] = []
-    first = now
-    for attempt in islice(reversed(state.attempts.values()), 2 * state.running + 100):
-        if attempt.started_at < state.started_at:
-            break
-        first = attempt.started_at
-        if attempt.ended_at is not None and isinstance(attempt.outcome, Scored):
-            ends.append(attempt.ended_at)
-    if not ends:
+    newest = list(islice(reversed(state.attempts.values()), 4 * state.running + 200))
+    recent = [attempt for attempt in newest if attempt.started_at >= state.started_at]
+    if not recent:
         return None
-    until = now if state.ended_at is None else state.ended_at
-    # Between ends where there are enough of them; else the whole time, which the first attempt's start opens.
-    since, count = (min(ends), len(ends) - 1) if len(ends) >= 5 else (first, len(ends))
-    span = seconds_between(since, until)
-    return 60 * count / span if span > 0 else None
+    since, until = recent[-1].started_at, now if state.ended_at is None else state.ended_at
+    if len(recent) == len(newest) < len(state.attempts):
+        # Older attempts that end in the window's first part are not seen: count in its last part only.
+        since += 3 * (until - since) // 4
+    scored = (a.ended_at for a in recent if isinstance(a.outcome, Scored) and a.ended_at is not None)
+    count = sum(1 for end in scored if end >= since)
+    return 60 * count / seconds_between(since, until) if count and until > since else None
 
 
 def eta_s(state: RunState, now: Micros) -> float | None:

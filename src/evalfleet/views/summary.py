@@ -24,7 +24,7 @@ def summary(results: Document, run_dir: Path | None = None) -> str:
     if run_dir is not None:
         rows.append(("results", str(run_dir / "results.json")))
     rows.append(("report", f"evalfleet report {run}"))
-    rows += [("next" if first else "", step) for first, step in zip((True, False), next_steps(results), strict=False)]
+    rows += zip(("next", ""), next_steps(results), strict=False)
     return f"{_headline(results)}\n{pairs(rows, indent='  ')}"
 
 
@@ -71,7 +71,9 @@ def next_steps(results: Document) -> list[str]:
     """Commands that help, if anything is left to be done."""
     run = results["run"]
     steps: list[str] = []
-    if results["unrun"] and results["status"] != "running":
+    if results["status"] == "running":
+        return [f"evalfleet watch {run}", f"evalfleet resume {run}, if nothing works on it any more"]
+    if results["unrun"]:
         steps.append(f"evalfleet resume {run}")
     if results["broken"]:
         steps.append(f"evalfleet resume {run} --only broken")

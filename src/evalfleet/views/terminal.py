@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from evalfleet.events import Record
@@ -60,7 +60,7 @@ class _Writer:
         encoding = self._out.encoding or "utf-8"
         try:
             print(line.encode(encoding, "replace").decode(encoding), file=self._out, flush=True)
-        except BrokenPipeError:
+        except OSError:  # a closed pipe, or a terminal that is gone
             self._open = False
 
 
@@ -99,18 +99,25 @@ class Display:
             if line is not None and line.kind in ("trouble", "news") and not _routine(record):
                 self._events.append(line)
         if not self._closed and state.events:
-            self._draw(state, now)
+            self._try(lambda: self._draw(state, now))
 
     def close(self, state: RunState | None = None, now: Micros = 0) -> None:
         if self._closed:
             return
         if state is not None and state.events:
-            self._draw(state, now or state.last_at)
+            self._try(lambda: self._draw(state, now or state.last_at))
         self._closed = True
         if self._live is not None:
             # A finished run's picture makes room for the summary; any other one is the last word.
             self._live.transient = state is not None and state.ended_at is not None
-            self._live.stop()
+            self._try(self._live.stop)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """A terminal that is gone ends the display, not the run."""
+        try:
+            work()
+        except OSError:
+            self._closed = True
 
     def _draw(self, state: RunState, now: Micros) -> None:
         width, height = self._console.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import sys
 
@@ -23,6 +24,7 @@ def serve(home: str, ready: int) -> None:
         return
     server = Server(home)
     server.open()
+    gc.freeze()  # modules are for ever: collections need not look at them again
     os.write(ready, b"ready")
     os.close(ready)
     server.run()

@@ -40,8 +40,28 @@ def spawn(argv: list[str], environ: dict[str, str], log: str) -> int:
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
     ignored = [signal.SIGPIPE, signal.SIGXFSZ]  # by Python; a job expects the default
-    # a tenth of what subprocess.Popen costs
-    return os.posix_spawn("/bin/sh", argv, environ, file_actions=actions, setsid=True, setsigdef=ignored)
+    try:  # a tenth of what subprocess.Popen costs
+        return os.posix_spawn("/bin/sh", argv, environ, file_actions=actions, setsid=True, setsigdef=ignored)
+    except NotImplementedError:  # no setsid in this system's posix_spawn
+        return _fork(argv, environ, log, flags)
+
+
+def _fork(argv: list[str], environ: dict[str, str], log: str, flags: int) -> int:
+    output = os.open(log, flags, 0o600)
+    pid = os.fork()
+    if pid:
+        os.close(output)
+        return pid
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for target, source in ((0, null), (1, output), (2, output)):
+            os.dup2(source, target)
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        os.execve("/bin/sh", argv, environ)
+    finally:
+        os._exit(125)
 
 
 def birth(pid: int) -> int | None:

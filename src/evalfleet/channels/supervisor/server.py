@@ -247,7 +247,7 @@ class Server:
     def beat(self, now: float) -> None:
         self.beat_at = now + BEAT_S
         self.jobs.tidy(now)
-        if os.stat(".").st_nlink == 0:  # our directory was removed under us
+        if not os.path.exists(self.jobs.home):  # our directory was removed under us
             self.done = True
             self.jobs.kill_everything("stopped")
             return

@@ -1,0 +1,90 @@
+"""`python -m bench [NAME|all] [--json] [--quick]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol, cast
+
+from .result import Result, table
+
+BENCHES: dict[str, str] = {
+    "startup": "CPU seconds until the command line answers",
+    "sim-scale": "100,000 tasks on 1,000 machines, simulated; cost per event; folding and reading the journal",
+    "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
+    "makespan": "how near the schedules come to the shortest possible run",
+    "recovery": "kill -9 the controller twenty times; time to take a run up again",
+}
+
+
+class Bench(Protocol):
+    """What a benchmark's module has."""
+
+    def run(self, quick: bool) -> Result: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("name", nargs="?", choices=(*BENCHES, "all"), metavar="NAME")
+    parser.add_argument("--json", action="store_true", help="one JSON object a benchmark, on a line of its own")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
+    args = parser.parse_args(argv)
+    if args.name is None:
+        print("python -m bench NAME [--json] [--quick], where NAME is `all` or one of")
+        for name, what in BENCHES.items():
+            print(f"  {name:<10}  {what}")
+        return 0
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        with _compiled(args.quick):
+            for name in BENCHES if args.name == "all" else (args.name,):
+                _measure(name, args.json, args.quick)
+    except KeyboardInterrupt:
+        print("bench: interrupted; everything it started is gone", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _measure(name: str, as_json: bool, quick: bool) -> None:
+    module = cast(Bench, importlib.import_module(f"bench.{name.replace('-', '_')}"))
+    start = time.monotonic()
+    result = module.run(quick)
+    if as_json:
+        print(json.dumps(result.data()), flush=True)
+    else:
+        title = f"{name}: {BENCHES[name]} ({time.monotonic() - start:.0f} s{', quick' if quick else ''})"
+        print(table(title, result), flush=True)
+
+
+@contextmanager
+def _compiled(quick: bool) -> Iterator[None]:
+    """Measure compiled modules, as users have them, also where Python was told not to keep them."""
+    if quick or not sys.dont_write_bytecode:
+        yield
+        return
+    cache = tempfile.mkdtemp(prefix="evalfleet-bench-")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = cache
+    try:
+        yield
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    """As Ctrl-C: whoever has something to clean up does so."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""A journal as a log: one line an event, with everything in it that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from evalfleet.events import Record, RunPlanned, TasksPlanned
+
+from .words import clean, iso
+
+
+def event_line(record: Record) -> str:
+    """When, what, and its fields as `name=value`."""
+    event = record.event
+    if isinstance(event, RunPlanned):
+        fields: dict[str, Any] = {
+            "run": event.plan.run,
+            "benchmark": event.plan.benchmark,
+            "tasks": event.total,
+        }
+    elif isinstance(event, TasksPlanned):
+        fields = {"count": len(event.tasks)}
+    else:
+        fields = msgspec.to_builtins(event)
+        fields.pop("kind", None)
+    words = " ".join(f"{name}={_value(value)}" for name, value in fields.items())
+    return f"{iso(record.at)} {type(event).__name__} {clean(words, 400)}".rstrip()
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ",".join(f"{name}:{_value(part)}" for name, part in value.items())
+        return "{" + inner + "}"
+    return str(value)

@@ -1,0 +1,99 @@
+"""`show` in words: a run with its tasks and machines, or one task with every attempt at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .summary import summary
+from .tables import pairs, table
+from .words import clean, duration, usd
+
+Document = dict[str, Any]
+
+TASKS_SHOWN = 200
+
+
+def show_run(results: Document) -> str:
+    """The summary, then tasks that need a look first, then machines."""
+    parts = [summary(results), _tasks(results["tasks"]), _machines(results["machines"])]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _tasks(tasks: list[Document]) -> str:
+    troubled = {"broken": 0, "running": 1, "waiting": 2, "unrun": 3, "scored": 4}
+    shown = sorted(tasks, key=lambda task: troubled.get(task["status"], 2))[:TASKS_SHOWN]
+    rows = [
+        (
+            task["task_id"],
+            _verdict(task),
+            duration(task["duration_seconds"]) if task["duration_seconds"] is not None else None,
+            task["attempts"],
+            task["machine"],
+            clean(task["error"] or "", 100) or None,
+        )
+        for task in shown
+    ]
+    head = ("task", "outcome", "took", "attempts", "machine", "error")
+    text = table(head, rows, right=("took", "attempts"), width=160)
+    left = len(tasks) - len(shown)
+    return text + (
+        f"\n... and {left} more: `evalfleet show --json`, `evalfleet report --format csv`" if left else ""
+    )
+
+
+def _verdict(task: Document) -> str:
+    if task["status"] == "scored":
+        return "success" if task["success"] else f"score {task['score']:g}"
+    return f"broken: {task['cause']}" if task["status"] == "broken" else str(task["status"])
+
+
+def _machines(machines: list[Document]) -> str:
+    if not machines:
+        return ""
+    rows = [
+        (
+            machine["name"],
+            machine["phase"],
+            machine["place"],
+            machine["attempts"],
+            machine["scored"],
+            duration(machine["uptime_seconds"]),
+            usd(machine["cost_usd"]),
+            machine["detail"],
+        )
+        for machine in machines
+    ]
+    head = ("machine", "phase", "place", "attempts", "scored", "up", "cost", "ended because")
+    return table(head, rows, right=("attempts", "scored", "up", "cost"), width=160)
+
+
+def show_task(detail: Document) -> str:
+    """One task: what it is, how it ended, and each attempt."""
+    head = pairs(
+        [
+            ("task", detail["task_id"]),
+            ("domain", detail["domain"]),
+            ("outcome", _verdict(detail)),
+            ("steps", detail["num_steps"]),
+            ("time limit", duration(detail["timeout_seconds"])),
+            ("params", detail["params"] or None),
+        ]
+    )
+    return "\n\n".join((head, *(_attempt(attempt) for attempt in detail["attempts"])))
+
+
+def _attempt(attempt: Document) -> str:
+    outcome = (
+        "score " + format(attempt["score"], "g") if attempt["outcome"] == "scored" else attempt["outcome"]
+    )
+    rows = [
+        ("attempt", attempt["attempt"]),
+        ("outcome", f"{outcome}{' (' + attempt['cause'] + ')' if attempt['cause'] else ''}"),
+        ("machine", f"{attempt['machine']} on {attempt['node'] or '?'}"),
+        ("started", attempt["started_at"]),
+        ("took", duration(attempt["duration_seconds"]) if attempt["duration_seconds"] is not None else None),
+        ("artefacts", attempt["artifacts"]),
+        ("error", attempt["error"]),
+        ("problem", attempt["problem"]),
+    ]
+    return pairs([row for row in rows if row[1] is not None], indent="  ")

@@ -1,0 +1,379 @@
+"""`evalfleet run`: outcomes, exit codes, results, selection, limits."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.e2e.harness import Fleet, task, tasks, until
+
+KEYS = {
+    *("run", "benchmark", "model", "status", "started_at", "ended_at", "total_tasks", "scored", "broken"),
+    *("unrun", "succeeded", "failed", "success_rate", "success_rate_ci", "by_domain", "causes", "cost", "tasks"),
+}
+TASK_KEYS = {
+    *("task_id", "domain", "success", "score", "num_steps", "duration_seconds", "error", "cause", "attempts"),
+    *("machine", "screenshots", "artifacts"),
+}
+DOMAIN_KEYS = {"total", "scored", "succeeded", "success_rate", "success_rate_ci"}
+
+
+def test_outcomes_and_results(fleet: Fleet) -> None:
+    shot = 'touch "$EVALFLEET_OUT/step_0.png"; result \'{"score": 1, "num_steps": 5, "screenshots": ["step_0.png"]}\''
+    fleet.bench([task("n_1", shot), task("n_2", "score 0.5; exit 3"), task("m_1", "score 0")])
+    done = fleet.run("--workers", "2", "--model", "gpt")
+    assert done.code == 0, done
+    found = fleet.results()
+    assert KEYS <= found.keys()
+    assert all(TASK_KEYS <= each.keys() for each in found["tasks"])
+    assert found["by_domain"].keys() == {"n", "m"}
+    assert all(DOMAIN_KEYS <= each.keys() for each in found["by_domain"].values())
+    assert found["cost"].keys() == {"machines_usd", "models_usd", "per_task_usd"}
+    counts = {key: found[key] for key in ("status", "model", "scored", "broken", "unrun", "succeeded", "failed")}
+    assert counts == {
+        **{"status": "done", "model": "gpt", "scored": 3, "broken": 0},
+        **{"unrun": 0, "succeeded": 1, "failed": 2},
+    }
+    first = fleet.task("n_1")
+    assert (first["success"], first["score"], first["num_steps"], first["screenshots"]) == (True, 1.0, 5, ["step_0.png"])
+    assert first["artifacts"] == "r/n_1/n_1.0/"
+    assert (fleet.home / first["artifacts"] / "step_0.png").exists()
+    assert (fleet.home / "latest").resolve() == (fleet.home / "r").resolve()
+    aggregated = json.loads((fleet.home / "r" / "aggregated_results.json").read_text())
+    assert aggregated.keys() == {"total_tasks", "succeeded", "failed", "success_rate", "tasks", "by_domain"}
+    worker = json.loads((fleet.home / "r" / "worker-1_results.json").read_text())
+    assert worker.keys() == {"worker_name", "run_id", "completed_at", "tasks", "summary"}
+    fleet.settled()
+
+
+def test_show_json_is_results_json(fleet: Fleet) -> None:
+    fleet.bench(tasks(2))
+    run = fleet.run("--json")
+    assert run.code == 0
+    assert all(json.loads(line) for line in run.out.splitlines())
+    assert run.json == fleet.results() == fleet("show", "r", "--json").json
+
+
+def test_broken_is_retried_elsewhere_and_is_no_zero(fleet: Fleet) -> None:
+    fleet.bench([*tasks(3), task("x", "exit 7")])
+    done = fleet.run("--workers", "3", "--attempts", "2")
+    assert done.code == 1, done
+    found = fleet.results()
+    assert (found["scored"], found["broken"], found["success_rate"]) == (3, 1, 1.0)
+    broken = fleet.task("x")
+    assert (broken["score"], broken["success"], broken["cause"], broken["attempts"]) == (None, None, "result", 2)
+    assert "exit code 7" in broken["error"]
+    detail = fleet("show", "r", "x", "--json").json
+    assert len({attempt["machine"] for attempt in detail["attempts"]}) == 2
+    assert fleet.starts().count("x.0") == fleet.starts().count("x.1") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [(("--allow-broken", "1"), 0), (("--allow-broken", "25%"), 0), (("--allow-broken", "24%"), 1)],
+)
+def test_allow_broken(fleet: Fleet, flags: tuple[str, ...], code: int) -> None:
+    fleet.bench([*tasks(3), task("x", "exit 7")])
+    assert fleet.run("--attempts", "1", *flags).code == code
+
+
+@pytest.mark.parametrize(("rate", "code"), [("0.5", 0), ("50%", 0), ("0.51", 1)])
+def test_fail_under(fleet: Fleet, rate: str, code: int) -> None:
+    fleet.bench([task("a"), task("b", "score 0.9")])
+    assert fleet.run("--fail-under", rate).code == code
+
+
+def test_a_task_that_hangs_is_scored_zero_and_its_children_die(fleet: Fleet) -> None:
+    hang = "(setsid sleep 300 &) ; (nohup sleep 300 >/dev/null 2>&1 &) ; sleep 300"
+    fleet.bench([task("h", hang), task("a")], timeout_s=300)
+    done = fleet.run("--task-timeout", "1", "--workers", "2")
+    assert done.code == 0, done
+    found = fleet.task("h")
+    assert (found["score"], found["success"], found["attempts"]) == (0.0, False, 1)
+    assert "time limit" in found["error"]
+    fleet.settled()
+
+
+def test_what_a_task_leaves_running_dies_with_it(fleet: Fleet) -> None:
+    fleet.bench([task("a", "(setsid sleep 300 &); score 1"), task("b", "gate go; score 1")])
+    run = fleet.start_run("--workers", "2")
+    until(lambda: fleet.home.exists() and "a_" not in run.out and "[1/2] a" in run.out)
+    until(lambda: not [argv for argv in fleet.alive().values() if argv.startswith("sleep 300")], timeout_s=10)
+    fleet.open_gate("go")
+    assert run.wait().code == 0
+
+
+GARBAGE = {
+    "empty": "",
+    "text": "score: 1",
+    "list": "[1]",
+    "null": "null",
+    "none": "{}",
+    "string": '{"score": "1"}',
+    "bool": '{"score": true}',
+    "high": '{"score": 1.1}',
+    "low": '{"score": -0.1}',
+    "nan": '{"score": NaN}',
+    "huge": '{"score": 1e999}',
+    "deep": "[" * 5000,
+    "cut": '{"score": 1',
+}
+
+
+def test_results_that_say_nothing_are_broken(fleet: Fleet) -> None:
+    bad = [task(f"g_{name}", f"result '{text}'") for name, text in GARBAGE.items()]
+    odd = [
+        task("o_latin", "printf '\\xff\\xfe{}' > $EVALFLEET_OUT/result.json"),
+        task("o_folder", "mkdir $EVALFLEET_OUT/result.json"),
+        task("o_link", "ln -s /etc/passwd $EVALFLEET_OUT/result.json"),
+        task("o_dangling", "ln -s nowhere $EVALFLEET_OUT/result.json"),
+        task("o_fifo", "mkfifo $EVALFLEET_OUT/result.json"),
+        task("o_big", "head -c 30000000 /dev/zero > $EVALFLEET_OUT/result.json"),
+        task("o_secret", "score 1; chmod 000 $EVALFLEET_OUT/result.json"),
+    ]
+    fleet.bench([task("good"), *bad, *odd], timeout_s=10)
+    done = fleet.run("--workers", "3", "--attempts", "1", timeout_s=60)
+    assert done.code == 1, done
+    found = {each["task_id"]: each for each in fleet.results()["tasks"]}
+    wrong = {id: each for id, each in found.items() if id != "good" and each["score"] is not None}
+    assert not {id for id in wrong if id != "o_secret"}
+    assert found["good"]["score"] == 1.0
+    assert all(each["error"] for id, each in found.items() if id.startswith("g_"))
+
+
+def test_odd_fields_never_break_a_score(fleet: Fleet) -> None:
+    odd = {"score": 1, "num_steps": "many", "cost_usd": -1, "screenshots": ["../../x"], "error": 5, "success": "yes"}
+    fleet.bench([task("a", f"result '{json.dumps(odd)}'")])
+    assert fleet.run().code == 0
+    found = fleet.task("a")
+    assert (found["score"], found["num_steps"], found["screenshots"]) == (1.0, None, [])
+
+
+@pytest.mark.parametrize("id", ["../x", "a b", "日本_é", "x" * 200, "-rf", "~", "a/b/c", "%2e", "CON", "a'b\"c$d"])
+def test_odd_ids(fleet: Fleet, id: str) -> None:
+    """Each comes home into the run's own folder, under its own name."""
+    fleet.bench([task(id, "score 1")], command=["bash", "-c", 'echo \'{"score": 1}\' > $EVALFLEET_OUT/result.json'])
+    done = fleet.run()
+    if done.code == 2:  # refused with a reason is fine, half-way is not
+        assert not fleet.events()
+        return
+    assert done.code == 0, done
+    found = fleet.results()["tasks"][0]
+    assert found["task_id"] == id
+    inside = (fleet.home / found["artifacts"]).resolve()
+    assert inside.is_relative_to((fleet.home / "r").resolve())
+    assert (inside / "result.json").exists()
+    assert fleet("show", "--", "r", id).code == 0
+
+
+def test_a_huge_log_is_capped(fleet: Fleet) -> None:
+    fleet.bench([task("a", "echo first; head -c 120000000 /dev/zero | tr '\\0' x; echo; echo last; score 1")])
+    assert fleet.run().code == 0
+    log = fleet.home / "r" / "a" / "a.0" / "log.txt"
+    logs = [path for path in (fleet.home / "r" / "a" / "a.0").iterdir() if path.stat().st_size > 1000]
+    assert logs, list(log.parent.iterdir())
+    content = logs[0].read_bytes()
+    assert len(content) < 60_000_000
+    assert content.startswith(b"first")
+    assert content.rstrip().endswith(b"last")
+
+
+def test_selection(fleet: Fleet) -> None:
+    fleet.bench([*tasks(4), *tasks(4, prefix="z")])
+
+    def chosen(*flags: str) -> list[str]:
+        plan = fleet("run", "./b.toml", "--dry-run", "--json", *flags)
+        assert plan.code == 0, plan
+        ids: list[str] = plan.json["tasks"]
+        return ids
+
+    assert chosen("--first", "3") == ["a_1", "a_2", "a_3"]
+    assert chosen("--task", "z_1", "--task", "a_2") in (["z_1", "a_2"], ["a_2", "z_1"])
+    assert chosen("--domain", "z") == ["z_1", "z_2", "z_3", "z_4"]
+    assert len(chosen("--repeat", "3", "--first", "1")) == 3
+    sample = chosen("--tasks", "4", "--seed", "1")
+    assert sample == chosen("--tasks", "4", "--seed", "1")
+    assert sum(id.startswith("a") for id in sample) == 2
+    assert any(chosen("--tasks", "4", "--seed", str(seed)) != sample for seed in range(2, 6))
+    fleet("run", "./b.toml", "--task", "z_9").refused("z_9")
+    fleet("run", "./b.toml", "--domain", "q").refused("q")
+
+
+def test_repeats_are_tasks_of_their_own(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    assert fleet.run("--repeat", "2").code == 0
+    assert sorted(each["task_id"] for each in fleet.results()["tasks"]) == ["a_1~1", "a_1~2"]
+
+
+def test_the_command_sees_what_was_asked(fleet: Fleet) -> None:
+    fleet.bench([task("a_1", "env | grep ^EVALFLEET_ | note; score 1")])
+    done = fleet.run("--model", "m-1", "-A", "temperature=0.2", "--set", "split=test", "--set", "n=3")
+    assert done.code == 0, done
+    seen = dict(line.split("=", 1) for line in fleet.note("a_1").splitlines())
+    assert (seen["EVALFLEET_MODEL"], seen["EVALFLEET_TASK_ID"], seen["EVALFLEET_ATTEMPT"]) == ("m-1", "a_1", "0")
+    assert json.loads(seen["EVALFLEET_AGENT"]) == {"temperature": "0.2"}
+    assert json.loads(seen["EVALFLEET_SETTINGS"]) == {"split": "test", "n": "3"}
+    assert "do" in json.loads(seen["EVALFLEET_PARAMS"])
+
+
+@pytest.mark.parametrize("schedule", ["dynamic", "round-robin", "slices"])
+def test_schedules(fleet: Fleet, schedule: str) -> None:
+    fleet.bench([task(f"a_{n}", "score 1") for n in range(6)])
+    assert fleet.run("--workers", "2", "--schedule", schedule).code == 0
+    machines = [each["machine"] for each in fleet.results()["tasks"]]
+    if schedule == "slices":
+        assert len(set(machines[:3])) == len(set(machines[3:])) == 1
+    if schedule == "round-robin":
+        assert len(set(machines[::2])) == len(set(machines[1::2])) == 1
+
+
+def test_dry_run_writes_nothing(fleet: Fleet) -> None:
+    fleet.bench(tasks(3))
+    before = {path for path in fleet.folder.rglob("*") if "out" not in path.parts}
+    done = fleet("run", "./b.toml", "--dry-run")
+    assert done.code == 0, done
+    assert "3 in 1 domains" in done.out
+    assert "estimate" in done.out
+    assert {path for path in fleet.folder.rglob("*") if "out" not in path.parts} == before
+
+
+def test_dry_run_in_a_home_with_runs(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    fleet.run()
+    before = fleet("ls", "--json").json
+    assert fleet("run", "./b.toml", "--dry-run").code == 0
+    fleet("run", "./b.toml", "--dry-run", "--name", "r").refused("'r'", "taken")
+    assert fleet("ls", "--json").json == before
+
+
+def test_name_taken(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    assert fleet.run().code == 0
+    fleet.run().refused("'r'", "taken")
+    assert len(fleet("ls", "--json").json) == 1
+
+
+PRICED = '[places.lab]\nkind = "local"\nusd_per_hour = 3600\n'
+
+
+def test_the_budget_stops_the_run(fleet: Fleet) -> None:
+    """A dollar a second: two tasks of a second do not both fit."""
+    fleet.config(PRICED)
+    fleet.bench(tasks(8, "sleep 0.7; score 1"))
+    done = fleet.run("--on", "lab", "--budget", "3", "--yes")
+    assert done.code == 3, done
+    found = fleet.results()
+    assert found["status"] == "stopped"
+    assert found["unrun"] > 0
+    assert 0 < found["cost"]["machines_usd"] <= 4.0
+    fleet.settled()
+
+
+def test_max_duration_stops_the_run(fleet: Fleet) -> None:
+    fleet.bench([task("a"), task("b", "gate never"), task("c", "gate never")])
+    before = time.monotonic()
+    done = fleet.run("--max-duration", "2s")
+    assert done.code == 3, done
+    assert time.monotonic() - before < 8
+    found = fleet.results()
+    assert (found["scored"], found["unrun"]) == (1, 2)
+    fleet.settled()
+
+
+def test_an_expensive_run_asks(fleet: Fleet) -> None:
+    fleet.config(PRICED)
+    fleet.bench(tasks(2))
+    fleet.run("--on", "lab").refused("--yes")
+    assert not fleet.events()
+
+
+def test_a_setup_that_fails_everywhere_is_exit_4(fleet: Fleet) -> None:
+    fleet.bench(tasks(4), setup=[["bash", "-c", "echo no such image >&2; exit 9"]])
+    done = fleet.run("--workers", "2")
+    assert done.code == 4, done
+    assert "no such image" in done.out + done.err
+    assert fleet.results()["status"] == "failed"
+    fleet.settled()
+
+
+def test_setup_probe_and_files(fleet: Fleet) -> None:
+    (fleet.folder / "data").mkdir()
+    (fleet.folder / "data" / "x.txt").write_text("from home")
+    fleet.bench(
+        tasks(3, "cat data/x.txt made.txt | note; score 1"),
+        files=["run.sh", "data/"],
+        setup=[["bash", "-c", "echo made > made.txt"]],
+        probe=["test", "-e", "made.txt"],
+    )
+    assert fleet.run("--workers", "2").code == 0
+    assert fleet.note("a_3") == "from homemade\n"
+
+
+def test_profile_environment_and_defaults(fleet: Fleet) -> None:
+    fleet.config("[defaults]\nworkers = 2\n[profiles.quick]\nfirst = 1\nmax-duration = '1h'\n")
+    fleet.bench(tasks(3))
+    plan = fleet("run", "./b.toml", "--dry-run", "--json", "--profile", "quick").json
+    assert plan["tasks"] == ["a_1"]
+    assert plan["plan"]["limits"]["max_duration_s"] == 3600
+    assert fleet("run", "./b.toml", "--dry-run", "--json").json["plan"]["limits"]["workers"] == 2
+    near = fleet("run", "./b.toml", "--dry-run", "--json", env={"EVALFLEET_WORKERS": "3"}).json
+    assert near["plan"]["limits"]["workers"] == 3
+    fleet("run", "./b.toml", "--profile", "quik").refused("quik", "quick")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--workers", "0"), ("--workers",)),
+        (("--workers", "many"), ("--workers",)),
+        (("--budget", "-1"), ("--budget",)),
+        (("--max-duration", "soon"), ("--max-duration",)),
+        (("--attempts", "0"), ("--attempts",)),
+        (("--schedule", "fair"), ("fair",)),
+        (("--on", "mars"), ("mars",)),
+        (("--first", "1", "--tasks", "2"), ()),
+        (("--name", "a/b"), ("a/b",)),
+        (("--name", ""), ()),
+        (("--set", "novalue"), ("--set",)),
+        (("--config", "none.toml"), ("none.toml",)),
+        (("--env-file", "none.env"), ("none.env",)),
+        (("--fail-under", "2"), ("--fail-under",)),
+        (("--allow-broken", "x"), ("--allow-broken",)),
+        (("--nonsense",), ("--nonsense",)),
+        (("--task-timeout", "0"), ("--task-timeout",)),
+    ],
+)
+def test_wrong_requests_are_one_line(fleet: Fleet, flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+    fleet.bench(tasks(2))
+    fleet("run", "./b.toml", *flags).refused(*words)
+    assert not fleet.home.exists() or fleet("ls", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    ("toml", "lines", "words"),
+    [
+        ("name = ", "", ("b.toml",)),
+        ('name = "b"\n', "", ("b.toml",)),
+        ('name = "b"\ntasks = "no.jsonl"\ncommand = ["true"]\n', "", ("no.jsonl",)),
+        ('name = "b"\ntasks = "tasks.jsonl"\ncommand = ["true"]\n', "", ("tasks",)),
+        ('name = "b"\ntasks = "tasks.jsonl"\ncommand = ["true"]\n', "{", ("tasks.jsonl:1",)),
+        ('name = "b"\ntasks = "tasks.jsonl"\ncommand = ["true"]\n', '{"id": "a"}\n{"id": "a"}\n', ("'a'",)),
+        ('name = "b"\ntasks = "tasks.jsonl"\ncommand = ["true", "{params.x}"]\n', '{"id": "a"}\n', ("x",)),
+        ('name = "b"\ntasks = "tasks.jsonl"\ncomand = ["true"]\n', '{"id": "a"}\n', ("comand", "command")),
+        ('name = "b"\ntasks = "tasks.jsonl"\ncommand = "true"\n', '{"id": "a"}\n', ("command",)),
+        ('name = "b"\ntasks = "tasks.jsonl"\ncommand = ["true"]\nfiles = ["no"]\n', '{"id": "a"}\n', ("no",)),
+    ],
+)
+def test_wrong_benchmarks_are_one_line(fleet: Fleet, toml: str, lines: str, words: tuple[str, ...]) -> None:
+    (fleet.folder / "b.toml").write_text(toml)
+    (fleet.folder / "tasks.jsonl").write_text(lines)
+    fleet("run", "./b.toml").refused(*words)
+
+
+def test_unknown_benchmarks(fleet: Fleet) -> None:
+    fleet("run", "./none.toml").refused("none.toml")
+    fleet("run", "none").refused("none")
+    fleet("run", "no.such:thing").refused("no.such")
+    fleet("run", ".").refused()

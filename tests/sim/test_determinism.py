@@ -1,0 +1,40 @@
+"""Same seed, same journal, byte for byte: also in another process with other hashes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import evalfleet
+from evalfleet.sim.scenario import draw
+from evalfleet.sim.seeds import run_seeds
+from evalfleet.sim.simulate import simulate
+
+SEEDS = range(12)
+PROGRAM = f"""
+from evalfleet.sim.seeds import run_seeds
+print(run_seeds(range({len(SEEDS)})).digest)
+"""
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 8))
+def test_a_seed_writes_the_same_bytes_each_time(seed: int) -> None:
+    assert simulate(draw(seed)).store.rows == simulate(draw(seed)).store.rows
+
+
+def test_other_seeds_write_other_bytes() -> None:
+    assert simulate(draw(1)).store.digest() != simulate(draw(2)).store.digest()
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
+def test_another_process_writes_the_same_bytes(hash_seed: str) -> None:
+    source = Path(evalfleet.__file__).parents[1]
+    environ = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(source)}
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == run_seeds(SEEDS).digest

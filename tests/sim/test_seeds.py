@@ -1,0 +1,88 @@
+"""A handful of seeds in-process; `make test` runs 300 through the command line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from evalfleet.model import Cause
+from evalfleet.sim.checks import violations
+from evalfleet.sim.faults import Faults
+from evalfleet.sim.scenario import Scenario, Span, draw
+from evalfleet.sim.seeds import check_seed, run_seeds
+from evalfleet.sim.simulate import Simulated, simulate
+
+
+@pytest.mark.parametrize("seed", range(0, 300, 15))
+def test_no_seed_violates_an_invariant(seed: int) -> None:
+    found, _ = check_seed(seed)
+    assert found == []
+
+
+def test_the_seeds_exercise_what_they_claim_to() -> None:
+    """A simulator that no longer crashes, resumes, naps or refuses would pass everything."""
+    report = run_seeds(range(40))
+    scenarios = [draw(seed) for seed in range(40)]
+    assert report.crashes > 20
+    assert report.refusals > 0
+    assert report.attempts > 200
+    assert any(scenario.nap for scenario in scenarios)
+    assert any(scenario.outage for scenario in scenarios)
+    assert {what for scenario in scenarios for what in scenario.resumes} == {"broken", "unrun"}
+    assert any(scenario.abandoned for scenario in scenarios)
+
+
+def calm(seed: int) -> Scenario:
+    """The seed's run without faults and without bounds: it can only end with every task scored."""
+    drawn = draw(seed)
+    limits = structs.replace(drawn.plan.limits, budget_usd=None, max_duration_s=None)
+    plan = structs.replace(drawn.plan, limits=limits)
+    return Scenario(seed, plan, drawn.tasks, Faults())
+
+
+def checked(scenario: Scenario) -> Simulated:
+    sim = simulate(scenario)
+    assert violations(sim) == []
+    return sim
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_in_a_perfect_world_every_task_is_scored_at_its_first_attempt(seed: int) -> None:
+    sim = checked(calm(seed))
+    assert sim.state.status == "done"
+    assert len(sim.state.attempts) == sim.state.scored == len(sim.scenario.tasks)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_outage_of_our_own_network_costs_no_machine_and_no_attempt(seed: int) -> None:
+    sim = checked(replace(calm(seed), outage=Span(60.0 + 90 * seed, 60.0 + 40 * seed)))
+    assert sim.state.scored == len(sim.scenario.tasks) == len(sim.state.attempts)
+    assert not any(machine.cause for machine in sim.state.machines.values() if machine.ready_at)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_controller_whose_computer_slept_keeps_what_ended_meanwhile(seed: int) -> None:
+    """Shorter than the lease: machines live on, and what they finished counts."""
+    sim = checked(replace(calm(seed), nap=Span(100.0 + 50 * seed, 2500.0)))
+    assert sim.state.scored == len(sim.scenario.tasks)
+    assert not any(machine.cause is Cause.STUCK for machine in sim.state.machines.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_controller_that_slept_past_every_expiry_starts_over(seed: int) -> None:
+    sim = checked(replace(calm(seed), nap=Span(300.0, 100_000.0)))
+    assert sim.state.scored == len(sim.scenario.tasks)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_broken_tasks_are_run_again_on_request_and_no_others(seed: int) -> None:
+    broken_world = Faults(job_breaks=0.7)
+    before = checked(replace(calm(seed), faults=broken_world))
+    after = checked(replace(calm(seed), faults=broken_world, resumes=("broken",)))
+    again = [task for task, known in before.state.tasks.items() if known.status == "broken"]
+    for task, known in before.state.tasks.items():
+        later = after.state.tasks[task]
+        assert later.attempts[: len(known.attempts)] == known.attempts
+        assert (len(later.attempts) > len(known.attempts)) == (task in again)

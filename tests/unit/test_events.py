@@ -1,0 +1,96 @@
+"""Events: what is written can be read, now and by later versions; what is newer is refused."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+
+from evalfleet import events as ev
+from evalfleet.errors import JournalForeign
+from evalfleet.events import SCHEMA, Event, Upgrade, decode, encode, kind_of, upgrade
+from evalfleet.model import (
+    AttemptId,
+    Broken,
+    Cause,
+    Collected,
+    Limits,
+    MachineId,
+    Offer,
+    Plan,
+    Scored,
+    Task,
+    TaskId,
+)
+
+M, A, T = MachineId("r-h-1"), AttemptId("t.0"), TaskId("t")
+OFFER = Offer("cloud", "D4", "east", 0.2, True, 60.0, 4, 120.0, 60.0)
+
+EVENTS: tuple[Event, ...] = (
+    ev.RunPlanned(Plan("r", "b", ("cloud",), {"x": [1, {"y": None}]}, limits=Limits(budget_usd=1.5)), 7),
+    ev.TasksPlanned((Task(T, "d", {"n": 1, "é": "\u2028"}, 10.0, 3.5), Task(TaskId("")))),
+    ev.ControllerStarted("host", 42, "0.1"),
+    ev.MachineRequested(M, "worker-1", 0, OFFER, 1_800_000_000_000_001),
+    ev.MachineUp(M, "10.0.0.1", "node"),
+    ev.MachineReady(M, {"setup": 0.1}),
+    ev.MachineSilent(M, 5),
+    ev.MachineHeard(M),
+    ev.MachineExtended(M, 6),
+    ev.MachineLeaseSet(M, 6),
+    ev.MachineCondemned(M, "why", Cause.SETUP, "install", "place", True),
+    ev.MachineDeleted(M, 7),
+    ev.AttemptStarted(A, T, M),
+    ev.AttemptEnded(A, Scored(0.1 + 0.2, True, 3, 0.01, "e", ("a.png",), 10.0), 1.25, "node"),
+    ev.AttemptEnded(A, Broken(Cause.MACHINE_LOST, "gone")),
+    ev.AttemptCollected(A, Collected(1, 2, 3, "p"), Scored(1.0)),
+    ev.TasksReopened((T,)),
+    ev.RunResumed(Limits(workers=3), (T,)),
+    ev.StopRequested("budget", "spent", True),
+    ev.RunEnded("failed"),
+)
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert {type(event) for event in EVENTS} == set(typing.get_args(ev.Event))
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=kind_of)
+def test_what_is_written_is_what_is_read(event: Event) -> None:
+    body = encode(event)
+    assert decode(body) == event
+    assert encode(decode(body)) == body, "the same event is the same bytes"
+    assert msgspec.json.decode(body)["kind"] == kind_of(event)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=kind_of)
+def test_fields_of_a_later_version_do_not_hurt(event: Event) -> None:
+    """A field with a default is no schema change: what wrote it may be read by what does not know it."""
+    loose: dict[str, Any] = msgspec.json.decode(encode(event))
+    assert decode(msgspec.json.encode({**loose, "added_later": [1]})) == event
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"kind": "Nonsense"}', b'{"kind": "MachineUp"}', b"\xff"])
+def test_what_cannot_be_read_is_said_to_be_foreign(body: bytes) -> None:
+    with pytest.raises(JournalForeign):
+        decode(body)
+
+
+def test_a_newer_schema_is_refused_with_what_to_do() -> None:
+    with pytest.raises(JournalForeign, match="upgrade evalfleet"):
+        decode(encode(EVENTS[0]), SCHEMA + 1)
+
+
+def test_upgrades_are_a_chain_over_the_kinds_that_changed() -> None:
+    def rename(body: dict[str, Any]) -> dict[str, Any]:
+        return {"kind": "MachineUp", "machine": body["id"]}
+
+    def add_address(body: dict[str, Any]) -> dict[str, Any]:
+        return {**body, "address": "10.0.0.1"}
+
+    chain: dict[tuple[int, str], Upgrade] = {(1, "VmUp"): rename, (3, "MachineUp"): add_address}
+    oldest = b'{"kind": "VmUp", "id": "m"}'
+    assert decode(upgrade(oldest, 1, 4, chain)) == ev.MachineUp(MachineId("m"), "10.0.0.1")
+    assert decode(upgrade(b'{"kind": "MachineUp", "machine": "m"}', 3, 4, chain)).address == "10.0.0.1"  # type: ignore[union-attr]
+    assert decode(upgrade(encode(EVENTS[-1]), 1, 4, chain)) == EVENTS[-1], "what did not change stays"

@@ -1,0 +1,619 @@
+"""Policy as data in, data out: what is decided when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from evalfleet.events import (
+    AttemptEnded,
+    MachineCondemned,
+    MachineExtended,
+    MachineHeard,
+    MachineSilent,
+    RunEnded,
+    RunResumed,
+    StopRequested,
+    TasksReopened,
+)
+from evalfleet.model import FREE_CAUSES, Broken, Cause, MachineId, Offer, Task, TaskId, after, seconds_between
+from evalfleet.policy import decide, next_deadline
+from evalfleet.state import retry_delay_s
+
+from .runs import FREE, PRICED, Run, condemned, of, requested, started, tasks_of
+
+M1, M2, M3 = (MachineId(f"r-h-{n}") for n in (1, 2, 3))
+
+
+def silent(run: Run, machine: str) -> MachineSilent:
+    return MachineSilent(MachineId(machine), after(run.now, -run.state.limits.silent_s))
+
+
+# -- how many machines ---------------------------------------------------------------------------
+
+
+def test_as_many_machines_as_workers_or_as_there_is_work_for() -> None:
+    assert len(requested(Run(10, workers=3).turn())) == 3
+    assert len(requested(Run(2, workers=8).turn())) == 2
+    assert len(requested(Run(5, workers=8, slots=2).turn())) == 3
+
+
+def test_the_first_machine_proves_that_it_works_before_more_are_asked_for() -> None:
+    run = Run(9, workers=4, canary=1)
+    assert [m.machine for m in requested(run.turn())] == [M1]
+    run.ready()
+    assert len(requested(run.score("t0.0"))) == 3
+
+
+def test_a_canary_that_breaks_is_proof_enough_that_machines_come_up() -> None:
+    run = Run(9, workers=4, canary=1)
+    run.turn()
+    run.ready()
+    assert len(requested(run.breaks("t0.0"))) == 3
+
+
+def test_no_more_machines_of_an_offer_than_it_has() -> None:
+    scarce, other = Offer("a", "x", capacity=2), Offer("b", "x", usd_per_hour=1.0)
+    offers = [m.offer for m in requested(Run(9, (scarce, other), workers=4).turn())]
+    assert offers == [scarce, scarce, other, other]
+
+
+def test_an_offer_that_refuses_us_is_left_alone_for_a_while() -> None:
+    first, second = Offer("a", "x"), Offer("b", "x", usd_per_hour=1.0)
+    run = Run(9, (first, second), workers=1)
+    run.turn()
+    (again,) = requested(run.lose(M1, Cause.PROVISIONING))
+    assert again.offer == second
+    run.lose(M2, Cause.PROVISIONING)
+    assert next_deadline(run.state, run.now) == after(run.now, 15.0)
+    (third,) = requested(run.wait(15.0))
+    assert third.offer == first
+
+
+def test_a_refusal_of_the_whole_place_blocks_all_its_offers() -> None:
+    run = Run(3, (Offer("a", "x"), Offer("a", "y"), Offer("b", "x")), workers=1)
+    run.turn()
+    refusal = MachineCondemned(M1, "no quota", Cause.PROVISIONING, scope="place", permanent=True)
+    (again,) = requested(run.tell(refusal))
+    assert again.offer.place == "b"
+
+
+def test_the_run_stops_when_every_offer_is_refused_for_good() -> None:
+    run = Run(3, workers=1)
+    run.turn()
+    run.tell(MachineCondemned(M1, "bad image", Cause.PROVISIONING, permanent=True))
+    assert run.stop.reason == "refused"
+    assert "bad image" in run.stop.detail
+
+
+def test_machines_that_cost_are_given_back_when_nothing_is_left_for_them() -> None:
+    run = Run(2, (PRICED,), workers=2)
+    run.turn()
+    run.ready()
+    assert condemned(run.score("t0.0")) == [M1]
+    free = Run(2, workers=2)
+    free.turn()
+    free.ready()
+    assert condemned(free.score("t0.0")) == [], "a machine that costs nothing stays for retries"
+
+
+# -- which task goes where -----------------------------------------------------------------------
+
+
+def test_file_order_without_weights() -> None:
+    run = Run(3, workers=1)
+    run.turn()
+    assert started(run.ready()) == [("t0.0", M1)]
+    assert started(run.score("t0.0")) == [("t1.0", M1)]
+
+
+def test_longest_first_with_weights() -> None:
+    weights = (5.0, None, 50.0, 20.0)
+    run = Run([Task(TaskId(f"t{i}"), weight_s=w) for i, w in enumerate(weights)], workers=1)
+    run.turn()
+    order = [started(run.ready())[0][0]]
+    while run.open():
+        order += [attempt for attempt, _ in started(run.score(order[-1]))]
+    assert order == ["t2.0", "t3.0", "t0.0", "t1.0"]
+
+
+def test_a_slot_takes_one_attempt() -> None:
+    run = Run(9, workers=2, slots=2)
+    run.turn()
+    run.ready()
+    assert sorted(run.open().values()) == [M1, M1, M2, M2]
+
+
+def test_a_retry_goes_to_another_machine_when_there_is_one() -> None:
+    run = Run(3, workers=2)
+    run.turn()
+    run.ready()
+    assert run.open() == {"t0.0": M1, "t1.0": M2}
+    assert started(run.breaks("t0.0")) == [("t2.0", M1)], "M1 takes other work meanwhile"
+    assert started(run.score("t1.0")) == [("t0.1", M2)]
+
+
+def test_a_retry_stays_when_there_is_no_other_machine() -> None:
+    run = Run(1, workers=1)
+    run.turn()
+    run.ready()
+    assert started(run.breaks("t0.0")) == [("t0.1", M1)]
+
+
+def test_later_retries_wait_longer() -> None:
+    run = Run(1, workers=1, attempts=9)
+    run.turn()
+    run.ready()
+    run.breaks("t0.0")
+    assert run.breaks("t0.1") == []
+    assert next_deadline(run.state, run.now) == after(run.now, 1.0)
+    assert started(run.wait(1.0)) == [("t0.2", M1)]
+    assert [retry_delay_s(run.state.limits, n) for n in (1, 2, 3, 4, 20)] == [0.0, 1.0, 2.0, 4.0, 60.0]
+
+
+def test_round_robin_deals_tasks_out_and_slices_cuts_them() -> None:
+    lanes: dict[str, list[int]] = {}
+    for schedule in ("round-robin", "slices"):
+        run = Run(6, workers=3, schedule=schedule)
+        lanes[schedule] = [known.lane for known in run.state.tasks.values()]
+    assert lanes == {"round-robin": [0, 1, 2, 0, 1, 2], "slices": [0, 0, 1, 1, 2, 2]}
+
+
+def test_a_static_schedule_keeps_tasks_in_their_lane() -> None:
+    run = Run(4, workers=2, schedule="slices")
+    run.turn()
+    run.ready()
+    assert run.open() == {"t0.0": M1, "t2.0": M2}
+    assert started(run.score("t2.0")) == [("t3.0", M2)]
+    assert started(run.score("t3.0")) == [], "t1 is in the other lane"
+
+
+def test_a_replacement_machine_takes_the_lane_that_has_tasks() -> None:
+    run = Run(6, workers=2, schedule="round-robin")
+    run.turn()
+    run.ready()
+    (replacement,) = requested(run.lose(M2))
+    assert replacement.lane == 1
+    assert {attempt for attempt, _ in started(run.ready(M3))} <= {"t1.1", "t3.0", "t5.0"}
+
+
+def test_a_lane_that_is_done_makes_way_for_one_that_lost_its_machine() -> None:
+    run = Run(4, (Offer("a", "x", capacity=1),), workers=2, schedule="slices")
+    run.turn()
+    run.ready()
+    run.score("t0.0")
+    assert condemned(run.score("t1.0")) == [M1], "the only machine is of the lane that is done"
+    run.gone(M1)
+    assert run.machine(M2).lane == 1
+    assert started(run.ready(M2)) == [("t2.0", M2)]
+
+
+# -- attempts ------------------------------------------------------------------------------------
+
+
+def test_a_task_is_broken_after_its_allowed_attempts() -> None:
+    run = Run(1, workers=1, attempts=2)
+    run.turn()
+    run.ready()
+    run.breaks("t0.0")
+    run.breaks("t0.1")
+    assert run.task("t0").status == "broken"
+    assert run.task("t0").outcome == Broken(Cause.RESULT)
+
+
+@pytest.mark.parametrize("cause", sorted(FREE_CAUSES - {Cause.CANCELLED}))
+def test_free_causes_use_no_attempt_up_but_there_is_a_ceiling(cause: Cause) -> None:
+    run = Run(1, workers=1, attempts=2, attempts_ceiling=10)
+    run.turn()
+    run.ready()
+    for n in range(10):
+        assert run.task("t0").status == "running", n
+        run.breaks(f"t0.{n}", cause)
+        run.wait(60.0)
+    known = run.task("t0")
+    assert (known.status, known.used, known.tries) == ("broken", 0, 10)
+
+
+def test_a_score_of_zero_is_never_retried() -> None:
+    run = Run(1, workers=1)
+    run.turn()
+    run.ready()
+    run.score("t0.0", 0.0)
+    assert run.task("t0").status == "scored"
+    assert not run.open()
+
+
+# -- machines that fail --------------------------------------------------------------------------
+
+
+def break_in_a_row(run: Run, machine: str, times: int) -> list[str]:
+    """Whatever is on the machine breaks, again and again. Returns who is condemned."""
+    out: list[str] = []
+    for _ in range(times):
+        attempt = next(a for a, m in run.open().items() if m == machine)
+        out += condemned(run.breaks(attempt))
+        run.wait(60.0)
+    return out
+
+
+def test_a_machine_is_condemned_only_while_others_score() -> None:
+    run = Run(40, workers=2, attempts=9)
+    run.turn()
+    run.ready()
+    assert break_in_a_row(run, M1, 4) == []
+    other = next(a for a, m in run.open().items() if m == M2)
+    assert condemned(run.score(other)) == [M1]
+
+
+def test_a_model_that_fails_says_nothing_about_the_machine() -> None:
+    run = Run(40, workers=2, attempts=9)
+    run.turn()
+    run.ready()
+    for _ in range(5):
+        run.breaks(next(a for a, m in run.open().items() if m == M1), Cause.MODEL)
+        run.wait(60.0)
+    assert condemned(run.score(next(a for a, m in run.open().items() if m == M2))) == []
+
+
+def test_what_ran_on_a_lost_machine_is_broken_by_it_and_retried() -> None:
+    run = Run(4, workers=2)
+    run.turn()
+    run.ready()
+    decided = run.lose(M1, Cause.EVICTED)
+    (ended,) = of(AttemptEnded, decided)
+    assert (ended.attempt, ended.outcome) == ("t0.0", Broken(Cause.EVICTED, "told by the test"))
+    assert len(requested(decided)) == 1
+    assert run.task("t0").used == 0
+
+
+def test_three_machines_that_fail_the_same_step_stop_the_run() -> None:
+    run = Run(9, workers=1)
+    run.turn()
+    run.lose(M1, Cause.SETUP, "install")
+    run.lose(M2, Cause.SETUP, "install")
+    assert run.state.stop is None
+    run.lose(M3, Cause.SETUP, "install")
+    assert run.stop.reason == "refused"
+    assert "install" in run.stop.detail
+
+
+def test_other_steps_or_a_machine_that_comes_up_between_do_not() -> None:
+    run = Run(9, workers=2)
+    run.turn()
+    for n, step in enumerate(("a", "b", "a", "b"), start=1):
+        run.lose(f"r-h-{n}", Cause.SETUP, step)
+    run.ready("r-h-5")
+    run.lose("r-h-6", Cause.SETUP, "a")
+    assert run.state.stop is None
+
+
+def test_ten_first_attempts_broken_alike_with_none_scored_stop_the_run() -> None:
+    run = Run(30, workers=1, attempts=1)
+    run.turn()
+    run.ready()
+    for n in range(9):
+        run.breaks(f"t{n}.0")
+    assert run.state.stop is None
+    run.breaks("t9.0")
+    assert run.stop.reason == "refused"
+
+
+@pytest.mark.parametrize(
+    "but",
+    [lambda run: run.score("t0.0"), lambda run: run.breaks("t0.0", Cause.MODEL)],
+    ids=["score", "other"],
+)
+def test_one_score_or_another_cause_lets_it_go_on(but: Callable[[Run], object]) -> None:
+    run = Run(30, workers=1, attempts=1)
+    run.turn()
+    run.ready()
+    but(run)
+    for n in range(1, 10):
+        run.breaks(f"t{n}.0")
+    assert run.state.stop is None
+
+
+# -- silence -------------------------------------------------------------------------------------
+
+
+def test_a_machine_that_is_silent_alone_is_given_up_soon() -> None:
+    run = Run(9, workers=3)
+    run.turn()
+    run.ready()
+    assert run.tell(silent(run, M1)) == []
+    due = next_deadline(run.state, run.now)
+    assert due is not None
+    assert seconds_between(run.now, due) <= run.state.limits.silent_s
+    decided = run.wait(seconds_between(run.now, due))
+    assert condemned(decided) == [M1]
+    assert of(MachineCondemned, decided)[0].cause is Cause.CONNECTION
+
+
+def test_a_silent_machine_that_answers_again_is_kept() -> None:
+    run = Run(9, workers=2)
+    run.turn()
+    run.ready()
+    run.tell(silent(run, M1))
+    run.wait(30.0)
+    run.tell(MachineHeard(M1))
+    assert condemned(run.wait(3600.0)) == []
+
+
+def test_a_silent_fleet_is_our_own_network() -> None:
+    run = Run(9, workers=3)
+    run.turn()
+    run.ready()
+    for machine in (M1, M2, M3):  # each channel notices at its own time
+        run.tell(silent(run, machine))
+        assert condemned(run.wait(15.0)) == []
+    assert condemned(run.wait(400.0)) == []
+    run.tell(MachineHeard(M2))
+    assert condemned(run.wait(20.0)) == [], "the others get time to answer, too"
+    run.tell(MachineHeard(M1), MachineHeard(M3))
+    assert condemned(run.wait(3600.0)) == []
+
+
+def test_a_fleet_that_stays_silent_is_given_up_at_last() -> None:
+    run = Run(3, workers=3)
+    run.turn()
+    run.ready()
+    for machine in (M1, M2, M3):
+        run.tell(silent(run, machine))
+    assert condemned(run.wait(530.0)) == []
+    assert condemned(run.wait(15.0)) == [M1, M2, M3]
+
+
+def test_one_that_does_not_come_back_with_the_others_is_given_up() -> None:
+    run = Run(9, workers=3)
+    run.turn()
+    run.ready()
+    for machine in (M1, M2, M3):
+        run.tell(silent(run, machine))
+    run.wait(100.0)
+    run.tell(MachineHeard(M1), MachineHeard(M2))
+    assert condemned(run.wait(121.0)) == [M3]
+
+
+def test_silence_is_told_from_the_last_machine_by_what_is_heard_of_idle_ones() -> None:
+    run = Run(2, workers=2)
+    run.turn()
+    run.ready()
+    run.tell(silent(run, M1))
+    run.wait(20.0)
+    run.score("t1.0")  # M2 has nothing left to do, but it was heard after M1 fell silent
+    assert condemned(run.wait(61.0)) == [M1]
+
+
+# -- how a run ends ------------------------------------------------------------------------------
+
+
+def test_a_stop_lets_go_of_everything_at_once() -> None:
+    run = Run(9, workers=2)
+    run.turn()
+    run.ready(M1)
+    decided = run.tell(StopRequested("user"))
+    assert sorted(condemned(decided)) == [M1, M2]
+    assert [event.outcome for event in of(AttemptEnded, decided)] == [
+        Broken(Cause.CANCELLED, "the run was stopped (user)")
+    ]
+    assert run.task("t0").status == "waiting"
+
+
+def test_a_drain_lets_what_runs_end_by_itself() -> None:
+    run = Run(9, workers=2)
+    run.turn()
+    run.ready(M1)
+    decided = run.tell(StopRequested("user", drain=True))
+    assert condemned(decided) == [M2], "what is not up yet, or idle, goes"
+    assert run.open() == {"t0.0": M1}
+    decided = run.score("t0.0")
+    assert started(decided) == []
+    assert condemned(decided) == [M1]
+
+
+def test_a_stop_overrides_a_drain_but_not_the_other_way_round() -> None:
+    run = Run(9, workers=1)
+    run.turn()
+    run.ready()
+    run.tell(StopRequested("user", drain=True))
+    assert condemned(run.tell(StopRequested("user"))) == [M1]
+    run.tell(StopRequested("user", drain=True))
+    assert not run.stop.drain
+
+
+def test_the_run_ends_when_the_last_machine_is_gone() -> None:
+    run = Run(1, workers=1)
+    run.turn()
+    run.ready()
+    assert condemned(run.score("t0.0")) == [M1]
+    assert run.turn() == []
+    assert run.gone(M1) == [RunEnded("done")]
+    assert decide(run.state, run.now, (FREE,)) == []
+
+
+@pytest.mark.parametrize(
+    ("stop", "status"), [(StopRequested("user"), "stopped"), (StopRequested("refused"), "failed")]
+)
+def test_how_a_stopped_run_ends(stop: StopRequested, status: str) -> None:
+    run = Run(3, workers=1)
+    run.turn()
+    run.tell(stop)
+    assert run.gone(M1) == [RunEnded(status)]  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_stopped_with_nothing_left_is_done() -> None:
+    run = Run(1, workers=1)
+    run.turn()
+    run.ready()
+    run.tell(StopRequested("user", drain=True))
+    run.score("t0.0")
+    assert run.gone(M1) == [RunEnded("done")]
+
+
+# -- money and time ------------------------------------------------------------------------------
+
+
+def reserved(run: Run) -> float:
+    return run.state.closed_usd + run.state.reserved_usd
+
+
+def test_a_budget_is_shared_by_the_machines_that_are_asked_for() -> None:
+    run = Run(9, (PRICED,), workers=3, budget_usd=300.0)
+    lives = [seconds_between(run.now, m.expires_at) for m in requested(run.turn())]
+    assert lives == pytest.approx([100.0, 100.0, 100.0])
+    assert reserved(run) <= 300.0
+
+
+def test_what_is_reserved_never_passes_the_budget() -> None:
+    run = Run(50, (PRICED,), workers=4, budget_usd=500.0, lease_s=100.0)
+    run.turn()
+    run.ready()
+    for step in range(400):
+        run.wait(3.0)
+        assert reserved(run) <= 500.0 + 1e-9
+        if step % 7 == 0 and run.open():
+            run.score(next(iter(run.open())))
+        for machine in list(run.state.undeleted):
+            if run.machine(machine).phase == "condemned":
+                run.gone(machine)
+        run.ready()
+    assert run.stop.reason == "budget"
+    assert run.state.ended_at is not None
+
+
+def test_a_renewal_extends_as_far_as_money_allows() -> None:
+    run = Run(50, (PRICED,), workers=1, budget_usd=150.0, lease_s=100.0)
+    run.turn()
+    run.ready()
+    assert next_deadline(run.state, run.now) == after(run.now, 75.0)
+    (extended,) = of(MachineExtended, run.wait(75.0))
+    assert seconds_between(run.machine(M1).requested_at, extended.expires_at) == pytest.approx(150.0)
+    assert reserved(run) == pytest.approx(150.0)
+
+
+def test_a_machine_whose_money_is_up_is_ended_before_its_expiry() -> None:
+    run = Run(50, (PRICED,), workers=1, budget_usd=100.0)
+    run.turn()
+    run.ready()
+    for _ in range(200):
+        if condemned(run.wait(0.5)):
+            break
+    assert run.machine(M1).phase == "condemned"
+    assert seconds_between(run.now, run.machine(M1).expires_at) >= -0.5
+    run.gone(M1)
+    assert run.stop.reason == "budget"
+    assert run.state.closed_usd <= 100.0
+
+
+def test_a_teardown_that_takes_time_is_paid_from_the_budget() -> None:
+    slow = Offer("cloud", "D4", usd_per_hour=3600.0, billing_step_s=60.0, teardown_s=120.0)
+    run = Run(50, (slow,), workers=1, budget_usd=600.0)
+    run.turn()
+    run.ready()
+    while not condemned(run.wait(10.0)):
+        assert run.machine(M1).phase == "ready"
+    assert 90 <= seconds_between(run.now, run.machine(M1).expires_at) <= 130
+
+
+def test_a_budget_that_pays_no_machine_stops_the_run_before_it_begins() -> None:
+    run = Run(3, (PRICED,), workers=1, budget_usd=0.0)
+    run.turn()
+    assert run.stop.reason == "budget"
+    assert not run.state.machines
+
+
+def test_money_that_a_machine_leaves_over_pays_the_next() -> None:
+    run = Run(50, (PRICED,), workers=1, budget_usd=100.0)
+    run.turn()
+    run.wait(10.0)
+    run.lose(M1)
+    run.gone(M1)
+    assert run.state.closed_usd == pytest.approx(10.0)
+    assert seconds_between(run.now, run.machine(M2).expires_at) == pytest.approx(90.0)
+
+
+def test_free_machines_are_not_bound_by_a_budget() -> None:
+    run = Run(3, workers=3, budget_usd=0.0)
+    assert len(requested(run.turn())) == 3
+
+
+def test_the_time_limit_stops_the_run_and_bounds_every_life() -> None:
+    run = Run(50, workers=2, max_duration_s=1000.0)
+    asked = requested(run.turn())
+    assert all(seconds_between(run.now, m.expires_at) <= 1000.0 for m in asked)
+    run.ready()
+    run.wait(999.0)
+    assert run.state.stop is None
+    run.wait(1.0)
+    assert run.stop.reason == "time"
+    assert not run.open()
+
+
+# -- resume --------------------------------------------------------------------------------------
+
+
+def ended_run() -> Run:
+    """t0 scored, t1 broken, t2 and t3 unrun."""
+    run = Run(4, workers=1, attempts=1)
+    run.turn()
+    run.ready()
+    run.score("t0.0")
+    run.breaks("t1.0")
+    run.tell(StopRequested("user"))
+    run.gone(M1)
+    assert run.state.status == "stopped"
+    return run
+
+
+def test_resume_runs_what_is_unrun() -> None:
+    run = ended_run()
+    assert len(requested(run.tell(RunResumed()))) == 1
+    run.ready()
+    assert list(run.open()) == ["t2.1"]
+
+
+def test_resume_only_broken_holds_the_others() -> None:
+    run = ended_run()
+    broken = (TaskId("t1"),)
+    run.tell(TasksReopened(broken), RunResumed(only=broken))
+    run.ready()
+    assert list(run.open()) == ["t1.1"]
+    run.score("t1.1")
+    assert {known.task.id: known.status for known in run.state.tasks.values()} == {
+        "t0": "scored",
+        "t1": "scored",
+        "t2": "held",
+        "t3": "held",
+    }
+    assert run.gone(M2) == [RunEnded("done")]
+    run.tell(RunResumed())
+    run.ready()
+    assert list(run.open()) == ["t2.1"]
+
+
+def test_a_score_is_not_reopened() -> None:
+    run = ended_run()
+    run.tell(TasksReopened((TaskId("t0"), TaskId("t2"))), RunResumed())
+    assert run.task("t0").status == "scored"
+    assert run.task("t0").decided_by == "t0.0"
+    assert run.state.waiting == 2
+
+
+def test_resume_with_other_limits() -> None:
+    run = Run(4, (PRICED,), workers=1, budget_usd=0.0)
+    run.turn()
+    assert run.state.ended_at is not None
+    limits = Run(1, workers=3, budget_usd=90.0).state.limits
+    assert len(requested(run.tell(RunResumed(limits)))) == 3
+
+
+def test_the_time_limit_starts_anew() -> None:
+    run = Run(tasks_of(4), workers=1, max_duration_s=100.0)
+    run.turn()
+    run.wait(100.0)
+    run.gone(M1)
+    run.tell(RunResumed())
+    assert run.state.stop is None
+    assert run.wait(99.0) is not None
+    assert run.state.stop is None

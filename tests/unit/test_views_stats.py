@@ -1,0 +1,100 @@
+"""Rates, intervals and estimates."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalfleet.model import SECOND, Broken, Cause, Scored
+from evalfleet.sim.scenario import draw
+from evalfleet.sim.simulate import simulate
+from evalfleet.state import lane_of
+from evalfleet.views import stats
+from tests.unit.views_feed import Feed
+
+
+@pytest.mark.parametrize(
+    ("succeeded", "scored", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (61, 150, 0.331, 0.487),
+        (1, 1, 0.2065, 1.0),
+        (5, 10, 0.2366, 0.7634),
+    ],
+)
+def test_wilson_gives_the_known_values(succeeded: int, scored: int, low: float, high: float) -> None:
+    assert stats.wilson(succeeded, scored) == pytest.approx((low, high), abs=5e-4)
+
+
+def test_nothing_scored_has_no_rate() -> None:
+    assert stats.wilson(0, 0) is None
+    assert stats.rate(0, 0) is None
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_interval_holds_the_rate(pair: tuple[int, int]) -> None:
+    ends = stats.wilson(*pair)
+    assert ends is not None
+    assert 0.0 <= ends[0] <= pair[0] / pair[1] <= ends[1] <= 1.0
+
+
+def test_percentiles_lie_between_neighbours() -> None:
+    assert stats.percentile([], 0.5) is None
+    assert stats.percentile([4.0, 1.0, 2.0, 3.0], 0.5) == 2.5
+    assert stats.percentile([1.0, 2.0], 1.0) == 2.0
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.sampled_from(("round-robin", "slices")))
+def test_a_lanes_share_is_what_the_schedule_deals_out(total: int, lanes: int, schedule: str) -> None:
+    dealt = [lane_of(schedule, index, total, lanes) for index in range(total)]
+    assert [stats.lane_share(schedule, lane, total, lanes) for lane in range(lanes)] == [
+        dealt.count(lane) for lane in range(lanes)
+    ]
+
+
+def test_what_is_broken_does_not_lower_the_rate() -> None:
+    feed = Feed(tasks=4, machines=1)
+    feed.attempt("t_0", Scored(1.0, True))
+    feed.attempt("t_1", Scored(0.25))
+    feed.attempt("t_2", Broken(Cause.RESULT))
+    whole = stats.tally(feed.state.tasks.values())
+    assert (whole.total, whole.scored, whole.success_rate, whole.mean_score) == (4, 2, 0.5, 0.625)
+
+
+def test_the_eta_is_the_work_left_shared_by_the_machines() -> None:
+    feed = Feed(tasks=100, machines=5)
+    assert stats.eta_s(feed.state, feed.now) is None
+    for n in range(10):
+        feed.attempt(f"t_{n}", Scored(1.0, True), seconds=60.0)
+    assert stats.eta_s(feed.state, feed.now) == pytest.approx(90 * 60 / 5)
+
+
+def test_the_pace_is_that_of_late_also_when_there_were_many() -> None:
+    feed = Feed(tasks=1500, machines=1)
+    for n in range(500):
+        feed.attempt(f"t_{n}", Scored(1.0, True), seconds=10.0)
+    for n in range(500, 1000):
+        feed.attempt(f"t_{n}", Scored(1.0, True), seconds=60.0)
+    assert stats.per_minute(feed.state, feed.now) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_machine_costs_until_its_expiry_at_most() -> None:
+    feed = Feed(tasks=1, machines=1, usd_per_hour=3.6)
+    machine = next(iter(feed.state.machines.values()))
+    later = machine.expires_at + 3600 * SECOND
+    assert stats.machines_usd(feed.state, later) == stats.machines_usd(feed.state, machine.expires_at)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_counted_cheaply_is_what_counting_gives(seed: int) -> None:
+    state = simulate(draw(seed)).state
+    begun = sum(1 for known in state.tasks.values() if known.attempts)
+    assert stats.retries(state) == len(state.attempts) - begun
+    whole = stats.tally(state.tasks.values())
+    assert (whole.scored, whole.succeeded) == (state.scored, state.succeeded)
+    each = sum(stats.machine_usd(machine, state.last_at) for machine in state.machines.values())
+    assert stats.machines_usd(state, state.last_at) == pytest.approx(each)
+    left = stats.eta_s(state, state.last_at)
+    assert left is None or left >= 0

@@ -1,0 +1,243 @@
+"""What a watcher sees: the picture at any size, plain lines, JSON lines, tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalfleet import events as ev
+from evalfleet.model import AttemptId, Broken, Cause, Scored, Task, TaskId
+from evalfleet.sim.scenario import draw
+from evalfleet.sim.simulate import simulate
+from evalfleet.state import RunState, apply
+from evalfleet.views import words
+from evalfleet.views.frame import Size
+from evalfleet.views.notable import notable
+from evalfleet.views.plain import BURST
+from evalfleet.views.tables import pairs, table
+from evalfleet.views.terminal import Display, JsonLines, PlainLines, is_screen, json_lines, picture, view_for
+from tests.unit.views_feed import Feed, a_mixed_run
+
+
+def busy(machines: int) -> Feed:
+    """So many machines, some of them booting, with a task each."""
+    feed = Feed(tasks=machines * 3, machines=machines)
+    for n in range(1, machines + 1):
+        if n % 10 != 3:
+            feed.start(f"t_{n}", n)
+    feed.wait(75)
+    for n in range(machines + 1, machines + 3):
+        feed.machine(n, ready=False)
+    return feed
+
+
+@pytest.mark.parametrize("machines", [1, 8, 1000])
+@pytest.mark.parametrize("size", [Size(80, 24), Size(120, 40), Size(200, 60), Size(40, 10), Size(20, 5)])
+def test_the_picture_fits_any_terminal(machines: int, size: Size) -> None:
+    feed = busy(machines)
+    events = [line for record in feed.records if (line := notable(feed.state, record))]
+    lines = picture(feed.state, feed.now, size, events).split("\n")
+    assert max(words.cells(line) for line in lines) < size.width
+    assert len(lines) < size.height
+
+
+def test_what_does_not_fit_is_summed_up() -> None:
+    feed = busy(1000)
+    text = picture(feed.state, feed.now, Size(80, 24))
+    assert text.endswith("\n... and 986 more: 886 running, 98 idle, 2 booting")
+    assert "worker-1 " in text
+
+
+def test_the_picture_of_a_small_run() -> None:
+    feed = Feed(tasks=10, machines=2, usd_per_hour=3.6)
+    feed.attempt("t_0", Scored(1.0, True))
+    feed.attempt("t_1", Broken(Cause.RESULT, "nothing written"))
+    feed.start("t_2")
+    feed.wait(30)
+    assert picture(feed.state, feed.now, Size(80, 24)) == (
+        "run1  bench, m-1 on lab                                         running 0:02:30\n"
+        "██████▓▓▓▓▓▓▓▒▒▒▒▒▒▒░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░ 2/10  20%\n"
+        "1 scored  1 broken  1 running  7 waiting\n"
+        "success rate     100.0%  (1 of 1; 95% interval 20.7% to 100.0%)\n"
+        "pace             24.0 an hour, about 0:07:30 left\n"
+        "cost             $0.30, $7.20 an hour, about $1.20 in the end\n"
+        "broken attempts  result 1\n"
+        "\n"
+        "worker-1  running   t_2                             0:00:30    1 scored of 3\n"
+        "worker-2  idle                                                 0 scored of 0"
+    )
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    feed = Feed(tasks=1, machines=0)
+    nasty = Task(TaskId("a\x1b[2J\r\nb\u202e日本"), "d")
+    feed.add(ev.TasksPlanned((nasty,)))
+    machine = feed.machine(1)
+    feed.add(ev.AttemptStarted(AttemptId("x"), nasty.id, machine))
+    text = picture(feed.state, feed.now, Size(80, 24))
+    assert not [c for c in text if not c.isprintable() and c != "\n"]
+    assert "日本" in text
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_run_can_be_watched_from_its_first_event(seed: int) -> None:
+    state, said = RunState(), list[str]()
+    plain = PlainLines(said.append)
+    for record in simulate(draw(seed)).store.read():
+        apply(state, record.at, record.event)
+        picture(state, record.at, Size(80, 24))
+        plain.update(state, record.at, [record])
+    plain.close(state)
+    assert said
+    assert all("\n" not in line and line.isprintable() for line in said)
+
+
+def test_plain_lines_tell_each_end_and_each_trouble() -> None:
+    feed = Feed(tasks=5, machines=2)
+    said: list[str] = []
+    plain = PlainLines(lambda line: said.append(line[9:]))
+    plain.update(feed.state, feed.now, feed.records)
+    begun = len(feed.records)
+    feed.attempt("t_0", Scored(1.0, True))
+    feed.attempt("t_1", Scored(0.25))
+    lost = feed.start("t_2", 2)
+    feed.lose(2)
+    feed.end(lost, Broken(Cause.EVICTED, "taken back"))
+    feed.finish()
+    plain.update(feed.state, feed.now, feed.records[begun:])
+    assert said[0] == "run1: 5 tasks of bench with m-1 on lab, up to 2 machines"
+    assert said[-5:] == [
+        "[1/5] t_0 on worker-1: success in 0:01:00",
+        "[2/5] t_1 on worker-1: no success (score 0.25) in 0:01:00",
+        "worker-2 given up (evicted): the place took it back",
+        "[2/5] t_2 on worker-2: evicted (taken back), to be retried",
+        "the run is over: done",
+    ]
+
+
+def test_plain_lines_are_few_when_much_happens() -> None:
+    feed = Feed(tasks=3000, machines=1)
+    said: list[str] = []
+    plain = PlainLines(said.append)
+    plain.update(feed.state, feed.now, feed.records)
+    for second in range(20):
+        begun = len(feed.records)
+        for n in range(100):
+            feed.end(feed.start(f"t_{100 * second + n}"), Scored(1.0, True))
+        feed.wait(1)
+        plain.update(feed.state, feed.now, feed.records[begun:])
+    plain.close(feed.state, feed.now)
+    assert len(said) <= BURST + 2 * 20 + 8
+    assert "scored, " in said[-1]
+    assert "2,000 of 3,000 settled" in said[-1]
+    told = sum(int(m[1].replace(",", "")) for line in said if (m := re.search(r" ([\d,]+) scored,", line)))
+    assert told + sum(" on worker-1: " in line for line in said) == 2000
+
+
+def test_who_comes_late_is_told_where_the_run_stands() -> None:
+    feed = Feed(tasks=100, machines=1)
+    for n in range(50):
+        feed.attempt(f"t_{n}", Scored(1.0, True))
+    feed.wait(30)
+    said: list[str] = []
+    PlainLines(said.append).update(feed.state, feed.now, feed.records)
+    assert len(said) == 2
+    assert "50 of 100 settled, success rate 100.0%, about 0:50:00 left" in said[1]
+
+
+def test_json_lines_are_one_object_each() -> None:
+    objects = [json.loads(line) for line in json_lines(a_mixed_run().records)]
+    assert objects[0]["kind"] == "RunPlanned"
+    assert objects[1] == {"seq": 2, "at": "2026-01-02T14:30:52Z", "kind": "TasksPlanned", "count": 5}
+    assert [o["seq"] for o in objects] == list(range(1, len(objects) + 1))
+    requested = next(o for o in objects if o["kind"] == "MachineRequested")
+    assert requested["expires_at"] == "2026-01-02T18:30:52Z"
+    ended = next(o for o in objects if o["kind"] == "AttemptEnded")
+    assert ended["outcome"]["type"] == "scored"
+
+
+class Screen(io.StringIO):
+    """Something that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_view_suits_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert isinstance(view_for(Screen()), Display)
+    assert isinstance(view_for(io.StringIO()), PlainLines)
+    assert isinstance(view_for(Screen(), json=True), JsonLines)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not is_screen(Screen())
+
+
+def test_nobody_reading_does_not_end_the_run() -> None:
+    class Gone(io.StringIO):
+        def write(self, s: str) -> int:
+            raise BrokenPipeError
+
+    feed = a_mixed_run()
+    view_for(Gone()).update(feed.state, feed.now, feed.records)
+
+
+@pytest.mark.parametrize("no_color", [True, False])
+def test_a_display_draws_and_leaves(monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    out, feed = Screen(), Feed(tasks=3, machines=1)
+    display = Display(out)
+    display.update(feed.state, feed.now, feed.records)
+    feed.start("t_0")
+    display.update(feed.state, feed.now)
+    drawn = len(out.getvalue())
+    display.update(feed.state, feed.now)
+    assert len(out.getvalue()) == drawn  # nothing changed, nothing drawn
+    display.close(feed.state, feed.now)
+    display.close()
+    assert ("\x1b[32m" in out.getvalue()) == (not no_color)
+    assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+@given(st.text(max_size=40), st.integers(0, 30))
+def test_padding_is_exact(text: str, width: int) -> None:
+    assert words.cells(words.pad(words.clean(text), width)) == width
+
+
+def test_tables_are_aligned_and_cut_to_size() -> None:
+    rows = [("a", 3, "short"), ("日本", 12345, None), ("long", 1, "x" * 60)]
+    whole = table(["name", "n", "what"], rows, right=["n"])
+    assert whole.split("\n")[:3] == ["name      n  what", "a         3  short", "日本  12345  -"]
+    cut = table(["name", "n", "what"], rows, right=["n"], width=40)
+    assert max(words.cells(line) for line in cut.split("\n")) == 40
+    assert cut.split("\n")[3].endswith("..")
+    assert pairs([("a", 1), ("long", "x")]) == "a     1\nlong  x"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4.25, "4.2s"), (59.6, "0:01:00"), (3725, "1:02:05"), (100_000, "27:46:40"), (None, "-")],
+)
+def test_durations_are_read_at_a_glance(seconds: float | None, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+def test_money_and_counts() -> None:
+    assert [words.usd(x) for x in (0.0, 0.00001, 0.0072, 1204.5, None)] == [
+        "$0.00",
+        "under $0.0001",
+        "$0.0072",
+        "$1,204.50",
+        "unknown",
+    ]
+    assert words.counted({"evicted": 2, "machine_lost": 1200, "boot": 0}) == "machine lost 1,200, evicted 2"
+    assert words.plural(2, "retry") == "2 retries"
