@@ -1,1 +1,1 @@
-"""Measurements of evalfleet's speed and scale: `python -m bench` lists them. docs/benchmarks.md has figures."""
+"""How fast evalfleet is, and how large it may get: `python -m bench` lists what is measured."""

@@ -20,7 +20,7 @@ from .result import Result, table
 
 BENCHES: dict[str, str] = {
     "startup": "CPU seconds until the command line answers",
-    "sim-scale": "100,000 tasks on 1,000 machines, simulated; cost per event; folding and reading the journal",
+    "sim-scale": "100,000 tasks on 1,000 machines, simulated; what an event costs",
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
     "makespan": "how near the schedules come to the shortest possible run",
     "recovery": "kill -9 the controller twenty times; time to take a run up again",
@@ -36,8 +36,8 @@ class Bench(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("name", nargs="?", choices=(*BENCHES, "all"), metavar="NAME")
-    parser.add_argument("--json", action="store_true", help="one JSON object a benchmark, on a line of its own")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON object a benchmark, each on a line")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, no more")
     args = parser.parse_args(argv)
     if args.name is None:
         print("python -m bench NAME [--json] [--quick], where NAME is `all` or one of")

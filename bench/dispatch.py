@@ -38,22 +38,25 @@ def run(quick: bool) -> Result:
     attempts, rounds = (24, 1) if quick else (ATTEMPTS, ROUNDS)
     ours: list[Figures] = []
     theirs: dict[str, list[Figures]] = {}
+    loads: list[float] = []
     for _ in range(rounds):
+        loads.append(os.getloadavg()[0])
         ours.append(_evalfleet(attempts))
         for name, argv in PEERS.items():
-            theirs.setdefault(name, []).append(_peer(argv, attempts))
+            theirs.setdefault(name, []).append(peer(argv, attempts))
     figures = _medians(ours)
     against = {name: _medians(each) for name, each in theirs.items()}
-    for name, peer in against.items():
-        if "error" not in peer:
-            figures[f"rate_over_{name}"] = rounded(figures["attempts_per_s"] / peer["attempts_per_s"], 3)
+    for name, other in against.items():
+        if "error" not in other:
+            figures[f"rate_over_{name}"] = rounded(figures["attempts_per_s"] / other["attempts_per_s"], 3)
     aims: dict[str, Aim] = {}
     if "controller_and_supervisors_ms" in figures:
         aims["controller_and_supervisors_ms"] = below(figures["controller_and_supervisors_ms"], 3.0)
     if "rate_over_gnu_parallel" in figures:
         aims["rate_over_gnu_parallel"] = at_least(figures["rate_over_gnu_parallel"], 1.0)
-    sizes = {"attempts": attempts, "machines": MACHINES, "rounds": rounds, "counted": COUNTED}
-    return Result("dispatch", {**figures, **sizes}, aims, against)
+    figures |= {"attempts": attempts, "machines": MACHINES, "rounds": rounds, "counted": COUNTED}
+    figures["load_before_a_round"] = loads  # a busy computer makes the same work cost more CPU
+    return Result("dispatch", figures, aims, against)
 
 
 def _medians(rounds: Sequence[Figures]) -> Figures:
@@ -114,7 +117,7 @@ PEERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _peer(argv: Sequence[str], attempts: int) -> Figures:
+def peer(argv: Sequence[str], attempts: int) -> Figures:
     if shutil.which(argv[0]) is None:
         return {"error": "not installed"}
     with Workspace() as space:

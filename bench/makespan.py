@@ -10,8 +10,9 @@ import heapq
 import os
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -63,7 +64,7 @@ class Drawn:
 def run(quick: bool) -> Result:
     draws, static = (3, 2) if quick else (DRAWS, STATIC_DRAWS)
     figures: Figures = {"draws": draws, "tasks": TASKS, "machines": MACHINES}
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    with _pool() as pool:
         for kind in KINDS:
             # the static schedules need no engine to be judged: a part of the draws shows that it agrees
             through = draws if kind.schedule == "dynamic" else static
@@ -80,6 +81,16 @@ def run(quick: bool) -> Result:
         "ideal_queue_known": {"mean": figures["dynamic_known"]["ideal_mean"]},
     }
     return Result("makespan", figures, aims, against)
+
+
+@contextmanager
+def _pool() -> Iterator[ProcessPoolExecutor]:
+    """Interrupted, it starts no more draws."""
+    pool = ProcessPoolExecutor(os.cpu_count(), get_context("spawn"))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _summary(found: Sequence[Drawn]) -> Figures:
@@ -137,14 +148,14 @@ def simulated(kind: Kind, durations: tuple[float, ...]) -> Iterable[Record]:
             TaskId(f"t_{index:03d}"),
             "t",
             {"index": index},
-            timeout_s=1e6,
+            timeout_s=100_000.0,
             weight_s=duration if kind.known else None,
         )
         for index, duration in enumerate(durations)
     )
-    limits = Limits(workers=MACHINES, lease_s=10e6)
+    limits = Limits(workers=MACHINES, lease_s=200_000.0)
     plan = Plan("makespan", "sim", ("hosts",), schedule=kind.schedule, limits=limits, home="abc123")
-    hosts = {"hosts": (Offer("hosts", "host", capacity=MACHINES),)}
+    hosts: dict[str, tuple[Offer, ...]] = {"hosts": (Offer("hosts", "host", capacity=MACHINES),)}
     done = simulate(Scenario(0, plan, tasks, CALM, durations=durations, offers=hosts), tempo=BRISK)
     return done.store.read()
 

@@ -1,4 +1,4 @@
-"""CPU time of processes that are not our children: who is a subreaper inherits orphans, and sees their ends."""
+"""CPU time of processes that others started: a subreaper inherits orphans, and so sees their ends."""
 
 from __future__ import annotations
 

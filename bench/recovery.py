@@ -24,7 +24,7 @@ KILLS, TASKS, TASK_S = 20, 300, (0.5, 1.0)
 EVENTS, RESUMES = 10_000, 5
 LIVES_S = (0.02, 1.6)
 LIMIT_S = 180.0
-MARKED = 'echo "$EVALFLEET_ATTEMPT" >>{marks}; '
+MARKED = 'echo "$EVALFLEET_JOB" >>{marks}; '
 
 
 def run(quick: bool) -> Result:
@@ -114,19 +114,21 @@ def _attach(events: int, resumes: int) -> Figures:
         marks, go = space.folder / "marks", space.folder / "go"
         marks.touch()
         script = (
-            f'case {{task_id}} in long*) {MARKED.format(marks=marks)}while [ ! -e {go} ]; do sleep 0.2; done;; esac'
+            f"case {{task_id}} in long*) {MARKED.format(marks=marks)}"
+            f"while [ ! -e {go} ]; do sleep 0.2; done;; esac"
         )
-        tasks = [{"id": f"t_{i}"} for i in range(quick_tasks)] + [{"id": f"long_{i}"} for i in range(MACHINES)]
-        path = space.benchmark(["sh", "-c", script], tasks)
+        ids = [*(f"t_{i}" for i in range(quick_tasks)), *(f"long_{i}" for i in range(MACHINES))]
+        path = space.benchmark(["sh", "-c", script], [{"id": each} for each in ids])
         process = space.start_run(path, MACHINES)
         wait_until(lambda: len(marks.read_text().split()) == MACHINES, LIMIT_S, 0.1)
         length = _length(space)
         attached: list[list[float]] = []
         for _ in range(resumes):
+            known = _epochs(space)
             kill(process)
             started = time.time()
             process = space.start(*EVALFLEET, "resume", "run")
-            attached.append(_moments(space, started))
+            attached.append(_moments(known, started))
         go.touch()
         space.finish(process, LIMIT_S)
         told = _account(space, marks, quick_tasks + MACHINES) | {"attempts": 0}
@@ -146,14 +148,16 @@ def _length(space: Workspace) -> int:
     return sum(1 for _ in Store.open(space.home, create=False).read("run"))
 
 
-def _moments(space: Workspace, started: float) -> list[float]:
+def _epochs(space: Workspace) -> dict[Path, int]:
+    return {path: _epoch(path) for path in (machine / "epoch" for machine in space.machines())}
+
+
+def _epoch(path: Path) -> int:
+    """Which controller the machine obeys. The file is replaced, never rewritten."""
+    return int(json.loads(path.read_text())["run"])
+
+
+def _moments(known: dict[Path, int], started: float) -> list[float]:
     """Seconds from `started` until each machine knew the new controller: its epoch file was replaced then."""
-    files = [machine / "epoch" for machine in space.machines()]
-    epoch = Store.open(space.home, create=False).stream("run").epoch
-    before = {path: json.loads(path.read_text())["run"] for path in files}
-
-    def all_new() -> bool:
-        return all(json.loads(path.read_text())["run"] > before[path] for path in files)
-
-    wait_until(all_new, 30.0)
-    return [path.stat().st_ctime - started for path in files]
+    wait_until(lambda: all(_epoch(path) > epoch for path, epoch in known.items()), 30.0)
+    return [path.stat().st_ctime - started for path in known]

@@ -37,7 +37,8 @@ def run(quick: bool) -> Result:
     medians = {name: rounded(statistics.median(each)) for name, each in seconds.items()}
     figures: Figures = {f"{name}_cpu_s": medians[name] for name in ours}
     figures["help_over_python_pass"] = rounded(medians["help"] / medians["python_pass"], 3)
-    figures["measured"] = f"{' '.join(script[-2:])}; user + system, median of {len(seconds['help'])}, interleaved"
+    rounds = len(seconds["help"])
+    figures["measured"] = f"{' '.join(script[-2:])}; user + system, median of {rounds}, interleaved"
     return Result(
         "startup",
         {**figures, "imports_of_ls": imports},

@@ -162,21 +162,31 @@ def run(benchmark: str, **options: Any) -> Run:
     return start(resolve_request(request))
 
 
-def resolve_request(request: RunRequest) -> Resolved:
-    """The request with everything settled, checked before anything starts."""
+def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
+    """The request with everything settled, checked before anything starts. `dry`: nothing is written."""
     environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
-    store = Store.open(home_of(environ, cwd))
-    resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id=store.home_id)
-    plan = resolved.plan
+    resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id="")
+    store = _store_of(resolved.home, dry)
+    name, home_id = resolved.plan.run, "" if store is None else store.home_id
+    taken = set() if store is None else {info.name for info in store.streams()}
     if request.name is None:
-        plan = msgspec.structs.replace(plan, run=_free_name(store, plan.run))
-    tasks = weigh(resolved.tasks, known_durations(store.home, plan.benchmark))
+        name = _free_name(name, taken)
+    elif name in taken:
+        raise RequestError(f"the name {name!r} is taken; choose another with --name")
+    plan = msgspec.structs.replace(resolved.plan, run=name, home=home_id)
+    tasks = weigh(resolved.tasks, known_durations(resolved.home, plan.benchmark))
     return replace(resolved, plan=plan, tasks=tasks)
 
 
-def _free_name(store: Store, name: str) -> str:
+def _store_of(home: Path, dry: bool) -> Store | None:
+    """The home's store, made if need be; when nothing may be written, only if there is one."""
+    if not dry:
+        return Store.open(home)
+    return Store.open(home, create=False, read_only=True) if (home / "fleet.db").exists() else None
+
+
+def _free_name(name: str, taken: set[str]) -> str:
     """A made-up name must not collide with that of a run started in the same second."""
-    taken = {info.name for info in store.streams()}
     candidates = (name, *(f"{name}-{n}" for n in range(2, len(taken) + 3)))
     return next(candidate for candidate in candidates if candidate not in taken)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from .effects import Performer
+from .effects import Performer, Tools
 from .errors import FleetError, ProviderError
 from .events import AttemptCollected, ControllerStarted, Event, StopRequested
 from .model import Micros, Offer, seconds_between
@@ -55,7 +55,7 @@ class Engine:
         self._benchmark = benchmark
         self.state: RunState = fold(journal.read())
         self._performer = Performer(
-            self.state, places, benchmark, clock, artefacts, journal.epoch, self._tempo, self.report
+            Tools(self.state, places, benchmark, clock, artefacts, journal.epoch, self._tempo, self.report)
         )
         self._offers: Sequence[Offer] = ()
         self._inbox: list[Event] = []

@@ -88,7 +88,7 @@ def resolve(
     _check_env_file(request, environ, cwd, loaded)
     selection = _selected(flags, loaded)
     tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
-    name = check_run_name(request.name) if request.name else default_run_name(loaded.name, now)
+    name = check_run_name(request.name) if request.name is not None else default_run_name(loaded.name, now)
     plan = _plan(name, flags, given, loaded, tasks)
     doubts = _doubts(plan, tasks)
     return Resolved(

@@ -16,7 +16,7 @@ def exit_code(state: RunState) -> int:
     """See the command line's contract: 0 as asked, 1 not so, 3 limits, 4 refused, 130 interrupted."""
     if state.ended_at is None:
         return INTERRUPTED
-    if state.status == "done":
+    if state.stop is None or state.status == "done":
         return DONE if as_asked(state, state.plan.verdict) else NOT_AS_ASKED
     if state.status == "failed":
         return REFUSED

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import evalfleet
 from evalfleet.errors import FleetError
 from evalfleet.events import Event
 from evalfleet.journal import Store
 from evalfleet.state import RunState, fold
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(evalfleet.__file__).parents[1]
 PATIENCE_S = 30.0
 T = TypeVar("T")
 

@@ -63,6 +63,18 @@ def test_an_outage_of_our_own_network_costs_no_machine_and_no_attempt(seed: int)
 
 
 @pytest.mark.parametrize("seed", range(8))
+def test_an_outage_while_machines_come_up_does_not_refuse_the_run(seed: int) -> None:
+    """Three machines that cannot be set up stop a run; three that cannot be reached for a while do not."""
+    scenario = calm(seed)
+    vms = structs.replace(
+        scenario.plan, places=("vms",), limits=structs.replace(scenario.plan.limits, canary=0)
+    )
+    sim = checked(replace(scenario, plan=vms, outage=Span(25.0 + 5 * seed, 300.0)))
+    assert sim.state.scored == len(sim.scenario.tasks)
+    assert not any(machine.cause is Cause.CONNECTION for machine in sim.state.machines.values())
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_a_controller_whose_computer_slept_keeps_what_ended_meanwhile(seed: int) -> None:
     """Shorter than the lease: machines live on, and what they finished counts."""
     sim = checked(replace(calm(seed), nap=Span(100.0 + 50 * seed, 2500.0)))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from evalfleet.cost import billed_usd
 from evalfleet.events import (
@@ -81,7 +82,8 @@ def check_machines(state: RunState) -> None:
     live = [m for m in state.machines.values() if m.phase in LIVE]
     assert +state.live_by_offer == Counter(m.offer.key for m in live)
     taken = {m.lane for m in live}
-    assert sorted(state.free_lanes) == [n for n in range(state.limits.workers) if n not in taken]
+    lanes = max(state.limits.workers, len(state.fresh))
+    assert sorted(state.free_lanes) == [n for n in range(lanes) if n not in taken]
     due = {(deadline.at, deadline.machine) for deadline in state.deadlines}
     assert {(m.renew_at, m.id) for m in live} <= due
     assert not state.deadlines or state.deadlines[0] == min(state.deadlines)
@@ -205,7 +207,8 @@ class Anything:
             return
         tasks = self.data.draw(st.sets(st.sampled_from(list(state.tasks))), "reopened")
         only = self.data.draw(st.sampled_from((None, tuple(sorted(tasks)))), "only")
-        self.run.tell(TasksReopened(tuple(sorted(tasks))), RunResumed(only=only))
+        limits = structs.replace(state.limits, workers=self.data.draw(st.integers(1, 5), "workers"))
+        self.run.tell(TasksReopened(tuple(sorted(tasks))), RunResumed(limits, only))
 
 
 @settings(max_examples=150, deadline=None)

@@ -101,7 +101,9 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
     if file.on_timeout not in ("zero", "broken"):
         raise RequestError(f'{where}: key \'on_timeout\' is {file.on_timeout!r}; write "zero" or "broken"')
     if file.score_from not in ("result", "exit_code"):
-        raise RequestError(f'{where}: key \'score_from\' is {file.score_from!r}; write "result" or "exit_code"')
+        raise RequestError(
+            f'{where}: key \'score_from\' is {file.score_from!r}; write "result" or "exit_code"'
+        )
     if not 1 <= file.slots <= 1000:
         raise RequestError(f"{where}: key 'slots' is {file.slots}; write a whole number from 1 to 1000")
     for name in file.secrets:

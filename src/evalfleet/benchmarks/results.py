@@ -64,7 +64,13 @@ def outcome_of(
     if ended.reason == "timed_out":
         return _timed_out(task, ended, healthy, zero_on_timeout)
     code = ended.exit_code
-    if exit_code_scores and result is None and ended.reason == "exited" and code is not None and 0 <= code < 126:
+    if (
+        exit_code_scores
+        and result is None
+        and ended.reason == "exited"
+        and code is not None
+        and 0 <= code < 126
+    ):
         return Scored(float(code == 0), success=code == 0)
     if ended.reason == "exited":
         return Broken(Cause.RESULT, _with_tail(_exit_words(ended.exit_code, result), ended.detail))

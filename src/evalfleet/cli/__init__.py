@@ -68,7 +68,7 @@ def _dispatch(verb: str, words: list[str]) -> int:
     if verb not in VERBS and verb not in DEVELOPER_VERBS:
         from evalfleet.names import hint
 
-        print(f"evalfleet: there is no command {verb!r}{hint(verb, VERBS)}", file=sys.stderr)
+        print(f"evalfleet: there is no command {verb!r}; {hint(verb, VERBS)}", file=sys.stderr)
         return USAGE_ERROR
     module = importlib.import_module(f"evalfleet.cli.{verb}")
     args = parser_of(verb).parse_args(words)

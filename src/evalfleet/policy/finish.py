@@ -33,6 +33,6 @@ def finish(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]
 
 
 def _status(state: RunState) -> RunStatus:
-    if state.stop is None or not (state.waiting or state.counts["held"]):
+    if not (state.waiting or state.counts["held"]):
         return "done"
-    return "failed" if state.stop.reason == "refused" else "stopped"
+    return "failed" if state.stop is not None and state.stop.reason == "refused" else "stopped"

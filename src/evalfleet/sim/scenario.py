@@ -74,7 +74,8 @@ class SimBenchmark:
     def command(self, task: Task, attempt: AttemptId) -> Command:
         if not self._durations:
             return Command(("work",))
-        return Command(("sleep", str(self._durations[task.params["index"]])))
+        index: int = task.params["index"]
+        return Command(("sleep", str(self._durations[index])))
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         if ended.result is not None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from evalfleet.engine import Engine, Tempo
 from evalfleet.errors import LeaseLost, StaleController
 from evalfleet.events import Event, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
@@ -107,7 +109,8 @@ class _Simulation:
         if what == "broken" and broken:
             events: list[Event] = [TasksReopened(broken), RunResumed(only=broken)]
         elif what == "unrun" and (state.waiting or state.counts["held"]):
-            events = [RunResumed()]
+            workers = self.rng.randint(1, 8)
+            events = [RunResumed(structs.replace(state.limits, workers=workers))]
         else:
             return False
         self.store.epoch += 1

@@ -43,14 +43,16 @@ def read_file(path: str, cap: int = -1) -> bytes | None:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
-    with open(fd, "rb") as file:
-        try:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode) or 0 <= cap < about.st_size:
-                return None
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or 0 <= cap < about.st_size:
+            return None  # looked at before it is opened as a file: a folder cannot be
+        with open(fd, "rb", closefd=False) as file:
             return file.read()
-        except OSError:
-            return None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def write_atomic(path: str, text: str, durable: bool = False) -> None:

@@ -91,7 +91,18 @@ class Log:
         keep_from = max(live - self.half, start)
         self.dropped += self._length(".tail") + keep_from - start
         self._save(".tail", keep_from, live - keep_from)
+        self._catch_up(live)
         os.truncate(self.path, 0)
+
+    def _catch_up(self, copied: int) -> None:
+        """What was appended while we copied must not be cut away: often it is the job's last word."""
+        for _ in range(3):  # each time there is less; one who never stops writing is not waited for
+            size = os.stat(self.path).st_size
+            if size <= copied:
+                return
+            with open(self.path + ".tail", "ab") as out:
+                self._copy("", copied, out, size - copied)
+            copied = size
 
     def _save(self, suffix: str, start: int, count: int) -> None:
         with open(self.path + suffix, "wb") as out:

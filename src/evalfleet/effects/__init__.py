@@ -1,0 +1,89 @@
+"""Effects: what the engine has under way in the world, and what it reports back as events.
+
+Each may be started again at any time, by this controller or by its successor: every call it makes is
+idempotent by the names that the journal holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+
+from evalfleet.errors import FleetError
+from evalfleet.events import AttemptCollected, MachineCondemned
+from evalfleet.model import AttemptId, Cause, Collected, Needs, Offer
+from evalfleet.policy import BringUp, Collect, Effect, Extend, RunAttempt, TearDown
+from evalfleet.ports import Provider
+
+from . import attempts, machines
+from .tools import Tools
+
+DOWNLOADS_AT_ONCE = 8
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Performer", "Tools"]
+
+
+class Performer:
+    """Performs effects. A bug in a plug-in breaks the machine it concerns, not the run."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._downloads = asyncio.Semaphore(DOWNLOADS_AT_ONCE)
+
+    async def perform(self, effect: Effect) -> None:
+        """Until it is done and reported. Raises FleetError only when the controller must stop."""
+        while True:
+            try:
+                return await self._perform(effect)
+            except FleetError:
+                raise
+            except Exception as err:
+                if not threading.main_thread().is_alive():
+                    raise asyncio.CancelledError from err  # Python is ending and takes its executors away
+                log.exception("%r failed", effect)
+                if not isinstance(effect, TearDown):
+                    return self._report_bug(effect, f"{type(err).__name__}: {err}")
+            await asyncio.sleep(self._tools.pace.poll_cap_s)  # a machine must go, whatever it takes
+
+    async def _perform(self, effect: Effect) -> None:
+        tools, state = self._tools, self._tools.state
+        match effect:
+            case BringUp(machine):
+                await machines.bring_up(tools, state.machines[machine])
+            case Extend(machine, expires_at):
+                await machines.extend(tools, state.machines[machine], expires_at)
+            case TearDown(machine):
+                await machines.tear_down(tools, state.machines[machine])
+            case RunAttempt(attempt):
+                await attempts.run_attempt(tools, state.attempts[attempt])
+            case Collect(attempt):
+                await attempts.collect(tools, state.attempts[attempt], self._downloads)
+
+    def _report_bug(self, effect: Effect, detail: str) -> None:
+        match effect:
+            case Collect(attempt):
+                self._tools.report(AttemptCollected(attempt, Collected(problem=detail)))
+            case RunAttempt(attempt):
+                machine = self._tools.state.attempts[attempt].machine
+                self._tools.report(MachineCondemned(machine, detail, Cause.INTERNAL))
+            case BringUp(machine) | Extend(machine, _) | TearDown(machine):
+                self._tools.report(MachineCondemned(machine, detail, Cause.INTERNAL))
+
+    def forget(self, attempt: AttemptId) -> None:
+        """The attempt's artefacts are home and the journal says so."""
+        channel = self._tools.open_channel(self._tools.state.attempts[attempt].machine)
+        if channel is not None:
+            channel.forget(attempt)
+
+    async def offers(self, place: Provider, needs: Needs) -> Sequence[Offer]:
+        return await machines.find_offers(self._tools, place, needs)
+
+    async def survey(self, place: Provider) -> None:
+        await machines.survey(self._tools, place)
+
+    async def close(self) -> None:
+        await self._tools.close()

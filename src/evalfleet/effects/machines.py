@@ -1,0 +1,190 @@
+"""Bringing machines up, keeping them, tearing them down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from evalfleet.errors import ChannelError, ProviderError, SetupFailed, StaleController
+from evalfleet.events import MachineCondemned, MachineDeleted, MachineLeaseSet, MachineReady, MachineUp
+from evalfleet.model import Cause, Machine, Micros, Needs, Offer, seconds_between
+from evalfleet.ports import Channel, Provider
+from evalfleet.state import MachineState
+
+from .tools import Tools
+
+PROVISIONING_TRIES = 3
+OFFER_TRIES = 5
+SETUP_SILENCES = 10
+CALL_MARGIN_S = 5.0
+BOOT_LOOK_S = 120.0
+
+log = logging.getLogger(__name__)
+
+
+# -- up ------------------------------------------------------------------------------------------
+
+
+async def bring_up(tools: Tools, machine: MachineState) -> None:
+    """Create it, wait until it is up, set it up, probe it; or say why it cannot be had."""
+    try:
+        await _boot_and_set_up(tools, machine)
+    except ProviderError as err:
+        refusal = MachineCondemned(
+            machine.id, str(err), Cause.PROVISIONING, scope=err.scope, permanent=not err.transient
+        )
+        tools.report(refusal)
+    except SetupFailed as err:
+        tools.report(MachineCondemned(machine.id, str(err), Cause.SETUP, step=err.step))
+    except StaleController:
+        raise
+    except ChannelError as err:
+        tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
+    except TimeoutError:
+        cause = Cause.BOOT if machine.up_at is None else Cause.READINESS
+        detail = f"not ready after {tools.state.limits.boot_timeout_s:g} s ({cause})"
+        tools.report(MachineCondemned(machine.id, detail, cause))
+
+
+async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
+    timings: dict[str, float] = {}
+    async with asyncio.timeout(_boot_time_left_s(tools, machine)):
+        seen: Machine | None = None
+        if machine.phase == "requested":
+            seen = await _boot(tools, machine)
+            if seen.phase != "up":
+                report_gone(tools, machine, seen)
+                return
+            tools.report(MachineUp(machine.id, seen.address, seen.node))
+            timings["boot"] = round(seconds_between(machine.requested_at, tools.clock.now()), 3)
+        channel, bundle = tools.channel(machine, seen), tools.benchmark.bundle
+        await _timed(tools, timings, "setup", _patiently(tools, lambda: channel.prepare(bundle)))
+        await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
+    tools.report(MachineReady(machine.id, timings))
+
+
+def _boot_time_left_s(tools: Tools, machine: MachineState) -> float:
+    """Counted from the request, whoever made it; a controller that has just come gives it a moment."""
+    limit = tools.state.limits.boot_timeout_s
+    spent = seconds_between(machine.requested_at, tools.clock.now())
+    return max(limit - spent, min(limit, BOOT_LOOK_S))
+
+
+async def _boot(tools: Tools, machine: MachineState) -> Machine:
+    """Create the machine and wait until its place says that it is up, or gone again."""
+    place = tools.place_of(machine)
+    await tools.persist(
+        lambda: place.create(machine.id, machine.offer, lifetime_s(tools, machine, machine.expires_at)),
+        PROVISIONING_TRIES,
+    )
+    delay = tools.pace.poll_s
+    while (seen := await tools.find(machine)) is None or seen.phase == "pending":
+        await asyncio.sleep(delay)
+        delay = min(delay * 1.5, tools.pace.poll_cap_s)
+    return seen
+
+
+async def _timed(tools: Tools, timings: dict[str, float], name: str, work: Awaitable[None]) -> None:
+    start = tools.clock.now()
+    await work
+    timings[name] = round(seconds_between(start, tools.clock.now()), 3)
+
+
+async def _patiently(tools: Tools, call: Callable[[], Awaitable[None]]) -> None:
+    """A machine that has just come up may not answer yet, and our own network may be down."""
+    for _ in range(SETUP_SILENCES - 1):
+        try:
+            return await call()
+        except (SetupFailed, StaleController):
+            raise
+        except ChannelError:
+            await asyncio.sleep(tools.pace.poll_s * 5)
+    return await call()
+
+
+async def _until_ready(tools: Tools, channel: Channel) -> None:
+    delay = tools.pace.poll_s
+    while not await channel.probe(tools.benchmark.probe):
+        await asyncio.sleep(delay)
+        delay = min(delay * 1.5, tools.pace.poll_cap_s)
+
+
+# -- while it lives ------------------------------------------------------------------------------
+
+
+async def extend(tools: Tools, machine: MachineState, expires_at: Micros) -> None:
+    """Move the time at which the place ends it by itself."""
+    place = tools.place_of(machine)
+    try:
+        await tools.persist(lambda: place.extend(machine.id, lifetime_s(tools, machine, expires_at)), None)
+    except ProviderError:
+        return  # it ends by itself at the expiry it has; policy ends it before
+    tools.report(MachineLeaseSet(machine.id, expires_at))
+
+
+def lifetime_s(tools: Tools, machine: MachineState, expires_at: Micros) -> float:
+    """Places are given durations: their clocks need not agree with ours, but calls take time."""
+    margin = min(CALL_MARGIN_S, machine.offer.teardown_s / 4)
+    return max(0.0, seconds_between(tools.clock.now(), expires_at) - margin)
+
+
+async def find_offers(tools: Tools, place: Provider, needs: Needs) -> Sequence[Offer]:
+    return await tools.persist(lambda: place.offers(needs), OFFER_TRIES)
+
+
+async def survey(tools: Tools, place: Provider) -> None:
+    """Report machines that their place no longer shows, or shows as ended."""
+    state = tools.state
+    known = [m for i in state.undeleted if (m := state.machines[i]).offer.place == place.name]
+    watched = [m for m in known if m.phase in ("up", "ready")]
+    if not watched:
+        return
+    try:
+        seen = await tools.listing(place).fresh()
+    except (ProviderError, OSError):
+        return  # no answer is no news
+    for machine in watched:
+        found = seen.get(machine.id)
+        if found is None or found.phase in ("gone", "evicted"):
+            report_gone(tools, machine, found)
+
+
+def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> None:
+    evicted = seen is not None and seen.phase == "evicted"
+    cause = Cause.EVICTED if evicted else Cause.MACHINE_LOST
+    detail = "the place took it back" if evicted else "the place no longer shows it"
+    tools.report(MachineCondemned(machine.id, detail, cause))
+
+
+# -- down ----------------------------------------------------------------------------------------
+
+
+async def tear_down(tools: Tools, machine: MachineState) -> None:
+    """Delete until it is absent from two listings `settle_s` apart: a create may land late."""
+    await tools.drop_channel(machine.id)
+    place = tools.place_of(machine)
+    gone_at: Micros | None = None
+    while True:
+        with suppress(ProviderError, OSError):  # whatever it answers, only the listing tells
+            await tools.persist(lambda: place.delete(machine.id), PROVISIONING_TRIES)
+        if not await _absent(tools, machine):
+            gone_at = None
+            await asyncio.sleep(tools.pace.poll_s)
+        elif gone_at is None and machine.offer.settle_s > 0:
+            gone_at = tools.clock.now()
+            await asyncio.sleep(machine.offer.settle_s)
+        else:
+            break
+    tools.report(MachineDeleted(machine.id, gone_at or tools.clock.now()))
+
+
+async def _absent(tools: Tools, machine: MachineState) -> bool:
+    """Not shown at all: a dead machine that is still listed may still hold a lock or a disk."""
+    try:
+        return await tools.find(machine) is None
+    except ProviderError as err:  # refused for good, now: credentials may come back
+        log.warning("cannot tell whether %s is gone: %s", machine.id, err)
+        await asyncio.sleep(tools.pace.poll_cap_s)
+        return False

@@ -1,0 +1,98 @@
+"""What all effects share: the state to read, the places to call, the channels that are open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from evalfleet.errors import FleetError, ProviderError
+from evalfleet.events import Event
+from evalfleet.listing import Listing
+from evalfleet.model import Machine, MachineId
+from evalfleet.ports import Benchmark, Channel, Clock, Fence, Provider
+from evalfleet.state import MachineState, RunState
+
+T = TypeVar("T")
+
+
+class Pace(Protocol):
+    """The part of the engine's tempo that effects need."""
+
+    @property
+    def poll_s(self) -> float: ...
+
+    @property
+    def poll_cap_s(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Effects read the state and never change it: what they find out they `report`."""
+
+    state: RunState
+    places: Mapping[str, Provider]
+    benchmark: Benchmark
+    clock: Clock
+    artefacts: Path
+    epoch: int
+    pace: Pace
+    report: Callable[[Event], None]
+    _channels: dict[MachineId, Channel] = field(default_factory=dict[MachineId, Channel])
+    _listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
+
+    def place_of(self, machine: MachineState) -> Provider:
+        return self.places[machine.offer.place]
+
+    # -- channels --------------------------------------------------------------------------------
+
+    def channel(self, machine: MachineState, seen: Machine | None = None) -> Channel:
+        """The one channel to the machine, by what its place says of it now, or by what is recorded."""
+        if machine.id not in self._channels:
+            seen = seen or Machine(machine.id, "up", machine.address, machine.node)
+            fence = Fence(self.state.plan.run, self.epoch, self.state.limits.silent_s)
+            self._channels[machine.id] = self.place_of(machine).channel(seen, fence)
+        return self._channels[machine.id]
+
+    def open_channel(self, machine: MachineId) -> Channel | None:
+        return self._channels.get(machine)
+
+    async def drop_channel(self, machine: MachineId) -> None:
+        if (channel := self._channels.pop(machine, None)) is not None:
+            with suppress(FleetError, OSError):
+                await channel.close()
+
+    async def close(self) -> None:
+        closing = [channel.close() for channel in self._channels.values()]
+        self._channels.clear()
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    # -- places ----------------------------------------------------------------------------------
+
+    def listing(self, place: Provider) -> Listing:
+        if place.name not in self._listings:
+            prefix = f"{self.state.plan.run}-{self.state.plan.home}"
+            self._listings[place.name] = Listing(place, prefix)
+        return self._listings[place.name]
+
+    async def find(self, machine: MachineState) -> Machine | None:
+        """The machine as its place shows it now. Raises ProviderError when refused for good."""
+        listing = self.listing(self.place_of(machine))
+        return (await self.persist(listing.fresh, None)).get(machine.id)
+
+    async def persist(self, call: Callable[[], Awaitable[T]], tries: int | None) -> T:
+        """Make the call until it succeeds, is refused for good, or `tries` are used up."""
+        delay = self.pace.poll_s * 5
+        tried = 0
+        while True:
+            try:
+                return await call()
+            except ProviderError as err:
+                tried += 1
+                if not err.transient or tried == tries:
+                    raise
+                await asyncio.sleep(max(err.retry_after_s or 0.0, delay))
+            delay = min(delay * 2, self.pace.poll_cap_s * 3)

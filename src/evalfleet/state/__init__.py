@@ -1,0 +1,22 @@
+"""The state of a run: a fold over its events. `apply` is the only way it changes.
+
+State is mutable and indexed, so that no step costs time proportional to the number of tasks or
+machines: every question that policy asks has its answer kept current here.
+"""
+
+from .fold import accepts, apply, fold
+from .nouns import AttemptState, Block, Deadline, MachineState, RunState, TaskState
+from .queue import lane_of
+
+__all__ = [
+    "AttemptState",
+    "Block",
+    "Deadline",
+    "MachineState",
+    "RunState",
+    "TaskState",
+    "accepts",
+    "apply",
+    "fold",
+    "lane_of",
+]

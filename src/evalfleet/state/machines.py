@@ -1,0 +1,185 @@
+"""What machines change: their phases, their leases, what is reserved for them."""
+
+from __future__ import annotations
+
+import heapq
+
+from evalfleet import events as ev
+from evalfleet.cost import billed_usd
+from evalfleet.model import SECOND, Cause, Micros, after
+
+from .nouns import Block, Deadline, MachineState, RunState
+from .run import lanes
+
+
+def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -> None:
+    machine = MachineState(
+        event.machine, event.name, event.lane, event.offer, at, event.expires_at, event.expires_at, 0
+    )
+    state.machines[event.machine] = machine
+    state.coming[event.machine] = None
+    state.undeleted[event.machine] = None
+    _take_lane(state, event.lane)
+    state.live_by_offer[event.offer.key] += 1
+    state.reserved_usd += _reservation(machine)
+    _set_renewal(state, machine, at)
+    state.touched_machines[event.machine] = None
+
+
+def _take_lane(state: RunState, lane: int) -> None:
+    if state.free_lanes and state.free_lanes[0] == lane:
+        heapq.heappop(state.free_lanes)
+    elif lane in state.free_lanes:  # static schedules only: they may need another lane than the lowest
+        state.free_lanes.remove(lane)
+        heapq.heapify(state.free_lanes)
+
+
+def _reservation(machine: MachineState) -> float:
+    return billed_usd(machine.offer, machine.requested_at, machine.expires_at)
+
+
+RENEWAL_LEAD_S = 900.0
+
+
+def _set_renewal(state: RunState, machine: MachineState, at: Micros) -> None:
+    """When to look at the machine's life again: some time before it must be deleted to be gone in time.
+
+    A machine that cannot be extended is looked at again and again, each time a quarter of what is left
+    ahead, so that it is used to the end.
+    """
+    last_call = after(machine.expires_at, -machine.offer.teardown_s)
+    lead = min((last_call - at) // 4, round(RENEWAL_LEAD_S * SECOND))
+    machine.renew_at = max(at, last_call - lead)
+    heapq.heappush(state.deadlines, Deadline(machine.renew_at, machine.id))
+
+
+def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
+    machine = state.machines[event.machine]
+    machine.phase, machine.up_at = "up", at
+    machine.address, machine.node = event.address, event.node
+    state.blocks.pop(machine.offer.key, None)
+    state.touched_machines[event.machine] = None
+
+
+def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
+    machine = state.machines[event.machine]
+    machine.phase, machine.ready_at = "ready", at
+    machine.timings = dict(event.timings)
+    state.coming.pop(event.machine, None)
+    state.ready[event.machine] = None
+    state.heard_at = at
+    state.same_failures.clear()
+    refresh_idle(state, machine)
+    state.touched_machines[event.machine] = None
+
+
+def refresh_idle(state: RunState, machine: MachineState) -> None:
+    free = len(machine.open) < state.plan.slots
+    if machine.phase == "ready" and free and machine.silent_since is None:
+        state.idle[machine.id] = None
+    else:
+        state.idle.pop(machine.id, None)
+    if machine.phase == "ready" and machine.open:
+        state.busy[machine.id] = None
+    else:
+        state.busy.pop(machine.id, None)
+
+
+def stir(state: RunState, at: Micros) -> None:
+    """A fleet of which nothing was heard may be about to answer: give all of it time to do so."""
+    if state.silent and len(state.silent) >= len(state.busy):
+        state.stirred_at = at
+
+
+def machine_silent(state: RunState, at: Micros, event: ev.MachineSilent) -> None:
+    machine = state.machines[event.machine]
+    machine.silent_since = event.since
+    state.silent[event.machine] = None
+    refresh_idle(state, machine)
+
+
+def machine_heard(state: RunState, at: Micros, event: ev.MachineHeard) -> None:
+    machine = state.machines[event.machine]
+    stir(state, at)
+    state.heard_at = at
+    machine.silent_since = None
+    state.silent.pop(event.machine, None)
+    refresh_idle(state, machine)
+
+
+def machine_extended(state: RunState, at: Micros, event: ev.MachineExtended) -> None:
+    machine = state.machines[event.machine]
+    state.reserved_usd -= _reservation(machine)
+    machine.expires_at = event.expires_at
+    state.reserved_usd += _reservation(machine)
+    _set_renewal(state, machine, at)
+    _trim_deadlines(state)
+    state.touched_machines[event.machine] = None
+
+
+def machine_lease_set(state: RunState, at: Micros, event: ev.MachineLeaseSet) -> None:
+    state.machines[event.machine].lease_set = event.expires_at
+    state.touched_machines[event.machine] = None
+
+
+def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -> None:
+    machine = state.machines[event.machine]
+    was_ready = machine.phase == "ready"
+    machine.phase, machine.condemned_at = "condemned", at
+    machine.cause, machine.detail = event.cause, event.detail
+    for index in (state.coming, state.ready, state.idle, state.busy, state.silent, state.suspects):
+        index.pop(event.machine, None)
+    if machine.lane < lanes(state):
+        heapq.heappush(state.free_lanes, machine.lane)
+    state.live_by_offer[machine.offer.key] -= 1
+    for attempt in machine.open:
+        state.orphans[attempt] = None
+        state.touched_attempts[attempt] = None
+    if event.cause is not None and not was_ready:
+        _never_ready(state, at, machine, event)
+    _trim_deadlines(state)
+    state.touched_machines[event.machine] = None
+
+
+FREE_OF_BLAME = frozenset({Cause.EVICTED, Cause.MACHINE_LOST, Cause.CONNECTION})
+"""What says nothing about the next machine, when it keeps one from becoming ready."""
+
+
+def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.MachineCondemned) -> None:
+    """Count what keeps machines from becoming ready, and block offers that refuse us."""
+    if event.cause in FREE_OF_BLAME:
+        return
+    if event.cause is not Cause.PROVISIONING:
+        state.same_failures[f"{event.cause}:{event.step}"] += 1
+        state.last_failure = event.detail
+        return
+    key = {
+        "place": f"{machine.offer.place}/",
+        "region": f"{machine.offer.place}/{machine.offer.region}/",
+    }.get(event.scope, machine.offer.key)
+    failures = state.blocks[key].failures + 1 if key in state.blocks else 1
+    until = after(at, min(600.0, 15.0 * 2.0 ** (failures - 1)))
+    state.blocks[key] = Block(until, failures, event.permanent, event.detail)
+
+
+def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> None:
+    machine = state.machines[event.machine]
+    # whoever looks late, its place ended the billing at its expiry
+    machine.phase, machine.gone_at = "deleted", min(event.gone_at, at, machine.expires_at)
+    state.undeleted.pop(event.machine, None)
+    state.reserved_usd -= _reservation(machine)
+    state.closed_usd += billed_usd(machine.offer, machine.requested_at, machine.gone_at)
+    if not state.undeleted:
+        state.reserved_usd = 0.0  # sums of floats drift; nothing reserved is exactly nothing
+    state.touched_machines[event.machine] = None
+
+
+def _trim_deadlines(state: RunState) -> None:
+    heap = state.deadlines
+    while heap and not _holds(state, heap[0]):
+        heapq.heappop(heap)
+
+
+def _holds(state: RunState, deadline: Deadline) -> bool:
+    machine = state.machines[deadline.machine]
+    return machine.phase in ("requested", "up", "ready") and machine.renew_at == deadline.at

@@ -1,0 +1,192 @@
+"""The state's nouns: tasks, attempts, machines, and the run with its indexes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from evalfleet import events as ev
+from evalfleet.model import (
+    AttemptId,
+    Cause,
+    Collected,
+    Limits,
+    MachineId,
+    Micros,
+    Offer,
+    Outcome,
+    Plan,
+    RunStatus,
+    Task,
+    TaskId,
+)
+
+TaskStatus = Literal["waiting", "running", "scored", "broken", "held"]
+MachinePhase = Literal["requested", "up", "ready", "condemned", "deleted"]
+QueueEntry = tuple[float, int, TaskId]
+
+
+@dataclass(slots=True, eq=False)
+class TaskState:
+    """One task: `index` is its place in the file, `used` and `tries` count since it was (re)opened."""
+
+    task: Task
+    index: int
+    lane: int
+    status: TaskStatus = "waiting"
+    attempts: list[AttemptId] = field(default_factory=list[AttemptId])
+    used: int = 0
+    tries: int = 0
+    broken_on: list[MachineId] = field(default_factory=list[MachineId])
+    not_before: Micros = 0
+    retrying: bool = False
+    outcome: Outcome | None = None
+    decided_by: AttemptId | None = None
+
+    @property
+    def entry(self) -> QueueEntry:
+        """Longest expected first, then file order."""
+        return (-(self.task.weight_s or 0.0), self.index, self.task.id)
+
+
+@dataclass(slots=True, eq=False)
+class AttemptState:
+    id: AttemptId
+    task: TaskId
+    machine: MachineId
+    started_at: Micros
+    ended_at: Micros | None = None
+    outcome: Outcome | None = None
+    seconds: float = 0.0
+    node: str = ""
+    collected: Collected | None = None
+    superseded: Outcome | None = None
+
+
+@dataclass(slots=True, eq=False)
+class MachineState:
+    id: MachineId
+    name: str
+    lane: int
+    offer: Offer
+    requested_at: Micros
+    expires_at: Micros
+    lease_set: Micros
+    renew_at: Micros
+    phase: MachinePhase = "requested"
+    address: str = ""
+    node: str = ""
+    up_at: Micros | None = None
+    ready_at: Micros | None = None
+    condemned_at: Micros | None = None
+    gone_at: Micros | None = None
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    open: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    uncollected: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    attempts: int = 0
+    scored: int = 0
+    streak: int = 0
+    streak_mark: int = 0
+    silent_since: Micros | None = None
+    cause: Cause | None = None
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Deadline:
+    """When a machine's life must be looked at again. Stale ones are dropped when they surface."""
+
+    at: Micros
+    machine: MachineId
+
+    def __lt__(self, other: Deadline) -> bool:
+        return (self.at, self.machine) < (other.at, other.machine)
+
+
+@dataclass(slots=True)
+class Block:
+    """An offer that refused us: until when, how often in a row, and what it said."""
+
+    until: Micros
+    failures: int
+    permanent: bool
+    detail: str
+
+
+@dataclass(slots=True, eq=False)
+class RunState:
+    plan: Plan = field(default_factory=lambda: Plan(run="", benchmark=""))
+    limits: Limits = field(default_factory=Limits)
+    total: int = 0
+    planned_at: Micros = 0
+    started_at: Micros = 0
+    last_at: Micros = 0
+    events: int = 0
+    controllers: int = 0
+    stop: ev.StopRequested | None = None
+    status: RunStatus = "running"
+    ended_at: Micros | None = None
+
+    tasks: dict[TaskId, TaskState] = field(default_factory=dict[TaskId, TaskState])
+    attempts: dict[AttemptId, AttemptState] = field(default_factory=dict[AttemptId, AttemptState])
+    machines: dict[MachineId, MachineState] = field(default_factory=dict[MachineId, MachineState])
+
+    # what waits: fresh tasks by lane (one lane unless the schedule is static), and retries by time
+    fresh: list[list[QueueEntry]] = field(default_factory=list[list[QueueEntry]])
+    retries: list[tuple[Micros, int, TaskId]] = field(default_factory=list[tuple[Micros, int, TaskId]])
+    counts: Counter[str] = field(default_factory=Counter[str])
+
+    # machines by what policy asks of them; dicts, because sets have no order to reproduce
+    coming: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    ready: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    idle: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    busy: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    heard_at: Micros = 0  # when a machine last gave proof that we reach machines
+    stirred_at: Micros = 0  # when the silence of the whole fleet was last in doubt
+    orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    undeleted: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    free_lanes: list[int] = field(default_factory=list[int])
+    deadlines: list[Deadline] = field(default_factory=list[Deadline])
+    live_by_offer: Counter[str] = field(default_factory=Counter[str])
+    blocks: dict[str, Block] = field(default_factory=dict[str, Block])
+
+    # money: what deleted machines cost, and the most that the others can cost by their expiry
+    closed_usd: float = 0.0
+    reserved_usd: float = 0.0
+    models_usd: float = 0.0
+
+    # what reports and the stop rules count
+    succeeded: int = 0
+    scored_seconds: float = 0.0
+    causes: Counter[str] = field(default_factory=Counter[str])
+    first_broken: Counter[str] = field(default_factory=Counter[str])
+    same_failures: Counter[str] = field(default_factory=Counter[str])
+    last_failure: str = ""
+    uncollected: int = 0
+
+    touched_machines: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    touched_attempts: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+
+    @property
+    def scored(self) -> int:
+        return self.counts["scored"]
+
+    @property
+    def broken(self) -> int:
+        return self.counts["broken"]
+
+    @property
+    def waiting(self) -> int:
+        return self.counts["waiting"]
+
+    @property
+    def running(self) -> int:
+        return self.counts["running"]
+
+    @property
+    def live(self) -> int:
+        """Machines that take or will take work."""
+        return len(self.coming) + len(self.ready)

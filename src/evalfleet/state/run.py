@@ -1,0 +1,86 @@
+"""What changes the run as a whole."""
+
+from __future__ import annotations
+
+import heapq
+
+from evalfleet import events as ev
+from evalfleet.model import Limits, Micros, TaskId
+
+from .nouns import RunState, TaskState
+from .queue import dequeue, enqueue, lane_of, set_status, trim_fresh
+
+
+def run_planned(state: RunState, at: Micros, event: ev.RunPlanned) -> None:
+    state.plan, state.total = event.plan, event.total
+    state.planned_at = state.started_at = at
+    lanes = 1 if event.plan.schedule == "dynamic" else max(1, event.plan.limits.workers)
+    state.fresh = [[] for _ in range(lanes)]
+    set_limits(state, event.plan.limits)
+
+
+def set_limits(state: RunState, limits: Limits) -> None:
+    state.limits = limits
+    taken = {state.machines[m].lane for m in (*state.coming, *state.ready)}
+    state.free_lanes = [lane for lane in range(lanes(state)) if lane not in taken]
+
+
+def lanes(state: RunState) -> int:
+    """A static schedule keeps its lanes also when the run is resumed with fewer workers."""
+    return max(state.limits.workers, len(state.fresh))
+
+
+def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
+    for task in event.tasks:
+        index = len(state.tasks)
+        known = TaskState(task, index, lane_of(state.plan.schedule, index, state.total, len(state.fresh)))
+        state.tasks[task.id] = known
+        state.counts["waiting"] += 1
+        heapq.heappush(state.fresh[known.lane], known.entry)
+
+
+def controller_started(state: RunState, at: Micros, event: ev.ControllerStarted) -> None:
+    state.controllers += 1
+
+
+def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None:
+    for task in event.tasks:
+        known = state.tasks[task]
+        if known.status != "broken":
+            continue  # a score stays, whatever is asked; what waits or runs is open already
+        known.used = known.tries = 0
+        known.broken_on = []
+        known.outcome, known.decided_by = None, None
+        enqueue(state, known, at)
+
+
+def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
+    state.stop, state.ended_at, state.status = None, None, "running"
+    state.started_at = at
+    state.blocks.clear()
+    state.same_failures.clear()
+    state.first_broken.clear()
+    set_limits(state, event.limits or state.limits)
+    only = None if event.only is None else set(event.only)
+    for known in state.tasks.values():
+        _hold_or_release(state, at, known, only)
+    for heap in state.fresh:
+        trim_fresh(state, heap)
+
+
+def _hold_or_release(state: RunState, at: Micros, known: TaskState, only: set[TaskId] | None) -> None:
+    wanted = only is None or known.task.id in only
+    if wanted and known.status == "held":
+        enqueue(state, known, at)
+    elif not wanted and known.status == "waiting":
+        set_status(state, known, "held")
+        if known.retrying:
+            dequeue(state, known)
+
+
+def stop_requested(state: RunState, at: Micros, event: ev.StopRequested) -> None:
+    state.stop = event
+
+
+def run_ended(state: RunState, at: Micros, event: ev.RunEnded) -> None:
+    state.status, state.ended_at = event.status, at

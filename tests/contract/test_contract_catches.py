@@ -1,0 +1,156 @@
+"""The suites see what they are for: a place that breaks one promise fails the test of that promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from evalfleet.errors import ProviderError
+from evalfleet.model import AttemptId, Bundle, Command, Ended, Job, Machine, MachineId, Offer
+from evalfleet.ports import Channel, Fence, Provider
+from evalfleet.sim.places import SimChannel, SimHosts, SimVms
+from evalfleet.sim.scenario import OFFERS
+from evalfleet.sim.world import Life
+from evalfleet.testing import ChannelContract, Harness, ProviderContract
+
+from .test_sim_places import SimHarness
+
+
+class ListsTooMuch(SimVms):
+    async def list(self, pool: str) -> Sequence[Machine]:
+        await self._world.provider_call(self._life)
+        return [self._seen(m) for m in self._world.machines.values() if m.id.startswith(pool)]
+
+
+class MakesAnother(SimVms):
+    """Names machines itself when the name is taken."""
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        taken = machine in self._world.machines
+        await super().create(MachineId(f"{machine}0") if taken else machine, offer, expires_s)
+
+
+class OnlyStops(SimVms):
+    """A delete that leaves the machine where it is, stopped."""
+
+    async def delete(self, machine: MachineId) -> None:
+        if (known := self._world.machines.get(machine)) is not None:
+            self._world.kill(known)
+
+
+class IgnoresExtensions(SimVms):
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        await self._world.provider_call(self._life)
+
+
+class LendsTooMany(SimHosts):
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        await super().create(machine, structs.replace(offer, capacity=99), expires_s)
+
+
+class RefusesForGood(SimHosts):
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        try:
+            await super().create(machine, offer, expires_s)
+        except ProviderError as err:
+            raise ProviderError(str(err), transient=False) from err
+
+
+def with_channel(channel: type[SimChannel]) -> type[SimVms]:
+    class Vms(SimVms):
+        def channel(self, machine: Machine, fence: Fence) -> Channel:
+            return channel(self._world, self._life, machine.id, fence, service=False)
+
+    return Vms
+
+
+class StartsAgain(SimChannel):
+    async def start(self, job: Job) -> None:
+        (await self._reach()).jobs.pop(job.id, None)
+        await super().start(job)
+
+
+class Unfenced(SimChannel):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._fence = structs.replace(self._fence, epoch=99)
+
+
+class SetsUpAgain(SimChannel):
+    async def prepare(self, bundle: Bundle) -> None:
+        (await self._reach()).prepared.clear()
+        await super().prepare(bundle)
+
+
+class ProbesNothing(SimChannel):
+    async def probe(self, command: Command | None) -> bool:
+        return await super().probe(None)
+
+
+class StopsNothing(SimChannel):
+    async def stop(self, job: AttemptId) -> None:
+        await self._reach()
+
+
+class NoLimit(SimChannel):
+    async def start(self, job: Job) -> None:
+        await super().start(structs.replace(job, timeout_s=1e9))
+
+
+class Invents(SimChannel):
+    async def ended(self, job: AttemptId) -> Ended:
+        ended = await super().ended(job)
+        return Ended("exited", 0) if ended.reason == "lost" else ended
+
+
+BROKEN: list[tuple[str, type[Any], Callable[..., None]]] = [
+    ("vms", ListsTooMuch, ProviderContract.test_list_shows_only_the_pool),
+    ("vms", MakesAnother, ProviderContract.test_creating_twice_makes_one_machine),
+    ("vms", OnlyStops, ProviderContract.test_a_deleted_machine_is_gone_for_good),
+    ("vms", IgnoresExtensions, ProviderContract.test_a_machine_ends_by_itself_at_its_expiry),
+    ("hosts", LendsTooMany, ProviderContract.test_no_more_machines_than_there_are),
+    ("hosts", RefusesForGood, ProviderContract.test_no_more_machines_than_there_are),
+    ("vms", with_channel(StartsAgain), ChannelContract.test_starting_twice_starts_once),
+    ("vms", with_channel(Unfenced), ChannelContract.test_a_stale_controller_is_refused),
+    ("vms", with_channel(SetsUpAgain), ChannelContract.test_each_step_runs_once),
+    ("vms", with_channel(ProbesNothing), ChannelContract.test_a_probe_tells_yes_or_no),
+    ("vms", with_channel(StopsNothing), ChannelContract.test_stop_ends_the_job_and_its_processes),
+    ("vms", with_channel(NoLimit), ChannelContract.test_the_host_enforces_the_time_limit),
+    ("vms", with_channel(Invents), ChannelContract.test_an_unknown_job_is_lost),
+]
+
+
+class BrokenHarness(SimHarness):
+    """Whatever the test did, the sweep at its end finds a world that works."""
+
+    def __init__(self, name: str, broken: Callable[..., Provider]) -> None:
+        super().__init__(name, "created")
+        self._broken = broken
+
+    def make_place(self) -> Provider:
+        return self._broken(self.world, Life(), self.name, OFFERS[self.name])
+
+    async def sweep(self) -> None:
+        for machine in list(self.world.machines):
+            self.world.remove(machine)
+
+    def close(self) -> None:
+        self.world.violations.clear()
+        super().close()
+
+
+class Suites(ProviderContract, ChannelContract):
+    def __init__(self, name: str, broken: Callable[..., Provider]) -> None:
+        self._name, self._broken = name, broken
+
+    def harness(self) -> Harness:
+        return BrokenHarness(self._name, self._broken)
+
+
+@pytest.mark.parametrize(("name", "broken", "test"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_promise_is_found(name: str, broken: type[Any], test: Callable[..., None]) -> None:
+    with pytest.raises((AssertionError, TimeoutError)):
+        test(Suites(name, broken))

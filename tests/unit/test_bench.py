@@ -1,0 +1,89 @@
+"""The benchmarks run and say what they must. What they measure is for people to read, never asserted here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.__main__ import BENCHES, main
+from bench.result import Aim, Result, at_least, at_most, below, table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+FIGURES = {
+    "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
+    "sim-scale": {"large_over_small", "us_an_event_at_10_machines"},
+    "dispatch": {"attempts_per_s", "steady_attempts_per_s", "counted"},
+    "makespan": {"dynamic", "dynamic_known", "round_robin", "slices", "real"},
+    "recovery": {"killed", "attach"},
+}
+AGAINST = {
+    "startup": {"python_pass", "python_import_argparse"},
+    "sim-scale": set[str](),
+    "dispatch": {"gnu_parallel", "gnu_parallel_joblog_results", "xargs"},
+    "makespan": {"ideal_queue", "ideal_queue_known"},
+    "recovery": set[str](),
+}
+
+
+def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:
+    paths = (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
+    environ = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    argv = [sys.executable, "-m", "bench", *words]
+    return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_last_line_is_the_result_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+    done = bench(name, "--json", "--quick", scratch=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {"bench", "figures", "against", "aims"}
+    assert found["bench"] == name
+    assert set(found["figures"]) >= FIGURES[name]
+    assert set(found["against"]) == AGAINST[name]
+    assert all(set(aim) == {"value", "aim", "met"} for aim in found["aims"].values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recovery_counts_are_exact_whatever_the_computer_is_doing(tmp_path: Path) -> None:
+    done = bench("recovery", "--json", "--quick", scratch=tmp_path)
+    killed = json.loads(done.stdout.splitlines()[-1])["figures"]["killed"]
+    assert (killed["tasks_lost"], killed["tasks_scored_twice"], killed["attempts_started_twice"]) == (0, 0, 0)
+    assert killed["left_behind"] == 0
+
+
+def test_a_peer_that_is_missing_is_reported() -> None:
+    from bench.dispatch import peer
+
+    assert peer(("no-such-program",), 1) == {"error": "not installed"}
+
+
+def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in BENCHES)
+
+
+def test_an_aim_is_met_on_its_own_side() -> None:
+    assert below(1.0, 2.0).met
+    assert not below(2.0, 2.0).met
+    assert at_most(2.0, 2.0).met
+    assert not at_least(1.9, 2.0).met
+
+
+def test_the_table_says_which_aims_were_missed() -> None:
+    result = Result(
+        "x", {"a": {"b": 1}, "rate": 1234.5}, {"speed": Aim(3.0, 2.0, "<")}, {"p": {"error": "no"}}
+    )
+    shown = table("x: a title", result)
+    assert "MISSED" in shown
+    assert "a.b" in shown
+    assert "1,23" in shown
+    assert "p.error" in shown
