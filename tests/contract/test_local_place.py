@@ -19,3 +19,19 @@ class LocalHarness(ShellHarness):
 class TestLocalPlace(ProviderContract, ChannelContract):
     def harness(self) -> Harness:
         return LocalHarness()
+
+
+class CappedHarness(LocalHarness):
+    capacity = 2
+
+    def make_place(self) -> Provider:
+        return LocalPlace("local", LocalSettings(max_machines=2), self.directory / "machines")
+
+
+class TestCappedLocalPlace:
+    """A place with a ceiling lends no more than that, and lends again what came back."""
+
+    def harness(self) -> Harness:
+        return CappedHarness()
+
+    test_no_more_machines_than_there_are = ProviderContract.test_no_more_machines_than_there_are

@@ -108,11 +108,17 @@ class LocalPlace:
         try:
             if (directory / DELETING).exists():
                 raise ProviderError(f"{machine} is being deleted", transient=True, scope="machine")
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(directory)
             await start_supervisor(directory)
             await asyncio.to_thread(order, directory, {"op": "expire", "seconds": expires_s}, START_S)
         except OSError as err:
             raise ProviderError(f"{machine} cannot be made: {err}", transient=True, scope="machine") from err
+
+    def _make_room(self, directory: Path) -> None:
+        most = self._settings.max_machines
+        if most is not None and not directory.exists() and len(_names(self._root)) >= most:
+            raise ProviderError(f"all {most} machines of {self._name} are taken", transient=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         directory = self._directory(machine)
@@ -175,6 +181,13 @@ class LocalPlace:
 
     def _directory(self, machine: str) -> Path:
         return self._root / job_name(machine)
+
+
+def _names(root: Path) -> list[str]:
+    try:
+        return os.listdir(root)
+    except FileNotFoundError:
+        return []
 
 
 # -- supervisors -------------------------------------------------------------------------------
@@ -277,6 +290,8 @@ def remove_machine(directory: Path) -> None:
     try:
         _kill_rest(directory)
         _remove_tree(directory)
+    except FileNotFoundError:
+        return  # another removal was faster
     finally:
         os.close(lock)
 
