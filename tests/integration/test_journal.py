@@ -361,6 +361,33 @@ def test_a_forked_child_neither_writes_nor_keeps_the_lock(store: Store) -> None:
 # Two controllers
 
 
+def test_opening_the_home_again_does_not_unlock_what_is_written_to(store: Store) -> None:
+    """POSIX drops all of a process's locks on a file with the first descriptor of it that is closed.
+
+    Another process would then believe itself the last one and remove the log that we still write to.
+    """
+
+    async def write() -> None:
+        journal = acquire(store)
+        await journal.append(NOW, [started("before")])
+        Store.open(store.home)
+        visit = f"from evalfleet.journal import Store; from pathlib import Path; Store.open(Path({str(store.home)!r}))"
+        subprocess.run([sys.executable, "-c", visit], env=child_env(), check=True, timeout=30)
+        await journal.append(NOW, [started("after")])
+        look = visit + '; print([r.event.attempt for r in Store.open(Path(sys.argv[1])).read("r", 1)])'
+        seen = subprocess.run(
+            [sys.executable, "-c", "import sys;" + look, str(store.home)],
+            env=child_env(),
+            check=True,
+            timeout=30,
+            capture_output=True,
+        )
+        assert seen.stdout.decode().strip() == "['before', 'after']"
+        await journal.close()
+
+    asyncio.run(write())
+
+
 def test_a_second_controller_is_told_who_holds_the_run(store: Store) -> None:
     with child(store.home) as first, child(store.home) as second:
         heard = [first.hear(), second.hear()]

@@ -14,6 +14,7 @@ import secrets
 import sqlite3
 import string
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
@@ -119,8 +120,7 @@ def transaction(conn: sqlite3.Connection) -> Generator[None]:
 def check_header(path: Path) -> None:
     """Raises JournalForeign unless the file is an evalfleet journal. Reads a hundred bytes, opens nothing."""
     try:
-        with path.open("rb") as file:
-            header = file.read(100)
+        header = _header(path)
     except IsADirectoryError:
         header = b""
     if not header.startswith(b"SQLite format 3\0") or len(header) < 100:
@@ -132,6 +132,28 @@ def check_header(path: Path) -> None:
         raise JournalForeign(
             f"{path} is a database of another program: nothing was changed; choose another home"
         )
+
+
+_kept: dict[tuple[int, int], int] = {}
+_keeping = threading.Lock()
+_MOST_KEPT = 200
+
+
+def _header(path: Path) -> bytes:
+    """The file's first hundred bytes, through a descriptor that stays open.
+
+    Closing it would take from this process every lock that SQLite holds on the file (so POSIX wants it),
+    and the next process to come and go would believe itself alone, and remove the log we write to.
+    """
+    with _keeping:
+        about = path.stat()
+        key = about.st_dev, about.st_ino
+        if key not in _kept:
+            _kept[key] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        header = os.pread(_kept[key], 100, 0)
+        if len(_kept) > _MOST_KEPT:  # the home used longest ago: nobody works there any more
+            os.close(_kept.pop(next(iter(_kept))))
+        return header
 
 
 def check_layout(conn: sqlite3.Connection, path: Path) -> None:
@@ -244,8 +266,7 @@ def home_id(conn: sqlite3.Connection, path: Path) -> str:
 
 def leave_wal_if_shared(path: Path) -> None:
     """A home that has been moved to a network file system gets a rollback journal."""
-    with path.open("rb") as file:
-        wal = file.read(20)[18:20] == b"\x02\x02"
+    wal = _header(path)[18:20] == b"\x02\x02"
     if not wal or not is_network(path.parent):
         return
     _warn_rollback(path.parent)

@@ -1,0 +1,33 @@
+"""Every command is documented, and the help in the docs is the help that is printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from evalfleet.cli import DEVELOPER_VERBS, VERBS, parser_of
+from tests.docs.pages import ROOT
+
+CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *DEVELOPER_VERBS])
+def test_every_verb_is_documented(verb: str) -> None:
+    level = "##" if verb in VERBS else "###"
+    assert f"\n{level} {verb}\n" in CLI
+    assert f"<!-- generated: evalfleet {verb} --help -->" in CLI
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *DEVELOPER_VERBS])
+def test_every_argument_says_what_it_is(verb: str) -> None:
+    assert not [action.dest for action in parser_of(verb)._actions if not action.help]
+
+
+def test_generated_help_is_current() -> None:
+    script = ROOT / "tools" / "update-docs"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
