@@ -1,5 +1,10 @@
 """`python -m evalfleet` is the command line."""
 
-from evalfleet.cli import main
+try:
+    from evalfleet.cli import main
 
-raise SystemExit(main())
+    code = main()
+except KeyboardInterrupt:  # while we were being loaded, or about to end
+    code = 130
+
+raise SystemExit(code)

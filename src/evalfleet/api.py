@@ -18,8 +18,9 @@ from .controller import Controller, Order, WallClock, folder_of
 from .errors import RequestError
 from .events import Event, Record, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
 from .journal import Store
+from .journal.database import FILE, refuse_file
 from .model import AttemptId, Limits, RunStatus, TaskId
-from .names import safe_name
+from .names import hint, safe_name
 from .plan import Resolved, resolve, resumed_secrets, weigh
 from .request import RunRequest
 from .state import AttemptState, RunState
@@ -83,6 +84,8 @@ class Run:
     def log_of(self, name: str) -> tuple[AttemptState | None, Path | None]:
         """A task's newest attempt (or the attempt named), and where its output is now, if anywhere."""
         state = self.state()
+        if name not in state.tasks and name not in state.attempts:
+            raise RequestError(f"run {self.name!r} has no task {name!r}; {hint(name, state.tasks)}")
         attempts = state.tasks[TaskId(name)].attempts if name in state.tasks else [AttemptId(name)]
         if not attempts:
             return None, None
@@ -98,12 +101,16 @@ class Run:
     def wait(self, timeout_s: float | None = None, observe: Observer | None = None) -> dict[str, Any]:
         """Until the run has ended, its controller is gone, or time is up; the results as they are then."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # an observer is told everything from the beginning on, also what this object has read before
+        store = Store.open(self.home, create=False, read_only=True)
+        watched = None if observe is None else Follower(store, self.name)
         over = False
         while not over:
             over = self._over(0.1) or (deadline is not None and time.monotonic() >= deadline)
-            records = self._follower.poll()
-            if observe is not None:
-                observe(self._follower.state, records)
+            self._follower.poll()
+            if observe is not None and watched is not None:
+                records = watched.poll()
+                observe(watched.state, records)
         self._raise_failure()
         return results(self._follower.state, self.folder)
 
@@ -168,21 +175,22 @@ def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
     resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id="")
     store = _store_of(resolved.home, dry)
     name, home_id = resolved.plan.run, "" if store is None else store.home_id
-    taken = set() if store is None else {info.name for info in store.streams()}
+    taken: set[str] = set() if store is None else {info.name for info in store.streams()}
     if request.name is None:
         name = _free_name(name, taken)
     elif name in taken:
         raise RequestError(f"the name {name!r} is taken; choose another with --name")
     plan = msgspec.structs.replace(resolved.plan, run=name, home=home_id)
     tasks = weigh(resolved.tasks, known_durations(resolved.home, plan.benchmark))
-    return replace(resolved, plan=plan, tasks=tasks)
+    return replace(resolved, plan=plan, tasks=tasks, made_up=request.name is None)
 
 
 def _store_of(home: Path, dry: bool) -> Store | None:
     """The home's store, made if need be; when nothing may be written, only if there is one."""
     if not dry:
         return Store.open(home)
-    return Store.open(home, create=False, read_only=True) if (home / "fleet.db").exists() else None
+    refuse_file(home)
+    return Store.open(home, create=False, read_only=True) if (home / FILE).exists() else None
 
 
 def _free_name(name: str, taken: set[str]) -> str:
@@ -193,30 +201,63 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def known_durations(home: Path, benchmark: str, runs: int = 5) -> dict[str, float]:
     """What the latest runs of a benchmark in this home tell of its tasks' durations, newest first."""
-    folders = sorted(home.glob("*/results.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     known: dict[str, float] = {}
-    for path in folders[:100]:
+    for path in sorted(home.glob("*/results.json"), key=_changed_at, reverse=True)[:100]:
         if runs == 0:
             break
         try:
-            found: Mapping[str, Any] = msgspec.json.decode(path.read_bytes())
-        except (OSError, msgspec.DecodeError):
-            continue
-        if found.get("benchmark") == benchmark:
+            found = msgspec.json.decode(path.read_bytes(), type=_PastRun)
+        except (OSError, msgspec.MsgspecError):
+            continue  # anyone may have put a file there
+        if found.benchmark == benchmark:
             runs -= 1
-            for task in found["tasks"]:
-                if task["score"] is not None:
-                    known.setdefault(task["task_id"], task["duration_seconds"])
+            for task in found.tasks:
+                if task.score is not None and task.duration_seconds is not None:
+                    known.setdefault(task.task_id, task.duration_seconds)
     return known
 
 
-def plan_run(resolved: Resolved) -> None:
-    """Write the run down. From here on it exists, whoever runs it."""
+class _PastTask(msgspec.Struct, frozen=True):
+    task_id: str
+    score: float | None = None
+    duration_seconds: float | None = None
+
+
+class _PastRun(msgspec.Struct, frozen=True):
+    """What is needed of a results.json."""
+
+    benchmark: str
+    tasks: tuple[_PastTask, ...]
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def plan_run(resolved: Resolved) -> Resolved:
+    """Write the run down, and return it as it was written. From here on it exists, whoever runs it."""
+    store = Store.open(resolved.home)
+    while True:
+        try:
+            store.create_stream(resolved.plan.run, "run", WallClock().now(), _first_events(resolved))
+            break
+        except RequestError:
+            if not resolved.made_up:
+                raise
+            # another process made up the same name at the same time, and was faster
+            name = _free_name(resolved.plan.run, {info.name for info in store.streams()})
+            resolved = replace(resolved, plan=msgspec.structs.replace(resolved.plan, run=name))
+    folder_of(resolved.home, resolved.plan.run).mkdir(parents=True, exist_ok=True)
+    return resolved
+
+
+def _first_events(resolved: Resolved) -> list[Event]:
     tasks = resolved.tasks
     chunks = [TasksPlanned(tasks[i : i + CHUNK]) for i in range(0, len(tasks), CHUNK)]
-    events: list[Event] = [RunPlanned(resolved.plan, len(tasks)), *chunks]
-    Store.open(resolved.home).create_stream(resolved.plan.run, "run", WallClock().now(), events)
-    folder_of(resolved.home, resolved.plan.run).mkdir(parents=True, exist_ok=True)
+    return [RunPlanned(resolved.plan, len(tasks)), *chunks]
 
 
 def order_of(resolved: Resolved) -> Order:
@@ -224,8 +265,7 @@ def order_of(resolved: Resolved) -> Order:
 
 
 def start(resolved: Resolved) -> Run:
-    plan_run(resolved)
-    return control(order_of(resolved))
+    return control(order_of(plan_run(resolved)))
 
 
 def control(order: Order) -> Run:
@@ -251,7 +291,8 @@ def latest(home: Path) -> str:
 def list_runs(home: Path | None = None) -> list[dict[str, Any]]:
     """All runs of a home, newest first, each in a few figures."""
     home = home or home_of(dict(os.environ), Path.cwd())
-    if not (home / "fleet.db").exists():
+    refuse_file(home)
+    if not (home / FILE).exists():
         return []
     names = [
         info.name for info in Store.open(home, create=False, read_only=True).streams() if info.kind == "run"
@@ -304,7 +345,9 @@ def resume_order(
 
 def cancelling_order(run: Run) -> Order:
     """For a run that nobody controls: take it, stop it, clean up. Needs no secret: nothing is started."""
-    return Order(run.home, run.name, environ=dict(os.environ))
+    stop = run.state().stop
+    first = () if stop is not None and not stop.drain else (StopRequested("user", "cancelled"),)
+    return Order(run.home, run.name, environ=dict(os.environ), first=first)
 
 
 def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:

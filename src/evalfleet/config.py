@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from .errors import RequestError
 from .names import hint
-from .tables import check_keys, read_text, read_toml
+from .tables import check_keys, expand, read_text, read_toml
 
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
@@ -84,12 +84,12 @@ def home_of(environ: Mapping[str, str], cwd: Path) -> Path:
     Depends on nothing that only `run` is told, so that `ls` and `show` look in the same place.
     """
     if given := environ.get("EVALFLEET_HOME"):
-        return cwd / Path(given).expanduser()
+        return cwd / expand(given)
     config = find_config(cwd)
     if config is None:
         return cwd / HOME_NAME
     given = read_dotenv(config.parent).get("EVALFLEET_HOME")
-    return config.parent / (Path(given).expanduser() if given else HOME_NAME)
+    return config.parent / (expand(given) if given else HOME_NAME)
 
 
 def read_dotenv(folder: Path) -> dict[str, str]:

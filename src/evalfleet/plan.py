@@ -33,7 +33,7 @@ from .ports import Benchmark, Provider
 from .registry import PlaceContext, benchmark_kind, place_kind
 from .request import Flags, RunRequest, settle
 from .sources import Given, PlaceSource, benchmark_source, give_settings, place_sources
-from .tables import convert
+from .tables import convert, expand
 
 
 class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
@@ -55,7 +55,10 @@ class PlaceSpec(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Resolved:
-    """A request, resolved. `secrets` and `environ` hold values: for channels and places alone."""
+    """A request, resolved. `secrets` and `environ` hold values: for channels and places alone.
+
+    `made_up`: nobody chose the run's name, so that another one does as well.
+    """
 
     plan: Plan
     tasks: tuple[Task, ...]
@@ -63,6 +66,7 @@ class Resolved:
     warnings: tuple[str, ...]
     secrets: Mapping[str, str] = field(repr=False)
     environ: Mapping[str, str] = field(repr=False)
+    made_up: bool = False
 
 
 def resolve(
@@ -156,7 +160,7 @@ def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, 
 
 def _config(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Config:
     given = request.config or environ.get("EVALFLEET_CONFIG")
-    return load_config(cwd / Path(given).expanduser() if given else find_config(cwd), cwd)
+    return load_config(cwd / expand(given) if given else find_config(cwd), cwd)
 
 
 def _environment(
@@ -170,7 +174,7 @@ def _environment(
 
 def _env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Path | None:
     given = request.env_file or environ.get("EVALFLEET_ENV_FILE")
-    return cwd / Path(given).expanduser() if given else None
+    return cwd / expand(given) if given else None
 
 
 def _check_env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path, loaded: Loaded) -> None:

@@ -43,6 +43,14 @@ def read_text(path: Path) -> str:
         raise RequestError(f"{path}: cannot be read ({reason(e)}); check its permissions") from None
 
 
+def expand(path: str | Path) -> Path:
+    """The path with a leading `~` or `~user` replaced. Raises RequestError for a user nobody knows."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as e:
+        raise RequestError(f"{path}: there is no such user here; write the folder out") from e
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))

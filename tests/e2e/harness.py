@@ -131,13 +131,19 @@ class Fleet:
             (folder / name).mkdir(parents=True)
         home = folder / "home"
         kept = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
-        return cls(folder, home, {**kept, "PYTHONPATH": str(SRC), "EVALFLEET_HOME": str(home), "TERM": "dumb"})
+        return cls(
+            folder, home, {**kept, "PYTHONPATH": str(SRC), "EVALFLEET_HOME": str(home), "TERM": "dumb"}
+        )
 
     # -- files -----------------------------------------------------------------------------------
 
     def bench(self, tasks: Sequence[Task], **keys: Any) -> Path:
         """Write `b.toml`, its tasks and its script. Keys are TOML's; JSON is close enough to it."""
-        given = {"name": "b", "tasks": "tasks.jsonl", "command": ["bash", "run.sh", "{params.do}"]}
+        given: dict[str, Any] = {
+            "name": "b",
+            "tasks": "tasks.jsonl",
+            "command": ["bash", "run.sh", "{params.do}"],
+        }
         given |= {"files": ["run.sh"], "timeout_s": 30, **keys}
         lines = (f"{key} = {json.dumps(value)}" for key, value in given.items())
         (self.folder / "b.toml").write_text("\n".join(lines), "utf-8")
@@ -203,7 +209,7 @@ class Fleet:
         """Wait until so many events of a kind are in the journal."""
 
         def found() -> list[T] | None:
-            events = [event for event in self.events(run) if isinstance(event, kind)]
+            events: list[T] = [event for event in self.events(run) if isinstance(event, kind)]
             return events if len(events) >= count else None
 
         return until(found, f"{count} {kind.__name__}")

@@ -19,7 +19,13 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_the_home_is_a_file(fleet: Fleet) -> None:
     fleet.bench(tasks(1))
     fleet.home.write_text("mine")
-    for words in (("run", "./b.toml"), ("run", "./b.toml", "--dry-run"), ("show",), ("resume",), ("cancel", "r")):
+    for words in (
+        ("run", "./b.toml"),
+        ("run", "./b.toml", "--dry-run"),
+        ("show",),
+        ("resume",),
+        ("cancel", "r"),
+    ):
         fleet(*words).refused(str(fleet.home))
     assert fleet("ls").code in (0, 2)
     assert fleet.home.read_text() == "mine"
@@ -30,7 +36,13 @@ def test_a_damaged_journal(fleet: Fleet) -> None:
     fleet.run()
     path = fleet.home / "fleet.db"
     path.write_bytes(b"not a database" * 100)
-    for words in (("ls",), ("show", "r"), ("run", "./b.toml"), ("run", "./b.toml", "--dry-run"), ("resume", "r")):
+    for words in (
+        ("ls",),
+        ("show", "r"),
+        ("run", "./b.toml"),
+        ("run", "./b.toml", "--dry-run"),
+        ("resume", "r"),
+    ):
         fleet(*words).refused("fleet.db", "nothing was changed")
     assert path.read_bytes() == b"not a database" * 100
 
@@ -132,3 +144,21 @@ def test_a_home_that_cannot_be_made(fleet: Fleet) -> None:
     fleet.bench(tasks(1))
     one_line(fleet.run(env={"EVALFLEET_HOME": "/proc/evalfleet"}), (1, 2))
     one_line(fleet.run(env={"EVALFLEET_HOME": "x" * 300}), (1, 2))
+
+
+def test_a_home_of_nobody(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    for words in (("ls",), ("run", "./b.toml"), ("show",)):
+        fleet(*words, env={"EVALFLEET_HOME": "~nobody-here/x"}).refused("~nobody-here")
+    fleet("run", "./b.toml", "--env-file", "~nobody-here/x").refused("~nobody-here")
+    fleet("run", "~nobody-here/b.toml").refused("~nobody-here")
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "{}", '{"benchmark": "b"}', '{"benchmark": "b", "tasks": [{"score": 1}]}']
+)
+def test_strange_results_of_others(fleet: Fleet, text: str) -> None:
+    fleet.bench(tasks(1))
+    (fleet.home / "other").mkdir(parents=True)
+    (fleet.home / "other" / "results.json").write_text(text)
+    assert fleet("run", "./b.toml", "--dry-run").code == 0

@@ -85,11 +85,11 @@ def test_a_machine_deleted_by_hand(fleet: Fleet) -> None:
     fleet.started("a.0")
     (machine,) = fleet.supervisors()
     shutil.rmtree(fleet.home / ".machines" / machine)
-    fleet.open_gate("1", "2")
+    fleet.open_gate("1", "2", "3")
     assert run.wait().code == 0
-    assert fleet.results()["causes"] == {"machine_lost": 1}
+    assert fleet.results()["causes"].keys() == {"machine_lost"}
     found = fleet.task("a")
-    assert (found["attempts"], found["score"], found["machine"]) == (2, 1.0, "worker-2")
+    assert (found["score"], found["machine"]) == (1.0, "worker-2")
     fleet.settled()
 
 
@@ -152,12 +152,15 @@ def test_ctrl_c_twice_leaves_and_resume_adopts(fleet: Fleet) -> None:
     assert fleet.starts() == ["a_1.0", "a_2.0", "a_3.0", "a_4.0"]
 
 
-def test_ctrl_c_twice_at_once(fleet: Fleet) -> None:
+def test_ctrl_c_again_and_again(fleet: Fleet) -> None:
     run = gated(fleet)
-    run.interrupt()
-    run.interrupt()
-    run.interrupt()
-    assert run.wait(10).code == 130
+
+    def ended() -> bool:
+        run.interrupt()
+        return run.popen.poll() is not None
+
+    until(ended, timeout_s=10)
+    assert run.wait(1).code == 130
     fleet.open_gate("go")
     assert fleet("resume", "r").code == 0
     once_each(fleet)
@@ -194,7 +197,7 @@ def test_take_over(fleet: Fleet) -> None:
     first = gated(fleet)
     second = fleet.start("resume", "r", "--take-over")
     first_done = first.wait()
-    first_done.failed(130, "took over", str(second.pid))
+    first_done.failed(130, "over")
     fleet.open_gate("go")
     assert second.wait().code == 0
     once_each(fleet)
@@ -223,7 +226,7 @@ def test_cancel(fleet: Fleet, left: bool) -> None:
 
 
 def test_cancel_of_a_left_run_starts_nothing(fleet: Fleet) -> None:
-    """What ended meanwhile frees its machine, but no new attempt may be handed out, and no secret is needed."""
+    """What ended meanwhile frees its machine, but nothing may be handed out, and no secret is needed."""
     fleet.bench(tasks(4, "gate go; score 1"), secrets=["KEY"])
     run = fleet.start_run("--workers", "2", env={"KEY": "sesame-42"})
     fleet.started("a_1.0", "a_2.0")
@@ -313,5 +316,34 @@ def test_stopped_for_a_while(fleet: Fleet) -> None:
     fleet.open_gate("go")
     until(lambda: not [argv for argv in fleet.alive().values() if "run.sh" in argv])
     run.signal(signal.SIGCONT)
+    assert run.wait().code == 0
+    once_each(fleet)
+
+
+@pytest.mark.parametrize("moment", ["home", "home/fleet.db", "home/r", "home/.machines"])
+def test_ctrl_c_while_the_run_begins(fleet: Fleet, moment: str) -> None:
+    fleet.bench(tasks(2, "gate go; score 1"))
+    run = fleet.start_run("--workers", "2")
+    until((fleet.folder / moment).exists)
+    run.interrupt()
+    fleet.open_gate("go")
+    assert run.wait(10).code in (0, 130)
+    if fleet.events():
+        assert fleet("cancel", "r").code == 0
+    fleet.settled()
+
+
+def test_others_come_and_go(fleet: Fleet) -> None:
+    """Who opens and closes the journal beside the controller must not take its locks or its log away."""
+    run = gated(fleet)
+    for words in (
+        ("ls",),
+        ("show", "r"),
+        ("run", "./b.toml", "--name", "r"),
+        ("resume", "r"),
+        ("cancel", "no"),
+    ):
+        fleet(*words)
+    fleet.open_gate("go")
     assert run.wait().code == 0
     once_each(fleet)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.e2e.harness import Fleet, holding, processes, task, tasks, until
 
-VALUE = "sesame-open-1234567890"
+VALUE = f"sesame-open-{os.getpid()}-1234567890"
 
 
 def test_a_missing_secret_is_named_before_anything_starts(fleet: Fleet) -> None:
@@ -70,7 +71,11 @@ def test_a_detached_run_keeps_the_secret(fleet: Fleet) -> None:
     done = fleet.run("--detach", "--env-file", "keys.env")
     assert done.code == 0, done
     fleet.started("a.0")
-    assert not [argv for pid, argv, environ in processes() if "EVALFLEET_JOB=" not in environ and VALUE in argv + environ]
+    assert not [
+        argv
+        for pid, argv, environ in processes()
+        if "EVALFLEET_JOB=" not in environ and VALUE in argv + environ
+    ]
     fleet.open_gate("go")
     assert fleet("watch", "r").code == 0
     assert fleet.note("a").strip() == VALUE
@@ -102,3 +107,14 @@ def test_resume_needs_the_secret_again(fleet: Fleet) -> None:
     fleet.open_gate("go")
     assert fleet("resume", "r", env={"KEY": VALUE}).code == 0
     assert not holding(Path(fleet.home), VALUE)
+
+
+def test_a_log_is_not_followed_by_who_cannot_mask_it(fleet: Fleet) -> None:
+    fleet.bench([task("a", 'echo "key: $KEY"; gate go; score 1')], secrets=["KEY"])
+    run = fleet.start_run(env={"KEY": VALUE})
+    fleet.started("a.0")
+    logs = fleet.start("logs", "r", "a", "-f")
+    until(lambda: "secrets are not set" in logs.err)
+    fleet.open_gate("go")
+    assert run.wait().code == 0
+    assert logs.wait().out.strip() == "key: ***"

@@ -20,7 +20,9 @@ from tests.e2e.harness import Fleet, task, tasks, until
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A run `r` with a success, a failure and a broken task."""
     fleet = Fleet.at(tmp_path_factory.mktemp("finished") / "f")
-    fleet.bench([task("n_1", "echo hello; echo oops >&2; score 1"), task("n_2", "score 0"), task("m_1", "exit 5")])
+    fleet.bench(
+        [task("n_1", "echo hello; echo oops >&2; score 1"), task("n_2", "score 0"), task("m_1", "exit 5")]
+    )
     assert fleet.run("--workers", "2", "--attempts", "2").code == 1
     yield fleet
     fleet.sweep()
@@ -173,7 +175,12 @@ def test_closed_streams(fleet: Fleet, closed: str) -> None:
     fleet.bench(tasks(2, "score 1"))
     words = f"exec {sys.executable} -m evalfleet run ./b.toml --name r {closed}"
     done = subprocess.run(
-        ["bash", "-c", words], cwd=fleet.folder, env=fleet.environ, capture_output=True, timeout=30, check=False
+        ["bash", "-c", words],
+        cwd=fleet.folder,
+        env=fleet.environ,
+        capture_output=True,
+        timeout=30,
+        check=False,
     )
     assert b"Traceback" not in done.stderr, done.stderr
     assert done.returncode == 0, done
@@ -235,8 +242,23 @@ def test_few_open_files(fleet: Fleet) -> None:
     fleet.bench(tasks(12, "score 1"))
     words = f"ulimit -n 64; exec {sys.executable} -m evalfleet run ./b.toml --name r --workers 12"
     done = subprocess.run(
-        ["bash", "-c", words], cwd=fleet.folder, env=fleet.environ, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", words],
+        cwd=fleet.folder,
+        env=fleet.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 0, done
     fleet.settled()
+
+
+def test_json_lines_are_the_whole_journal(fleet: Fleet) -> None:
+    """While following, and for who comes later."""
+    fleet.bench(tasks(2))
+    run = [json.loads(line) for line in fleet.run("--json").out.splitlines()]
+    watch = [json.loads(line) for line in fleet("watch", "r", "--json").out.splitlines()]
+    assert [line["seq"] for line in run[:-1]] == list(range(1, len(fleet.events()) + 1))
+    assert run == watch

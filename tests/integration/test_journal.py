@@ -371,12 +371,14 @@ def test_opening_the_home_again_does_not_unlock_what_is_written_to(store: Store)
         journal = acquire(store)
         await journal.append(NOW, [started("before")])
         Store.open(store.home)
-        visit = f"from evalfleet.journal import Store; from pathlib import Path; Store.open(Path({str(store.home)!r}))"
-        subprocess.run([sys.executable, "-c", visit], env=child_env(), check=True, timeout=30)
+        visit = "import sys; from pathlib import Path; from evalfleet.journal import Store; "
+        visit += "store = Store.open(Path(sys.argv[1]))"
+        home = str(store.home)
+        subprocess.run([sys.executable, "-c", visit, home], env=child_env(), check=True, timeout=30)
         await journal.append(NOW, [started("after")])
-        look = visit + '; print([r.event.attempt for r in Store.open(Path(sys.argv[1])).read("r", 1)])'
+        look = visit + '; print([record.event.attempt for record in store.read("r", 1)])'
         seen = subprocess.run(
-            [sys.executable, "-c", "import sys;" + look, str(store.home)],
+            [sys.executable, "-c", look, home],
             env=child_env(),
             check=True,
             timeout=30,

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, field
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, SetupStep, Task
 from evalfleet.names import attempt_number
+from evalfleet.tables import expand
 
 from .files import bundle_files, digest
 from .loaded import Loaded
@@ -87,7 +88,7 @@ class CommandBenchmark:
     def load(cls, name: str, settings: CommandSettings, base: Path) -> Loaded:
         from .loading import load_benchmark  # it needs CommandSpec from here
 
-        return load_benchmark(base / Path(settings.path).expanduser())
+        return load_benchmark(base / expand(settings.path))
 
     @classmethod
     def from_spec(
@@ -112,8 +113,12 @@ class CommandBenchmark:
     def needs(self) -> Needs:
         return self.spec.needs
 
-    @cached_property
+    @property
     def bundle(self) -> Bundle:
+        return self._bundle
+
+    @cached_property
+    def _bundle(self) -> Bundle:
         """Reads every file once, at first use. Raises RequestError if one cannot be read or has changed."""
         steps = tuple(
             SetupStep(f"setup-{n}", Command(argv)) for n, argv in enumerate(self.spec.setup, start=1)

@@ -41,6 +41,11 @@ class Secrets:
             return text
         return self.mask(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
+    def begun_at_end(self, data: bytes) -> int:
+        """How many bytes at the end may be the beginning of a value whose rest is yet to come."""
+        lengths = range(min(self._overlap, len(data)), 0, -1)
+        return next((n for n in lengths if any(form.startswith(data[-n:]) for form in self._forms)), 0)
+
     def found_in(self, file: BinaryIO) -> bool:
         rest = b""
         while chunk := file.read(_CHUNK):

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from evalfleet.errors import FleetError
+from evalfleet.errors import FleetError, RequestError
 
 VERBS: dict[str, str] = {
     "run": "run a benchmark on a fleet of machines",
@@ -42,6 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Errors are one line on standard error."""
+    _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -62,6 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of our output has gone (`| head`): nothing is wrong, and nothing can be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as err:
+        where = f"{err.filename}: " if err.filename else ""
+        print(f"evalfleet: {where}{err.strerror or err}", file=sys.stderr)
+        return 1
+
+
+def _open_closed_streams() -> None:
+    """Whoever starts us may have closed them (`>&-`): no file of ours may get their numbers."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
 def _dispatch(verb: str, words: list[str]) -> int:
@@ -72,8 +87,16 @@ def _dispatch(verb: str, words: list[str]) -> int:
         return USAGE_ERROR
     module = importlib.import_module(f"evalfleet.cli.{verb}")
     args = parser_of(verb).parse_args(words)
+    _check_folder()
     code: int = module.main(args)
     return code
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as err:
+        raise RequestError("the current folder is gone: change to one that exists") from err
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -22,8 +22,9 @@ def main(args: argparse.Namespace) -> int:
     run = api.open(args.run)
     if run.state().ended_at is None:
         run.cancel()
-        if not run.is_live():
-            run = api.control(api.cancelling_order(run))
+        run.wait()  # returns at once where no controller is at work
+    if run.state().ended_at is None:
+        run = api.control(api.cancelling_order(run))
         run.wait()
     results = run.results()
     print(json.dumps(results) if args.json else summary(results))

@@ -26,8 +26,8 @@ def main(args: argparse.Namespace) -> int:
         return err.exit_code
     print(TAKEN, flush=True)
     let_go_of_output()
-    signal.signal(signal.SIGTERM, lambda *_: run.drain())
-    signal.signal(signal.SIGINT, lambda *_: run.drain())
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda signum, frame: run.drain())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     run.wait()
     return run.exit_code

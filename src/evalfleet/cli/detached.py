@@ -58,8 +58,9 @@ def detach(order: Order, *, as_json: bool) -> int:
     answer = process.stdout.readline().decode().strip()
     process.stdout.close()
     if answer != TAKEN:
-        process.wait()
-        raise FleetError(answer or f"the controller did not start: see {folder / 'controller.log'}")
+        refusal = FleetError(answer or f"the controller did not start: see {folder / 'controller.log'}")
+        refusal.exit_code = process.wait() or 1
+        raise refusal
     process.returncode = 0  # it outlives us, and is nobody's to wait for
     if as_json:
         print(json.dumps({"run": order.run, "pid": process.pid, "home": str(order.home)}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from evalfleet.api import Run
     from evalfleet.events import Record
     from evalfleet.state import RunState
-
-Handler = Callable[[int, FrameType | None], object]
 
 
 def follow(run: Run, *, as_json: bool) -> int:
@@ -60,7 +58,7 @@ def _show(run: Run, *, as_json: bool) -> None:
 
 
 class _Interrupts:
-    """Once: drain. Twice: leave. Thrice cannot happen."""
+    """Once: drain. Twice: leave. Thrice: we are leaving already."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -73,13 +71,18 @@ class _Interrupts:
         else:
             self._run.leave()
 
+    @property
+    def leaving(self) -> bool:
+        return self._run.left
+
 
 @contextmanager
-def _signals(handler: Handler) -> Iterator[None]:
+def _signals(handler: _Interrupts) -> Generator[None]:
+    """Who presses Ctrl-C again while we leave must not turn the exit code into something else."""
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {name: signal.signal(name, handler) for name in names}
     try:
         yield
     finally:
         for name, old in before.items():
-            signal.signal(name, old)
+            signal.signal(name, signal.SIG_IGN if handler.leaving else old)

@@ -6,6 +6,7 @@ A task is named by its id, one of its attempts by `<task>.<n>`, a machine by its
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,13 +16,14 @@ from evalfleet.model import AttemptId
 
 if TYPE_CHECKING:
     from evalfleet.api import Run
+    from evalfleet.channels.secrecy import Secrets
 
 LOOK_S = 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
-    parser.add_argument("about", metavar="TASK|MACHINE", nargs="?")
+    parser.add_argument("about", metavar="TASK|MACHINE", nargs="?", help="default: the run itself")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
 
 
@@ -66,30 +68,77 @@ def _concerns(run: Run, event: object, machine: str) -> bool:
 
 def print_task_log(run: Run, name: str, *, follow: bool) -> int:
     """The newest attempt's output, from its machine while it runs, from the run's folder afterwards."""
-    position, current = 0, ""
+    secrets = _secrets_of(run)
+    current, tail = "", _Tail(secrets, run.folder)
     while True:
+        live = run.is_live()
         attempt, path = run.log_of(name)
         if attempt is None and not follow:
             print(f"{name} has not been started yet", file=sys.stderr)
             return 0
         if attempt is not None and attempt.id != current:
-            position, current = 0, attempt.id
+            current, tail = attempt.id, _Tail(secrets, run.folder)
         over = attempt is not None and attempt.outcome is not None and attempt.collected is not None
-        position = _print_from(path, position)
-        if not follow or over or (attempt is None and not run.is_live()):
+        tail.show(path)
+        if not follow or over or not live:
             return 0
         time.sleep(LOOK_S)
 
 
-def _print_from(path: Path | None, position: int) -> int:
-    if path is None:
-        return position
+def _secrets_of(run: Run) -> Secrets | None:
+    """What must not be shown of a log that is still as the task wrote it. None: we do not know it."""
+    from evalfleet.channels.secrecy import Secrets
+    from evalfleet.errors import RequestError
+    from evalfleet.plan import resumed_secrets
+
+    try:
+        values, _ = resumed_secrets(run.state().plan, environ=dict(os.environ), cwd=Path.cwd())
+    except RequestError:
+        return None
+    return Secrets(values, values)
+
+
+class _Tail:
+    """Prints what is new in an attempt's log: on its machine as it was written, at home masked already."""
+
+    def __init__(self, secrets: Secrets | None, folder: Path) -> None:
+        self._secrets = secrets
+        self._folder = folder
+        self._read = 0
+        self._rest = b""
+        self._shown = 0
+        self._told = False
+
+    def show(self, path: Path | None) -> None:
+        if path is None:
+            return
+        if path.is_relative_to(self._folder):
+            self._write(_read_from(path, self._shown))
+        elif self._secrets is not None:
+            self._show_raw(path, self._secrets)
+        elif not self._told:
+            self._told = True
+            why = "the run's secrets are not set here, and it may hold them"
+            print(f"evalfleet: the log is shown once the attempt has ended: {why}", file=sys.stderr)
+
+    def _show_raw(self, path: Path, secrets: Secrets) -> None:
+        new = _read_from(path, self._read)
+        self._read += len(new)
+        data = secrets.mask(self._rest + new)
+        cut = len(data) - secrets.begun_at_end(data)
+        self._rest = data[cut:]
+        self._write(data[:cut])
+
+    def _write(self, data: bytes) -> None:
+        self._shown += len(data)
+        sys.stdout.write(data.decode("utf-8", "replace"))
+        sys.stdout.flush()
+
+
+def _read_from(path: Path, position: int) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(position)
-            data = file.read()
+            return file.read()
     except OSError:
-        return position  # moved home at this moment: the next look finds it there
-    sys.stdout.write(data.decode("utf-8", "replace"))
-    sys.stdout.flush()
-    return position + len(data)
+        return b""  # moved home at this moment: the next look finds it there

@@ -7,7 +7,7 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
-    parser.add_argument("--format", choices=("md", "json", "csv"), default="md")
+    parser.add_argument("--format", choices=("md", "json", "csv"), default="md", help="default: md")
     parser.add_argument("-o", metavar="PATH", dest="path", help="write here instead of standard output")
 
 

@@ -16,7 +16,7 @@ ASK_ABOVE_USD = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK")
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="see above")
     where = parser.add_argument_group("where")
     where.add_argument("--on", metavar="PLACE[,PLACE...]", help="where machines come from (default: local)")
     where.add_argument("--workers", metavar="N", help="how many machines at once (default: 1)")
@@ -76,8 +76,7 @@ def main(args: argparse.Namespace) -> int:
     if args.detach:
         from evalfleet.cli.detached import detach
 
-        api.plan_run(resolved)
-        return detach(api.order_of(resolved), as_json=args.json)
+        return detach(api.order_of(api.plan_run(resolved)), as_json=args.json)
     return follow(api.start(resolved), as_json=args.json)
 
 

@@ -7,7 +7,7 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
-    parser.add_argument("task", metavar="TASK", nargs="?")
+    parser.add_argument("task", metavar="TASK", nargs="?", help="this task, with all its attempts")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 

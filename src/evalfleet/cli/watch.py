@@ -10,7 +10,7 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
-    parser.add_argument("task", metavar="TASK", nargs="?")
+    parser.add_argument("task", metavar="TASK", nargs="?", help="follow the log of this task")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 

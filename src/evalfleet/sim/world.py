@@ -71,6 +71,7 @@ class SimMachine:
     frozen_until: float = 0.0
     epoch: int = 0
     jobs: dict[AttemptId, SimJob] = field(default_factory=dict[AttemptId, SimJob])
+    open: list[SimJob] = field(default_factory=list[SimJob])  # those of `jobs` that may still run
     prepared: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
 
 
@@ -235,7 +236,8 @@ class World:
         self.must_be_durable(job.id)
         if job.id in self.started:
             self.violations.append(f"{job.id} started twice, on {self.started[job.id]} and {machine.id}")
-        if sum(j.ended is None for j in machine.jobs.values()) >= self.slots:
+        machine.open = [known for known in machine.open if known.ended is None]
+        if len(machine.open) >= self.slots:
             self.violations.append(f"{machine.id} runs more than {self.slots} attempts at once")
         self.started[job.id] = machine.id
         self.marks[marks[0]] += 1
@@ -243,6 +245,7 @@ class World:
             length_s, end = job.timeout_s, Ended("timed_out", seconds=job.timeout_s, node=end.node)
         made = SimJob(job.id, self.loop.time() + length_s, end, after=marks[1])
         machine.jobs[job.id] = made
+        machine.open.append(made)
         self.later(length_s, self._finish, made)
 
     def _finish(self, job: SimJob) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -31,6 +31,7 @@ def event_line(record: Record) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        inner = ",".join(f"{name}:{_value(part)}" for name, part in value.items())
+        parts = cast("dict[str, Any]", value)
+        inner = ",".join(f"{name}:{_value(part)}" for name, part in parts.items())
         return "{" + inner + "}"
     return str(value)

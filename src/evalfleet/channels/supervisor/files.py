@@ -7,17 +7,28 @@ import os
 import re
 import stat
 
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from typing import Any
+
 _PLAIN_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.~-]{1,180}")
 _KEPT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-"
 
 
-def sha256(data: bytes) -> str:
+def hasher() -> Any:
+    """A SHA-256 to be fed."""
     for name in ("_sha2", "_sha256", "hashlib"):  # hashlib loads OpenSSL: 5 ms
         try:
-            return str(__import__(name).sha256(data).hexdigest())
+            return __import__(name).sha256()
         except ImportError:
             continue
     raise ImportError("hashlib")
+
+
+def sha256(data: bytes) -> str:
+    digest = hasher()
+    digest.update(data)
+    return str(digest.hexdigest())
 
 
 def job_name(id: str) -> str:

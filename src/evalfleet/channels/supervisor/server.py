@@ -249,7 +249,7 @@ class Server:
         self.jobs.tidy(now)
         if not os.path.exists(self.jobs.home):  # our directory was removed under us
             self.done = True
-            self.jobs.kill_everything("stopped")
+            self.jobs.kill_everything("lost")
             return
         busy, total = cpu_times()
         share = (busy - self.cpu[0]) / max(total - self.cpu[1], 1e-9)

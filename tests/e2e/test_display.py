@@ -1,0 +1,143 @@
+"""The live display in a real terminal (tmux), and the files that other tools read meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Fleet, tasks, until
+
+
+class Screen:
+    """A terminal of 100 by 30 in which a shell runs, on a tmux server of its own."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._tmux = ["tmux", "-S", str(fleet.folder / "s"), "-f", "/dev/null"]
+        environ = {**fleet.environ, "PS1": "$ "}
+        start = ["new-session", "-d", "-x", "100", "-y", "30", "bash --norc --noprofile"]
+        subprocess.run([*self._tmux, *start], cwd=fleet.folder, env=environ, check=True, timeout=10)
+
+    def keys(self, *keys: str) -> None:
+        subprocess.run([*self._tmux, "send-keys", *keys], check=True, timeout=10)
+
+    def text(self) -> str:
+        show = [*self._tmux, "capture-pane", "-p", "-S", "-50"]
+        return subprocess.run(show, check=True, timeout=10, capture_output=True, text=True).stdout
+
+    def shows(self, *words: str) -> str:
+        """Wait until all words are on the screen."""
+        return until(
+            lambda: text if all(word in (text := self.text()) for word in words) else None, str(words)
+        )
+
+    def close(self) -> None:
+        subprocess.run([*self._tmux, "kill-server"], check=False, timeout=10, capture_output=True)
+
+
+@pytest.fixture
+def screen(fleet: Fleet) -> Iterator[Screen]:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    made = Screen(fleet)
+    yield made
+    made.close()
+    ours = ("evalfleet run", "tmux", "bash --norc")
+    until(lambda: not [argv for argv in fleet.alive().values() if any(word in argv for word in ours)])
+
+
+def run_line(*flags: str) -> str:
+    return f"{sys.executable} -m evalfleet run ./b.toml --name r --workers 3 {' '.join(flags)}; echo code=$?"
+
+
+def test_the_picture(fleet: Fleet, screen: Screen) -> None:
+    fleet.bench(tasks(6, "gate go; score 1"))
+    screen.keys(run_line(), "Enter")
+    fleet.started("a_1.0", "a_2.0", "a_3.0")
+    text = screen.shows("worker-1", "worker-2", "worker-3", "a_1")
+    assert "0/6" in text
+    fleet.open_gate("go")
+    end = screen.shows("code=0", "6 scored")
+    assert "\x1b" not in end
+    after = end[end.index("6 scored") :]
+    assert "worker-1" not in after  # the picture has made room for the summary
+    screen.keys("echo back-$((40+2))", "Enter")
+    screen.shows("back-42")
+
+
+def test_ctrl_c_twice_from_the_keyboard(fleet: Fleet, screen: Screen) -> None:
+    fleet.bench(tasks(4, "gate go; score 1"))
+    screen.keys(run_line(), "Enter")
+    fleet.started("a_1.0", "a_2.0", "a_3.0")
+    screen.keys("C-c")
+    until(lambda: fleet.state().stop)
+    assert "code=" not in screen.text().replace("code=$?", "")
+    screen.keys("C-c")
+    screen.shows("code=130", "evalfleet resume r")
+    screen.keys("stty -a | grep -c ' echo '", "Enter")  # the terminal is as it was
+    fleet.open_gate("go")
+    assert fleet("resume", "r").code == 0
+    assert fleet.starts() == ["a_1.0", "a_2.0", "a_3.0", "a_4.0"]
+
+
+def test_closing_the_terminal_leaves_the_run_resumable(fleet: Fleet, screen: Screen) -> None:
+    fleet.bench(tasks(4, "gate go; score 1"))
+    screen.keys(run_line(), "Enter")
+    fleet.started("a_1.0", "a_2.0", "a_3.0")
+    screen.close()
+    until(lambda: not [argv for argv in fleet.alive().values() if "evalfleet run" in argv], timeout_s=10)
+    fleet.open_gate("go")
+    assert fleet("resume", "r").code == 0
+    assert fleet.results()["scored"] == 4
+
+
+def test_a_detached_run_survives_its_terminal(fleet: Fleet, screen: Screen) -> None:
+    fleet.bench(tasks(4, "gate go; score 1"))
+    screen.keys(run_line("--detach"), "Enter")
+    fleet.started("a_1.0", "a_2.0", "a_3.0")
+    screen.shows("code=0")
+    screen.close()
+    fleet.open_gate("go")
+    assert fleet("watch", "r").code == 0
+    assert fleet.results()["scored"] == 4
+    until(lambda: not fleet.alive())
+
+
+def read(path: Path) -> dict[str, object] | None:
+    try:
+        found: dict[str, object] = json.loads(path.read_bytes())  # whole at every read
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def test_live_files(fleet: Fleet) -> None:
+    fleet.bench(tasks(6, "sleep 0.2; score 1") + tasks(1, "gate go; score 1", "z"))
+    run = fleet.start_run("--workers", "2")
+    path, ages, reads = fleet.home / "parallel_live.json", [0.0], 0
+    until(lambda: read(path))
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        assert read(path)
+        ages.append(time.time() - path.stat().st_mtime)
+        reads += 1
+    assert max(ages) < 2.5, max(ages)  # a second, and what a busy computer adds
+    document = read(path)
+    assert document is not None
+    assert document.keys() >= {
+        *("status", "pool_id", "run", "started_at", "total_tasks", "completed_tasks", "failed_tasks"),
+        *("workers", "infrastructure", "performance", "cost"),
+    }
+    assert (document["status"], document["run"], document["total_tasks"]) == ("running", "r", 7)
+    assert (fleet.home / "latest").resolve().name == "r"
+    fleet.open_gate("go")
+    assert run.wait().code == 0
+    last = read(path)
+    assert last is not None
+    assert (last["status"], last["completed_tasks"]) == ("done", 7)
