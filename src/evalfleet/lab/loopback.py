@@ -1,0 +1,259 @@
+"""Hosts without root: an sshd each, as this user, on an address of their own in 127.1.0.0/16.
+
+They share this machine's files and processes. A session starts in a directory of the host's (also its HOME)
+and its processes are known by a mark in their environment, so that one that clears it is not the host's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from . import commands, keys, processes, state
+from .client import Client
+from .errors import LabError
+from .host import Host, HostProcess, checked
+from .sshd import loopback_config
+
+SESSION = Path(__file__).with_name("session.sh")
+WAIT_S = 20.0
+
+
+class LoopbackHost(Host):
+    """`power_off` closes connections: without a cable to pull, clients notice at once."""
+
+    def __init__(self, directory: Path, index: int, client_key: str) -> None:
+        self.name = directory.name
+        self.address = f"127.1.{1 + index // 250}.{1 + index % 250}"
+        self.port = _free_port(self.address)
+        self.users = (pwd.getpwuid(os.geteuid()).pw_name,)
+        self.home = directory / "home"
+        self._directory = directory
+        self._mark = f"{directory.parent.name}/{self.name}"
+        self._key = keys.new_key(self.name)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.home.mkdir(parents=True)
+        (directory / "authorized_keys").write_text(f"{client_key}\n")
+        keys.write_private(directory / "host_key", self._key.private)
+        session = shlex.join(["/bin/sh", str(SESSION), str(self.home), self._mark])
+        config = loopback_config(directory, self.address, self.port, session)
+        (directory / "sshd_config").write_text(config)
+
+    @property
+    def host_public_key(self) -> str:
+        return self._key.public
+
+    @property
+    def is_on(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def launch(self) -> None:
+        server = commands.find("sshd")
+        if server is None:
+            raise LabError("the lab needs openssh-server")
+        argv = [server, "-D", "-e", "-f", str(self._directory / "sshd_config")]
+        with open(self._directory / "console", "ab") as console:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=console,
+                env=commands.CLEAN,
+                start_new_session=True,
+            )
+
+    def await_sshd(self) -> None:
+        self._wait((self._directory / "sshd.pid").exists, "has no sshd")
+
+    def power_on(self) -> None:
+        if not self.is_on:
+            self.launch()
+            self.await_sshd()
+
+    def power_off(self) -> None:
+        self._end_sshd(signal.SIGKILL)
+        processes.kill(self._all)
+
+    def stop(self) -> None:
+        self.power_off()
+
+    def freeze(self) -> None:
+        # some may start others before the signal reaches them
+        self._wait(lambda: processes.stop(self._all()), "cannot be frozen")
+
+    def thaw(self) -> None:
+        processes.send(self._all(), signal.SIGCONT)
+
+    def swap_host_key(self) -> None:
+        self._key = keys.new_key(self.name)
+        keys.write_private(self._directory / "host_key", self._key.private)
+        self.restart_sshd()
+
+    def restart_sshd(self, *, drop_sessions: bool = False) -> None:
+        sessions = [found.pid for found in self.processes() if found.argv[0].startswith("sshd:")]
+        self._end_sshd(signal.SIGTERM)
+        if drop_sessions:
+            processes.send(sessions, signal.SIGTERM)
+        self.power_on()
+
+    def processes(self) -> list[HostProcess]:
+        return [HostProcess(pid, pid, argv) for pid in self._all() if (argv := processes.argv(pid))]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        text: str | None = None,
+        timeout_s: float = 30.0,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        if not self.is_on:
+            raise LabError(f"{self.name} is off")
+        environ = {**commands.CLEAN, "HOME": str(self.home), processes.MARK: self._mark}
+        done = subprocess.run(
+            argv,
+            input=text or "",
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=environ,
+            cwd=self.home,
+            check=False,
+        )
+        return checked(self.name, done, check)
+
+    def _all(self) -> list[int]:
+        own = [self._process.pid] if self._process is not None and self.is_on else []
+        return processes.of_host(own, self._mark)
+
+    def _end_sshd(self, signum: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(signum)
+            self._process.send_signal(signal.SIGCONT)
+            self._process.wait()
+            self._process = None
+        (self._directory / "sshd.pid").unlink(missing_ok=True)
+
+    def _wait(self, happened: Callable[[], bool], complaint: str) -> None:
+        until = time.monotonic() + WAIT_S
+        while not happened():
+            if not self.is_on or time.monotonic() > until:
+                said = (self._directory / "console").read_text(errors="replace")[-500:].strip()
+                raise LabError(f"{self.name} {complaint}: {said}")
+            time.sleep(0.002)
+
+
+class LoopbackLab:
+    """Some loopback hosts; otherwise as a Lab."""
+
+    def __init__(self, held: state.State) -> None:
+        self._state = held
+        self.hosts: list[LoopbackHost] = []
+        self.client = Client(held.path, ())
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why there can be none here, in one line; None if there can."""
+        if not sys.platform.startswith("linux"):
+            return "the loopback lab needs Linux, whose loopback network has more than one address"
+        if commands.find("sshd") is None:
+            return "the loopback lab needs openssh-server"
+        return None
+
+    @classmethod
+    def create(cls, count: int) -> Self:
+        """`count` hosts called host-0, host-1, .... Raises LabError, and leaves nothing behind then."""
+        complaint = cls.missing()
+        if complaint:
+            raise LabError(complaint)
+        cls.sweep()
+        lab = cls(state.claim(_root(), _demolish))
+        try:
+            lab._add(count)
+        except BaseException:
+            lab.destroy()
+            raise
+        return lab
+
+    @classmethod
+    def sweep(cls) -> list[str]:
+        """Remove what dead processes' labs of this user left; never touches a live lab."""
+        return state.sweep(_root(), _demolish)
+
+    def _add(self, count: int) -> None:
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # root's sshd insists on it; it stays
+        self.client.write()
+        for index in range(count):
+            host = LoopbackHost(self._state.path / f"host-{index}", index, self.client.public_key)
+            self.hosts.append(host)
+            host.launch()
+        for host in self.hosts:
+            host.await_sshd()
+        self.client.trust(self.hosts)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return ()
+
+    def inside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def socket(self) -> socket.socket:
+        return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+
+    def destroy(self) -> None:
+        """Nothing is left afterwards. Repeats safely."""
+        for host in self.hosts:
+            host.power_off()
+        self._state.destroy()
+        self.hosts = []
+
+    def __iter__(self) -> Iterator[LoopbackHost]:
+        return iter(self.hosts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.destroy()
+
+
+def _root() -> Path:
+    root = Path(tempfile.gettempdir(), f"evalfleet-loopback-{os.geteuid()}")
+    if any(character.isspace() for character in str(root)):
+        raise LabError(f"the loopback lab cannot be in {root}: sshd takes no spaces")
+    return root
+
+
+def _demolish(directory: Path) -> None:
+    """What a dead creator left: its sshds, known by their configuration, and what they started."""
+    for host in directory.glob("host-*"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((host / "sshd.pid").read_text())
+            if any(str(host / "sshd_config") in word for word in processes.argv(pid)):
+                processes.kill(partial(processes.of_host, [pid], ""))
+        mark = f"{directory.name}/{host.name}"
+        processes.kill(partial(processes.of_host, [], mark))
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as err:
+            raise LabError(f"the loopback lab needs the address {address}: {err}") from err
+        return int(probe.getsockname()[1])

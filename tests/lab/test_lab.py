@@ -1,0 +1,235 @@
+"""The lab of real hosts: each is a machine of its own, and nothing of it is ever left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from evalfleet.lab import Lab, LabError, Limits, NamespaceHost
+from evalfleet.lab.network import Network
+from tests.lab.clients import eventually, needs_lab, session, ssh
+
+pytestmark = needs_lab
+
+
+def test_each_host_is_a_machine_of_its_own(lab: Lab) -> None:
+    assert len(lab.hosts) == 5
+    seen = [ssh(lab, host, "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id") for host in lab]
+    assert [one.returncode for one in seen] == [0] * 5, seen
+    assert [one.stdout.split()[0] for one in seen] == [host.name for host in lab]
+    assert len({line for one in seen for line in one.stdout.split()}) == 15
+    assert len({host.host_public_key for host in lab}) == 5
+
+
+def test_an_ordinary_user_can_log_in(lab: Lab) -> None:
+    done = ssh(lab, lab.hosts[1], "id -un; pwd; touch it; cat /etc/shadow; ls /root", user="lab")
+    assert done.stdout.split() == ["lab", "/home/lab"]
+    assert done.stderr.count("Permission denied") == 2
+
+
+def test_hosts_reach_each_other_and_nothing_else(lab: Lab) -> None:
+    first, second = lab.hosts[1:3]
+    jump = f"ProxyCommand={' '.join(lab.client.ssh(first)[len(lab.prefix) :])} -W %h:%p"
+    assert ssh(lab, second, "hostname", options=[jump]).stdout.strip() == second.name
+    assert first.run(["ip", "route"]).stdout.split()[0] == "198.18.0.0/16"
+    assert len(first.run(["ip", "route"]).stdout.splitlines()) == 1
+
+
+def test_a_host_does_not_see_this_machine(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "secret").touch()
+    host = lab.hosts[1]
+    checkout = Path(__file__).resolve().parents[2]
+    for path in (tmp_path, checkout, Path.home() / ".profile", lab.network_path.parent, Path("/boot")):
+        assert ssh(lab, host, f"test -e {path}").returncode == 1, f"{path} is in sight"
+    assert ssh(lab, host, "ls -A /tmp /var/tmp /home /var/log").stdout.split() == [
+        "/home:",
+        "lab",
+        "/tmp:",
+        "/var/log:",
+        "/var/tmp:",
+    ]
+    assert "ssh_host_rsa" not in ssh(lab, host, "ls /etc/ssh").stdout
+    inside = ssh(lab, host, "ls /proc").stdout.split()
+    assert len([name for name in inside if name.isdecimal()]) < 10
+    assert str(os.getpid()) not in inside
+    environ = ssh(lab, host, "tr '\\0' '\\n' </proc/1/environ").stdout.splitlines()
+    assert {line.split("=")[0] for line in environ} <= {"PATH", "LANG", "PWD"}
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "date -s '2020-01-01'",
+        "mknod /tmp/disk b 254 0",
+        "mount -t devtmpfs none /mnt",
+        "mount -o remount,rw /proc/sys",
+        "echo 1 > /proc/sys/kernel/panic",
+    ],
+)
+def test_the_root_of_a_host_cannot_harm_this_machine(lab: Lab, harm: str) -> None:
+    assert ssh(lab, lab.hosts[1], harm).returncode != 0
+
+
+def test_processes_are_seen_from_outside(lab: Lab, host: NamespaceHost) -> None:
+    assert host.workload() == []
+    with session(lab, host, "echo up; exec sleep 1234"):
+        eventually(lambda: [process.argv for process in host.workload()] == [("sleep", "1234")])
+        assert len(host.processes()) > 2
+        assert host.run(["cat"], text="hello").stdout == "hello"
+        assert host.run(["hostname"]).stdout.strip() == host.name
+        assert not lab.hosts[1].workload()
+
+
+def test_init_reaps_orphans(lab: Lab, host: NamespaceHost) -> None:
+    ssh(lab, host, "for i in 1 2 3; do (setsid true &); done")
+    eventually(lambda: " Z" not in host.run(["ps", "-axo", "pid,stat"]).stdout)
+
+
+def test_a_command_that_fails_on_a_host_says_what(lab: Lab) -> None:
+    with pytest.raises(LabError, match="host-1: exit code 3: oh"):
+        lab.hosts[1].run(["sh", "-c", "echo oh >&2; exit 3"])
+    assert lab.hosts[1].run(["false"], check=False).returncode == 1
+
+
+# -- clients in this process ---------------------------------------------------------------------
+
+
+def test_a_socket_of_the_lab_can_be_used_from_outside(lab: Lab) -> None:
+    with lab.socket() as sock:
+        sock.settimeout(5)
+        sock.connect((lab.hosts[1].address, 22))
+        assert sock.recv(7) == b"SSH-2.0"
+
+
+def test_a_thread_can_be_inside_for_a_while(lab: Lab) -> None:
+    before = os.readlink("/proc/thread-self/ns/net")
+    with lab.inside(), socket.create_connection((lab.hosts[1].address, 22), timeout=5) as sock:
+        assert sock.recv(7) == b"SSH-2.0"
+        assert os.readlink("/proc/thread-self/ns/net") != before
+    assert os.readlink("/proc/thread-self/ns/net") == before
+
+
+# -- nothing is left -----------------------------------------------------------------------------
+
+
+class Traces:
+    """What there is of a lab on this machine, whoever made it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        own = network_of("self")  # in which wait those that made the namespaces
+        self._networks = {network_of(pid) for pid in self._pids()} - {own, ""}
+        self._networks |= {f"net:[{os.stat(directory / 'net').st_ino}]"}
+
+    def found(self) -> list[str]:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        found = [f"mount {line}" for line in mounts if self._directory.name in line]
+        found += [f"cgroup {path}" for path in self._groups()]
+        found += [f"process {pid}" for pid in self._pids()]
+        pids = [name for name in os.listdir("/proc") if name.isdecimal()]
+        found += [f"network of {pid}" for pid in pids if network_of(pid) in self._networks]
+        return found + ([str(self._directory)] if self._directory.exists() else [])
+
+    def _groups(self) -> list[str]:
+        tree = os.walk("/sys/fs/cgroup")
+        return [folder for folder, _, _ in tree if self._directory.name in folder]
+
+    def _pids(self) -> list[str]:
+        pids: list[str] = []
+        for path in self._groups():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                pids += Path(path, "cgroup.procs").read_text().split()
+        return pids
+
+
+def network_of(pid: str) -> str:
+    """Empty if the process is gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+def test_two_labs_do_not_meet(lab: Lab) -> None:
+    with Lab.create(2) as other:
+        assert other.hosts[1].address == lab.hosts[1].address
+        assert ssh(other, other.hosts[1], "touch /root/other").returncode == 0
+        assert ssh(lab, lab.hosts[1], "test -e /root/other").returncode == 1
+    assert ssh(lab, lab.hosts[1], "true").returncode == 0
+
+
+def test_nothing_is_left_of_a_destroyed_lab() -> None:
+    with Lab.create(4, limits=Limits()) as made:
+        traces = Traces(made.network_path.parent)
+        assert len(traces.found()) > 20
+        made.hosts[0].freeze()
+        made.hosts[1].power_off()
+        made.hosts[2].partition()
+        made.hosts[3].fill_disk()
+        made.remove(made.hosts[3])
+    assert traces.found() == []
+    made.destroy()
+
+
+def test_nothing_is_left_of_a_lab_that_failed_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, labs = Network.attach, list[Traces]()
+
+    def attach(network: Network, ends: Sequence[tuple[object, int]]) -> None:
+        if labs:
+            raise LabError("no more cables")
+        real(network, ends)  # type: ignore[arg-type]
+        labs.append(Traces(network.path.parent))
+
+    monkeypatch.setattr(Network, "attach", attach)
+    with pytest.raises(LabError, match="no more cables"):
+        Lab.create(10)
+    assert labs[0].found() == []
+
+
+def test_what_a_killed_creator_left_is_swept_and_live_labs_are_not(lab: Lab) -> None:
+    code = "import time; from evalfleet.lab import Lab; lab = Lab.create(2)"
+    code += "; print(lab.network_path.parent, flush=True); time.sleep(99)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as creator:
+        assert creator.stdout is not None
+        try:
+            traces = Traces(Path(creator.stdout.readline().strip()))
+            Lab.sweep()
+            assert len(traces.found()) > 10, "it is alive"
+        finally:
+            creator.send_signal(signal.SIGKILL)
+    Lab.sweep()
+    eventually(lambda: traces.found() == [])  # another process may be sweeping, too
+    assert ssh(lab, lab.hosts[1], "true").returncode == 0
+
+
+# -- making one ----------------------------------------------------------------------------------
+
+
+def test_paths_can_be_masked_and_exposed(tmp_path: Path) -> None:
+    shown = tmp_path / "shown here"
+    shown.mkdir()
+    (shown / "file").write_text("seen")
+    with Lab.create(1, mask=[Path("/usr/games"), Path("/opt")], expose=[shown]) as made:
+        done = ssh(made, made.hosts[0], f"cat '{shown}/file'; touch '{shown}/new'; ls /opt /usr/games")
+    assert done.stdout == "seen"
+    assert "Read-only file system" in done.stderr
+    assert done.stderr.count("No such file or directory") == 2
+
+
+def test_without_root_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LabError, match="the lab needs root, iproute2 and openssh-server; missing here: root"):
+        Lab.create(1)
+
+
+def test_a_rootfs_without_sshd_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="install openssh-server there"):
+        Lab.create(1, rootfs=tmp_path)
