@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,10 +345,16 @@ def resume_order(
 
 
 def cancelling_order(run: Run) -> Order:
-    """For a run that nobody controls: take it, stop it, clean up. Needs no secret: nothing is started."""
-    stop = run.state().stop
-    first = () if stop is not None and not stop.drain else (StopRequested("user", "cancelled"),)
-    return Order(run.home, run.name, environ=dict(os.environ), first=first)
+    """For a run that nobody controls: take it, stop it, clean up.
+
+    Nothing is started, so no secret is needed; those that are known here are masked in what is collected.
+    """
+    state, secrets, environ = run.state(), dict[str, str](), dict(os.environ)
+    with suppress(RequestError):
+        secrets, environ = resumed_secrets(state.plan, environ=environ, cwd=Path.cwd())
+    stopped = state.stop is not None and not state.stop.drain
+    first = () if stopped else (StopRequested("user", "cancelled"),)
+    return Order(run.home, run.name, secrets, environ, first=first)
 
 
 def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:

@@ -15,6 +15,7 @@ MAX_FILE_NAME = 180
 """Bytes; file systems allow 255, and others append suffixes such as `.partial` to our names."""
 
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-")
+_PLAIN = re.compile(rf"[A-Za-z0-9_~-][A-Za-z0-9_.~-]{{0,{MAX_FILE_NAME - 1}}}")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _TAKEN_BY_HOME = ("latest", "fleet.db", "vm_pool_registry.json", "parallel_live.json")
 
@@ -25,6 +26,8 @@ def safe_name(id: str) -> str:
     Ids of letters, digits, `_ . ~ -` stay as they are. Every `%` in the result is followed by two hex
     digits, except in the two forms that no plain id can take: `%empty` and `...%~<hash>`.
     """
+    if _PLAIN.fullmatch(id):
+        return id
     if not id:
         return "%empty"
     raw = id.encode("utf-8", "surrogatepass")

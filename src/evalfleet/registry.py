@@ -27,7 +27,10 @@ from .tables import is_struct_type
 
 Group = Literal["place", "benchmark"]
 BUILT_IN: Mapping[Group, Mapping[str, str]] = {
-    "place": {"local": "evalfleet.providers.local:LocalPlace"},
+    "place": {
+        "local": "evalfleet.providers.local:LocalPlace",
+        "ssh": "evalfleet.providers.ssh:SshPlace",
+    },
     "benchmark": {"command": "evalfleet.benchmarks.command:CommandBenchmark"},
 }
 _CONTRACT: Mapping[Group, tuple[str, ...]] = {

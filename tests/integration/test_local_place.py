@@ -181,12 +181,8 @@ def test_nothing_lives_after_delete(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_machine_whose_supervisor_does_not_answer_is_deleted(
-    tmp_path: Path, signum: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evalfleet.providers.local.QUIT_S", 1.0)
-
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL])
+def test_a_machine_whose_supervisor_does_not_answer_is_deleted(tmp_path: Path, signum: int) -> None:
     async def test(world: World) -> None:
         channel = await world.channel()
         await channel.start(job("a", "setsid sleep 300 & echo $! > $EVALFLEET_OUT/pid; sleep 300"))

@@ -21,8 +21,8 @@ import pytest
 from evalfleet.channels.shipping import FOLDER, archive
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.processes import birth, marked, marker, parse_stat
+from evalfleet.channels.supervisor.removal import open_socket, remove_machine
 from evalfleet.names import safe_name
-from evalfleet.providers.local import open_socket, remove_machine
 
 PATIENCE_S = 30.0
 UNTIL_GO = 'while [ ! -e "$EVALFLEET_OUT/go" ]; do sleep 0.02; done; '

@@ -110,7 +110,7 @@ def test_the_default_domain(id: str, domain: str) -> None:
         (
             FULL + "zzz = 1",
             "@/b.toml: key 'zzz' is unknown; there are command, files, name, needs, on_timeout, "
-            "probe, secrets, setup, slots, tasks, timeout_s",
+            "probe, score_from, secrets, setup, slots, tasks, timeout_s",
         ),
         (FULL.replace('name = "mybench"', ""), "@/b.toml: key 'name' is missing; add it"),
         (MINIMAL, "@/b.toml: key 'tasks' is missing; add it"),

@@ -34,6 +34,7 @@ class Incoming(Struct):
     cpu: float = 0.0
     memory: float = 0.0
     disk: float = 0.0
+    data: bytes | None = None
 
 
 _decode = msgspec.json.Decoder(Incoming).decode

@@ -19,7 +19,8 @@ from evalfleet.ports import Fence
 from .link import Dial, Incoming, Link, Lost
 from .secrecy import Secrets
 
-PROTOCOL = 1
+PROTOCOLS = (1,)
+"""What we speak. A release that brings N + 1 still speaks N: a supervisor may be older, or newer, than we."""
 HELLO_S = 10.0
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 5.0
@@ -199,6 +200,10 @@ class Resident:
 
     # -- requests ----------------------------------------------------------------------------
 
+    async def ask(self, op: str, body: dict[str, Any]) -> Incoming:
+        """For a mover whose files go with the messages. Raises ChannelError."""
+        return await self._ask(op, body)
+
     async def _ask(self, op: str, body: dict[str, Any]) -> Incoming:
         """The answer to a request, sent again after each loss of the connection."""
         self._asking += 1
@@ -292,7 +297,7 @@ class Resident:
         try:
             link.connection_made(await self._dial(link))
             answer = await link.ask(
-                "hello", {"protocol": PROTOCOL, "epoch": self._fence.epoch, "run": self._fence.run}
+                "hello", {"protocols": PROTOCOLS, "epoch": self._fence.epoch, "run": self._fence.run}
             )
             if answer.error:
                 raise self._error(answer)

@@ -8,7 +8,17 @@ import zipfile
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("supervisor")
-_START = "import sys\nfrom supervisor.main import main\nsys.exit(main(sys.argv))\n"
+_START = """\
+import sys
+if sys.version_info < (3, 8):
+    sys.stderr.write(sys.version)
+    sys.exit(98)
+if sys.argv[1:] == ["connect"]:
+    from supervisor.bridge import verb
+    sys.exit(verb("connect"))
+from supervisor.main import main
+sys.exit(main(sys.argv))
+"""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

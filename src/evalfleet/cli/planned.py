@@ -11,6 +11,7 @@ import msgspec
 
 from evalfleet.plan import benchmark_of, places_of
 from evalfleet.registry import PlaceContext
+from evalfleet.views.words import plural
 
 if TYPE_CHECKING:
     from evalfleet.model import Offer
@@ -62,18 +63,23 @@ def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
     rows = [
         ("run", plan.run),
         ("benchmark", plan.benchmark),
-        ("tasks", f"{len(resolved.tasks)} in {len({t.domain for t in resolved.tasks})} domains"),
-        ("on", f"{', '.join(plan.places)}, {limits.workers} workers, {plan.schedule} schedule"),
+        ("tasks", f"{len(resolved.tasks)} in {plural(len({t.domain for t in resolved.tasks}), 'domain')}"),
+        ("on", f"{', '.join(plan.places)}, {plural(limits.workers, 'worker')}, {plan.schedule} schedule"),
         ("attempts", f"{limits.attempts} a task"),
         ("model", plan.model or "-"),
         ("secrets", ", ".join(resolved.secrets) or "-"),
         ("limits", _limits(resolved)),
-        ("offers", "; ".join(f"{o.key} at ${o.usd_per_hour:g}/h" for o in expected.offers) or "none"),
+        ("offers", "; ".join(map(_offer, expected.offers)) or "none"),
         ("estimate", _figures(expected)),
         ("home", str(resolved.home)),
     ]
     lines = [f"{name:<11}{value}" for name, value in rows]
     return "\n".join((*lines, "", "Nothing was started. Leave out --dry-run to run it."))
+
+
+def _offer(offer: Offer) -> str:
+    words = (offer.place, offer.region, offer.size, "spot" if offer.spot else "")
+    return f"{' '.join(word for word in words if word)} at ${offer.usd_per_hour:g}/h"
 
 
 def _limits(resolved: Resolved) -> str:

@@ -128,7 +128,8 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
     if state.causes:
         rows.append([("broken attempts  ", ""), (counted(state.causes), "warn")])
     if state.stop is not None and state.stop.detail:
-        rows.append([("stopped          ", ""), (clean(state.stop.detail), "warn")])
+        again = "; Ctrl-C again leaves at once" if state.stop.drain and state.running else ""
+        rows.append([("stopped          ", ""), (clean(state.stop.detail) + again, "warn")])
     return rows
 
 

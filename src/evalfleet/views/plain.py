@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from evalfleet.events import Event, MachineRequested, Record, RunPlanned, TasksPlanned
+from evalfleet.events import ControllerStarted, Event, MachineRequested, Record, RunPlanned, TasksPlanned
 from evalfleet.model import Micros, seconds_between
 from evalfleet.state import RunState
 
 from .notable import Line, notable, together
 from .stats import eta_s, rate
-from .words import clock_time, duration, iso, percent
+from .words import clock_time, duration, iso, percent, plural
 
 LINES_PER_S = 2.0
 BURST = 20.0
@@ -61,8 +61,8 @@ class PlainLines:
         self._write(_line(state.planned_at, start_line(state)))
         if state.attempts:
             self._write(_line(now, progress_line(state, now)))
-        recent = [record for record in records if seconds_between(record.at, now) < OLD_S]
-        return [record for record in recent if not isinstance(record.event, RunPlanned)]
+        begun = max((r.seq for r in records if isinstance(r.event, ControllerStarted)), default=0)
+        return [r for r in records if r.seq > begun and seconds_between(r.at, now) < OLD_S]
 
     def _refill(self, now: Micros) -> None:
         if self._at:
@@ -103,8 +103,8 @@ def start_line(state: RunState) -> str:
     plan = state.plan
     who = f"{plan.benchmark} with {plan.model}" if plan.model else plan.benchmark
     return (
-        f"{plan.run}: {state.total:,} tasks of {who} on {', '.join(plan.places)}, "
-        f"up to {state.limits.workers:,} machines"
+        f"{plan.run}: {plural(state.total, 'task')} of {who} on {', '.join(plan.places)}, "
+        f"up to {plural(state.limits.workers, 'machine')}"
     )
 
 

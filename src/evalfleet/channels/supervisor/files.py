@@ -11,18 +11,19 @@ TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
     from typing import Any
 
+_makers: list[Any] = []  # kept: Python looks for a module that is missing every time
 _PLAIN_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.~-]{1,180}")
 _KEPT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-"
 
 
 def hasher() -> Any:
     """A SHA-256 to be fed."""
-    for name in ("_sha2", "_sha256", "hashlib"):  # hashlib loads OpenSSL: 5 ms
-        try:
-            return __import__(name).sha256()
-        except ImportError:
-            continue
-    raise ImportError("hashlib")
+    if not _makers:
+        for name in ("_sha2", "_sha256", "hashlib"):  # hashlib loads OpenSSL: 5 ms
+            with contextlib.suppress(ImportError):
+                _makers.append(__import__(name).sha256)
+                break
+    return _makers[0]()
 
 
 def sha256(data: bytes) -> str:

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 import sys
+import traceback
 
 from .server import Server
 
@@ -41,23 +42,38 @@ def detach() -> None:
     os.close(log)
 
 
-def main(argv: list[str]) -> int:
-    home = os.path.realpath(argv[1])
-    os.chdir(home)
-    os.chmod(".", 0o700)
+def start(directory: str) -> str:
+    """Returns once a supervisor of the directory listens: empty, or why there is none."""
     told, ready = os.pipe()
     if os.fork():
         os.close(ready)
         word = os.read(told, 4096)
-        if word != b"ready":
-            sys.stderr.write((word.decode("utf-8", "replace") or "the supervisor did not start") + "\n")
-        return 0 if word == b"ready" else 1
-    os.close(told)
+        os.close(told)
+        return "" if word == b"ready" else word.decode("utf-8", "replace") or "the supervisor did not start"
+    code = 1
     try:
+        os.close(told)
+        home = os.path.realpath(directory)
+        os.chdir(home)
+        os.chmod(".", 0o700)
         detach()
         serve(home, ready)
+        code = 0
     except BaseException as err:
         with contextlib.suppress(OSError):
             os.write(ready, f"{type(err).__name__}: {err}".encode())
-        raise
-    return 0
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # whoever forked us has its own way out
+
+
+def main(argv: list[str]) -> int:
+    if "/" not in argv[1]:
+        from .bridge import verb  # a supervisor needs none of it
+
+        return verb(argv[1])
+    problem = start(argv[1])
+    if problem:
+        sys.stderr.write(problem + "\n")
+    return 1 if problem else 0

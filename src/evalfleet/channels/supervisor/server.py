@@ -10,12 +10,14 @@ import signal
 import socket
 import time
 import traceback
+from binascii import a2b_base64, b2a_base64
 
 from .clients import Client, Clients
 from .files import read_file, sha256, write_atomic
 from .host import boot_id, cpu_times, memory_used
 from .job import NEVER, Job
 from .jobs import Jobs
+from .pack import has_bundle, is_light, pack, unpack_bundle
 from .processes import adopt_orphans, host_environment
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -23,11 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-PROTOCOL = 1
+PROTOCOLS = (1,)
+"""What we speak. A release that brings N + 1 still speaks N: a controller may be older than its hosts."""
 BEAT_S = 5.0
 AFTERLIFE_S = 600.0
-WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "quit"))
-MODULES = ("clients", "files", "host", "job", "jobs", "log", "main", "processes", "server")
+WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit"))
+MODULES = (
+    *("bridge", "clients", "files", "host", "job", "jobs", "lent", "log", "main"),
+    *("pack", "parcel", "processes", "removal", "server"),
+)
 
 
 class Refused(Exception):
@@ -52,12 +58,14 @@ class Server:
         self.expires = NEVER
         self.expired = False
         self.cpu = cpu_times()
+        self.leaving = False
         self.done = False
 
     # -- life --------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Take up the directory and listen. Raises OSError."""
+        self.hash = content_hash()  # now: later our file may be gone
         for folder in ("jobs", "bundles", "trash"):
             os.makedirs(folder, exist_ok=True)
         own = read_file("/proc/self/stat")
@@ -98,6 +106,7 @@ class Server:
             now = time.monotonic()
             if now >= due:
                 self.guarded(self.tick, None, now)
+            self.done = self.done or (self.leaving and not self.jobs.live)
             self.clients.flush()
 
     def guarded(self, call: Callable[..., None], key: Any, *args: Any) -> None:
@@ -176,8 +185,9 @@ class Server:
         return None
 
     def hello(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        if message.get("protocol") != PROTOCOL:
-            raise Refused("protocol", f"this supervisor speaks {PROTOCOL}")
+        spoken = set(PROTOCOLS).intersection(message.get("protocols") or [message.get("protocol")])
+        if not spoken:
+            raise Refused("protocol", f"this supervisor speaks {PROTOCOLS}")
         run, epoch = str(message["run"]), int(message["epoch"])
         known = self.epochs.get(run, -1)
         if epoch < known:
@@ -191,7 +201,7 @@ class Server:
         client.run, client.epoch = run, epoch
         self.heard = time.monotonic()
         jobs = {job.id: job.reason or "running" for job in self.jobs.known.values()}
-        return {"protocol": [PROTOCOL], "hash": content_hash(), "pid": os.getpid(), "jobs": jobs}
+        return {"protocol": max(spoken), "hash": self.hash, "pid": os.getpid(), "jobs": jobs}
 
     def start(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         job = self.jobs.start(message["job"], "the machine has expired" if self.expired else "")
@@ -218,7 +228,34 @@ class Server:
         return {}
 
     def ping(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        return {"pid": os.getpid()}
+        return {"pid": os.getpid(), "hash": self.hash, "protocols": PROTOCOLS}
+
+    def leave(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """Make room for another version, which adopts the jobs: at once, or between them. Ends nothing.
+
+        A stale controller cannot ask for it: two versions would replace each other for ever.
+        """
+        known = self.epochs.get(str(message["run"]), -1)
+        if int(message["epoch"]) < known:
+            raise Refused("stale", f"epoch {known} was here before epoch {message['epoch']}")
+        self.leaving = True
+        self.done = not self.jobs.live or bool(message.get("now"))
+        return {"state": "leaving" if self.done else "later"}
+
+    def fetch(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """An ended job's files as a parcel, if they are few and small: that saves a process a job."""
+        job = self.jobs.known.get(message["job"])
+        if job is None or job.reason is None or not is_light(job.path):
+            return {"state": "apart" if job is not None else "unknown"}
+        parcel: list[bytes] = []
+        pack(job.path, parcel.append, int(message["bytes"]), int(message["files"]))
+        return {"state": "here", "data": b2a_base64(b"".join(parcel), newline=False).decode()}
+
+    def put(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """Make a bundle of a small parcel; without one, tell whether we have it."""
+        if "data" in message and not has_bundle(message["digest"]):
+            unpack_bundle(message["digest"], [a2b_base64(message["data"])])
+        return {"state": "here" if has_bundle(message["digest"]) else "unknown"}
 
     def set_expiry(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         left = float(message["seconds"])
@@ -278,6 +315,9 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "how": Server.how,
     "forget": Server.forget,
     "ping": Server.ping,
+    "fetch": Server.fetch,
+    "put": Server.put,
+    "leave": Server.leave,
     "expire": Server.set_expiry,
     "quit": Server.quit,
 }

@@ -1,0 +1,194 @@
+"""One SSH connection. Its host key is verified, always: nothing is trusted because it is new."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from .words import Access, HostDown, HostRefused, Target, target
+
+KEEPALIVE_S = 5.0
+KEEPALIVES = 3
+# measured in the lab: half the CPU a message, and a seventh of it a connection, of what would be chosen
+CIPHER = "aes128-gcm@openssh.com"
+KEX = "curve25519-sha256"
+
+
+class Connection:
+    """An open connection and the jump hosts behind it."""
+
+    def __init__(self, ssh: asyncssh.SSHClientConnection, jump: Connection | None) -> None:
+        self.ssh = ssh
+        self._jump = jump
+
+    def abort(self) -> None:
+        """Hang up without waiting for the other side: it may hear nothing."""
+        self.ssh.abort()
+        if self._jump is not None:
+            self._jump.abort()
+
+    async def close(self) -> None:
+        self.ssh.close()
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(2.0):
+                await self.ssh.wait_closed()
+        if self._jump is not None:
+            await self._jump.close()
+
+
+class _Client(asyncssh.SSHClient):
+    """Remembers a key that was refused, and tells when the connection is gone."""
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        self.refused: asyncssh.SSHKey | None = None
+        self._lost = lost
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        self.refused = key
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost()
+
+
+async def open_connection(where: Target, access: Access, lost: Callable[[], None]) -> Connection:
+    """`lost` is called when it is gone. Raises HostDown or HostRefused, which name the host."""
+    client = _Client(lost)
+    try:
+        options = await asyncio.to_thread(_options, where, access, client)
+    except (asyncssh.Error, OSError, ValueError) as err:
+        raise HostRefused(f"{where.name} cannot be reached with these settings: {err}") from err
+    try:
+        async with asyncio.timeout(access.connect_timeout_s):
+            return await _open(where, access, options)
+    except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as err:
+        raise HostRefused(_key_problem(where, options, client.refused, err)) from err
+    except asyncssh.PermissionDenied as err:
+        raise HostRefused(
+            f"{where.name} lets nobody in as {options.username} with the keys we have; set `user` and `key`, "
+            "or add the key to your agent"
+        ) from err
+    except (OSError, asyncssh.Error) as err:
+        raise HostDown(f"{where.name} does not answer: {_reason(err, access)}") from err
+
+
+async def _open(where: Target, access: Access, options: asyncssh.SSHClientConnectionOptions) -> Connection:
+    via = access.jump or options.tunnel
+    jump = await _open_jump(str(via), access) if via else None
+    try:
+        ssh = await asyncssh.connect(where.host, options=options, tunnel=jump.ssh if jump else None)
+    except BaseException:
+        if jump is not None:
+            jump.abort()
+        raise
+    return Connection(ssh, jump)
+
+
+def _reason(err: Exception, access: Access) -> str:
+    if isinstance(err, TimeoutError):
+        return f"nothing within {access.connect_timeout_s:g} s"
+    return str(err) or type(err).__name__
+
+
+async def _open_jump(via: str, access: Access) -> Connection:
+    """Through `a,b` one comes by a to b. Each is verified like any host."""
+    *before, last = via.split(",")
+    settings = Access(
+        key=access.key,
+        known_hosts=access.known_hosts,
+        jump=",".join(before) or None,
+        connect_timeout_s=access.connect_timeout_s,
+        agent=access.agent,
+    )
+    return await open_connection(target(last), settings, lambda: None)
+
+
+def _options(where: Target, access: Access, client: _Client) -> asyncssh.SSHClientConnectionOptions:
+    given: dict[str, Any] = {
+        "host": where.host,
+        "config": (),  # ~/.ssh/config; options that are made directly would go without
+        "keepalive_interval": KEEPALIVE_S,
+        "keepalive_count_max": KEEPALIVES,
+        "login_timeout": access.connect_timeout_s,
+        "client_factory": lambda: client,
+        "agent_forwarding": False,
+        "x11_forwarding": False,
+    }
+    settings = {
+        "port": where.port or access.port,
+        "username": where.user or access.user,
+        "client_keys": [access.key] if access.key else None,
+        "known_hosts": access.known_hosts,
+        "agent_path": access.agent,
+    }
+    given.update({name: value for name, value in settings.items() if value is not None})
+    options = asyncssh.SSHClientConnectionOptions(**given)
+    # said once and for all: neither `UserKnownHostsFile none` nor a `Match final` may switch it off
+    more: dict[str, Any] = {"known_hosts": access.known_hosts or _files(options.known_hosts)}
+    if options.config.get("Ciphers") is None:
+        more["encryption_algs"] = "^" + CIPHER
+    if options.config.get("KexAlgorithms") is None:
+        more["kex_algs"] = "^" + KEX
+    return asyncssh.SSHClientConnectionOptions(options, **more)
+
+
+def _files(known_hosts: Any) -> list[str]:
+    """Those that exist. For none, asyncssh takes the user's own file, or trusts nobody."""
+    files = [str(Path(file).expanduser()) for file in known_hosts or ()]
+    return [file for file in files if os.path.isfile(file)]
+
+
+# -- refused keys --------------------------------------------------------------------------------
+
+
+def _key_problem(
+    where: Target, options: asyncssh.SSHClientConnectionOptions, key: asyncssh.SSHKey | None, err: Exception
+) -> str:
+    """What to tell of a host whose key is not the one we know."""
+    port = options.port
+    name = options.host_key_alias or options.host
+    file, known = _known(options, name, port)
+    if key is None:
+        if not known:
+            return f"{where.name}: its host key cannot be verified: {err}"
+        return (
+            f"{where.name}: THE HOST KEY MAY HAVE CHANGED: {file} knows {_prints(known)}, and the host "
+            f"offers no key of that kind ({err}); nothing was sent to it"
+        )
+    if known:
+        return (
+            f"{where.name}: THE HOST KEY HAS CHANGED: {file} says {_prints(known)}, the host has "
+            f"{_prints([key])}. Somebody may be in between, or the host was made anew. Nothing was sent to "
+            "it. If you know why, replace its line in that file"
+        )
+    entry = name if port == 22 else f"[{name}]:{port}"
+    line = f"{entry} {key.export_public_key().decode().strip()}"
+    return (
+        f"{where.name}: its host key is unknown: {_prints([key])}. If the host's owner confirms that "
+        f"fingerprint, add this line to {file}: {line}"
+    )
+
+
+def _known(
+    options: asyncssh.SSHClientConnectionOptions, name: str, port: int
+) -> tuple[str, list[asyncssh.SSHKey]]:
+    """The file that was looked at, and the keys that it has for the host."""
+    given: Any = options.known_hosts
+    files = [given] if isinstance(given, str) else [str(each) for each in given or ()]
+    files = files or [str(Path("~/.ssh/known_hosts").expanduser())]
+    keys: list[asyncssh.SSHKey] = []
+    for file in filter(os.path.isfile, files):
+        with contextlib.suppress(OSError, ValueError):
+            matched = asyncssh.match_known_hosts(file, name, "", None if port == 22 else port)
+            keys.extend(matched[0])
+    return files[0], keys
+
+
+def _prints(keys: list[asyncssh.SSHKey]) -> str:
+    return " and ".join(f"{key.get_fingerprint()} ({key.get_algorithm()})" for key in keys)

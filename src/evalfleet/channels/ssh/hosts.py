@@ -1,0 +1,154 @@
+"""One host: its connections, and the sessions opened over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import asyncssh
+
+from .connecting import Connection, open_connection
+from .words import Access, HostDown, HostLost, Target
+
+SESSIONS = 8
+"""Sessions a connection carries; OpenSSH allows 10 unless told otherwise (MaxSessions)."""
+
+
+S = TypeVar("S", bound=asyncssh.SSHClientSession[bytes])
+T = TypeVar("T")
+
+
+class Wire:
+    """A connection with room for some sessions."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.used = 0
+        self.most = SESSIONS
+
+
+async def converse(process: asyncssh.SSHClientProcess[bytes], data: bytes = b"") -> tuple[bytes, bytes]:
+    """Its output and its errors, once it has ended."""
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and tells why
+        process.stdin.write(data)
+        process.stdin.write_eof()
+    said, errors = await process.communicate()
+    return said or b"", errors or b""
+
+
+class Host:
+    """A host and the connections to it: one, unless it must carry more sessions than a server allows."""
+
+    def __init__(self, where: Target, access: Access, handshakes: asyncio.Semaphore) -> None:
+        self.where = where
+        self.access = access
+        self._handshakes = handshakes
+        self._wires: list[Wire] = []
+        self._opening: asyncio.Task[Wire] | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self.where.name
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._wires)
+
+    @contextlib.asynccontextmanager
+    async def process(self, command: str) -> AsyncGenerator[asyncssh.SSHClientProcess[bytes]]:
+        """A process on the host, ended when the block is left. Raises HostDown, HostLost, HostRefused."""
+        wire, process = await self._open_session(lambda ssh: ssh.create_process(command, encoding=None))
+        try:
+            yield process
+        except asyncssh.Error as err:
+            raise HostLost(f"{self.name}: the connection was lost: {err}") from err
+        finally:
+            process.close()
+            wire.used -= 1
+
+    async def session(self, make: Callable[[], S], command: str) -> tuple[Wire, S]:
+        """Open one that stays. Who opened it uncounts it from its wire. Raises HostDown, HostRefused."""
+
+        async def begin(ssh: asyncssh.SSHClientConnection) -> S:
+            session = make()
+            untyped: Any = ssh
+            await untyped.create_session(lambda: session, command, encoding=None)
+            return session
+
+        return await self._open_session(begin)
+
+    async def _open_session(
+        self, begin: Callable[[asyncssh.SSHClientConnection], Awaitable[T]]
+    ) -> tuple[Wire, T]:
+        """Once more if it fails: the connection may just have ended, or the server allows no more on it."""
+        for last in (False, True):
+            wire = await self._wire()
+            wire.used += 1
+            try:
+                return wire, await begin(wire.connection.ssh)
+            except asyncssh.Error as err:
+                wire.used -= 1
+                if wire.used and isinstance(err, asyncssh.ChannelOpenError):
+                    wire.most = wire.used
+                else:
+                    self.suspect(wire)
+                if last:
+                    raise HostDown(f"{self.name} opens no session: {err}") from err
+            except BaseException:
+                wire.used -= 1
+                self.suspect(wire)  # it was waited for in vain
+                raise
+        raise AssertionError
+
+    def suspect(self, wire: Wire) -> None:
+        """Something over this connection was waited for in vain: the next session gets a new one."""
+        if wire in self._wires:
+            self._wires.remove(wire)
+        wire.connection.abort()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+        wires, self._wires = self._wires, []
+        await asyncio.gather(*(wire.connection.close() for wire in wires))
+
+    # -- connections ---------------------------------------------------------------------------
+
+    async def _wire(self) -> Wire:
+        while True:
+            for wire in self._wires:
+                if wire.used < wire.most:
+                    return wire
+            if self._closed:
+                raise HostDown(f"{self.name}: closed")
+            if self._opening is None:
+                self._opening = asyncio.create_task(self._open())
+                self._opening.add_done_callback(self._opened)
+            # who asked may be cancelled; others wait for the same connection
+            await asyncio.shield(self._opening)
+
+    def _opened(self, task: asyncio.Task[Wire]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # seen, also if nobody waits any more
+
+    async def _open(self) -> Wire:
+        lost = asyncio.Event()
+        opened: list[Wire] = []
+
+        def on_lost() -> None:
+            lost.set()
+            for wire in opened:
+                if wire in self._wires:
+                    self._wires.remove(wire)
+
+        async with self._handshakes:
+            wire = Wire(await open_connection(self.where, self.access, on_lost))
+        opened.append(wire)
+        if not lost.is_set():
+            self._wires.append(wire)
+        return wire

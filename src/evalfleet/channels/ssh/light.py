@@ -1,0 +1,108 @@
+"""A small parcel, held whole in memory: most attempts leave a result and a log, and there are many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.channels.artefacts import LOG
+from evalfleet.channels.supervisor.parcel import BadParcel, unwire
+from evalfleet.model import Collected
+
+
+class Entry(Struct, frozen=True):
+    """One record of a parcel, as `supervisor.parcel` writes it."""
+
+    file: str | None = None
+    size: int = 0
+    mode: int = 0o600
+    mtime: int = 0
+    folder: str | None = None
+    link: str | None = None
+    end: str | None = None
+    changed: tuple[str, ...] = ()
+    left_out: tuple[msgspec.Raw, ...] = ()
+
+
+_decode = msgspec.json.Decoder(Entry).decode
+
+
+class Flat(Struct, frozen=True):
+    """Files only, all of them in out/ itself, none left out: nothing to be sieved."""
+
+    files: list[tuple[str, Entry, memoryview]]
+    note: bytes
+
+    def make(self, into: Path) -> Collected:
+        """All at once: under its own name the directory is complete."""
+        into.parent.mkdir(parents=True, exist_ok=True)
+        partial = f"{into}.partial"
+        _make_empty(partial)
+        total = count = 0
+        for name, entry, content in self.files:
+            fd = os.open(
+                f"{partial}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode & 0o777 | 0o600
+            )
+            try:
+                _write_all(fd, content)
+                os.utime(fd, ns=(entry.mtime, entry.mtime))
+            finally:
+                os.close(fd)
+            if name != LOG:
+                total, count = total + len(content), count + 1
+        os.rename(partial, into)
+        return Collected(count, total)
+
+
+def flat(parcel: bytes) -> Flat | None:
+    """The parcel, if it is so plain. Raises BadParcel if it is not whole."""
+    files: list[tuple[str, Entry, memoryview]] = []
+    note = b""
+    for entry, content in _entries(parcel):
+        if entry.end is not None:
+            return Flat(files, note) if not entry.changed and not entry.left_out else None
+        name = unwire(entry.file or "")
+        if name == "job.json":
+            note = bytes(content)
+        elif name == "log":
+            files.append((LOG, entry, content))
+        elif entry.folder != "out":
+            last = name.removeprefix("out/")
+            if entry.file is None or last == name or "/" in last or last in ("", ".", "..", LOG):
+                return None  # the long way tells what is wrong with it, if anything is
+            files.append((last, entry, content))
+    raise BadParcel("it ended before it was whole")
+
+
+def _entries(parcel: bytes) -> Iterable[tuple[Entry, memoryview]]:
+    """SSH vouches for the bytes, and the message's own frame for their number."""
+    view = memoryview(parcel)
+    start = 0
+    while (stop := parcel.find(b"\n", start)) >= 0:
+        try:
+            entry = _decode(view[start:stop])
+        except msgspec.DecodeError as err:
+            raise BadParcel(f"not a record: {err}") from err
+        start = stop + 1 + entry.size
+        if entry.size < 0 or start > len(parcel):
+            raise BadParcel("it ended before it was whole")
+        yield entry, view[stop + 1 : start]
+
+
+def _write_all(fd: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(fd, content) :]
+
+
+def _make_empty(folder: str) -> None:
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:  # an earlier try was cut short
+        import shutil
+
+        shutil.rmtree(folder)
+        os.mkdir(folder, 0o700)

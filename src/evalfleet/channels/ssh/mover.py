@@ -1,0 +1,250 @@
+"""Files to a machine on a host, and home from it: small ones with the messages, others as streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import asyncssh
+import msgspec
+
+from evalfleet.channels.artefacts import (
+    LEFT_OUT,
+    STANDARD_CAPS,
+    Caps,
+    JobNote,
+    LeftOut,
+    bring_home,
+    printable,
+    tally,
+)
+from evalfleet.channels.link import Incoming
+from evalfleet.channels.secrecy import Secrets
+from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker, unwire
+from evalfleet.errors import ChannelError, SetupFailed
+from evalfleet.model import AttemptId, Bundle, Collected
+
+from .asking import Answer, Lot
+from .hosts import converse
+from .light import flat
+from .words import HostDown, HostLost, NoMachine
+
+LIGHT_BYTES = 192 << 10
+LOG_ROOM = 60_000_000
+CHUNK = 1 << 18
+TRIES = 4
+RETRY_S = 0.5
+CHANGED = "it changed while it was read"
+
+T = TypeVar("T")
+Ask = Callable[[str, dict[str, Any]], Awaitable[Incoming]]
+
+
+class SshMover:
+    """Moves files between here and one machine. `ask` puts a request to its supervisor."""
+
+    def __init__(
+        self, lot: Lot, machine: str, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS
+    ) -> None:
+        self.ask: Ask = _nobody
+        self._lot = lot
+        self._machine = machine
+        self._values = secrets
+        self._caps = caps
+
+    # -- there -----------------------------------------------------------------------------------
+
+    async def put(self, bundle: Bundle) -> None:
+        if (await self.ask("put", {"digest": bundle.digest})).state == "here":
+            return  # the same content is not sent again
+        try:
+            parcel = await asyncio.to_thread(_light_parcel, bundle)
+            if parcel is not None:
+                await self.ask("put", {"digest": bundle.digest, "data": parcel})
+            else:
+                await self._persist(lambda: self._send(bundle))
+        except OSError as err:
+            raise SetupFailed("files", str(err)) from err
+
+    async def _send(self, bundle: Bundle) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._lot.host.process(self._lot.command("put", self._machine)) as process:
+
+            async def send(data: bytes) -> None:
+                process.stdin.write(data)
+                await process.stdin.drain()
+
+            def write(data: bytes) -> None:
+                asyncio.run_coroutine_threadsafe(send(data), loop).result()
+
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, and tells why
+                await send(self._lot.request(self._machine, {"digest": bundle.digest}))
+                await asyncio.to_thread(_pack, bundle, write)
+            said, errors = await converse(process)
+            self._lot.check(process.exit_status, errors)
+        answer = msgspec.json.decode(said, type=Answer)
+        if answer.error:
+            raise SetupFailed("files", f"{self._lot.host.name}: {answer.detail}")
+
+    # -- and back --------------------------------------------------------------------------------
+
+    async def collect(self, job: AttemptId, into: Path) -> Collected:
+        if into.exists():
+            return tally(into)
+        caps = {"job": job, "bytes": self._caps.bytes, "files": self._caps.files}
+        answer = await self.ask("fetch", caps)
+        if answer.state == "unknown":
+            raise ChannelError(f"no files of job {job!r} are on the machine")
+        if answer.data is not None:
+            return self._unpack_light(answer.data, into)
+        return await self._persist(lambda: self._receive(caps, into))
+
+    def _unpack_light(self, parcel: bytes, into: Path) -> Collected:
+        plain = flat(parcel)
+        if plain is not None and not secret_names(plain.note):
+            return plain.make(into)
+        stage = Stage(into, self._caps)
+        try:
+            stage.unpacker.feed(parcel)
+            return stage.settle(self._values)
+        finally:
+            stage.remove()
+
+    async def _receive(self, caps: dict[str, Any], into: Path) -> Collected:
+        stage = await asyncio.to_thread(Stage, into, self._caps)
+        try:
+            async with self._lot.host.process(self._lot.command("pack", self._machine)) as process:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(self._lot.request(self._machine, caps))
+                while data := await process.stdout.read(CHUNK):
+                    await asyncio.to_thread(stage.unpacker.feed, data)
+                _, errors = await converse(process)
+                self._lot.check(process.exit_status, errors)
+            return await asyncio.to_thread(stage.settle, self._values)
+        finally:
+            await asyncio.to_thread(stage.remove)
+
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Whole, or from the start again: what is half here is worth nothing."""
+        delay = RETRY_S
+        for _ in range(TRIES - 1):
+            try:
+                return await call()
+            except NoMachine:
+                raise
+            except (HostDown, HostLost, BadParcel, asyncssh.Error):
+                await asyncio.sleep(delay)
+                delay *= 2
+        try:
+            return await call()
+        except (HostDown, HostLost, BadParcel, asyncssh.Error) as err:
+            raise ChannelError(f"the files did not come through {TRIES} times: {err}") from err
+
+
+async def _nobody(op: str, body: dict[str, Any]) -> Incoming:
+    raise ChannelError("not connected")
+
+
+class Stage:
+    """A job's folder on the host as it arrives here, beside where its artefacts will be."""
+
+    def __init__(self, into: Path, caps: Caps) -> None:
+        self._into = into
+        self._caps = caps
+        self._folder = into.with_name(into.name + ".incoming")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        self.unpacker = Unpacker(str(self._folder), caps.bytes + LOG_ROOM, 3 * caps.files + 100)
+
+    def settle(self, values: Mapping[str, str]) -> Collected:
+        """What arrived becomes `into`, sieved as on this computer. Raises BadParcel if it is not whole."""
+        end = self.unpacker.end
+        if end is None:
+            raise BadParcel("the stream ended before it was whole")
+        left_out = [LeftOut(printable(unwire(name)), why, size) for name, why, size in end["left_out"]]
+        for name in map(unwire, end["changed"]):
+            os.unlink(self._folder / name)
+            left_out.append(LeftOut(printable(name.removeprefix("out/")), CHANGED))
+        if left_out:
+            (self._folder / LEFT_OUT).write_bytes(msgspec.json.encode(left_out))
+        try:
+            note = (self._folder / "job.json").read_bytes()
+        except FileNotFoundError:
+            note = b""
+        names = secret_names(note)
+        unknown = [name for name in names if name not in values]
+        if unknown:
+            return Collected(problem=f"left out: {unknown[0]} has no value here, so nothing could be masked")
+        return bring_home(self._folder, self._into, Secrets(values, names), self._caps)
+
+    def remove(self) -> None:
+        self.unpacker.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def secret_names(note: bytes) -> tuple[str, ...]:
+    """Those of a job, by its job.json."""
+    try:
+        return msgspec.json.decode(note, type=JobNote).secret_names
+    except msgspec.DecodeError as err:
+        raise BadParcel(f"its job.json cannot be read: {err}") from err
+
+
+# -- bundles -------------------------------------------------------------------------------------
+
+
+def _light_parcel(bundle: Bundle) -> bytes | None:
+    """The parcel, if it is small enough to go with a message."""
+    parcel = bytearray()
+
+    def write(data: bytes) -> None:
+        parcel.extend(data)
+        if len(parcel) > LIGHT_BYTES:
+            raise BlockingIOError
+
+    try:
+        _pack(bundle, write)
+    except BlockingIOError:
+        return None
+    return bytes(parcel)
+
+
+def _pack(bundle: Bundle, write: Callable[[bytes], None]) -> None:
+    """Raises OSError, which names the file."""
+    packer = Packer(write)
+    made: set[str] = set()
+    for name, source in bundle.files.items():
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+            raise OSError(f"a bundle's file must stay inside it: {name}")
+        for parent in reversed(pure.parents[:-1]):
+            _folder(packer, str(parent), made)
+        if os.path.isdir(source):
+            _pack_tree(packer, str(pure), source, made)
+        else:
+            packer.file(str(pure), source, follow=True)
+    packer.end({})
+
+
+def _pack_tree(packer: Packer, name: str, source: str, made: set[str]) -> None:
+    _folder(packer, name, made)
+    with os.scandir(source) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            path = f"{name}/{entry.name}"
+            if entry.is_symlink():
+                packer.link(path, os.readlink(entry.path))
+            elif entry.is_dir():
+                _pack_tree(packer, path, entry.path, made)
+            else:
+                packer.file(path, entry.path)
+
+
+def _folder(packer: Packer, name: str, made: set[str]) -> None:
+    if name not in made:
+        made.add(name)
+        packer.folder(name)

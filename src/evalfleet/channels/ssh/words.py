@@ -1,0 +1,63 @@
+"""What a host is called, how it may be reached, and the ways in which it says no."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from evalfleet.errors import ChannelError, RequestError
+
+_TARGET = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^:@\s\[\]]+))(?::(?P<port>\d{1,5}))?"
+)
+
+
+class HostDown(OSError):
+    """The host does not answer now. Nothing was asked of it."""
+
+
+class HostLost(OSError):
+    """The connection ended before the answer came: what was asked may have happened."""
+
+
+class HostRefused(ChannelError):
+    """The host cannot be used until somebody mends something: its key, ours, its Python."""
+
+
+class NoMachine(ChannelError):
+    """The host answers and does not have the machine (or the job)."""
+
+
+class Target(Struct, frozen=True):
+    """A host as the settings name it. What is not given comes from the settings or ~/.ssh/config."""
+
+    name: str
+    host: str
+    port: int | None = None
+    user: str | None = None
+
+
+class Access(Struct, frozen=True):
+    """How hosts are reached. Paths are absolute; None leaves it to ~/.ssh/config and OpenSSH's defaults."""
+
+    user: str | None = None
+    key: str | None = None
+    known_hosts: str | None = None
+    port: int | None = None
+    jump: str | None = None
+    python: str = "python3"
+    connect_timeout_s: float = 10.0
+    agent: str | None = None
+
+
+def target(text: str) -> Target:
+    """Of `[user@]host[:port]`; an IPv6 address with a port is in brackets. Raises RequestError."""
+    if text.count(":") > 1 and "[" not in text:
+        user, _, host = text.rpartition("@")
+        return Target(text, host, None, user or None)
+    found = _TARGET.fullmatch(text)
+    if found is None:
+        raise RequestError(f"{text!r} is no host; write [user@]host[:port]")
+    port = int(found["port"]) if found["port"] else None
+    return Target(text, found["six"] or found["host"], port, found["user"])

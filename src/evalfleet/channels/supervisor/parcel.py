@@ -1,0 +1,191 @@
+"""Parcels: files on their way between a controller and a host, as one stream that tells when it is whole.
+
+Records are JSON lines; a file's bytes follow its line. The last record tells the SHA-256 of all before it, so
+a stream that was cut short is never taken for a whole one. Names are relative; their bytes are written as
+Latin-1, so that any name a file system allows survives. Both sides use this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from .files import hasher
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+CHUNK = 1 << 18
+LINE_CAP = 16 << 20
+
+
+class BadParcel(OSError):
+    """The stream is not a parcel, is not whole, or holds what it must not."""
+
+
+def wire(name: str) -> str:
+    return os.fsencode(name).decode("latin-1")
+
+
+def unwire(name: str) -> str:
+    return os.fsdecode(name.encode("latin-1"))
+
+
+class Packer:
+    """Writes a parcel, record by record."""
+
+    def __init__(self, write: Callable[[bytes], Any]) -> None:
+        self._write = write
+        self._sum = hasher()
+        self._changed: list[str] = []
+
+    def folder(self, name: str, mode: int = 0o700) -> None:
+        self._record({"folder": wire(name), "mode": mode & 0o777})
+
+    def link(self, name: str, target: str) -> None:
+        self._record({"link": wire(name), "to": wire(target)})
+
+    def file(self, name: str, path: str, follow: bool = False) -> int:
+        """Its size. Raises OSError, before anything is written, if it cannot be opened as a regular file."""
+        # it may be a job's making: a fifo must not block us, a link not lead us away
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+        try:
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode):
+                raise OSError("not a regular file")
+            head = {"file": wire(name), "size": about.st_size, "mode": about.st_mode & 0o777}
+            self._record({**head, "mtime": about.st_mtime_ns})
+            self._content(fd, name, about.st_size)
+        finally:
+            os.close(fd)
+        return about.st_size
+
+    def end(self, more: dict[str, Any]) -> None:
+        """`more` goes with the last record, which names files that shrank while they were read."""
+        told = {"end": self._sum.hexdigest(), "changed": self._changed, **more}
+        self._write(json.dumps(told).encode() + b"\n")
+
+    def _content(self, fd: int, name: str, left: int) -> None:
+        while left:
+            chunk = os.read(fd, min(left, CHUNK))
+            if not chunk:
+                self._changed.append(wire(name))
+                chunk = bytes(min(left, CHUNK))
+            left -= len(chunk)
+            self._put(chunk)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        self._put(json.dumps(record).encode() + b"\n")
+
+    def _put(self, data: bytes) -> None:
+        self._sum.update(data)
+        self._write(data)
+
+
+class Unpacker:
+    """Makes the files of a parcel under an empty folder `top`, and nothing anywhere else.
+
+    `feed` it; once `end` is set the parcel was whole. Raises BadParcel, or OSError if it cannot write.
+    Links are made last: no record can lead through one.
+    """
+
+    def __init__(self, top: str, bytes_cap: int = 1 << 62, count_cap: int = 1 << 62) -> None:
+        self.end: dict[str, Any] | None = None
+        self._top = top
+        self._bytes_left = bytes_cap
+        self._count_left = count_cap
+        self._sum = hasher()
+        self._rest = b""
+        self._folders = {""}
+        self._links: list[tuple[str, str]] = []
+        self._file: int | None = None
+        self._size_left = 0
+        self._mtime = 0
+
+    def feed(self, data: bytes) -> None:
+        data = self._rest + data if self._rest else data
+        start = 0
+        while start < len(data):
+            if self._file is not None:
+                start += self._write(data[start : start + self._size_left] if self._size_left else b"")
+                continue
+            stop = data.find(b"\n", start)
+            if stop < 0:
+                break
+            self._line(data[start : stop + 1])
+            start = stop + 1
+        self._rest = data[start:]
+        if len(self._rest) > LINE_CAP:
+            raise BadParcel("a record is too long")
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _line(self, line: bytes) -> None:
+        if self.end is not None:
+            raise BadParcel("something follows the end")
+        try:
+            record = json.loads(line)
+            if "end" in record:
+                return self._finish(record)
+            self._count_left -= 1
+            if self._count_left < 0:
+                raise BadParcel("it holds more than was agreed")
+            self._sum.update(line)
+            return self._make(record)
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise BadParcel(f"not a record: {err}") from None
+
+    def _make(self, record: dict[str, Any]) -> None:
+        if "folder" in record:
+            name = self._checked(record["folder"])
+            os.mkdir(f"{self._top}/{name}", 0o700)
+            self._folders.add(name)
+        elif "link" in record:
+            self._links.append((self._checked(record["link"]), unwire(record["to"])))
+        else:
+            self._open(self._checked(record["file"]), record)
+
+    def _checked(self, wired: str) -> str:
+        """The name, if it stays inside: its parent is a folder that this parcel has made."""
+        name = unwire(wired)
+        parent, _, last = name.rpartition("/")
+        if last in ("", ".", "..") or "\0" in name or parent not in self._folders:
+            raise BadParcel(f"{wired!r} is no name for a file in here")
+        return name
+
+    def _open(self, name: str, record: dict[str, Any]) -> None:
+        size, mode = int(record["size"]), int(record["mode"]) & 0o777 | 0o600
+        self._bytes_left -= size
+        if size < 0 or self._bytes_left < 0:
+            raise BadParcel("it holds more than was agreed")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._file = os.open(f"{self._top}/{name}", flags, mode)
+        self._size_left, self._mtime = size, int(record["mtime"])
+        if not size:
+            self._write(b"")
+
+    def _write(self, data: bytes) -> int:
+        """How much of the data was the open file's."""
+        assert self._file is not None
+        self._sum.update(data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._size_left -= len(data)
+        if not self._size_left:
+            os.utime(self._file, ns=(self._mtime, self._mtime))
+            self.close()
+        return len(data)
+
+    def _finish(self, record: dict[str, Any]) -> None:
+        if record["end"] != self._sum.hexdigest():
+            raise BadParcel("its checksum is wrong")
+        for name, target in self._links:
+            os.symlink(target, f"{self._top}/{name}")
+        self.end = record

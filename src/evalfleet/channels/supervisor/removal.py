@@ -1,0 +1,145 @@
+"""A machine's directory seen from outside its supervisor: reaching it, and removing it with all that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from .processes import birth, kill, kill_marked, marked, marker, parse_stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+DELETING = "deleting"
+SOCKET = "supervisor.sock"
+ADDRESS_BYTES = 100
+QUIT_S = 10.0
+
+
+def open_socket(directory: Path, timeout_s: float = 5.0) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        with short_path(directory) as path:
+            sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def short_path(directory: Path) -> Generator[str]:
+    """A path to the supervisor's socket that fits into an address, whatever the directory's length."""
+    path = str(directory / SOCKET)
+    if len(os.fsencode(path)) <= ADDRESS_BYTES:
+        yield path
+    elif os.path.isdir("/proc/self/fd"):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{fd}/{SOCKET}"
+        finally:
+            os.close(fd)
+    else:
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            os.symlink(directory, f"{folder}/d")
+            yield f"{folder}/d/{SOCKET}"
+
+
+def order(directory: Path, message: dict[str, Any], timeout_s: float) -> None:
+    """What a place itself asks of a supervisor. Returns when it is done; raises OSError if it is not."""
+    with open_socket(directory, timeout_s) as sock, sock.makefile("rwb") as file:
+        file.write(json.dumps({"n": 1, **message}).encode() + b"\n")
+        file.flush()
+        answer = json.loads(file.readline() or b'{"error": "no answer"}')
+    if "error" in answer:
+        raise OSError(str(answer["error"]))
+
+
+def remove_machine(directory: Path) -> None:
+    """End everything that runs on the machine, then remove it. May be repeated. Raises OSError."""
+    try:
+        (directory / DELETING).touch()  # from now on no supervisor starts here
+        with contextlib.suppress(OSError):
+            order(directory, {"op": "quit"}, QUIT_S)
+        lock = _take_lock(directory)
+    except FileNotFoundError:
+        return
+    try:
+        _kill_rest(directory)
+        _remove_tree(directory)
+    except FileNotFoundError:
+        return  # another removal was faster
+    finally:
+        os.close(lock)
+
+
+def _take_lock(directory: Path) -> int:
+    """The supervisor's lock: who has it knows that there is none, and that none can come."""
+    lock = os.open(directory / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    until = time.monotonic() + QUIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(lock)
+                raise
+            if time.monotonic() > until - QUIT_S / 2 or not (directory / SOCKET).exists():
+                _kill_recorded(directory / "supervisor.pid")
+            time.sleep(0.01)
+        else:
+            return lock
+
+
+def _kill_recorded(file: Path, group: bool = False) -> None:
+    """By the pid in a file, if that still is the process it was."""
+    with contextlib.suppress(OSError):
+        pid, born = parse_stat(file.read_bytes())
+        if pid is not None and born is not None and birth(pid) == born:
+            kill(pid, signal.SIGKILL, group)
+
+
+def _kill_rest(directory: Path) -> None:
+    """What a supervisor that did not answer has left alive."""
+    for job in (directory / "jobs").glob("*/pid"):
+        if not job.with_name("exit").exists():
+            _kill_recorded(job, group=True)
+    if not kill_marked(str(directory), QUIT_S):
+        raise OSError("some of its processes cannot be killed")
+    for pid in marked(marker("EVALFLEET_MACHINE", str(directory))):
+        kill(pid, signal.SIGKILL)
+
+
+def _remove_tree(directory: Path) -> None:
+    """The marker goes last: a removal that is interrupted still shows as one."""
+    for entry in sorted(directory.iterdir(), key=lambda path: path.name == DELETING):
+        if entry.is_dir() and not entry.is_symlink():
+            _open_up(entry)
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+        if os.path.lexists(entry):
+            # another user's files, say a container's: nothing runs any more, but only root can remove them
+            os.rename(directory, directory.with_name(f".left-{directory.name}-{time.time_ns()}"))
+            return
+    directory.rmdir()
+
+
+def _open_up(top: Path) -> None:
+    """Directories that a job made read-only can be emptied then."""
+    for folder, _, _ in os.walk(top):
+        with contextlib.suppress(OSError):
+            if stat.S_IMODE(os.lstat(folder).st_mode) & 0o700 != 0o700:
+                os.chmod(folder, 0o700)

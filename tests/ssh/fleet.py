@@ -1,0 +1,209 @@
+"""Real sshd processes on loopback addresses, a host each, with a home directory of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evalfleet.channels.supervisor.processes import marked
+from evalfleet.model import Machine, MachineId, Needs
+from evalfleet.ports import Provider
+from evalfleet.providers.ssh import SshPlace, SshSettings
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+HOME_ID = "abc123"
+_addresses = itertools.count(1)
+
+CONFIG = """\
+ListenAddress {address}:{port}
+HostKey {folder}/host_key
+PidFile none
+AuthorizedKeysFile {key}.pub
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+MaxStartups 200
+SetEnv HOME={home}
+{more}
+"""
+
+
+def keygen(path: Path) -> None:
+    for each in (path, path.with_suffix(".pub")):
+        each.unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+
+
+class Sshd:
+    """One host."""
+
+    def __init__(self, folder: Path, key: Path, more: str = "") -> None:
+        number = os.getpid() * 250 + next(_addresses)
+        self.address = f"127.{1 + number // 62500 % 250}.{number // 250 % 250}.{1 + number % 250}"
+        with socket.create_server((self.address, 0)) as free:
+            self.port = free.getsockname()[1]
+        self.folder = folder
+        self.home = folder / "home"
+        self.home.mkdir(parents=True)
+        self.process: subprocess.Popen[bytes] | None = None
+        keygen(folder / "host_key")
+        config = CONFIG.format(
+            address=self.address, port=self.port, folder=folder, key=key, home=self.home, more=more
+        )
+        (folder / "sshd_config").write_text(config)
+
+    @property
+    def name(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    @property
+    def known(self) -> str:
+        return f"[{self.address}]:{self.port} {(self.folder / 'host_key.pub').read_text()}"
+
+    @property
+    def ours(self) -> Path:
+        return self.home / ".evalfleet"
+
+    def machine(self, machine: str) -> Path:
+        return self.ours / HOME_ID / machine
+
+    def start(self) -> None:
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)
+        argv = [SSHD, "-D", "-f", str(self.folder / "sshd_config"), "-E", str(self.folder / "sshd.log")]
+        self.process = subprocess.Popen(argv)
+        deadline = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection((self.address, self.port), 1).close()
+                return
+            assert time.monotonic() < deadline, (self.folder / "sshd.log").read_text()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """No new connections, and the old ones are cut."""
+        if self.process is not None:
+            sessions = self.sessions()
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+            self._kill(sessions)
+
+    def sessions(self) -> list[int]:
+        """The processes of sshd that serve connections."""
+        assert self.process is not None
+        found = [self.process.pid]
+        for pid in found:
+            with contextlib.suppress(OSError):
+                kids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+                found += [int(kid) for kid in kids if b"sshd" in Path(f"/proc/{kid}/comm").read_bytes()]
+        return found[1:]
+
+    def cut(self) -> None:
+        """Every connection ends; the next one is welcome."""
+        self._kill(self.sessions())
+
+    def _kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def pause(self, signum: int = signal.SIGSTOP) -> None:
+        """Silence, without a FIN: what a frozen host looks like."""
+        assert self.process is not None
+        for pid in [self.process.pid, *self.sessions()]:
+            os.kill(pid, signum)
+
+    def leftovers(self) -> list[int]:
+        return marked(b"\0EVALFLEET_MACHINE=" + os.fsencode(str(self.ours)))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A place's context."""
+
+    home: Path
+    home_id: str = HOME_ID
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+    base: Path = field(default_factory=Path)
+
+
+class Fleet:
+    """Some hosts, and what is needed to use them as a place."""
+
+    def __init__(self, folder: Path, count: int, more: str = "") -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.key = folder / "key"
+        keygen(self.key)
+        self.hosts = [Sshd(folder / f"host-{n}", self.key, more) for n in range(count)]
+        self.known_hosts = folder / "known_hosts"
+        self.learn()
+        for host in self.hosts:
+            host.start()
+
+    def learn(self) -> None:
+        self.known_hosts.write_text("".join(host.known for host in self.hosts))
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        return {
+            "hosts": [host.name for host in self.hosts],
+            "user": getpass.getuser(),
+            "key": str(self.key),
+            "known_hosts": str(self.known_hosts),
+            "connect_timeout_s": 5.0,
+            **more,
+        }
+
+    def place(
+        self, home: str = "a", home_id: str = HOME_ID, secrets: Mapping[str, str] | None = None, **more: Any
+    ) -> SshPlace:
+        settings = msgspec.convert(self.settings(**more), SshSettings)
+        context = Surroundings(self.folder / f"home-{home}", home_id, secrets or {})
+        context.home.mkdir(exist_ok=True)
+        return SshPlace.make("lab", settings, context)
+
+    def stop(self) -> None:
+        for host in self.hosts:
+            if host.process is not None:
+                with contextlib.suppress(OSError):
+                    host.pause(signal.SIGCONT)
+            host.stop()
+
+
+@contextlib.contextmanager
+def fleet(folder: Path, count: int, more: str = "") -> Iterator[Fleet]:
+    made = Fleet(folder, count, more)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+async def bring_up(place: Provider, n: int = 1, expires_s: float = 600.0) -> Machine:
+    machine = MachineId(f"pool-{HOME_ID}-{n}")
+    offer = (await place.offers(Needs()))[0]
+    await place.create(machine, offer, expires_s)
+    for _ in range(100):
+        for seen in await place.list("pool"):
+            if seen.id == machine and seen.phase == "up":
+                return seen
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{machine} does not come up")

@@ -1,0 +1,248 @@
+"""Artefacts over ssh: whole or not at all, and nothing outside their folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.channels.artefacts import Caps
+from evalfleet.channels.ssh import mover as moving
+from evalfleet.channels.ssh.asking import Lot
+from evalfleet.channels.ssh.light import flat
+from evalfleet.channels.supervisor import pack as packing
+from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker
+from evalfleet.errors import ChannelError
+from evalfleet.model import AttemptId, Collected
+from evalfleet.ports import Fence
+
+from .fleet import Fleet
+from .test_channel import machine, shell
+
+JOB = AttemptId("t.0")
+
+
+async def collected(
+    hosts: Fleet, script: str, into: Path, caps: Caps | None = None, **secrets: str
+) -> Collected:
+    async with machine(hosts, secrets=secrets) as (_, _, channel):
+        if caps is not None:
+            monkey: Any = channel
+            monkey._mover._caps = caps
+        await channel.start(shell(JOB, script, *secrets))
+        await channel.ended(JOB)
+        first = await channel.collect(JOB, into)
+        assert await channel.collect(JOB, into) == first
+        return first
+
+
+def reasons(into: Path) -> dict[str, str]:
+    return {each["name"]: each["reason"] for each in json.loads((into / "left_out.json").read_text())}
+
+
+async def test_odd_names_links_and_what_is_no_file(hosts: Fleet, tmp_path: Path) -> None:
+    script = """cd "$EVALFLEET_OUT"
+        mkdir -p 'a b/ü' locked; echo x >'a b/ü/new
+line'; echo y >"$(printf 'bad\\377')"; echo -n >-rf; echo z >locked/z; chmod 0 locked
+        ln -s 'a b' inside; ln -s /etc/passwd out1; ln -s ../../.. out2; ln -s 'a b/../..' out3
+        mkfifo pipe; echo mine >evalfleet.log; echo mine >left_out.json; chmod 4755 -- -rf; echo logged"""
+    into = tmp_path / "deep" / "t.0"
+    seen = await collected(hosts, script, into)
+    assert (into / "a b/ü/new\nline").read_text() == "x\n"
+    assert (into / "locked/z").read_text() == "z\n"
+    assert (into / os.fsdecode(b"bad\xff")).read_text() == "y\n"
+    assert (into / "-rf").stat().st_mode & 0o7777 == 0o755
+    assert os.readlink(into / "inside") == "a b"
+    assert (into / "evalfleet.log").read_text() == "logged\n"
+    assert reasons(into) == {
+        "out1": "the link leads outside",
+        "out2": "the link leads outside",
+        "out3": "the link leads outside",
+        "pipe": "not a file",
+        "evalfleet.log": "the name is evalfleet's own",
+        "left_out.json": "the name is evalfleet's own",
+    }
+    assert seen.left_out == 6
+    assert [path.name for path in into.parent.iterdir()] == ["t.0"]
+
+
+async def test_caps_are_kept_on_the_host(hosts: Fleet, tmp_path: Path) -> None:
+    script = 'cd "$EVALFLEET_OUT"; echo {} >result.json; for i in $(seq 0 29); do echo 1234567 >f$i; done'
+    few = await collected(hosts, script, tmp_path / "few", Caps(files=10))
+    assert (few.files, few.left_out) == (10, 21)
+    assert (tmp_path / "few/result.json").exists(), "the result comes first"
+    small = await collected(hosts, script, tmp_path / "small", Caps(bytes=43))
+    assert (small.files, small.bytes) == (6, 43)
+    assert set(reasons(tmp_path / "small").values()) == {"too many bytes"}
+
+
+async def test_a_big_file_is_streamed(hosts: Fleet, tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    script = 'head -c 100000000 /dev/zero >"$EVALFLEET_OUT/big"; echo {} >"$EVALFLEET_OUT/result.json"'
+    seen = await collected(hosts, script, tmp_path / "t.0")
+    assert (tmp_path / "t.0/big").stat().st_size == 100_000_000
+    assert seen == Collected(2, 100_000_003)
+    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kb < 40_000, f"{grown_kb} kB for a file of 100 MB"
+
+
+async def test_a_stream_that_is_cut_is_read_again(hosts: Fleet, tmp_path: Path) -> None:
+    async with machine(hosts) as (_, made, channel):
+        host = next(host for host in hosts.hosts if host.name == made.address)
+        await channel.start(shell(JOB, 'head -c 30000000 /dev/urandom >"$EVALFLEET_OUT/big"; sleep 0.1'))
+        await channel.ended(JOB)
+        feed = Unpacker.feed
+        cuts: list[int] = []
+
+        def cutting(self: Unpacker, data: bytes) -> None:
+            if len(cuts) < 2:
+                cuts.append(len(data))
+                host.cut()
+            feed(self, data)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Unpacker, "feed", cutting)
+            seen = await channel.collect(JOB, tmp_path / "t.0")
+        assert (seen.files, seen.bytes) == (1, 30_000_000)
+        assert [path.name for path in tmp_path.iterdir()] == ["t.0"]
+
+
+async def test_a_stream_that_is_never_whole_leaves_nothing(
+    hosts: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "RETRY_S", 0.01)
+
+    def half(self: Lot, verb: str, machine: str) -> str:
+        folder = f".evalfleet/{self.home}"
+        return f"exec sh -c 'cd && python3 -I -S {folder}/supervisor-*.pyz {verb} | head -c 900000'"
+
+    async with machine(hosts) as (_, _, channel):
+        await channel.start(shell(JOB, 'head -c 1000000 /dev/urandom >"$EVALFLEET_OUT/big"'))
+        await channel.ended(JOB)
+        monkeypatch.setattr(Lot, "command", half)
+        with pytest.raises(ChannelError, match=r"not come through .* whole"):
+            await channel.collect(JOB, tmp_path / "t.0")
+        assert list(tmp_path.iterdir()) == []
+        monkeypatch.undo()
+
+
+async def test_without_the_secrets_value_nothing_is_brought(hosts: Fleet, tmp_path: Path) -> None:
+    async with machine(hosts, secrets={"TOKEN": "planted-value"}) as (_, made, channel):
+        await channel.start(shell(JOB, 'echo "$TOKEN"', "TOKEN"))
+        await channel.ended(JOB)
+        poor = hosts.place("b")
+        late = poor.channel(made, Fence("run", 1, 20.0))
+        seen = await late.collect(JOB, tmp_path / "t.0")
+        assert "TOKEN has no value here" in seen.problem
+        assert list(tmp_path.iterdir()) == []
+        await late.close()
+        await poor.close()
+
+
+async def test_files_of_a_job_that_never_was(hosts: Fleet, tmp_path: Path) -> None:
+    async with machine(hosts) as (_, _, channel):
+        with pytest.raises(ChannelError, match="no files of job"):
+            await channel.collect(AttemptId("never.0"), tmp_path / "x")
+
+
+# -- parcels, without a host ---------------------------------------------------------------------
+
+
+def parcel(fill: Callable[[Packer], None], **end: Any) -> bytes:
+    data = io.BytesIO()
+    packer = Packer(data.write)
+    fill(packer)
+    packer.end({"left_out": [], **end})
+    return data.getvalue()
+
+
+def record(**fields: Any) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        record(folder="../x", mode=448),
+        record(folder="/tmp/x", mode=448),
+        record(folder="a/b", mode=448),
+        record(file="../x", size=0, mode=384, mtime=0),
+        record(file="", size=0, mode=384, mtime=0),
+        record(file="a\0b", size=0, mode=384, mtime=0),
+        record(file="x", size=-1, mode=384, mtime=0),
+        record(file="x", size=1 << 40, mode=384, mtime=0),
+        record(link="d", to="/tmp") + record(file="d/x", size=0, mode=384, mtime=0),
+        record(link="..", to="x"),
+        b"[]\n",
+        b"nonsense\n",
+        record(end="0" * 64),
+    ],
+)
+def test_nothing_leaves_the_folder(tmp_path: Path, evil: bytes) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    with pytest.raises(BadParcel):
+        Unpacker(str(inside), 1 << 30).feed(evil)
+    assert [path.name for path in tmp_path.iterdir()] == ["inside"]
+    assert not any(path.is_symlink() for path in inside.iterdir())
+
+
+def test_every_way_of_cutting_a_parcel_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"12345\n")
+
+    def fill(packer: Packer) -> None:
+        packer.folder("out")
+        packer.file("out/f", str(tmp_path / "f"))
+        packer.link("out/l", "f")
+
+    whole = parcel(fill)
+    for cut in range(len(whole) + 1):
+        top = tmp_path / f"top{cut}"
+        top.mkdir()
+        unpacker = Unpacker(str(top))
+        for byte in (whole[:cut][:50], whole[:cut][50:]):
+            unpacker.feed(byte)
+        unpacker.close()
+        assert (unpacker.end is not None) == (cut == len(whole))
+        with contextlib.suppress(BadParcel):
+            assert flat(whole[:cut]) is None  # the long way is needed for a link
+    assert (tmp_path / f"top{len(whole)}" / "out/l").read_bytes() == b"12345\n"
+
+
+def test_a_file_that_shrinks_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "job" / "out"
+    out.mkdir(parents=True)
+    (out / "f").write_bytes(b"x" * 1000)
+    data = io.BytesIO()
+
+    def write(chunk: bytes) -> None:
+        data.write(chunk)
+        if b'"out/f"' in chunk:
+            os.truncate(out / "f", 10)
+
+    packing.pack(str(tmp_path / "job"), write, 1 << 30, 10)
+    (tmp_path / "top").mkdir()
+    unpacker = Unpacker(str(tmp_path / "top"))
+    unpacker.feed(data.getvalue())
+    assert unpacker.end is not None
+    assert unpacker.end["changed"] == ["out/f"]
+
+
+def test_a_million_files_do_not_take_for_ever(tmp_path: Path) -> None:
+    out = tmp_path / "job" / "out"
+    (out / "many").mkdir(parents=True)
+    for n in range(20_000):
+        os.close(os.open(out / "many" / str(n), os.O_CREAT))
+    sizes: list[int] = []
+    packing.pack(str(tmp_path / "job"), lambda data: sizes.append(len(data)), 1 << 30, 100)
+    assert len(sizes) == 1 + 1 + 100 + 1
+    end: list[bytes] = []
+    packing.pack(str(tmp_path / "job"), end.append, 1 << 30, 100)
+    assert len(json.loads(end[-1])["left_out"]) == packing.MOST_LEFT_OUT + 1

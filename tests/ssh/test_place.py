@@ -1,0 +1,193 @@
+"""The place ssh: locks, hosts that do not answer, debts, and hosts that do badly."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evalfleet.errors import ProviderError
+from evalfleet.model import AttemptId, MachineId, Needs
+from evalfleet.ports import Fence
+from evalfleet.providers.ssh import SshPlace
+from evalfleet.providers.ssh.roster import FIRST_ASIDE_S, Standing, in_order
+
+from .fleet import HOME_ID, Fleet, bring_up, fleet
+from .test_channel import shell
+
+OTHER_HOME = "fff999"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Fleet]:
+    with fleet(tmp_path, 2) as made:
+        yield made
+
+
+def machine_id(n: int, home_id: str = HOME_ID) -> MachineId:
+    return MachineId(f"pool-{home_id}-{n}")
+
+
+async def take(place: SshPlace, n: int, expires_s: float = 600.0, home_id: str = HOME_ID) -> None:
+    await place.create(machine_id(n, home_id), (await place.offers(Needs()))[0], expires_s)
+
+
+async def everything_goes(place: SshPlace, hosts: Fleet) -> None:
+    for seen in await place.list("pool"):
+        await place.delete(seen.id)
+    await place.close()
+    assert not [path for host in hosts.hosts for path in host.home.iterdir()]
+
+
+async def test_another_homes_lock_is_respected_until_it_expires(pair: Fleet) -> None:
+    theirs, ours = pair.place("b", OTHER_HOME), pair.place()
+    for n in (1, 2):
+        await take(theirs, n, 2.5, OTHER_HOME)
+    with pytest.raises(ProviderError, match=f"2 of 2 hosts .* all taken.*pool-{OTHER_HOME}") as caught:
+        await take(ours, 1)
+    assert caught.value.transient
+    assert await ours.list("pool") == ()
+    await asyncio.sleep(2.6)
+    await take(ours, 1)
+    taken = {seen.address for seen in await ours.list("pool")}
+    mine = next(host for host in pair.hosts if host.name in taken)
+    sure = [seen for seen in await theirs.list("pool") if seen.address == mine.name]
+    with pytest.raises(ProviderError, match="had expired, and"):
+        await theirs.extend(sure[0].id, 600)
+    for seen in await theirs.list("pool"):
+        await theirs.delete(seen.id)
+    await theirs.close()
+    assert (await ours.list("pool"))[0].phase == "up", "their delete took ours away"
+    await everything_goes(ours, pair)
+
+
+async def test_two_takers_at_once_get_a_host_each(pair: Fleet) -> None:
+    places = [pair.place(home, home_id) for home, home_id in (("a", HOME_ID), ("b", OTHER_HOME))]
+    calls = [
+        take(place, n, 600, home_id)
+        for place, home_id in zip(places, (HOME_ID, OTHER_HOME), strict=True)
+        for n in (1, 2)
+    ]
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(each is None for each in done) == 2, done
+    assert [len(list(host.ours.glob("*/pool-*"))) for host in pair.hosts] == [1, 1]
+    for place in places:
+        for seen in await place.list("pool"):
+            await place.delete(seen.id)
+        await place.close()
+    assert not [path for host in pair.hosts for path in host.home.iterdir()]
+
+
+async def test_several_machines_a_host(pair: Fleet) -> None:
+    place = pair.place(max_per_host=2)
+    (offer,) = await place.offers(Needs())
+    assert offer.capacity == 4
+    await asyncio.gather(*(take(place, n) for n in range(1, 5)))
+    assert [len(list(host.ours.glob("*/pool-*"))) for host in pair.hosts] == [2, 2]
+    with pytest.raises(ProviderError):
+        await take(place, 5)
+    await everything_goes(place, pair)
+
+
+async def test_a_host_that_was_down_joins_when_it_is_back(pair: Fleet) -> None:
+    pair.hosts[0].stop()
+    place = pair.place()
+    await take(place, 1)
+    with pytest.raises(ProviderError, match=r"1 of 2 hosts .* reachable") as caught:
+        await take(place, 2)
+    assert caught.value.transient
+    assert pair.hosts[0].name in str(caught.value)
+    pair.hosts[0].start()
+    await asyncio.sleep(caught.value.retry_after_s or 0)
+    await take(place, 2)
+    await everything_goes(place, pair)
+
+
+async def test_an_unreachable_host_is_no_proof_of_absence(pair: Fleet) -> None:
+    place = pair.place(gone_after_s=1.5)
+    made = await bring_up(place)
+    host = next(host for host in pair.hosts if host.name == made.address)
+    channel = place.channel(made, Fence("run", 1, 5.0))
+    await channel.start(shell("t.0", "sleep 100"))
+    await channel.close()
+    host.stop()
+    assert await place.list("pool") == (made,), "it is only unreachable"
+    later = pair.place(gone_after_s=1.5)
+    assert await later.list("pool") == (made,), "the next controller of this home must know, too"
+    await later.close()
+    with pytest.raises(ProviderError) as caught:
+        await place.delete(made.id)
+    assert caught.value.transient
+    assert await place.list("pool") == (made,)
+    deadline = time.monotonic() + 10
+    while await place.list("pool"):
+        assert time.monotonic() < deadline, "a run could never end"
+        await asyncio.sleep(0.1)
+    # the debt is paid when the host answers again, by whoever of this home comes next
+    host.start()
+    await place.close()
+    heir = pair.place()
+    while host.ours.exists():
+        assert time.monotonic() < deadline + 10
+        await heir.list("pool")
+        await asyncio.sleep(0.1)
+    assert not host.leftovers()
+    await everything_goes(heir, pair)
+
+
+async def test_a_new_machine_finds_the_host_of_an_old_debt_free(pair: Fleet) -> None:
+    place = pair.place(gone_after_s=0.0)
+    for n in (1, 2):
+        await bring_up(place, n)
+    for host in pair.hosts:
+        host.stop()
+    for n in (1, 2):
+        with pytest.raises(ProviderError):
+            await place.delete(machine_id(n))
+    assert await place.list("pool") == ()
+    await place.close()
+    for host in pair.hosts:
+        host.start()
+    place = pair.place()
+    await asyncio.gather(take(place, 3), take(place, 4))
+    assert [seen.id for seen in await place.list("pool")] == [machine_id(3), machine_id(4)]
+    await everything_goes(place, pair)
+
+
+async def test_a_host_that_does_badly_is_used_last(pair: Fleet) -> None:
+    place = pair.place()
+    bad = await bring_up(place)
+    channel = place.channel(bad, Fence("run", 1, 5.0))
+    for n in range(3):
+        await channel.start(shell(f"t{n}.0", "exit 9"))
+        await channel.ended(AttemptId(f"t{n}.0"))
+    await channel.close()
+    await place.delete(bad.id)
+    second = await bring_up(place, 2)
+    assert second.address != bad.address
+    with pytest.raises(ProviderError, match="1 set aside") as caught:
+        await take(place, 3)
+    assert caught.value.transient
+    assert caught.value.retry_after_s is not None
+    await everything_goes(place, pair)
+
+
+def test_back_off() -> None:
+    first, second = Standing(0), Standing(1)
+    both = [("first", first), ("second", second)]
+    assert in_order(both, 0.0) == ["first", "second"]
+    first.silent(0.0, "down")
+    assert in_order(both, 1.0) == ["second"]
+    assert in_order(both, 3.0) == ["second", "first"]
+    first.answered()
+    assert not first.given_up(3.0)
+    for _ in range(3):
+        first.did(False)
+    assert first.given_up(10.0)
+    assert in_order(both, 11.0) == ["second"]
+    assert in_order(both, 11.0 + FIRST_ASIDE_S) == ["second", "first"]
+    first.did(True)
+    assert in_order(both, 11.0 + FIRST_ASIDE_S) == ["first", "second"]

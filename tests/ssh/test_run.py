@@ -1,0 +1,95 @@
+"""`evalfleet run ... --on lab3 --workers 3` over three real hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .fleet import Fleet
+
+PLANTED = "planted-5d21e0-value"
+BENCH = """\
+name = "b"
+tasks = "tasks.jsonl"
+command = ["bash", "run.sh", "{task_id}"]
+files = ["run.sh"]
+setup = [["sh", "-c", "echo ready >ready"]]
+secrets = ["TOKEN"]
+timeout_s = 60
+"""
+SCRIPT = """\
+test -n "$TOKEN" && test -e ready || exit 9
+sleep 0.${1#t_}
+echo "$1 on $HOME: $TOKEN"
+mkdir -p "$EVALFLEET_OUT/shots"
+echo "$HOME" >"$EVALFLEET_OUT/where"; echo x >"$EVALFLEET_OUT/shots/1"
+echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"
+"""
+
+
+def write(folder: Path, hosts: Fleet, count: int) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "b.toml").write_text(BENCH)
+    (folder / "run.sh").write_text(SCRIPT)
+    tasks = [json.dumps({"id": f"t_{n}"}) + "\n" for n in range(1, count + 1)]
+    (folder / "tasks.jsonl").write_text("".join(tasks))
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in hosts.settings().items())
+    (folder / "evalfleet.toml").write_text(f'[places.lab3]\nkind = "ssh"\n{keys}')
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "evalfleet", *words]
+    environ = {**os.environ, "TOKEN": PLANTED, "EVALFLEET_HOME": str(folder / "results")}
+    return subprocess.Popen(
+        argv, cwd=folder, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results/r/results.json").read_text())
+    return found
+
+
+def check(folder: Path, hosts: Fleet, count: int) -> None:
+    told = results(folder)
+    assert (told["scored"], told["broken"], told["status"]) == (count, 0, "done")
+    used = {(folder / "results" / task["artifacts"] / "where").read_text().strip() for task in told["tasks"]}
+    assert used == {str(host.home) for host in hosts.hosts}, "not every host was used"
+    for path in (folder / "results").rglob("*"):
+        assert not path.is_file() or PLANTED.encode() not in path.read_bytes(), path
+    assert not [path for host in hosts.hosts for path in host.home.iterdir()], "something is left on a host"
+    assert not any(host.leftovers() for host in hosts.hosts)
+
+
+def test_a_run_over_three_hosts(hosts: Fleet, tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    write(folder, hosts, 9)
+    run = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r")
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert PLANTED not in said
+    check(folder, hosts, 9)
+
+
+def test_a_killed_controller_is_taken_up_again(hosts: Fleet, tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    write(folder, hosts, 9)
+    run = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r")
+    deadline = time.monotonic() + 30
+    while not list((folder / "results").glob("r/t_*/*/result.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for host in hosts.hosts[:2]:
+        host.cut()
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    again = start(folder, "resume", "r")
+    said, _ = again.communicate(timeout=60)
+    assert again.returncode == 0, said
+    check(folder, hosts, 9)
