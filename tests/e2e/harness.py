@@ -178,7 +178,9 @@ class Fleet:
         argv = [sys.executable, "-m", "evalfleet", *words]
         options = {"cwd": self.folder, "stdin": subprocess.DEVNULL, "env": environ, **options}
         with out.open("wb") as out_file, err.open("wb") as err_file:
-            popen = subprocess.Popen(argv, stdout=out_file, stderr=err_file, **options)
+            popen: subprocess.Popen[bytes] = subprocess.Popen(
+                argv, stdout=out_file, stderr=err_file, **options
+            )
         process = Process(popen, out, err)
         self.processes.append(process)
         return process
