@@ -72,7 +72,7 @@ class Done:
 class Process:
     """An evalfleet process that runs, its output in files."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+    def __init__(self, popen: subprocess.Popen[Any], out: Path, err: Path) -> None:
         self.popen = popen
         self.pid = popen.pid
         self._out, self._err = out, err
@@ -178,9 +178,7 @@ class Fleet:
         argv = [sys.executable, "-m", "evalfleet", *words]
         options = {"cwd": self.folder, "stdin": subprocess.DEVNULL, "env": environ, **options}
         with out.open("wb") as out_file, err.open("wb") as err_file:
-            popen: subprocess.Popen[bytes] = subprocess.Popen(
-                argv, stdout=out_file, stderr=err_file, **options
-            )
+            popen = subprocess.Popen(argv, stdout=out_file, stderr=err_file, **options)
         process = Process(popen, out, err)
         self.processes.append(process)
         return process
