@@ -17,6 +17,7 @@ from evalfleet.channels.artefacts import Caps
 from evalfleet.channels.ssh import mover as moving
 from evalfleet.channels.ssh.asking import Lot
 from evalfleet.channels.ssh.light import flat
+from evalfleet.channels.ssh.words import HostLost
 from evalfleet.channels.supervisor import pack as packing
 from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker
 from evalfleet.errors import ChannelError
@@ -144,6 +145,22 @@ async def test_without_the_secrets_value_nothing_is_brought(hosts: Fleet, tmp_pa
         assert list(tmp_path.iterdir()) == []
         await late.close()
         await poor.close()
+
+
+@pytest.mark.parametrize(("err", "lost"), [(BrokenPipeError(), True), (OSError(28, "No space left"), False)])
+async def test_a_socket_that_breaks_is_a_loss_and_a_full_disk_is_not(
+    hosts: Fleet, err: OSError, lost: bool
+) -> None:
+    (host, *_) = [lot.host for lot in hosts.place()._yard.lots.values()]
+
+    async def breaks() -> None:
+        async with host.process("true"):
+            raise err
+
+    with pytest.raises(HostLost if lost else type(err)) as caught:
+        await breaks()
+    assert isinstance(caught.value, HostLost) == lost
+    await host.close()
 
 
 async def test_files_of_a_job_that_never_was(hosts: Fleet, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ SESSIONS = 8
 """Sessions a connection carries; OpenSSH allows 10 unless told otherwise (MaxSessions)."""
 
 
+UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
+
 S = TypeVar("S", bound=asyncssh.SSHClientSession[bytes])
 T = TypeVar("T")
 
@@ -27,6 +30,12 @@ class Wire:
         self.connection = connection
         self.used = 0
         self.most = SESSIONS
+
+
+def is_loss(err: Exception) -> bool:
+    """Is it the network's doing? asyncssh hands the socket's errors on as they are; a full disk is ours."""
+    network = isinstance(err, asyncssh.Error | ConnectionError | TimeoutError)
+    return network or (isinstance(err, OSError) and err.errno in UNREACHABLE)
 
 
 async def converse(process: asyncssh.SSHClientProcess[bytes], data: bytes = b"") -> tuple[bytes, bytes]:
@@ -63,7 +72,9 @@ class Host:
         wire, process = await self._open_session(lambda ssh: ssh.create_process(command, encoding=None))
         try:
             yield process
-        except asyncssh.Error as err:
+        except (asyncssh.Error, OSError) as err:
+            if not is_loss(err):
+                raise
             raise HostLost(f"{self.name}: the connection was lost: {err}") from err
         finally:
             process.close()
@@ -89,7 +100,7 @@ class Host:
             wire.used += 1
             try:
                 return wire, await begin(wire.connection.ssh)
-            except asyncssh.Error as err:
+            except (asyncssh.Error, OSError) as err:
                 wire.used -= 1
                 if wire.used and isinstance(err, asyncssh.ChannelOpenError):
                     wire.most = wire.used
