@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from evalfleet.events import AttemptEnded, AttemptStarted
@@ -39,11 +40,12 @@ def run(quick: bool) -> Result:
     ours: list[Figures] = []
     theirs: dict[str, list[Figures]] = {}
     loads: list[float] = []
-    for _ in range(rounds):
-        loads.append(os.getloadavg()[0])
-        ours.append(_evalfleet(attempts))
-        for name, argv in PEERS.items():
-            theirs.setdefault(name, []).append(peer(argv, attempts))
+    with ExitStack() as kept:  # ext4 is slow to make files for minutes after many were deleted
+        for _ in range(rounds):
+            loads.append(os.getloadavg()[0])
+            ours.append(_evalfleet(attempts, kept.enter_context(Workspace())))
+            for name, argv in PEERS.items():
+                theirs.setdefault(name, []).append(peer(argv, attempts))
     figures = _medians(ours)
     against = {name: _medians(each) for name, each in theirs.items()}
     for name, other in against.items():
@@ -67,8 +69,8 @@ def _medians(rounds: Sequence[Figures]) -> Figures:
     return {key: rounded(statistics.median(each[key] for each in rounds)) for key in rounds[0]}
 
 
-def _evalfleet(attempts: int) -> Figures:
-    with Workspace() as space, processes.heir() as inherits:
+def _evalfleet(attempts: int, space: Workspace) -> Figures:
+    with processes.heir() as inherits:
         path = space.benchmark(["true"], [{"id": f"t_{i}"} for i in range(attempts)])
         start = time.perf_counter()
         process = space.start_run(path, MACHINES)

@@ -278,7 +278,7 @@ def test_dry_run_writes_nothing(fleet: Fleet) -> None:
     before = {path for path in fleet.folder.rglob("*") if "out" not in path.parts}
     done = fleet("run", "./b.toml", "--dry-run")
     assert done.code == 0, done
-    assert "3 in 1 domains" in done.out
+    assert "3 in 1 domain" in done.out
     assert "estimate" in done.out
     assert {path for path in fleet.folder.rglob("*") if "out" not in path.parts} == before
 
