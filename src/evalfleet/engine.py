@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -62,6 +61,7 @@ class Engine:
         self._answered: list[int] = []
         self._seen_requests: set[int] = set()
         self._news = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
         self._fatal: BaseException | None = None
         self._under_way: dict[Owner, tuple[Effect, ...]] = {}
         self._tasks: dict[Effect, asyncio.Task[None]] = {}
@@ -147,12 +147,27 @@ class Engine:
 
     async def _wait(self) -> None:
         """For news, or for the next moment at which something is due."""
+        if self._news.is_set():
+            return
+        now = self._clock.now()
         delay = self._tempo.longest_wait_s
-        if (due := next_deadline(self.state, self._clock.now())) is not None:
-            delay = min(delay, max(0.0, seconds_between(self._clock.now(), due)))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay):
-                await self._news.wait()
+        if (due := next_deadline(self.state, now)) is not None:
+            delay = min(delay, max(0.0, seconds_between(now, due)))
+        self._set_alarm(asyncio.get_running_loop(), delay)
+        await self._news.wait()
+
+    def _set_alarm(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
+        """Ring at the latest then. One that rings early costs a turn; a new one at every turn costs more."""
+        at = loop.time() + delay_s
+        if self._alarm is not None:
+            if self._alarm.when() <= at and not self._alarm.cancelled():
+                return
+            self._alarm.cancel()
+        self._alarm = loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._news.set()
 
     # -- beside the turns --------------------------------------------------------------------
 
@@ -195,6 +210,8 @@ class Engine:
                 await self._performer.survey(place)
 
     async def _halt(self, background: Sequence[asyncio.Task[None]]) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         tasks = [*background, *self._tasks.values()]
         for task in tasks:
             task.cancel()

@@ -103,4 +103,4 @@ async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) ->
 
 
 def _home_of(tools: Tools, attempt: AttemptState) -> Path:
-    return tools.artefacts / safe_name(attempt.task) / safe_name(attempt.id)
+    return tools.artefacts / f"{safe_name(attempt.task)}/{safe_name(attempt.id)}"
