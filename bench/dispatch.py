@@ -57,6 +57,7 @@ def run(quick: bool) -> Result:
     if "rate_over_gnu_parallel" in figures:
         aims["rate_over_gnu_parallel"] = at_least(figures["rate_over_gnu_parallel"], 1.0)
     figures |= {"attempts": attempts, "machines": MACHINES, "rounds": rounds, "counted": COUNTED}
+    figures["cpu_ms_by_round"] = [rounded(each.get("controller_and_supervisors_ms", 0.0)) for each in ours]
     figures["load_before_a_round"] = loads  # a busy computer makes the same work cost more CPU
     return Result("dispatch", figures, aims, against)
 
