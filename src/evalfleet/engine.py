@@ -29,6 +29,7 @@ class Tempo(Struct, frozen=True):
     survey_s: float = 10.0
     poll_s: float = 0.2
     poll_cap_s: float = 10.0
+    linger_s: float = 0.05
     longest_wait_s: float = 30.0  # a computer that slept must notice what is due by the wall clock
 
 
@@ -82,9 +83,16 @@ class Engine:
             await self._halt(background)
 
     def report(self, event: Event) -> None:
-        """What happened, from an effect or a signal handler: recorded in the next turn."""
+        """What happened, from an effect or a signal handler: recorded in the next turn.
+
+        Nothing waits for artefacts that have come home, so they share the turn and the commit of what
+        comes next: an attempt costs one commit instead of two.
+        """
         self._inbox.append(event)
-        self._news.set()
+        if type(event) is AttemptCollected:
+            self._set_alarm(asyncio.get_running_loop(), self._tempo.linger_s)
+        else:
+            self._news.set()
 
     # -- one turn --------------------------------------------------------------------------
 

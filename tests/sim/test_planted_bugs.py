@@ -22,7 +22,7 @@ from evalfleet.sim.scenario import PLACES, Scenario, draw
 from evalfleet.sim.simulate import Parts, Simulated, simulate
 from evalfleet.sim.world import Life, SimMachine, World
 
-SEEDS = range(60)
+SEEDS = range(150)
 
 
 # -- the journal ---------------------------------------------------------------------------------

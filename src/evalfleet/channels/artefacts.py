@@ -99,7 +99,12 @@ def bring_home_plain(folder: str, into: str) -> Collected | None:
     size = _plain_size(out)
     if size is None or os.path.lexists(into):
         return None
-    os.makedirs(os.path.dirname(into), exist_ok=True)
+    try:
+        os.mkdir(os.path.dirname(into))
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(into), exist_ok=True)
     if size.files:
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(f"{out}/result.json", f"{folder}/result.json", follow_symlinks=False)

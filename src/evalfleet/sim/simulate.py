@@ -25,7 +25,9 @@ from .nap import LIFE, NapLoop, fall_asleep, wake
 from .scenario import PLACES, PlaceClass, Resumption, Scenario, SimBenchmark
 from .world import Life, World
 
-SIM_TEMPO = Tempo(requests_s=30.0, survey_s=60.0, poll_s=2.0, poll_cap_s=30.0, longest_wait_s=3600.0)
+SIM_TEMPO = Tempo(
+    requests_s=30.0, survey_s=60.0, poll_s=2.0, poll_cap_s=30.0, linger_s=2.0, longest_wait_s=3600.0
+)
 
 
 @dataclass(frozen=True, slots=True)
