@@ -18,7 +18,7 @@ from .journal import Holder, Store
 from .model import Micros, Plan
 from .names import safe_name
 from .plan import benchmark_of, places_of
-from .registry import PlaceContext
+from .ports import PlaceContext
 from .state import fold
 from .version import __version__
 from .views.live import Scribe

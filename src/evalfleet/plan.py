@@ -29,8 +29,8 @@ from .config import (
 from .errors import RequestError
 from .model import Limits, Micros, Plan, Task, Verdict
 from .names import check_run_name, default_run_name
-from .ports import Benchmark, Provider
-from .registry import PlaceContext, benchmark_kind, place_kind
+from .ports import Benchmark, PlaceContext, Provider
+from .registry import benchmark_kind, place_kind
 from .request import Flags, RunRequest, settle
 from .sources import Given, PlaceSource, benchmark_source, give_settings, place_sources
 from .tables import convert, expand

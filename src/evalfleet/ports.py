@@ -10,7 +10,8 @@ Three kinds of place fit one protocol:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -105,6 +106,21 @@ class Channel(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class PlaceContext:
+    """What a place may know of us. `base` is where relative paths in its settings start.
+
+    `secrets` are the values that jobs may ask for by name, and nothing else: they are masked wherever they
+    turn up. `environ` is the environment as resolved (.env and --env-file too), for the clouds' variables.
+    """
+
+    home: Path
+    home_id: str
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    base: Path = field(default_factory=Path)
 
 
 class Provider(Protocol):

@@ -11,9 +11,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_origin, get_type_hints
 
 import msgspec
@@ -22,7 +20,7 @@ from msgspec import NODEFAULT, Struct
 from .benchmarks.loaded import BenchmarkKind
 from .errors import RequestError
 from .names import hint
-from .ports import Provider
+from .ports import PlaceContext, Provider
 from .tables import is_struct_type
 
 Group = Literal["place", "benchmark"]
@@ -37,21 +35,6 @@ _CONTRACT: Mapping[Group, tuple[str, ...]] = {
     "place": ("Settings", "make"),
     "benchmark": ("Settings", "load", "from_spec"),
 }
-
-
-@dataclass(frozen=True)
-class PlaceContext:
-    """What a place may know of us. `base` is where relative paths in its settings start.
-
-    `secrets` are the values that jobs may ask for by name, and nothing else: they are masked wherever they
-    turn up. `environ` is the environment as resolved (.env and --env-file too), for the clouds' variables.
-    """
-
-    home: Path
-    home_id: str
-    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    base: Path = field(default_factory=Path)
 
 
 class PlaceKind(Protocol):

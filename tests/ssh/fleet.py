@@ -13,7 +13,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import msgspec
 
 from evalfleet.channels.supervisor.processes import marked
 from evalfleet.model import Machine, MachineId, Needs
-from evalfleet.ports import Provider
+from evalfleet.ports import PlaceContext, Provider
 from evalfleet.providers.ssh import SshPlace, SshSettings
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -134,17 +133,6 @@ class Sshd:
         return marked(b"\0EVALFLEET_MACHINE=" + os.fsencode(str(self.ours)))
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """A place's context."""
-
-    home: Path
-    home_id: str = HOME_ID
-    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
-    environ: Mapping[str, str] = field(default_factory=dict[str, str])
-    base: Path = field(default_factory=Path)
-
-
 class Fleet:
     """Some hosts, and what is needed to use them as a place."""
 
@@ -176,7 +164,7 @@ class Fleet:
         self, home: str = "a", home_id: str = HOME_ID, secrets: Mapping[str, str] | None = None, **more: Any
     ) -> SshPlace:
         settings = msgspec.convert(self.settings(**more), SshSettings)
-        context = Surroundings(self.folder / f"home-{home}", home_id, secrets or {})
+        context = PlaceContext(self.folder / f"home-{home}", home_id, secrets or {})
         context.home.mkdir(exist_ok=True)
         return SshPlace.make("lab", settings, context)
 

@@ -19,11 +19,12 @@ from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Bundle, Command, Job, Machine, SetupStep
 from evalfleet.ports import Channel, Fence
 from evalfleet.providers.ssh import SshPlace
+from tests.pythons import python_3_8
 
 from .fleet import Fleet, bring_up
 
 PLANTED = "planted-7f3a9c-value"
-OLD_PYTHON = Path("/root/.pyenv/versions/3.8.18/bin/python")
+OLD_PYTHON = python_3_8()
 
 
 def shell(id: str, script: str, *secrets: str, timeout_s: float = 60.0, bundle: str = "") -> Job:
@@ -234,7 +235,7 @@ async def test_many_channels_share_few_connections(hosts: Fleet) -> None:
             await channel.close()
 
 
-@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="needs Python 3.8")
+@pytest.mark.skipif(OLD_PYTHON is None, reason="NOT RUN: there is no Python 3.8 here")
 async def test_python_3_8_will_do(hosts: Fleet, tmp_path: Path) -> None:
     async with machine(hosts, python=str(OLD_PYTHON)) as (_, _, channel):
         await channel.prepare(Bundle("d", {"here": str(Path(__file__).parent)}))

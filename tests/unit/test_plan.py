@@ -12,7 +12,7 @@ from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Limits, Plan, Task, TaskId, Verdict
 from evalfleet.plan import Resolved, benchmark_of, places_of, resolve, secret_names, weigh
-from evalfleet.registry import PlaceContext
+from evalfleet.ports import PlaceContext
 from evalfleet.request import RunRequest
 
 NOW = 1_794_708_895_000_000

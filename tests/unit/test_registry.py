@@ -10,9 +10,9 @@ import pytest
 
 from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.errors import RequestError
+from evalfleet.ports import PlaceContext
 from evalfleet.registry import (
     BUILT_IN,
-    PlaceContext,
     Setting,
     benchmark_kind,
     benchmarks,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from evalfleet.plan import benchmark_of, places_of
-from evalfleet.registry import PlaceContext
+from evalfleet.ports import PlaceContext
 from evalfleet.views.words import plural
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ class Estimate:
     """`basis` says what the figures rest on: earlier runs, or every task at its time limit."""
 
     offers: tuple[Offer, ...]
-    task_s: float
     duration_s: float
     machine_hours: float
     usd: float | None
@@ -43,7 +42,7 @@ def estimate(resolved: Resolved) -> Estimate:
     hours = duration_s * machines / 3600
     usd = hours * offers[0].usd_per_hour if offers else None
     basis = "what earlier runs took" if known else "at most: every task at its time limit, tried once"
-    return Estimate(offers, sum(seconds) / len(tasks), duration_s, hours, usd, basis)
+    return Estimate(offers, duration_s, hours, usd, basis)
 
 
 async def _offers(resolved: Resolved) -> tuple[Offer, ...]:

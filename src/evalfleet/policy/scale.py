@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
 from evalfleet.model import MachineId, Micros, Offer, after
+from evalfleet.names import machine_id
 from evalfleet.state import RunState
 
 from .limits import grant_s, worthwhile
@@ -23,7 +24,7 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     if not worthwhile(offer, seconds):
         return _out_of_money(state, offer)
     n = len(state.machines) + 1
-    machine = MachineId(f"{state.plan.run}-{state.plan.home}-{n}")
+    machine = machine_id(state.plan.run, state.plan.home, n)
     name = state.plan.machine_names.replace("{n}", str(n))
     return [MachineRequested(machine, name, lane, offer, after(now, seconds))]
 

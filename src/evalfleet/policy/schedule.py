@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from evalfleet.events import AttemptStarted, Event
-from evalfleet.model import AttemptId, MachineId, Micros, Offer, TaskId
+from evalfleet.model import MachineId, Micros, Offer, TaskId
+from evalfleet.names import attempt_id
 from evalfleet.state import RunState, TaskState
 
 LOOK_AHEAD = 16
@@ -25,7 +26,7 @@ def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
         task = _pick(state, now, machine)
         if task is not None:
             n = len(state.tasks[task].attempts)
-            return [AttemptStarted(AttemptId(f"{task}.{n}"), task, machine)]
+            return [AttemptStarted(attempt_id(task, n), task, machine)]
     return []
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Protocol, cast
+from typing import Annotated, cast
 from urllib.parse import unquote
 
 from msgspec import Meta, Struct
@@ -22,7 +22,7 @@ from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.channels.supervisor.removal import DELETING, open_socket, order, remove_machine
 from evalfleet.errors import ChannelError, ProviderError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Fence
+from evalfleet.ports import Channel, Fence, PlaceContext
 
 START_S = 30.0
 
@@ -33,16 +33,6 @@ class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_hour: Annotated[float, Meta(description="what a machine costs, to try budgets out")] = 0.0
     billing_step_s: Annotated[float, Meta(description="seconds that are billed as a whole")] = 1.0
     max_machines: Annotated[int | None, Meta(description="never more than this at once")] = None
-
-
-class Context(Protocol):
-    """What a place needs to know of its surroundings."""
-
-    @property
-    def home(self) -> Path: ...
-
-    @property
-    def secrets(self) -> Mapping[str, str]: ...
 
 
 class LocalPlace:
@@ -65,7 +55,7 @@ class LocalPlace:
         self._samples = samples
 
     @classmethod
-    def make(cls, name: str, settings: LocalSettings, context: Context) -> LocalPlace:
+    def make(cls, name: str, settings: LocalSettings, context: PlaceContext) -> LocalPlace:
         return cls(name, settings, context.home / ".machines", context.secrets, Samples(context.home))
 
     @property

@@ -49,7 +49,6 @@ def _scored(
     machine.scored += 1
     machine.streak = 0
     state.suspects.pop(machine.id, None)
-    state.models_usd += outcome.cost_usd or 0.0
     known.outcome, known.decided_by = outcome, attempt.id
     set_status(state, known, "scored")
     state.succeeded += outcome.success

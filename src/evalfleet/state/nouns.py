@@ -156,7 +156,6 @@ class RunState:
     # money: what deleted machines cost, and the most that the others can cost by their expiry
     closed_usd: float = 0.0
     reserved_usd: float = 0.0
-    models_usd: float = 0.0
 
     # what reports and the stop rules count
     succeeded: int = 0

@@ -83,7 +83,7 @@ def _rounded(value: float | None) -> float | None:
 
 def _cost(state: RunState, now: Micros) -> Document:
     machines = machines_usd(state, now)
-    # Not state.models_usd: a sum of nothing is no price.
+    # A sum of nothing is no price.
     prices = [
         known.outcome.cost_usd
         for known in state.tasks.values()

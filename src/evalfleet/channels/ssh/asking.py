@@ -20,7 +20,7 @@ from evalfleet.ports import Fence
 from .hosts import Host, converse
 from .words import HostDown, HostLost, HostRefused, NoMachine
 
-NO_MACHINE, NO_SUPERVISOR, OLD_PYTHON, DAMAGED = 96, 97, 98, 99
+NO_MACHINE, NO_SUPERVISOR, OLD_PYTHON = 96, 97, 98
 NO_COMMAND = (126, 127)
 ANSWER_S = 60.0
 LISTING_S = 8.0

@@ -13,10 +13,10 @@ from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.words import HostDown, HostLost, HostRefused, target
 from evalfleet.errors import ProviderError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Fence
+from evalfleet.ports import Channel, Fence, PlaceContext
 
 from .records import Records
-from .settings import Context, SshSettings, access_of
+from .settings import SshSettings, access_of
 from .yard import NO_ANSWER, Yard
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SshPlace:
 
     Settings = SshSettings
 
-    def __init__(self, name: str, settings: SshSettings, yard: Yard, context: Context) -> None:
+    def __init__(self, name: str, settings: SshSettings, yard: Yard, context: PlaceContext) -> None:
         self._name = name
         self._settings = settings
         self._yard = yard
@@ -43,7 +43,7 @@ class SshPlace:
         self._scan: asyncio.Task[None] | None = None
 
     @classmethod
-    def make(cls, name: str, settings: SshSettings, context: Context) -> SshPlace:
+    def make(cls, name: str, settings: SshSettings, context: PlaceContext) -> SshPlace:
         try:
             from evalfleet.channels.ssh.asking import Lot
             from evalfleet.channels.ssh.hosts import Host

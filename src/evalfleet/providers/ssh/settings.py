@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from evalfleet.channels.ssh.words import Access
 from evalfleet.errors import RequestError
+from evalfleet.ports import PlaceContext
 
 
 class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,26 +31,7 @@ class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_hour: float = 0.0
 
 
-class Context(Protocol):
-    """What a place needs to know of its surroundings."""
-
-    @property
-    def home(self) -> Path: ...
-
-    @property
-    def home_id(self) -> str: ...
-
-    @property
-    def secrets(self) -> Mapping[str, str]: ...
-
-    @property
-    def environ(self) -> Mapping[str, str]: ...
-
-    @property
-    def base(self) -> Path: ...
-
-
-def access_of(name: str, settings: SshSettings, context: Context) -> Access:
+def access_of(name: str, settings: SshSettings, context: PlaceContext) -> Access:
     """How the hosts are reached. Raises RequestError."""
     if not settings.hosts:
         raise RequestError(f"place {name!r} has no hosts; list some in `hosts`")
