@@ -78,7 +78,8 @@ def _planned(space: Workspace) -> bool:
 
 def _ended(space: Workspace) -> bool:
     """Asked of the journal once its controller is gone: between a look and a kill, a run can end."""
-    return any(isinstance(record.event, RunEnded) for record in Store.open(space.home, create=False).read("run"))
+    records = Store.open(space.home, create=False).read("run")
+    return any(isinstance(record.event, RunEnded) for record in records)
 
 
 def _account(space: Workspace, marks: Path, tasks: int) -> Figures:

@@ -95,6 +95,12 @@ class MachineHeard(_Event, frozen=True):
     machine: MachineId
 
 
+class MachineAnswered(_Event, frozen=True):
+    """Asked while another machine was silent, this one answered: it is not our own network."""
+
+    machine: MachineId
+
+
 class MachineExtended(_Event, frozen=True):
     """Decided: the machine may live until `expires_at`."""
 
@@ -192,6 +198,7 @@ Event = (
     | MachineReady
     | MachineSilent
     | MachineHeard
+    | MachineAnswered
     | MachineExtended
     | MachineLeaseSet
     | MachineCondemned

@@ -206,7 +206,9 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     budget_usd: float | None = None
     max_duration_s: float | None = None
     boot_timeout_s: float = 1800.0
-    silent_s: float = 60.0
+    silent_s: float = 8.0
+    lost_s: float = 12.0
+    fleet_lost_s: float = 600.0
     lease_s: float = 14_400.0
     grace_s: float = 30.0
     retry_base_s: float = 1.0

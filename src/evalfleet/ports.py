@@ -66,7 +66,7 @@ class Fence(Struct, frozen=True):
 
     run: str
     epoch: int
-    silent_s: float = 60.0
+    silent_s: float = 8.0
 
 
 class Channel(Protocol):

@@ -25,6 +25,8 @@ timeout_s = 60
 """
 SCRIPT = """\
 test -n "$TOKEN" && test -e ready || exit 9
+touch "MEET/$(basename "$(dirname "$HOME")")"
+until [ "$(ls "MEET" | wc -l)" -ge 3 ]; do sleep 0.05; done  # every host gets its share
 sleep 0.${1#t_}
 echo "$1 on $HOME: $TOKEN"
 mkdir -p "$EVALFLEET_OUT/shots"
@@ -36,7 +38,8 @@ echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"
 def write(folder: Path, hosts: Fleet, count: int) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "b.toml").write_text(BENCH)
-    (folder / "run.sh").write_text(SCRIPT)
+    (folder / "meet").mkdir()
+    (folder / "run.sh").write_text(SCRIPT.replace("MEET", str(folder / "meet")))
     tasks = [json.dumps({"id": f"t_{n}"}) + "\n" for n in range(1, count + 1)]
     (folder / "tasks.jsonl").write_text("".join(tasks))
     keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in hosts.settings().items())

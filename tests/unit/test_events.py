@@ -37,6 +37,7 @@ EVENTS: tuple[Event, ...] = (
     ev.MachineReady(M, {"setup": 0.1}),
     ev.MachineSilent(M, 5),
     ev.MachineHeard(M),
+    ev.MachineAnswered(M),
     ev.MachineExtended(M, 6),
     ev.MachineLeaseSet(M, 6),
     ev.MachineCondemned(M, "why", Cause.SETUP, "install", "place", True),

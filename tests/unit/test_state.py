@@ -16,6 +16,7 @@ from msgspec import structs
 from evalfleet.cost import billed_usd
 from evalfleet.events import (
     AttemptEnded,
+    MachineAnswered,
     MachineDeleted,
     MachineHeard,
     MachineSilent,
@@ -75,7 +76,7 @@ def check_machines(state: RunState) -> None:
     assert set(state.coming) == those(lambda m: m.phase in ("requested", "up"))
     assert set(state.ready) == ready
     assert set(state.idle) == ready & those(lambda m: len(m.open) < slots and m.silent_since is None)
-    assert set(state.busy) == ready & those(lambda m: bool(m.open))
+    assert set(state.audible) == ready & those(lambda m: m.silent_since is None)
     assert set(state.silent) == ready & those(lambda m: m.silent_since is not None)
     assert set(state.suspects) == ready & those(lambda m: m.streak >= streak)
     assert set(state.undeleted) == those(lambda m: m.phase != "deleted")
@@ -155,6 +156,7 @@ class Anything:
             self.lose,
             self.gone,
             self.silent,
+            self.answered,
             self.heard,
             self.stop,
             self.resume,
@@ -191,12 +193,16 @@ class Anything:
             self.run.gone(machine)
 
     def silent(self) -> None:
-        if machine := self.one(self.run.state.busy):
+        if machine := self.one(self.run.state.audible):
             self.run.tell(MachineSilent(machine, after(self.run.now, -60.0)))
 
     def heard(self) -> None:
         if machine := self.one(self.run.state.silent):
             self.run.tell(MachineHeard(machine))
+
+    def answered(self) -> None:
+        if machine := self.one(self.run.state.audible):
+            self.run.tell(MachineAnswered(machine))
 
     def stop(self) -> None:
         self.run.tell(StopRequested("user", drain=self.data.draw(st.booleans(), "drain")))

@@ -373,23 +373,31 @@ class Resident:
                 if not future.done():
                     future.set_exception(err)
 
+    def alive(self) -> None:
+        """For a mover whose files do not go with the messages, which may have to wait behind them."""
+        if self._link is not None:
+            self._link.heard = asyncio.get_running_loop().time()
+
     # -- silence -----------------------------------------------------------------------------
 
     def _arm(self) -> None:
         """Watch the connection while anybody waits."""
         if self._watch is None:
-            period = min(self._fence.silent_s / 8, LAST_RETRY_S)
-            self._watch = asyncio.get_running_loop().call_later(period, self._check)
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(min(self._fence.silent_s / 4, LAST_RETRY_S), self._check)
 
     def _check(self) -> None:
+        now = asyncio.get_running_loop().time()
+        late_s = now - self._watch.when() if self._watch is not None else 0.0
         self._watch = None
         if self._refusal is not None or not (self._waiters or self._asking):
             return
         self._arm()
         if self._link is None:
             return
-        quiet = asyncio.get_running_loop().time() - self._link.heard
-        if quiet > self._fence.silent_s / 2:
+        if late_s > self._fence.silent_s / 4:
+            self._link.heard = now  # it was we who did not listen: stopped, or too busy
+        if now - self._link.heard > self._fence.silent_s / 2:
             self._link.drop()  # another connection may still get through in time
         else:
             self._link.queue("ping", {"n": 0})  # our word, too, must be heard: jobs have leases

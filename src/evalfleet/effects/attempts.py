@@ -7,14 +7,16 @@ from pathlib import Path
 
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.events import AttemptCollected, AttemptEnded, MachineCondemned, MachineHeard, MachineSilent
-from evalfleet.model import Broken, Cause, Collected, Ended, Job, Outcome, Scored, Task, after
+from evalfleet.model import Broken, Cause, Collected, Ended, Job, Outcome, Scored, Task
 from evalfleet.names import safe_name
 from evalfleet.ports import Channel
 from evalfleet.state import AttemptState, MachineState
 
+from .machines import silent_since
 from .tools import Tools
 
 COLLECT_LIMIT_S = 600.0
+LOOKS = 2
 UNREACHABLE = frozenset({Cause.MACHINE_LOST, Cause.EVICTED, Cause.CONNECTION, Cause.BOOT, Cause.PROVISIONING})
 
 
@@ -27,12 +29,15 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     job = Job(attempt.id, command, task.timeout_s, tools.benchmark.bundle.digest, limits.lease_s)
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
-    for patience_s in (task.timeout_s + limits.grace_s, 2 * limits.silent_s):
+    patience_s, looks = task.timeout_s + limits.grace_s, 0
+    while looks < LOOKS:
         try:
             async with asyncio.timeout(patience_s):
                 ended = await _to_the_end(tools, channel, job, machine)
                 outcome = await _judge(tools, channel, task, ended)
         except TimeoutError:
+            patience_s = limits.grace_s
+            looks += machine.silent_since is None  # how long silence is borne is not decided here
             continue
         seconds, node = round(ended.seconds, 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node))
@@ -51,8 +56,7 @@ async def _to_the_end(tools: Tools, channel: Channel, job: Job, machine: Machine
         except StaleController:
             raise
         except ChannelError:
-            since = after(tools.clock.now(), -tools.state.limits.silent_s)
-            tools.report(MachineSilent(machine.id, since))
+            tools.report(MachineSilent(machine.id, silent_since(tools)))
             await asyncio.sleep(tools.pace.poll_s * 5)
 
 

@@ -6,10 +6,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 
-from evalfleet.errors import ChannelError, ProviderError, SetupFailed, StaleController
-from evalfleet.events import MachineCondemned, MachineDeleted, MachineLeaseSet, MachineReady, MachineUp
-from evalfleet.model import Cause, Machine, Micros, Needs, Offer, seconds_between
+from evalfleet.errors import ChannelError, FleetError, ProviderError, SetupFailed, StaleController
+from evalfleet.events import (
+    MachineAnswered,
+    MachineCondemned,
+    MachineDeleted,
+    MachineHeard,
+    MachineLeaseSet,
+    MachineReady,
+    MachineSilent,
+    MachineUp,
+)
+from evalfleet.model import Cause, Machine, Micros, Needs, Offer, after, seconds_between
+from evalfleet.policy import proven_online
 from evalfleet.ports import Channel, Provider
 from evalfleet.state import MachineState
 
@@ -17,9 +28,9 @@ from .tools import Tools
 
 PROVISIONING_TRIES = 3
 OFFER_TRIES = 5
-SETUP_SILENCES = 10
 CALL_MARGIN_S = 5.0
 BOOT_LOOK_S = 120.0
+ASKED_AT_ONCE = 3
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +105,16 @@ async def _timed(tools: Tools, timings: dict[str, float], name: str, work: Await
 
 async def _patiently(tools: Tools, call: Callable[[], Awaitable[None]]) -> None:
     """A machine that has just come up may not answer yet, and our own network may be down."""
-    for _ in range(SETUP_SILENCES - 1):
+    until = after(tools.clock.now(), tools.state.limits.fleet_lost_s)
+    while True:
         try:
             return await call()
         except (SetupFailed, StaleController):
             raise
         except ChannelError:
+            if tools.clock.now() >= until:
+                raise
             await asyncio.sleep(tools.pace.poll_s * 5)
-    return await call()
 
 
 async def _until_ready(tools: Tools, channel: Channel) -> None:
@@ -156,6 +169,63 @@ def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> No
     cause = Cause.EVICTED if evicted else Cause.MACHINE_LOST
     detail = "the place took it back" if evicted else "the place no longer shows it"
     tools.report(MachineCondemned(machine.id, detail, cause))
+
+
+# -- when one is silent --------------------------------------------------------------------------
+
+
+async def listen(tools: Tools, machine: MachineState) -> None:
+    """Until the silent machine is heard again. If others answer meanwhile, it is not our own network."""
+    others = asyncio.create_task(_ask_others(tools, machine))
+    try:
+        await _until_heard(tools, machine)
+    finally:
+        others.cancel()
+        await asyncio.gather(others, return_exceptions=True)
+
+
+async def _until_heard(tools: Tools, machine: MachineState) -> None:
+    while True:
+        try:
+            await tools.channel(machine).probe(None)
+        except StaleController:
+            raise
+        except ChannelError:
+            await asyncio.sleep(tools.pace.poll_s * 5)
+        else:
+            tools.report(MachineHeard(machine.id))
+            return
+
+
+async def _ask_others(tools: Tools, machine: MachineState) -> None:
+    """A few at a time, until one has answered: idle machines say nothing by themselves."""
+    state, asked = tools.state, {machine.id}
+    asking: list[asyncio.Task[None]] = []
+    try:
+        while (since := machine.silent_since) is not None and not proven_online(state, since):
+            for other in list(islice((m for m in state.audible if m not in asked), ASKED_AT_ONCE)):
+                asked.add(other)
+                asking.append(asyncio.create_task(_ask(tools, state.machines[other])))
+            await asyncio.sleep(tools.pace.poll_s * 5)
+    finally:
+        for task in asking:
+            task.cancel()
+
+
+async def _ask(tools: Tools, machine: MachineState) -> None:
+    try:
+        await tools.channel(machine).probe(None)
+    except ChannelError:
+        tools.report(MachineSilent(machine.id, silent_since(tools)))
+    except FleetError:
+        return  # whoever works with that machine meets it, too
+    else:
+        tools.report(MachineAnswered(machine.id))
+
+
+def silent_since(tools: Tools) -> Micros:
+    """Of a machine whose channel has just given up."""
+    return after(tools.clock.now(), -tools.state.limits.silent_s)
 
 
 # -- down ----------------------------------------------------------------------------------------

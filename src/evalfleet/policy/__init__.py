@@ -4,17 +4,20 @@ No clock, no I/O, no randomness: time and offers are arguments, ids are counters
 """
 
 from .decide import decide, next_deadline
-from .effects import BringUp, Collect, Effect, Extend, RunAttempt, TearDown, changed_effects, effects
+from .effects import BringUp, Collect, Effect, Extend, Listen, RunAttempt, TearDown, changed_effects, effects
+from .health import proven_online
 
 __all__ = [
     "BringUp",
     "Collect",
     "Effect",
     "Extend",
+    "Listen",
     "RunAttempt",
     "TearDown",
     "changed_effects",
     "decide",
     "effects",
     "next_deadline",
+    "proven_online",
 ]

@@ -25,6 +25,13 @@ class Extend:
 
 
 @dataclass(frozen=True, slots=True)
+class Listen:
+    """The machine is silent: is it gone, or is it our own network? Ask it, and ask others."""
+
+    machine: MachineId
+
+
+@dataclass(frozen=True, slots=True)
 class RunAttempt:
     """Start the attempt, or attach to it, and wait for its end."""
 
@@ -45,7 +52,7 @@ class TearDown:
     machine: MachineId
 
 
-Effect = BringUp | Extend | RunAttempt | Collect | TearDown
+Effect = BringUp | Extend | Listen | RunAttempt | Collect | TearDown
 Owner = MachineId | AttemptId
 
 
@@ -75,7 +82,7 @@ def _of_machine(machine: MachineState) -> tuple[Effect, ...]:
             busy = machine.open or machine.uncollected
             return () if busy else (TearDown(machine.id),)
         case "ready":
-            own: tuple[Effect, ...] = ()
+            own: tuple[Effect, ...] = () if machine.silent_since is None else (Listen(machine.id),)
         case _:
             own = (BringUp(machine.id),)
     if machine.expires_at != machine.lease_set:

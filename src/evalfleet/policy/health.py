@@ -23,25 +23,25 @@ def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[E
     return decided
 
 
-SILENCES = 2
-FLEET_SILENCES = 10
-"""After how many of the silences that a channel reports a machine is given up: alone, or with all others."""
-
-
 def silence_ends(state: RunState) -> Micros | None:
     """When the machine that was silent first is given up.
 
-    Soon, if other machines are heard. If none is, it is probably our own network: then we wait much
-    longer, and once one machine answers again the others get the time to do the same.
+    Soon, if another one was heard after its silence was noticed. If none was, it is probably our own
+    network: then we wait much longer, and once one machine answers again the others get time to do the same.
     """
     first = next(iter(state.silent), None)
     if first is None:
         return None
-    silent_s = state.limits.silent_s
-    since = state.machines[first].silent_since or 0
-    at_last = after(since, FLEET_SILENCES * silent_s)
-    others_heard = len(state.silent) < len(state.busy) or state.heard_at > after(since, silent_s)
-    return min(at_last, after(max(since, state.stirred_at), SILENCES * silent_s)) if others_heard else at_last
+    limits, since = state.limits, state.machines[first].silent_since or 0
+    at_last = after(since, limits.fleet_lost_s)
+    if not proven_online(state, since):
+        return at_last
+    return min(at_last, after(max(since, state.stirred_at), limits.lost_s))
+
+
+def proven_online(state: RunState, since: Micros) -> bool:
+    """Was a machine heard after another one's silence, which began at `since`, was noticed?"""
+    return state.heard_at > after(since, state.limits.silent_s)
 
 
 def heed_silence(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:

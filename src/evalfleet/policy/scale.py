@@ -32,13 +32,19 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
 def _wanted(state: RunState) -> int:
     """How many machines are missing."""
     if not state.waiting:
-        return 0
+        return int(_needs_witness(state))
     proved = len(state.attempts) - state.running >= state.limits.canary
     ceiling = (state.limits.workers if proved else 1) - state.live
     if len(state.fresh) > 1:
         return max(0, min(ceiling, len(_lanes_without_machine(state))))
     useful = -(-(state.waiting + state.running) // state.plan.slots)
     return max(0, min(ceiling, useful - state.live))
+
+
+def _needs_witness(state: RunState) -> bool:
+    """Are all machines silent, and none left to tell whether it is our network? A new one can."""
+    alone = bool(state.silent) and not state.audible and not state.coming
+    return alone and state.live < state.limits.workers
 
 
 def _lanes_without_machine(state: RunState) -> list[int]:

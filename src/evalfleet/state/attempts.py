@@ -5,7 +5,7 @@ from __future__ import annotations
 from evalfleet import events as ev
 from evalfleet.model import FREE_CAUSES, Broken, Cause, Limits, Micros, Scored, after
 
-from .machines import refresh_idle, stir
+from .machines import heard, refresh_idle
 from .nouns import AttemptState, MachineState, RunState, TaskState
 from .queue import dequeue, enqueue, set_status
 
@@ -16,7 +16,6 @@ def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> No
     known.attempts.append(event.attempt)
     set_status(state, known, "running")
     dequeue(state, known)
-    stir(state, at)
     machine.open[event.attempt] = None
     machine.attempts += 1
     refresh_idle(state, machine)
@@ -30,7 +29,7 @@ def attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
     machine, known = state.machines[attempt.machine], state.tasks[attempt.task]
     machine.open.pop(event.attempt, None)
     if machine.phase == "ready" and machine.silent_since is None:
-        state.heard_at = at
+        heard(state, at)
     machine.uncollected[event.attempt] = None
     state.uncollected += 1
     state.orphans.pop(event.attempt, None)

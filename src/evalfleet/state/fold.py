@@ -10,6 +10,7 @@ from evalfleet.model import Micros
 
 from .attempts import attempt_collected, attempt_ended, attempt_started
 from .machines import (
+    machine_answered,
     machine_condemned,
     machine_deleted,
     machine_extended,
@@ -63,6 +64,8 @@ def accepts(state: RunState, event: ev.Event) -> bool:
         case ev.MachineHeard(machine):
             known = state.machines[machine]
             return known.phase == "ready" and known.silent_since is not None
+        case ev.MachineAnswered(machine):
+            return machine in state.audible and bool(state.silent)
         case ev.MachineCondemned(machine):
             return state.machines[machine].phase in ("requested", "up", "ready")
         case ev.MachineLeaseSet(machine):
@@ -84,6 +87,7 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.MachineReady: machine_ready,
     ev.MachineSilent: machine_silent,
     ev.MachineHeard: machine_heard,
+    ev.MachineAnswered: machine_answered,
     ev.MachineExtended: machine_extended,
     ev.MachineLeaseSet: machine_lease_set,
     ev.MachineCondemned: machine_condemned,

@@ -67,7 +67,8 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     machine.timings = dict(event.timings)
     state.coming.pop(event.machine, None)
     state.ready[event.machine] = None
-    state.heard_at = at
+    state.audible[event.machine] = None
+    heard(state, at)
     state.same_failures.clear()
     refresh_idle(state, machine)
     state.touched_machines[event.machine] = None
@@ -79,32 +80,43 @@ def refresh_idle(state: RunState, machine: MachineState) -> None:
         state.idle[machine.id] = None
     else:
         state.idle.pop(machine.id, None)
-    if machine.phase == "ready" and machine.open:
-        state.busy[machine.id] = None
-    else:
-        state.busy.pop(machine.id, None)
-
-
-def stir(state: RunState, at: Micros) -> None:
-    """A fleet of which nothing was heard may be about to answer: give all of it time to do so."""
-    if state.silent and len(state.silent) >= len(state.busy):
-        state.stirred_at = at
 
 
 def machine_silent(state: RunState, at: Micros, event: ev.MachineSilent) -> None:
     machine = state.machines[event.machine]
     machine.silent_since = event.since
     state.silent[event.machine] = None
+    state.audible.pop(event.machine, None)
     refresh_idle(state, machine)
+    state.touched_machines[event.machine] = None
 
 
 def machine_heard(state: RunState, at: Micros, event: ev.MachineHeard) -> None:
     machine = state.machines[event.machine]
-    stir(state, at)
-    state.heard_at = at
+    heard(state, at)
     machine.silent_since = None
     state.silent.pop(event.machine, None)
+    state.audible[event.machine] = None
     refresh_idle(state, machine)
+    state.touched_machines[event.machine] = None
+
+
+def machine_answered(state: RunState, at: Micros, event: ev.MachineAnswered) -> None:
+    heard(state, at)
+
+
+def heard(state: RunState, at: Micros) -> None:
+    """A machine gave proof that we reach machines.
+
+    If for long none did, our own network was down: the others get the time to answer, too.
+    """
+    if state.silent and at > after(_silent_since(state), state.limits.lost_s) > state.heard_at:
+        state.stirred_at = at
+    state.heard_at = at
+
+
+def _silent_since(state: RunState) -> Micros:
+    return state.machines[next(iter(state.silent))].silent_since or 0
 
 
 def machine_extended(state: RunState, at: Micros, event: ev.MachineExtended) -> None:
@@ -127,7 +139,7 @@ def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -
     was_ready = machine.phase == "ready"
     machine.phase, machine.condemned_at = "condemned", at
     machine.cause, machine.detail = event.cause, event.detail
-    for index in (state.coming, state.ready, state.idle, state.busy, state.silent, state.suspects):
+    for index in (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects):
         index.pop(event.machine, None)
     if machine.lane < lanes(state):
         heapq.heappush(state.free_lanes, machine.lane)

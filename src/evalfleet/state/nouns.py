@@ -140,12 +140,12 @@ class RunState:
     # machines by what policy asks of them; dicts, because sets have no order to reproduce
     coming: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     ready: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    audible: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # ready, not silent
     idle: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
-    busy: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
-    stirred_at: Micros = 0  # when the silence of the whole fleet was last in doubt
+    stirred_at: Micros = 0  # when a long silence of the whole fleet last ended
     orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
     undeleted: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     free_lanes: list[int] = field(default_factory=list[int])

@@ -35,7 +35,7 @@ class SshChannel(Resident):
 
         mover = SshMover(lot, machine, secrets)
         super().__init__(connect, mover, fence, secrets, on_load)
-        mover.ask = self.ask
+        mover.ask, mover.alive = self.ask, self.alive
         self._verdict = verdict
 
     async def prepare(self, bundle: Bundle) -> None:

@@ -46,12 +46,16 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[Incoming]]
 
 
 class SshMover:
-    """Moves files between here and one machine. `ask` puts a request to its supervisor."""
+    """Moves files between here and one machine.
+
+    `ask` puts a request to its supervisor; `alive` is told that bytes got through.
+    """
 
     def __init__(
         self, lot: Lot, machine: str, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS
     ) -> None:
         self.ask: Ask = _nobody
+        self.alive: Callable[[], None] = lambda: None
         self._lot = lot
         self._machine = machine
         self._values = secrets
@@ -78,6 +82,7 @@ class SshMover:
             async def send(data: bytes) -> None:
                 process.stdin.write(data)
                 await process.stdin.drain()
+                self.alive()
 
             def write(data: bytes) -> None:
                 asyncio.run_coroutine_threadsafe(send(data), loop).result()
@@ -122,6 +127,7 @@ class SshMover:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(self._lot.request(self._machine, caps))
                 while data := await process.stdout.read(CHUNK):
+                    self.alive()
                     await asyncio.to_thread(stage.unpacker.feed, data)
                 _, errors = await converse(process)
                 self._lot.check(process.exit_status, errors)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from evalfleet.channels.ssh.asking import Lot
 
 LONGEST_WAIT_S = 30.0
+LOOK_S = 2.0
 NO_ANSWER = (HostDown, HostLost, HostRefused)
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Yard:
         self._gone_after_s = gone_after_s
         self._removing: set[MachineId] = set()
         self._debts: dict[MachineId, asyncio.Task[None]] = {}
+        self._looks: dict[str, asyncio.Task[Mapping[MachineId, bool] | None]] = {}
 
     async def contact(self, host: str, call: Awaitable[T]) -> T:
         standing = self.standings[host]
@@ -76,7 +78,7 @@ class Yard:
 
     async def _seen(self, host: str) -> list[Machine]:
         asked = time.monotonic() >= self.standings[host].retry_at
-        shown = await self._look(host) if asked else None
+        shown = await self._glance(host) if asked else None
         if shown is not None:
             return [Machine(id, "up" if up else "pending", host, host) for id, up in shown.items()]
         return [
@@ -84,6 +86,16 @@ class Yard:
             for held in self.records.on(host)
             if not self.records.over(held) and not self._counts_as_gone(held)
         ]
+
+    async def _glance(self, host: str) -> Mapping[MachineId, bool] | None:
+        """As `_look`. All others must not wait long for a host of which we know what we hold there."""
+        look = self._looks.get(host)
+        if look is None:
+            look = self._looks[host] = asyncio.create_task(self._look(host))
+            look.add_done_callback(lambda _: self._looks.pop(host, None))
+        known = any(self.records.on(host))
+        done, _ = await asyncio.wait((look,), timeout=LOOK_S if known else None)
+        return look.result() if done else None
 
     def _counts_as_gone(self, held: Held) -> bool:
         """Its host ends it by its expiry, and what is left there is removed when it answers again."""
@@ -182,6 +194,6 @@ class Yard:
         return ProviderError("; ".join(said), transient=True, retry_after_s=wait_s)
 
     async def close(self) -> None:
-        for task in self._debts.values():
+        for task in (*self._debts.values(), *self._looks.values()):
             task.cancel()
         await asyncio.gather(*(lot.host.close() for lot in self.lots.values()))
