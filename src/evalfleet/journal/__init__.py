@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .holder import Holder
+from .holds import Hold, Holds
 from .sqlite import Store, StreamInfo, StreamKind
 from .stream import SqliteJournal
 
-__all__ = ["Holder", "SqliteJournal", "Store", "StreamInfo", "StreamKind"]
+__all__ = ["Hold", "Holder", "Holds", "SqliteJournal", "Store", "StreamInfo", "StreamKind"]

@@ -23,13 +23,13 @@ import msgspec
 from evalfleet.errors import JournalError, JournalForeign, RequestError
 
 APPLICATION_ID = 0x45764C46  # "EvLf"
-LAYOUT = 1
+LAYOUT = 2
 BUSY_S = 10.0
 FILE = "fleet.db"
 
-_TABLES = f"""
+_LAYOUT_1 = f"""
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {LAYOUT};
+PRAGMA user_version = 1;
 CREATE TABLE meta (home_id TEXT NOT NULL) STRICT;
 CREATE TABLE stream (
     name TEXT PRIMARY KEY,
@@ -59,6 +59,20 @@ CREATE TABLE request (
 ) STRICT;
 CREATE INDEX request_open ON request (stream) WHERE answered = 0;
 """
+_LAYOUT_2 = """
+PRAGMA user_version = 2;
+CREATE TABLE hold (
+    machine TEXT PRIMARY KEY,
+    pool TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    holder TEXT,
+    borrower TEXT UNIQUE,
+    epoch INTEGER NOT NULL,
+    until INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+_STEPS = (_LAYOUT_1, _LAYOUT_2)
+"""What makes each layout out of the one before it."""
 
 _NETWORK = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gluster", "gpfs", "beegfs", "fuse.")
 """File systems that other computers may write, too: the shared memory of SQLite's WAL ends at this one."""
@@ -164,8 +178,23 @@ def check_layout(conn: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer evalfleet (layout {layout}, this one knows up to {LAYOUT}): "
             "upgrade evalfleet"
         )
-    if layout < LAYOUT:
+    if layout < 1:
         raise damaged(path, f"layout {layout}")
+
+
+def bring_up_to_date(conn: sqlite3.Connection) -> None:
+    """Turn an older layout into ours. Another process may do it at the same time: one of them does."""
+    if conn.execute("PRAGMA user_version").fetchone() == (LAYOUT,):
+        return
+    with transaction(conn):
+        (layout,) = conn.execute("PRAGMA user_version").fetchone()
+        _take_steps(conn, layout)
+
+
+def _take_steps(conn: sqlite3.Connection, layout: int) -> None:
+    for step in _STEPS[layout:]:
+        for statement in step.split(";\n"):
+            conn.execute(statement)
 
 
 def check_writable(conn: sqlite3.Connection) -> None:
@@ -236,8 +265,7 @@ def build(path: Path, *, wal: bool) -> None:
     path.touch()
     with contextlib.closing(connect(path)) as conn:
         with transaction(conn):
-            for statement in _TABLES.split(";\n"):
-                conn.execute(statement)
+            _take_steps(conn, 0)
             conn.execute("INSERT INTO meta VALUES (?)", (_new_home_id(),))
         if wal:
             _prove_wal(conn, path)

@@ -79,6 +79,7 @@ class Store(Struct, frozen=True):
                 database.check_layout(conn, path)
                 if not read_only:
                     database.check_writable(conn)
+                    database.bring_up_to_date(conn)
                 home_id = database.home_id(conn, path)
         return cls(home=home, home_id=home_id, read_only=read_only, busy_s=busy_s)
 
@@ -88,12 +89,12 @@ class Store(Struct, frozen=True):
 
     def streams(self) -> list[StreamInfo]:
         """All streams, oldest first."""
-        with self._connected() as conn:
+        with self.connected() as conn:
             return [_info(row) for row in conn.execute(f"{_STREAMS} ORDER BY created_at, name")]
 
     def stream(self, name: str) -> StreamInfo:
         """Raises RequestError when there is none of this name."""
-        with self._connected() as conn:
+        with self.connected() as conn:
             return self._info(conn, name)
 
     def held(self, info: StreamInfo, now: Micros) -> Holder | None:
@@ -109,7 +110,7 @@ class Store(Struct, frozen=True):
         No lock is held between two records, so a slow reader keeps no writer waiting.
         Raises RequestError when there is no such stream, JournalForeign when its record is damaged.
         """
-        with self._connected() as conn:
+        with self.connected() as conn:
             conn.text_factory = bytes  # bodies go to the decoder as they are
             while rows := conn.execute(_EVENTS, (stream, after)).fetchall():
                 for seq, epoch, schema, at, body in rows:
@@ -128,7 +129,7 @@ class Store(Struct, frozen=True):
             (name, seq, SCHEMA, at, kind_of(event), encode(event).decode())
             for seq, event in enumerate(events, start=1)
         ]
-        with self._connected() as conn, transaction(conn):
+        with self.connected() as conn, transaction(conn):
             if conn.execute("SELECT 1 FROM stream WHERE name = ?", (name,)).fetchone():
                 raise RequestError(f"the name {name!r} is taken; choose another with --name")
             conn.execute("INSERT INTO stream VALUES (?, ?, 0, NULL, 0, ?)", (name, kind, at))
@@ -136,7 +137,7 @@ class Store(Struct, frozen=True):
 
     def ask(self, stream: str, event: Event, at: Micros) -> int:
         """Ask the stream's controller, from any process, to record `event`. The request's id."""
-        with self._connected() as conn, transaction(conn):
+        with self.connected() as conn, transaction(conn):
             self._info(conn, stream)
             row = (stream, at, SCHEMA, encode(event).decode())
             done = conn.execute("INSERT INTO request (stream, at, v, body) VALUES (?, ?, ?, ?)", row)
@@ -203,7 +204,8 @@ class Store(Struct, frozen=True):
         return _info(row)
 
     @contextlib.contextmanager
-    def _connected(self) -> Generator[sqlite3.Connection]:
+    def connected(self) -> Generator[sqlite3.Connection]:
+        """A connection for one use, whose errors are explained."""
         with (
             explained(self.path),
             contextlib.closing(_connection(self.path, self.read_only, self.busy_s)) as conn,
