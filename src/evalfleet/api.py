@@ -20,9 +20,11 @@ from .errors import RequestError
 from .events import Event, Record, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
 from .journal import Store
 from .journal.database import FILE, refuse_file
-from .model import AttemptId, Limits, RunStatus, TaskId
+from .keeping import keep_plan, plan_pool, tend
+from .model import AttemptId, Limits, Plan, RunStatus, TaskId
 from .names import hint, safe_name
 from .plan import Resolved, resolve, resumed_secrets, weigh
+from .pools import read_pool
 from .request import RunRequest
 from .state import AttemptState, RunState
 from .verdict import exit_code
@@ -173,7 +175,8 @@ def run(benchmark: str, **options: Any) -> Run:
 def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
     """The request with everything settled, checked before anything starts. `dry`: nothing is written."""
     environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
-    resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id="")
+    request, pool = _borrowed(request, home_of(environ, cwd), dry)
+    resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id="", pool=pool)
     store = _store_of(resolved.home, dry)
     name, home_id = resolved.plan.run, "" if store is None else store.home_id
     taken: set[str] = set() if store is None else {info.name for info in store.streams()}
@@ -184,6 +187,21 @@ def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
     plan = msgspec.structs.replace(resolved.plan, run=name, home=home_id)
     tasks = weigh(resolved.tasks, known_durations(resolved.home, plan.benchmark))
     return replace(resolved, plan=plan, tasks=tasks, made_up=request.name is None)
+
+
+def _borrowed(request: RunRequest, home: Path, dry: bool) -> tuple[RunRequest, Plan | None]:
+    """The request as its pool makes it, and the pool's plan: as many workers as it has, unless fewer do."""
+    if not request.pool:
+        return request, None
+    if request.on is not None:
+        raise RequestError("--on and --pool exclude each other: a pool's machines are where they are")
+    view = read_pool(Store.open(home, create=False, read_only=True), request.pool)
+    if request.keep:
+        raise RequestError(f"--keep makes a pool, and {request.pool!r} is one: leave --keep out")
+    if not dry and (problem := view.unusable(WallClock().now())):
+        raise RequestError(problem)
+    workers = request.workers if request.workers is not None else max(1, len(view.machines))
+    return msgspec.structs.replace(request, workers=workers), view.state.plan
 
 
 def _store_of(home: Path, dry: bool) -> Store | None:
@@ -242,7 +260,10 @@ def plan_run(resolved: Resolved) -> Resolved:
     """Write the run down, and return it as it was written. From here on it exists, whoever runs it."""
     store = Store.open(resolved.home)
     while True:
+        resolved = _with_kept_pool(resolved)
         try:
+            if resolved.keep:
+                plan_pool(store, keep_plan(resolved.plan, resolved.plan.pool))
             store.create_stream(resolved.plan.run, "run", WallClock().now(), _first_events(resolved))
             break
         except RequestError:
@@ -255,6 +276,13 @@ def plan_run(resolved: Resolved) -> Resolved:
     return resolved
 
 
+def _with_kept_pool(resolved: Resolved) -> Resolved:
+    if not resolved.keep:
+        return resolved
+    pool = kept_pool(resolved.plan.run)
+    return replace(resolved, plan=msgspec.structs.replace(resolved.plan, pool=pool))
+
+
 def _first_events(resolved: Resolved) -> list[Event]:
     tasks = resolved.tasks
     chunks = [TasksPlanned(tasks[i : i + CHUNK]) for i in range(0, len(tasks), CHUNK)]
@@ -265,6 +293,11 @@ def order_of(resolved: Resolved) -> Order:
     return Order(resolved.home, resolved.plan.run, resolved.secrets, resolved.environ)
 
 
+def kept_pool(run: str) -> str:
+    """The pool that a run with --keep makes and leaves."""
+    return f"{run}-pool"
+
+
 def start(resolved: Resolved) -> Run:
     return control(order_of(plan_run(resolved)))
 
@@ -273,7 +306,10 @@ def control(order: Order) -> Run:
     """Take the run and run it, in a thread of this process."""
     controller = Controller(order)
     controller.start()
-    return Run(order.home, order.run, controller)
+    run = Run(order.home, order.run, controller)
+    if run.state().plan.pool:
+        tend(Store.open(order.home), run.state().plan.pool)
+    return run
 
 
 def open(name: str | None = None, *, home: Path | None = None) -> Run:

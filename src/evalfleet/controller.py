@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -14,14 +15,16 @@ from pathlib import Path
 from .engine import Engine
 from .errors import FleetError
 from .events import ControllerStarted, Event, StopRequested
-from .journal import Holder, Store
-from .model import Micros, Plan
+from .journal import Holder, Holds, Store
+from .model import MachineId, Micros, Plan
 from .names import safe_name
 from .plan import benchmark_of, places_of
-from .ports import PlaceContext
+from .policy import POOL, RUN
+from .pools import Bare, LentPlace, OwnPlace, read_pool
+from .ports import PlaceContext, Provider
 from .state import fold
 from .version import __version__
-from .views.live import Scribe
+from .views.live import PoolScribe, Scribe
 
 SCRIBE_S = 0.4
 PROGRAM_S = 0.2
@@ -40,7 +43,10 @@ def folder_of(home: Path, run: str) -> Path:
 
 @dataclass(frozen=True)
 class Order:
-    """What a controller is started with. `first` are events to record before anything else."""
+    """What a controller is started with. `first` are events to record before anything else.
+
+    `holds` are the machines of a pool that its controller must have to itself.
+    """
 
     home: Path
     run: str
@@ -48,6 +54,7 @@ class Order:
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     take_over: bool = False
     first: tuple[Event, ...] = ()
+    holds: tuple[MachineId, ...] = ()
 
 
 class Controller:
@@ -123,25 +130,49 @@ class Controller:
             holder = Holder.here(clock.now())
             journal = self._store.acquire(order.run, holder, clock.now(), order.take_over)
             stack.push_async_callback(journal.close)
+            if order.holds:
+                holds = Holds(self._store, order.run)
+                holds.take_all(order.holds, journal.epoch, clock.now())
+                stack.callback(self._give_back, holds)
             if order.first:
                 await journal.append(clock.now(), order.first)
             plan = _plan_of(self._store, order.run)
             context = PlaceContext(order.home, self._store.home_id, order.secrets, order.environ)
-            places = places_of(plan, context)
+            is_pool = self._store.stream(order.run).kind == "pool"
+            places = {
+                name: self._borrowed(plan, place, journal.epoch, is_pool)
+                for name, place in places_of(plan, context).items()
+            }
             for place in places.values():
                 stack.push_async_callback(place.close)
             self._engine = Engine(
                 journal,
                 places,
-                benchmark_of(plan),
+                Bare() if is_pool else benchmark_of(plan),
                 clock,
                 folder_of(order.home, order.run),
                 controller=ControllerStarted(holder.host, holder.pid, __version__),
+                rules=POOL if is_pool else RUN,
             )
-            stack.push_async_callback(self._start_scribe())
+            stack.push_async_callback(self._start_scribe(is_pool))
             self._loop.create_task(self._leave_with_the_program())
             self._started.set()
             await self._engine.run()
+
+    def _borrowed(self, plan: Plan, place: Provider, epoch: int, is_pool: bool) -> Provider:
+        """The place as this stream may use it."""
+        if is_pool:
+            return OwnPlace(place, Holds(self._store, plan.run))
+        if not plan.pool:
+            return place
+        holds, clock = Holds(self._store, plan.pool), WallClock()
+        look = functools.partial(read_pool, self._store, plan.pool)
+        return LentPlace(place, holds, look, plan.run, epoch, clock.now)
+
+    def _give_back(self, holds: Holds) -> None:
+        """What still exists: a machine that is gone stays the pool's, so that nobody borrows it."""
+        state = fold(self._store.read(self._order.run))
+        holds.give_back([machine for machine in self._order.holds if machine in state.undeleted])
 
     async def _leave_with_the_program(self) -> None:
         """When the program ends before the run, Python takes threads and executors away: go in time."""
@@ -152,12 +183,13 @@ class Controller:
         )
         self._cancel()
 
-    def _start_scribe(self) -> Callable[[], Awaitable[None]]:
+    def _start_scribe(self, is_pool: bool) -> Callable[[], Awaitable[None]]:
         """Live files are written beside the engine, from the journal: they never hold it up.
 
         Returns how to have the last of them written.
         """
-        scribe = Scribe(self._order.home, self._store, self._order.run)
+        kind = PoolScribe if is_pool else Scribe
+        scribe = kind(self._order.home, self._store, self._order.run)
         done = threading.Event()
 
         def write() -> None:

@@ -16,7 +16,7 @@ from .effects import Performer, Tools
 from .errors import FleetError, ProviderError
 from .events import AttemptCollected, ControllerStarted, Event, StopRequested
 from .model import Micros, Offer, seconds_between
-from .policy import Effect, changed_effects, decide, next_deadline
+from .policy import RUN, Effect, Rules, changed_effects
 from .policy.effects import Owner
 from .ports import Benchmark, Clock, Journal, Provider, Request
 from .state import RunState, accepts, apply, fold
@@ -46,9 +46,11 @@ class Engine:
         *,
         controller: ControllerStarted | None = None,
         tempo: Tempo | None = None,
+        rules: Rules = RUN,
     ) -> None:
         self._journal = journal
         self._clock = clock
+        self._rules = rules
         self._tempo = tempo or Tempo()
         self._controller = controller or ControllerStarted()
         self._places = places
@@ -74,10 +76,11 @@ class Engine:
             self.report(self._controller)
             await self._turn()  # what the journal says must be under way does not wait for offers
             self._offers = await self._find_offers()
-            while self.state.ended_at is None:
+            while True:
                 await self._turn()
-                if self.state.ended_at is None:
-                    await self._wait()
+                if self._rules.settled(self.state):
+                    break
+                await self._wait()
             return self.state
         finally:
             await self._halt(background)
@@ -102,7 +105,7 @@ class Engine:
         self._news.clear()
         now = max(self._clock.now(), self.state.last_at)
         recorded = self._take_news(now)
-        while decided := decide(self.state, now, self._offers):
+        while decided := self._rules.decide(self.state, now, self._offers):
             for event in decided:
                 apply(self.state, now, event)
             recorded.extend(decided)
@@ -159,7 +162,7 @@ class Engine:
             return
         now = self._clock.now()
         delay = self._tempo.longest_wait_s
-        if (due := next_deadline(self.state, now)) is not None:
+        if (due := self._rules.next_deadline(self.state, now)) is not None:
             delay = min(delay, max(0.0, seconds_between(now, due)))
         self._set_alarm(asyncio.get_running_loop(), delay)
         await self._news.wait()

@@ -49,6 +49,18 @@ class TasksPlanned(_Event, frozen=True):
     tasks: tuple[Task, ...]
 
 
+class PoolPlanned(_Event, frozen=True):
+    """First in every pool's stream: `plan.limits.workers` machines, until `plan.limits.lease_s` is over."""
+
+    plan: Plan
+
+
+class PoolResized(_Event, frozen=True):
+    """Decided: the pool shall have so many machines."""
+
+    workers: int
+
+
 class ControllerStarted(_Event, frozen=True):
     """A controller took the run (anew): the epoch in the envelope is its fence."""
 
@@ -73,6 +85,7 @@ class MachineUp(_Event, frozen=True):
     machine: MachineId
     address: str = ""
     node: str = ""
+    name: str = ""
 
 
 class MachineReady(_Event, frozen=True):
@@ -80,6 +93,32 @@ class MachineReady(_Event, frozen=True):
 
     machine: MachineId
     timings: Mapping[str, float] = {}
+
+
+class MachinePrepared(_Event, frozen=True):
+    """A pool's machine has what this benchmark needs."""
+
+    machine: MachineId
+    benchmark: str
+    timings: Mapping[str, float] = {}
+
+
+class MachineStopping(_Event, frozen=True):
+    """Decided: the machine shall stop. Its disk stays."""
+
+    machine: MachineId
+
+
+class MachineStopped(_Event, frozen=True):
+    """It runs no more, and is not billed."""
+
+    machine: MachineId
+
+
+class MachineStarting(_Event, frozen=True):
+    """Decided: the machine that was stopped shall run again."""
+
+    machine: MachineId
 
 
 class MachineSilent(_Event, frozen=True):
@@ -192,10 +231,16 @@ class RunEnded(_Event, frozen=True):
 Event = (
     RunPlanned
     | TasksPlanned
+    | PoolPlanned
+    | PoolResized
     | ControllerStarted
     | MachineRequested
     | MachineUp
     | MachineReady
+    | MachinePrepared
+    | MachineStopping
+    | MachineStopped
+    | MachineStarting
     | MachineSilent
     | MachineHeard
     | MachineAnswered

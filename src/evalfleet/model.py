@@ -139,12 +139,13 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
 
 class Machine(Struct, frozen=True, omit_defaults=True):
-    """What a provider says exists now."""
+    """What a provider says exists now. `name` is what people call it, if its place knows better than we."""
 
     id: MachineId
     phase: Literal["pending", "up", "gone", "evicted"]
     address: str = ""
     node: str = ""
+    name: str = ""
 
 
 EndReason = Literal["exited", "timed_out", "stopped", "lost", "evicted", "lease", "failed_to_start"]
@@ -227,7 +228,10 @@ class Verdict(Struct, frozen=True, omit_defaults=True):
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
-    """A run, resolved: everything needed to run it or to take it up again, and no secret."""
+    """A run, resolved: everything needed to run it or to take it up again, and no secret.
+
+    `pool` is the named one that lends its machines. A pool's own plan has no benchmark.
+    """
 
     run: str
     benchmark: str
@@ -241,6 +245,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     slots: int = 1
     limits: Limits = Limits()
     verdict: Verdict = Verdict()
-    keep: bool = False
+    pool: str = ""
     home: str = ""
     machine_names: str = "worker-{n}"

@@ -32,7 +32,17 @@ from .names import check_run_name, default_run_name
 from .ports import Benchmark, PlaceContext, Provider
 from .registry import benchmark_kind, place_kind
 from .request import Flags, RunRequest, settle
-from .sources import Given, PlaceSource, benchmark_source, give_settings, place_sources
+from .sources import (
+    BenchmarkSource,
+    Given,
+    PlaceSource,
+    PlaceSpec,
+    benchmark_source,
+    give_settings,
+    lent_sources,
+    place_settings,
+    place_sources,
+)
 from .tables import convert, expand
 
 
@@ -45,19 +55,12 @@ class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
     secrets: tuple[str, ...] = ()
 
 
-class PlaceSpec(Struct, frozen=True, omit_defaults=True):
-    """Each of `Plan.place_specs`: what makes the place again. `base` is where its relative paths start."""
-
-    kind: str
-    base: str
-    settings: Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class Resolved:
     """A request, resolved. `secrets` and `environ` hold values: for channels and places alone.
 
-    `made_up`: nobody chose the run's name, so that another one does as well.
+    `made_up`: nobody chose the run's name, so that another one does as well. `keep`: its machines shall
+    stay, as a named pool.
     """
 
     plan: Plan
@@ -67,6 +70,7 @@ class Resolved:
     secrets: Mapping[str, str] = field(repr=False)
     environ: Mapping[str, str] = field(repr=False)
     made_up: bool = False
+    keep: bool = False
 
 
 def resolve(
@@ -77,23 +81,26 @@ def resolve(
     now: Micros,
     home_id: str,
     durations: Mapping[str, float] | None = None,
+    pool: Plan | None = None,
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
-    `home_id` is that of the home `config.home_of(environ, cwd)`; `durations` are seconds by task id.
+    `home_id` is that of the home `config.home_of(environ, cwd)`; `durations` are seconds by task id;
+    `pool` is the plan of the pool that the request names.
     """
     config = _config(request, environ, cwd)
     merged = _environment(request, environ, cwd, config)
     flags = settle(request, merged, config, request.profile or merged.get("EVALFLEET_PROFILE", ""))
     source = benchmark_source(request.benchmark, config, cwd)
-    places = place_sources(flags.on, config)
-    given = give_settings(flags.set, source, places)
+    given = _given(flags, source, config, pool)
     loaded = given.benchmark.load()
     _check_env_file(request, environ, cwd, loaded)
     selection = _selected(flags, loaded)
     tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
     name = check_run_name(request.name) if request.name is not None else default_run_name(loaded.name, now)
     plan = _plan(name, flags, given, loaded, tasks)
+    if pool is not None:
+        plan = msgspec.structs.replace(plan, pool=pool.run)
     doubts = _doubts(plan, tasks)
     return Resolved(
         plan=msgspec.structs.replace(plan, settings=given.free, home=home_id),
@@ -102,7 +109,61 @@ def resolve(
         warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
         secrets=secret_values(loaded.secrets, merged),
         environ=merged,
+        keep=flags.keep and pool is None,
     )
+
+
+def _given(flags: Flags, source: BenchmarkSource, config: Config, pool: Plan | None) -> Given:
+    if pool is None:
+        return give_settings(flags.set, source, place_sources(flags.on, config))
+    lent = lent_sources(specs_of(pool))
+    return msgspec.structs.replace(give_settings(flags.set, source, ()), places=lent)
+
+
+def specs_of(plan: Plan) -> dict[str, PlaceSpec]:
+    return {name: msgspec.convert(plan.place_specs[name], PlaceSpec) for name in plan.places}
+
+
+EXPIRES_S = 14 * 86_400.0
+PREFIX = "waa-eval"
+
+
+class PoolRequest(Struct, frozen=True, kw_only=True):
+    """What `evalfleet pool create` was given. Names of machines start with `prefix`."""
+
+    name: str
+    on: str = "local"
+    workers: int = 1
+    expires_s: float = EXPIRES_S
+    prefix: str = PREFIX
+    settings: Mapping[str, str] = {}
+    config: str | None = None
+
+
+def resolve_pool(
+    request: PoolRequest, *, environ: Mapping[str, str], cwd: Path, home_id: str
+) -> tuple[Plan, dict[str, str]]:
+    """A pool's plan, and the environment that its places may read. RequestError says what to change."""
+    asked = RunRequest(benchmark="", config=request.config)
+    config = _config(asked, environ, cwd)
+    merged = _environment(asked, environ, cwd, config)
+    (place,) = place_settings(request.settings, place_sources((request.on,), config))
+    plan = Plan(
+        run=check_run_name(request.name),
+        benchmark="",
+        places=(place.name,),
+        place_specs=_plain({place.name: PlaceSpec(place.kind_name, str(place.base), place.settings)}),
+        limits=Limits(workers=request.workers, lease_s=request.expires_s),
+        home=home_id,
+        machine_names=check_run_name(request.prefix),
+    )
+    return plan, merged
+
+
+def environment_of(environ: Mapping[str, str], cwd: Path) -> dict[str, str]:
+    """The environment with what a .env beside evalfleet.toml adds."""
+    asked = RunRequest(benchmark="")
+    return _environment(asked, environ, cwd, _config(asked, environ, cwd))
 
 
 def benchmark_of(plan: Plan) -> Benchmark:
@@ -120,8 +181,7 @@ def secret_names(plan: Plan) -> tuple[str, ...]:
 def places_of(plan: Plan, context: PlaceContext) -> dict[str, Provider]:
     """The plan's places by name, in order."""
     made: dict[str, Provider] = {}
-    for name in plan.places:
-        envelope = msgspec.convert(plan.place_specs[name], PlaceSpec)
+    for name, envelope in specs_of(plan).items():
         kind = place_kind(envelope.kind)
         settings = convert(dict(envelope.settings), kind.Settings, f"place {name!r}")
         made[name] = kind.make(name, settings, replace(context, base=Path(envelope.base)))
@@ -223,7 +283,6 @@ def _plan(name: str, flags: Flags, given: Given, loaded: Loaded, tasks: Sequence
         slots=loaded.slots,
         limits=_limits(flags, places, tasks),
         verdict=_verdict(flags),
-        keep=flags.keep,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -150,6 +150,33 @@ class Provider(Protocol):
     def channel(self, machine: Machine, fence: Fence) -> Channel: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """A place whose machines can be stopped: no longer billed, disks kept. `create` starts them again."""
+
+    async def stop(self, machine: MachineId) -> None:
+        """Idempotent. Returns when the machine runs no more. Raises ProviderError."""
+        ...
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """A channel to a machine that one run after another uses."""
+
+    async def clear(self) -> None:
+        """End all jobs and drop what they left; what was set up stays."""
+        ...
+
+
+@runtime_checkable
+class Enterable(Protocol):
+    """A place whose machines people can look into."""
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        """What to execute here to get a shell there, or to run `command` there."""
+        ...
 
 
 class Request(Struct, frozen=True):

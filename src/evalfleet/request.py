@@ -21,6 +21,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
 
     benchmark: str
     on: str | Sequence[str] | None = None
+    pool: str | None = None
     workers: int | str | None = None
     tasks: int | str | None = None
     seed: int | str | None = None

@@ -33,6 +33,14 @@ class BenchmarkSource(Struct, frozen=True):
         return self.kind.load(self.name, settings, self.base)
 
 
+class PlaceSpec(Struct, frozen=True, omit_defaults=True):
+    """Each of `Plan.place_specs`: what makes the place again. `base` is where its relative paths start."""
+
+    kind: str
+    base: str
+    settings: Mapping[str, Any]
+
+
 class PlaceSource(Struct, frozen=True):
     """A place found, its settings checked."""
 
@@ -77,6 +85,27 @@ def place_sources(names: Sequence[str], config: Config) -> tuple[PlaceSource, ..
     if not names:
         raise RequestError("--on names no place; write one such as local")
     return tuple(_place_source(name, config) for name in names)
+
+
+def lent_sources(specs: Mapping[str, PlaceSpec]) -> tuple[PlaceSource, ...]:
+    """The places of a pool, as its plan has them: a run that borrows its machines changes nothing there."""
+    return tuple(
+        PlaceSource(name, spec.kind, place_kind(spec.kind), spec.settings, Path(spec.base), f"place {name!r}")
+        for name, spec in specs.items()
+    )
+
+
+def place_settings(given: Mapping[str, str], places: Sequence[PlaceSource]) -> tuple[PlaceSource, ...]:
+    """Hand each setting to the places that have it, where there is no benchmark. Raises RequestError."""
+    by_place = {place.name: dict(place.settings) for place in places}
+    for key, text in given.items():
+        takers = _takers(key, places)
+        if not takers:
+            options = {name for place in places for name in _types(place.kind.Settings)}
+            raise RequestError(f"--set {key!r} is no setting of the place; {hint(key, options)}")
+        for place, name in takers:
+            by_place[place.name][name] = _coerced(text, _types(place.kind.Settings)[name], key)
+    return tuple(_checked(place, by_place[place.name]) for place in places)
 
 
 def give_settings(

@@ -130,7 +130,7 @@ def test_every_flag_reaches_the_plan(cwd: Path) -> None:
         domains=["a"],
     )
     plan = found.plan
-    assert (plan.run, plan.model, plan.keep, plan.schedule) == ("mine", "m", True, "slices")
+    assert (plan.run, plan.model, plan.schedule) == ("mine", "m", "slices")
     assert (plan.agent, plan.settings) == ({"steps": "5"}, {"temperature": "0"})
     assert plan.verdict == Verdict(0.05, True, 0.4)
     assert plan.limits == Limits(

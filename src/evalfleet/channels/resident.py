@@ -177,6 +177,11 @@ class Resident:
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         return await self._mover.collect(job, into)
 
+    async def clear(self) -> None:
+        await self._ask("clear", {})
+        for known in (self._ended, self._running, self._seen, self._forgets):
+            known.clear()
+
     def forget(self, job: AttemptId) -> None:
         self._ended.pop(job, None)
         self._running.discard(job)

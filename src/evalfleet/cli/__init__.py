@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "show": "show how a run, or one of its tasks, went",
     "logs": "print the log of a run, a task or a machine",
     "report": "write a run's report",
+    "pool": "keep machines that outlive runs: create, status, ssh, delete, ...",
     "places": "list the places that machines can come from",
     "benchmarks": "list the benchmarks that are installed",
     "demo": "run a real benchmark on this computer, in about a minute",

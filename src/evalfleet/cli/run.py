@@ -19,7 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("benchmark", metavar="BENCHMARK", help="see above")
     where = parser.add_argument_group("where")
     where.add_argument("--on", metavar="PLACE[,PLACE...]", help="where machines come from (default: local)")
-    where.add_argument("--workers", metavar="N", help="how many machines at once (default: 1)")
+    where.add_argument("--pool", metavar="NAME", help="borrow the machines of this pool instead")
+    where.add_argument("--workers", metavar="N", help="how many machines at once (default: 1, or the pool)")
+    where.add_argument(
+        "--keep", action="store_true", default=None, help="leave the machines behind, as pool RUN-pool"
+    )
     where.add_argument("--canary", metavar="N", help="attempts that must end before more machines are made")
     which = parser.add_argument_group("which tasks")
     which.add_argument("--tasks", metavar="N", help="a seeded sample of N tasks, spread over the domains")
@@ -77,7 +81,15 @@ def main(args: argparse.Namespace) -> int:
         from evalfleet.cli.detached import detach
 
         return detach(api.order_of(api.plan_run(resolved)), as_json=args.json)
-    return follow(api.start(resolved), as_json=args.json)
+    run = api.start(resolved)
+    code = follow(run, as_json=args.json)
+    if resolved.keep:
+        pool = api.kept_pool(run.name)
+        print(
+            f"evalfleet: the machines stay, as pool {pool}; `evalfleet pool delete {pool}` ends them",
+            file=sys.stderr,
+        )
+    return code
 
 
 def _request(args: argparse.Namespace) -> Any:

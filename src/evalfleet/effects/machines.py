@@ -17,11 +17,12 @@ from evalfleet.events import (
     MachineLeaseSet,
     MachineReady,
     MachineSilent,
+    MachineStopped,
     MachineUp,
 )
 from evalfleet.model import Cause, Machine, Micros, Needs, Offer, after, seconds_between
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, Provider
+from evalfleet.ports import Channel, Provider, Stoppable
 from evalfleet.state import MachineState
 
 from .tools import Tools
@@ -68,7 +69,7 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
             if seen.phase != "up":
                 report_gone(tools, machine, seen)
                 return
-            tools.report(MachineUp(machine.id, seen.address, seen.node))
+            tools.report(MachineUp(machine.id, seen.address, seen.node, seen.name))
             timings["boot"] = round(seconds_between(machine.requested_at, tools.clock.now()), 3)
         channel, bundle = tools.channel(machine, seen), tools.benchmark.bundle
         await _timed(tools, timings, "setup", _patiently(tools, lambda: channel.prepare(bundle)))
@@ -226,6 +227,19 @@ async def _ask(tools: Tools, machine: MachineState) -> None:
 def silent_since(tools: Tools) -> Micros:
     """Of a machine whose channel has just given up."""
     return after(tools.clock.now(), -tools.state.limits.silent_s)
+
+
+# -- stopped -------------------------------------------------------------------------------------
+
+
+async def stop(tools: Tools, machine: MachineState) -> None:
+    """Until its place says that it has stopped. What it has on its disk stays."""
+    place = tools.place_of(machine)
+    await tools.drop_channel(machine.id)
+    if isinstance(place, Stoppable):
+        stoppable = place
+        await tools.persist(lambda: stoppable.stop(machine.id), None)
+    tools.report(MachineStopped(machine.id))
 
 
 # -- down ----------------------------------------------------------------------------------------

@@ -99,8 +99,10 @@ class Holds(Struct, frozen=True):
                 _give(conn, hold, self.pool, epoch, machine, FOR_EVER, anew=True)
 
     def extend(self, borrower: MachineId, until: Micros) -> bool:
+        """False if there is no such hold."""
+        statement = "UPDATE hold SET until = ? WHERE borrower = ? AND pool = ?"
         with self.store.connected() as conn:
-            return bool(conn.execute("UPDATE hold SET until = ? WHERE borrower = ?", (until, borrower)).rowcount)
+            return conn.execute(statement, (until, borrower, self.pool)).rowcount == 1
 
     def give_back(self, borrowers: Iterable[MachineId]) -> None:
         statement = "UPDATE hold SET holder = NULL, borrower = NULL WHERE borrower = ? AND pool = ?"

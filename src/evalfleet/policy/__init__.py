@@ -4,16 +4,32 @@ No clock, no I/O, no randomness: time and offers are arguments, ids are counters
 """
 
 from .decide import decide, next_deadline
-from .effects import BringUp, Collect, Effect, Extend, Listen, RunAttempt, TearDown, changed_effects, effects
+from .effects import (
+    BringUp,
+    Collect,
+    Effect,
+    Extend,
+    Listen,
+    RunAttempt,
+    Stop,
+    TearDown,
+    changed_effects,
+    effects,
+)
 from .health import proven_online
+from .rules import POOL, RUN, Rules
 
 __all__ = [
+    "POOL",
+    "RUN",
     "BringUp",
     "Collect",
     "Effect",
     "Extend",
     "Listen",
+    "Rules",
     "RunAttempt",
+    "Stop",
     "TearDown",
     "changed_effects",
     "decide",

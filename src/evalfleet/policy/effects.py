@@ -46,13 +46,20 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the machine, and keep its disk."""
+
+    machine: MachineId
+
+
+@dataclass(frozen=True, slots=True)
 class TearDown:
     """Delete the machine until it is gone for good."""
 
     machine: MachineId
 
 
-Effect = BringUp | Extend | Listen | RunAttempt | Collect | TearDown
+Effect = BringUp | Extend | Listen | RunAttempt | Collect | Stop | TearDown
 Owner = MachineId | AttemptId
 
 
@@ -75,8 +82,10 @@ def changed_effects(state: RunState) -> Iterator[tuple[Owner, tuple[Effect, ...]
 
 def _of_machine(machine: MachineState) -> tuple[Effect, ...]:
     match machine.phase:
-        case "deleted":
+        case "deleted" | "stopped":
             return ()
+        case "stopping":
+            return (Stop(machine.id),)
         case "condemned":
             # its artefacts first: nothing can be fetched from a machine that is gone
             busy = machine.open or machine.uncollected

@@ -17,7 +17,7 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     if state.stop is not None or not _wanted(state):
         return []
     lane = _free_lane(state)
-    offer = _best_offer(state, now, offers)
+    offer = best_offer(state, now, offers)
     if lane is None or offer is None:
         return []
     seconds = grant_s(state, now, offer, sharers=_wanted(state))
@@ -59,7 +59,7 @@ def _free_lane(state: RunState) -> int | None:
     return state.free_lanes[0] if state.free_lanes else None
 
 
-def _best_offer(state: RunState, now: Micros, offers: Sequence[Offer]) -> Offer | None:
+def best_offer(state: RunState, now: Micros, offers: Sequence[Offer]) -> Offer | None:
     """The first (offers come cheapest first) that neither refuses us nor is used up."""
     for offer in offers:
         full = offer.capacity is not None and state.live_by_offer[offer.key] >= offer.capacity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from evalfleet.channels.samples import Samples
 from evalfleet.channels.shipping import local_argv
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.processes import host_environment
-from evalfleet.channels.supervisor.removal import DELETING, open_socket, order, remove_machine
+from evalfleet.channels.supervisor.removal import DELETING, halt_machine, open_socket, order, remove_machine
 from evalfleet.errors import ChannelError, ProviderError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Channel, Fence, PlaceContext
@@ -122,6 +123,19 @@ class LocalPlace:
             address=str(directory),
             node=socket.gethostname(),
         )
+
+    async def stop(self, machine: MachineId) -> None:
+        try:
+            await asyncio.to_thread(halt_machine, self._directory(machine))
+        except OSError as err:
+            raise ProviderError(
+                f"{machine} cannot be stopped: {err}", transient=True, scope="machine"
+            ) from err
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        """A shell in the machine's folder: it is this computer."""
+        wanted = shlex.join(command) if command else 'exec "${SHELL:-sh}"'
+        return ("sh", "-c", f'cd "$1" && {wanted}', "sh", str(self._directory(machine.id)))
 
     async def delete(self, machine: MachineId) -> None:
         directory = self._directory(machine)

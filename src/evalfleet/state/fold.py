@@ -16,14 +16,20 @@ from .machines import (
     machine_extended,
     machine_heard,
     machine_lease_set,
+    machine_prepared,
     machine_ready,
     machine_requested,
     machine_silent,
+    machine_starting,
+    machine_stopped,
+    machine_stopping,
     machine_up,
 )
-from .nouns import RunState
+from .nouns import MachinePhase, RunState
 from .run import (
     controller_started,
+    pool_planned,
+    pool_resized,
     run_ended,
     run_planned,
     run_resumed,
@@ -54,37 +60,52 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return state.attempts[attempt].outcome is None
         case ev.AttemptCollected(attempt):
             return state.attempts[attempt].collected is None
-        case ev.MachineUp(machine):
-            return state.machines[machine].phase == "requested"
-        case ev.MachineReady(machine):
-            return state.machines[machine].phase == "up"
-        case ev.MachineSilent(machine):
-            known = state.machines[machine]
-            return known.phase == "ready" and known.silent_since is None
-        case ev.MachineHeard(machine):
-            known = state.machines[machine]
-            return known.phase == "ready" and known.silent_since is not None
-        case ev.MachineAnswered(machine):
-            return machine in state.audible and bool(state.silent)
-        case ev.MachineCondemned(machine):
-            return state.machines[machine].phase in ("requested", "up", "ready")
-        case ev.MachineLeaseSet(machine):
-            return state.machines[machine].phase in ("requested", "up", "ready")
-        case ev.MachineDeleted(machine):
-            return state.machines[machine].phase == "condemned"
         case ev.StopRequested(_, _, drain):
             return state.ended_at is None and (state.stop is None or (state.stop.drain and not drain))
+        case ev.MachineAnswered(machine):
+            return machine in state.audible and bool(state.silent)
+        case ev.MachineSilent(machine):
+            return machine in state.audible
+        case ev.MachineHeard(machine):
+            return machine in state.silent
+        case (
+            ev.MachineUp()
+            | ev.MachineReady()
+            | ev.MachineLeaseSet()
+            | ev.MachineStopped()
+            | ev.MachineCondemned()
+            | ev.MachineDeleted()
+        ):
+            return state.machines[event.machine].phase in _NEWS_IN[type(event)]
         case _:
             return True
+
+
+_LIVE: tuple[MachinePhase, ...] = ("requested", "up", "ready")
+_NEWS_IN: dict[type, tuple[MachinePhase, ...]] = {
+    ev.MachineUp: ("requested",),
+    ev.MachineReady: ("up",),
+    ev.MachineLeaseSet: _LIVE,
+    ev.MachineStopped: ("stopping",),
+    ev.MachineCondemned: (*_LIVE, "stopping", "stopped"),
+    ev.MachineDeleted: ("condemned",),
+}
+"""In which phases of its machine an event is news."""
 
 
 _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.RunPlanned: run_planned,
     ev.TasksPlanned: tasks_planned,
+    ev.PoolPlanned: pool_planned,
+    ev.PoolResized: pool_resized,
     ev.ControllerStarted: controller_started,
     ev.MachineRequested: machine_requested,
     ev.MachineUp: machine_up,
     ev.MachineReady: machine_ready,
+    ev.MachinePrepared: machine_prepared,
+    ev.MachineStopping: machine_stopping,
+    ev.MachineStopped: machine_stopped,
+    ev.MachineStarting: machine_starting,
     ev.MachineSilent: machine_silent,
     ev.MachineHeard: machine_heard,
     ev.MachineAnswered: machine_answered,

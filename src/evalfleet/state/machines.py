@@ -57,6 +57,7 @@ def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
     machine = state.machines[event.machine]
     machine.phase, machine.up_at = "up", at
     machine.address, machine.node = event.address, event.node
+    machine.name = event.name or machine.name
     state.blocks.pop(machine.offer.key, None)
     state.touched_machines[event.machine] = None
 
@@ -129,6 +130,49 @@ def machine_extended(state: RunState, at: Micros, event: ev.MachineExtended) -> 
     state.touched_machines[event.machine] = None
 
 
+def machine_prepared(state: RunState, at: Micros, event: ev.MachinePrepared) -> None:
+    machine = state.machines[event.machine]
+    machine.prepared = event.benchmark
+    machine.timings.update(event.timings)
+
+
+def machine_stopping(state: RunState, at: Micros, event: ev.MachineStopping) -> None:
+    machine = state.machines[event.machine]
+    machine.phase = "stopping"
+    _take_out(state, machine)
+    state.touched_machines[event.machine] = None
+
+
+def machine_stopped(state: RunState, at: Micros, event: ev.MachineStopped) -> None:
+    machine = state.machines[event.machine]
+    machine.phase = "stopped"
+    _close_account(state, machine, at)
+    state.touched_machines[event.machine] = None
+
+
+def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> None:
+    machine = state.machines[event.machine]
+    machine.phase, machine.requested_at = "requested", at
+    machine.up_at = machine.ready_at = None
+    state.coming[event.machine] = None
+    state.reserved_usd += _reservation(machine)
+    state.touched_machines[event.machine] = None
+
+
+def _take_out(state: RunState, machine: MachineState) -> None:
+    """It takes no work, and none is expected of it."""
+    for index in (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects):
+        index.pop(machine.id, None)
+
+
+def _close_account(state: RunState, machine: MachineState, end: Micros) -> None:
+    """What it has cost since it was asked for is paid, and nothing more is reserved for it."""
+    state.reserved_usd -= _reservation(machine)
+    paid = billed_usd(machine.offer, machine.requested_at, min(end, machine.expires_at))
+    machine.closed_usd += paid
+    state.closed_usd += paid
+
+
 def machine_lease_set(state: RunState, at: Micros, event: ev.MachineLeaseSet) -> None:
     state.machines[event.machine].lease_set = event.expires_at
     state.touched_machines[event.machine] = None
@@ -136,11 +180,12 @@ def machine_lease_set(state: RunState, at: Micros, event: ev.MachineLeaseSet) ->
 
 def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -> None:
     machine = state.machines[event.machine]
-    was_ready = machine.phase == "ready"
+    was_ready, was_stopped = machine.phase == "ready", machine.phase == "stopped"
     machine.phase, machine.condemned_at = "condemned", at
     machine.cause, machine.detail = event.cause, event.detail
-    for index in (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects):
-        index.pop(event.machine, None)
+    _take_out(state, machine)
+    if was_stopped:  # it costs nothing while it goes
+        machine.requested_at = machine.expires_at
     if machine.lane < lanes(state):
         heapq.heappush(state.free_lanes, machine.lane)
     state.live_by_offer[machine.offer.key] -= 1
@@ -179,8 +224,7 @@ def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> No
     # whoever looks late, its place ended the billing at its expiry
     machine.phase, machine.gone_at = "deleted", min(event.gone_at, at, machine.expires_at)
     state.undeleted.pop(event.machine, None)
-    state.reserved_usd -= _reservation(machine)
-    state.closed_usd += billed_usd(machine.offer, machine.requested_at, machine.gone_at)
+    _close_account(state, machine, machine.gone_at)
     if not state.undeleted:
         state.reserved_usd = 0.0  # sums of floats drift; nothing reserved is exactly nothing
     state.touched_machines[event.machine] = None

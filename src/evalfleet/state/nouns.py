@@ -23,7 +23,7 @@ from evalfleet.model import (
 )
 
 TaskStatus = Literal["waiting", "running", "scored", "broken", "held"]
-MachinePhase = Literal["requested", "up", "ready", "condemned", "deleted"]
+MachinePhase = Literal["requested", "up", "ready", "stopping", "stopped", "condemned", "deleted"]
 QueueEntry = tuple[float, int, TaskId]
 
 
@@ -70,7 +70,7 @@ class MachineState:
     name: str
     lane: int
     offer: Offer
-    requested_at: Micros
+    requested_at: Micros  # since when it is billed: a machine that was stopped is asked for anew
     expires_at: Micros
     lease_set: Micros
     renew_at: Micros
@@ -82,6 +82,8 @@ class MachineState:
     condemned_at: Micros | None = None
     gone_at: Micros | None = None
     timings: dict[str, float] = field(default_factory=dict[str, float])
+    prepared: str = ""
+    closed_usd: float = 0.0
     open: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
     uncollected: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
     attempts: int = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 
+from msgspec import structs
+
 from evalfleet import events as ev
 from evalfleet.model import Limits, Micros, TaskId
 
@@ -17,6 +19,14 @@ def run_planned(state: RunState, at: Micros, event: ev.RunPlanned) -> None:
     lanes = 1 if event.plan.schedule == "dynamic" else max(1, event.plan.limits.workers)
     state.fresh = [[] for _ in range(lanes)]
     set_limits(state, event.plan.limits)
+
+
+def pool_planned(state: RunState, at: Micros, event: ev.PoolPlanned) -> None:
+    run_planned(state, at, ev.RunPlanned(event.plan, 0))
+
+
+def pool_resized(state: RunState, at: Micros, event: ev.PoolResized) -> None:
+    set_limits(state, structs.replace(state.limits, workers=event.workers))
 
 
 def set_limits(state: RunState, limits: Limits) -> None:

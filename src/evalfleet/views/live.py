@@ -17,6 +17,7 @@ from evalfleet.state import MachineState, RunState
 
 from .files import point, points_to, replace, to_json
 from .follow import Follower, Records
+from .registry import REGISTRY, Registrar, lend, worker_status
 from .results import Document, aggregated, by_machine, results
 from .stats import (
     current_task,
@@ -83,17 +84,6 @@ def _worker(state: RunState, machine: MachineState) -> Document:
         "completed": machine.scored,
         "current_task": current_task(state, machine.id),
     }
-
-
-def worker_status(machine: MachineState) -> str:
-    """In the words of the files other tools read."""
-    if machine.phase in ("requested", "up"):
-        return "creating"
-    if machine.phase == "ready":
-        return "running" if machine.open else "ready"
-    if machine.cause is not None:
-        return "failed"
-    return "completed" if machine.phase == "condemned" else "deleted"
 
 
 def _assigned(state: RunState, machine: MachineState) -> int:
@@ -164,7 +154,7 @@ class Scribe:
         clock: Callable[[], Micros] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._home = home
-        self._folder = home / run
+        self._folder = home / safe_name(run)
         self._run = run
         self._clock = clock
         self._follower = Follower(store, run)
@@ -173,6 +163,8 @@ class Scribe:
         self._health: dict[MachineId, dict[str, float]] = {}
         self._health_pace = _Pace(1.0, share=0.05)
         self._results_pace = _Pace(5.0, share=0.05)
+        self._registrar = Registrar()
+        self._registry_pace = _Pace(1.0, share=0.05)
         self._results_seq = 0
         self._problem: str | None = None
         self._told: set[str] = set()
@@ -192,6 +184,8 @@ class Scribe:
         ended = self.state.ended_at is not None
         if changed or (old and not ended):
             self._guarded(lambda: self._write_live(now))
+        if changed and (ended or self._registry_pace.due()):
+            self._guarded(self._write_registry)
         if self._follower.seq > self._results_seq and (ended or self._results_pace.due()):
             self._guarded(lambda: self._write_results(now, final=ended))
 
@@ -201,6 +195,7 @@ class Scribe:
         if self._follower.seq:
             now = self._clock()
             self._guarded(lambda: self._write_live(now))
+            self._guarded(self._write_registry)
             self._guarded(lambda: self._write_results(now, final=True))
 
     def problem(self) -> str | None:
@@ -213,7 +208,9 @@ class Scribe:
 
     def _poll(self) -> bool:
         try:
-            return bool(self._follower.poll())
+            records = self._follower.poll()
+            self._registrar.note(records)
+            return bool(records)
         except JournalError as err:
             self._problem = f"the live files are not up to date: {err}"
             return False
@@ -234,6 +231,17 @@ class Scribe:
         replace(self._folder / LIVE, content)
         if self._is_latest():
             replace(self._home / LIVE, content)
+
+    def _write_registry(self) -> None:
+        begun = time.monotonic()
+        document = self._registrar.document(self.state)
+        content = to_json(document)
+        replace(self._folder / REGISTRY, content)
+        if self._is_latest():
+            replace(self._home / REGISTRY, content)
+        if self.state.plan.pool:
+            lend(self._home / safe_name(self.state.plan.pool), document)
+        self._registry_pace.took(begun)
 
     def _sample(self) -> None:
         if self._health_pace.due():
@@ -260,3 +268,21 @@ class Scribe:
         finally:
             self._results_pace.took(begun)
         self._results_seq = seq
+
+
+class PoolScribe(Scribe):
+    """Keeps a pool's file current. It has no tasks, so there is nothing else to write."""
+
+    def tick(self) -> None:
+        if self._poll() and self._follower.seq:
+            self._guarded(self._write_registry)
+
+    def close(self) -> None:
+        self._poll()
+        self._guarded(self._write_registry)
+
+    def _write_registry(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        content = to_json(self._registrar.document(self.state))
+        replace(self._folder / REGISTRY, content)
+        replace(self._home / REGISTRY, content)

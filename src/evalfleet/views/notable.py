@@ -44,10 +44,16 @@ def notable(state: RunState, record: ev.Record) -> Line | None:
             return _attempt_ended(state, at, attempt, outcome, seconds)
         case ev.RunPlanned(plan, total):
             return Line(at, "start", f"{plan.run}: {plural(total, 'task')} of {plan.benchmark} planned")
+        case ev.PoolPlanned(plan):
+            return Line(at, "start", f"pool {plan.run}: {plural(plan.limits.workers, 'machine')} planned")
+        case ev.PoolResized(workers):
+            return Line(at, "start", f"pool {state.plan.run}: to have {plural(workers, 'machine')}")
         case ev.RunResumed():
             return Line(at, "start", f"{state.plan.run} is taken up again")
         case ev.TasksReopened(tasks):
             return Line(at, "news", f"{plural(len(tasks), 'broken task')} reopened")
+        case ev.StopRequested() if not state.plan.benchmark:
+            return Line(at, "news", f"pool {state.plan.run} is to be deleted")
         case ev.StopRequested(reason, detail):
             return Line(at, "trouble", f"stopping: {clean(detail) or _REASONS[reason]}", good=False)
         case ev.RunEnded(status):
@@ -84,6 +90,12 @@ def _machine(state: RunState, record: ev.Record) -> Line | None:
             known = state.machines[machine]
             took = seconds_between(known.requested_at, at)
             return Line(at, "news", f"{clean(known.name)} ready after {duration(took)}")
+        case ev.MachinePrepared(machine, benchmark):
+            return Line(at, "news", f"{_name(state, machine)} is prepared for {clean(benchmark)}")
+        case ev.MachineStopped(machine):
+            return Line(at, "news", f"{_name(state, machine)} has stopped")
+        case ev.MachineStarting(machine):
+            return Line(at, "news", f"{_name(state, machine)} is to start again")
         case ev.MachineSilent(machine):
             return Line(at, "trouble", f"{_name(state, machine)} is silent", good=False)
         case ev.MachineHeard(machine):

@@ -100,12 +100,19 @@ def machine_end(machine: MachineState, now: Micros) -> Micros:
 
 
 def machine_usd(machine: MachineState, now: Micros) -> float:
+    return machine.closed_usd + _open_usd(machine, now)
+
+
+def _open_usd(machine: MachineState, now: Micros) -> float:
+    """What it has cost that is not paid yet."""
+    if machine.phase in ("stopped", "deleted"):
+        return 0.0
     return billed_usd(machine.offer, machine.requested_at, machine_end(machine, now))
 
 
 def machines_usd(state: RunState, now: Micros) -> float:
     """What all machines of the run have cost until now."""
-    return state.closed_usd + sum(machine_usd(state.machines[m], now) for m in state.undeleted)
+    return state.closed_usd + sum(_open_usd(state.machines[m], now) for m in state.undeleted)
 
 
 def hourly_usd(state: RunState, now: Micros) -> float:

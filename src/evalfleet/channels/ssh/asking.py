@@ -25,7 +25,7 @@ NO_COMMAND = (126, 127)
 ANSWER_S = 60.0
 LISTING_S = 8.0
 
-Verb = Literal["take", "extend", "remove", "connect", "pack", "put"]
+Verb = Literal["take", "extend", "halt", "remove", "connect", "pack", "put"]
 
 # one line, without quotes of its own: it must survive whatever shell the user has there
 _RECEIVE = (

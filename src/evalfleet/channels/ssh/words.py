@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -49,6 +51,22 @@ class Access(Struct, frozen=True):
     python: str = "python3"
     connect_timeout_s: float = 10.0
     agent: str | None = None
+
+
+def openssh(where: Target, access: Access, command: Sequence[str] = ()) -> list[str]:
+    """The command line of OpenSSH's client that goes there as we do: host keys verified, always."""
+    options = {
+        "StrictHostKeyChecking": "yes",
+        "UserKnownHostsFile": access.known_hosts,
+        "IdentityFile": access.key,
+        "ProxyJump": access.jump,
+    }
+    argv = ["ssh", *(word for name, value in options.items() if value for word in ("-o", f"{name}={value}"))]
+    if port := where.port or access.port:
+        argv += ["-p", str(port)]
+    if user := where.user or access.user:
+        argv += ["-l", user]
+    return [*argv, "--", where.host, *([shlex.join(command)] if command else [])]
 
 
 def target(text: str) -> Target:

@@ -350,6 +350,15 @@ class Jobs:
             del self.known[job.id]
             self._discard(job.path)
 
+    def clear(self) -> bool:
+        """End all jobs and drop them as if they had never been; what set the machine up stays."""
+        gone = self.kill_everything("stopped")
+        kept = {id for id, job in self.known.items() if job.in_bundle and job.code == 0}
+        self.forget([id for id in self.known if id not in kept], again=True)
+        os.ftruncate(self._tombstones, 0)
+        self._forgotten.clear()
+        return gone
+
     def _discard(self, folder: str) -> None:
         """Remove a directory: what is big now, by a process of its own; what is small by and by.
 

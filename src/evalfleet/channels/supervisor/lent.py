@@ -127,6 +127,19 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
     return problem or supervise(directory, request)
 
 
+def halt(request: dict[str, Any]) -> dict[str, Any]:
+    """End everything that runs on a machine, and keep it."""
+    from pathlib import Path
+
+    from .removal import halt_machine
+
+    directory = directory_of(request)
+    if not os.path.isdir(directory):
+        return {"error": "unknown", "detail": "there is no such machine"}
+    halt_machine(Path(os.path.realpath(directory)))
+    return {}
+
+
 def remove(request: dict[str, Any]) -> dict[str, Any]:
     """End everything that runs on a machine, remove it, and with the last one all that is ours."""
     from pathlib import Path
@@ -157,5 +170,6 @@ def tidy(home: str) -> None:
 VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "take": take,
     "extend": extend,
+    "halt": halt,
     "remove": remove,
 }

@@ -67,6 +67,20 @@ def order(directory: Path, message: dict[str, Any], timeout_s: float) -> None:
         raise OSError(str(answer["error"]))
 
 
+def halt_machine(directory: Path) -> None:
+    """End everything that runs on the machine, its supervisor too. Its files stay. Raises OSError."""
+    with contextlib.suppress(OSError):
+        order(directory, {"op": "quit"}, QUIT_S)
+    try:
+        lock = _take_lock(directory)
+    except FileNotFoundError:
+        return
+    try:
+        _kill_rest(directory)
+    finally:
+        os.close(lock)
+
+
 def remove_machine(directory: Path) -> None:
     """End everything that runs on the machine, then remove it. May be repeated. Raises OSError."""
     try:

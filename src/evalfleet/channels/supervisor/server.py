@@ -268,6 +268,10 @@ class Server:
         self.expires = expires
         return {}
 
+    def clear(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """The machine is for somebody else now. Answered when nothing lives of any job."""
+        return {"gone": self.jobs.clear()}
+
     def quit(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Answered when nothing lives of any job."""
         self.done = True
@@ -319,6 +323,7 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "put": Server.put,
     "leave": Server.leave,
     "expire": Server.set_expiry,
+    "clear": Server.clear,
     "quit": Server.quit,
 }
 

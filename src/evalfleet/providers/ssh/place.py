@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from evalfleet.channels.samples import Samples
-from evalfleet.channels.ssh.words import HostDown, HostLost, HostRefused, target
+from evalfleet.channels.ssh.words import HostDown, HostLost, HostRefused, openssh, target
 from evalfleet.errors import ProviderError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Channel, Fence, PlaceContext
@@ -37,6 +37,7 @@ class SshPlace:
         self._settings = settings
         self._yard = yard
         self._records = yard.records
+        self._context = context
         self._secrets = context.secrets
         self._samples = Samples(context.home)
         self._turns: dict[MachineId, asyncio.Lock] = {}
@@ -135,6 +136,24 @@ class SshPlace:
             await self._yard.remove(held)
         except NO_ANSWER as err:
             raise _no(machine, str(err)) from err
+
+    async def stop(self, machine: MachineId) -> None:
+        """End what runs there. The host is not ours to switch off, and stays locked."""
+        held = await self._yard.whereabouts(machine)
+        if held is None:
+            raise ProviderError(f"there is no machine {machine}", transient=False, scope="machine")
+        try:
+            answer = await self._yard.contact(held.host, self._yard.lots[held.host].ask("halt", machine))
+        except NO_ANSWER as err:
+            raise _no(machine, str(err)) from err
+        if answer.error:
+            raise _no(machine, f"{held.host}: {answer.detail}")
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        """OpenSSH's client, with the same key and the same known hosts."""
+        host = target(machine.address)
+        access = access_of(self._name, self._settings, self._context)
+        return openssh(host, access, command)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         from evalfleet.channels.ssh.channel import SshChannel

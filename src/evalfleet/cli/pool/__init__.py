@@ -1,0 +1,38 @@
+"""Keep machines that outlive runs. `evalfleet run BENCHMARK --pool NAME` borrows them.
+
+A pool's machines are made once, set up once, and lent to one run after another, never to two at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+VERBS: dict[str, str] = {
+    "create": "make a pool and its machines",
+    "ls": "list the pools of this home",
+    "status": "show a pool's machines, and who has them",
+    "prepare": "set a benchmark up on all machines, so that runs need not",
+    "start": "start what was stopped, and make what is missing",
+    "stop": "stop all machines: no longer billed, disks kept",
+    "resize": "have more machines, or fewer",
+    "extend": "let it live longer",
+    "restart": "end all that runs on one machine, and bring it up anew",
+    "ssh": "open a shell on a machine, or run a command there",
+    "logs": "print what happened to a pool, or to one of its machines",
+    "delete": "delete a pool and all its machines",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, what in VERBS.items():
+        module = importlib.import_module(f"evalfleet.cli.pool.{verb}")
+        own = verbs.add_parser(verb, help=what, description=module.__doc__, allow_abbrev=False)
+        module.add_arguments(own)
+
+
+def main(args: argparse.Namespace) -> int:
+    module = importlib.import_module(f"evalfleet.cli.pool.{args.verb}")
+    code: int = module.main(args)
+    return code

@@ -1,0 +1,35 @@
+"""Delete a pool and all its machines, and what is on them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import following
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    following.add_name(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+    from evalfleet.views.words import plural
+
+    pool = keeping.open_pool(args.name)
+    many = plural(len(pool.view().machines), "machine")
+    if not args.yes and not _agreed(f"delete pool {pool.name} and its {many}"):
+        return 2
+    pool.delete()
+    following.follow(pool)
+    print(f"pool {pool.name} is deleted: {many}")
+    return 0
+
+
+def _agreed(what: str) -> bool:
+    """Only `yes` is yes. Where nobody can answer, nothing is deleted."""
+    if not sys.stdin.isatty():
+        print(f"evalfleet: this would {what}: say --yes", file=sys.stderr)
+        return False
+    return input(f"This will {what}. Type yes to go on: ").strip() == "yes"

@@ -1,0 +1,23 @@
+"""Let a pool live longer: its machines end by themselves at their expiry."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import following
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    following.add_name(parser)
+    parser.add_argument("--expires", metavar="14d", default="14d", help="counted from now (default: 14d)")
+    following.add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+    from evalfleet.values import parse_duration
+
+    pool = keeping.open_pool(args.name)
+    pool.extend(parse_duration(args.expires, "--expires"))
+    following.show(pool.view(), as_json=args.json)
+    return 0

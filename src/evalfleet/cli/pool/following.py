@@ -1,0 +1,94 @@
+"""Showing what a pool's controller does, and how the pool stands then."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from evalfleet.controller import WallClock
+from evalfleet.views.notable import notable
+from evalfleet.views.tables import table
+from evalfleet.views.words import clock_time, iso, plural
+
+if TYPE_CHECKING:
+    from evalfleet.events import Record
+    from evalfleet.keeping import Answer, Pool
+    from evalfleet.pools import PoolView
+    from evalfleet.state import MachineState, RunState
+
+
+def add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the pool; `evalfleet pool ls` shows all")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def follow(pool: Pool) -> RunState:
+    """Print what happens until the pool is where it shall be. Ctrl-C leaves it as it is then."""
+
+    def observe(state: RunState, records: Sequence[Record]) -> None:
+        for record in records:
+            if (line := notable(state, record)) is not None and line.kind != "end":
+                print(f"{clock_time(line.at)} {line.text}", file=sys.stderr, flush=True)
+
+    try:
+        return pool.wait(observe)
+    except KeyboardInterrupt:
+        pool.leave()
+        print(
+            f"evalfleet: left pool {pool.name} half done; `evalfleet pool start {pool.name}` goes on",
+            file=sys.stderr,
+        )
+        raise
+
+
+def show(view: PoolView, *, as_json: bool, answers: Sequence[Answer] | None = None) -> None:
+    print(json.dumps(document(view, answers)) if as_json else text(view, answers))
+
+
+def document(view: PoolView, answers: Sequence[Answer] | None = None) -> dict[str, Any]:
+    now, plan = WallClock().now(), view.state.plan
+    return {
+        "pool": view.name,
+        "place": ", ".join(plan.places),
+        "workers": view.state.limits.workers,
+        "created_at": iso(view.state.planned_at),
+        "expires_at": iso(view.expires_at),
+        "machines": [_machine(view, machine, now, answers) for machine in view.machines],
+    }
+
+
+def _machine(
+    view: PoolView, machine: MachineState, now: int, answers: Sequence[Answer] | None
+) -> dict[str, Any]:
+    shown = {
+        "name": machine.name,
+        "id": machine.id,
+        "address": machine.address,
+        "status": view.standing(machine, now),
+        "run": view.holder(machine.id, now),
+        "prepared": machine.prepared or None,
+    }
+    if answers is not None:
+        found = [answer for answer in answers if answer.machine.id == machine.id]
+        shown["probe"] = None if not found else found[0].problem or "ok"
+    return shown
+
+
+def text(view: PoolView, answers: Sequence[Answer] | None = None) -> str:
+    told = document(view, answers)
+    columns = ["name", "address", "status", "run", "prepared", *(["probe"] if answers is not None else [])]
+    rows = [[machine[column] for column in columns] for machine in told["machines"]]
+    missing = told["workers"] - len(rows)
+    head = f"pool {view.name}: {plural(len(rows), 'machine')} on {told['place']}"
+    if view.expires_at is not None:
+        head += f", until {str(told['expires_at'])[:16].replace('T', ' ')} UTC"
+    lines = [head, *(["", table(columns, rows)] if rows else [])]
+    if missing > 0:
+        lines += ["", f"{missing} more were asked for: `evalfleet pool start {view.name}` tries again"]
+    return "\n".join(lines)

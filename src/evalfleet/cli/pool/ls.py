@@ -1,0 +1,36 @@
+"""List the pools of this home, newest first."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from . import following
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    following.add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    import json
+
+    from evalfleet import keeping
+    from evalfleet.views.tables import table
+
+    shown = [following.document(view) for view in keeping.pools()]
+    if args.json:
+        print(json.dumps(shown))
+    elif not shown:
+        print("no pools: make one with `evalfleet pool create NAME --on PLACE --workers N`")
+    else:
+        head = ("pool", "place", "machines", "held", "created", "expires")
+        print(table(head, [_cells(pool) for pool in shown]))
+    return 0
+
+
+def _cells(pool: dict[str, Any]) -> tuple[object, ...]:
+    machines: list[dict[str, Any]] = pool["machines"]
+    held = sum(machine["run"] is not None for machine in machines)
+    created, expires = str(pool["created_at"])[:16], str(pool["expires_at"] or "-")[:16]
+    return pool["pool"], pool["place"], len(machines), held, created, expires

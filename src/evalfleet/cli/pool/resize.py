@@ -1,0 +1,24 @@
+"""Have more machines in a pool, or fewer: those that no run has go, the newest first."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import following
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    following.add_name(parser)
+    parser.add_argument("workers", metavar="N", help="how many machines")
+    following.add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+    from evalfleet.values import parse_count
+
+    pool = keeping.open_pool(args.name)
+    pool.resize(parse_count(args.workers, "N", 1, 10_000))
+    following.follow(pool)
+    following.show(pool.view(), as_json=args.json)
+    return 0

@@ -1,0 +1,24 @@
+"""End all that runs on one machine of a pool, and bring it up anew."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import following
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    following.add_name(parser)
+    parser.add_argument("machine", metavar="MACHINE", help="its name or id")
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+
+    (answer,) = keeping.open_pool(args.name).restart(args.machine)
+    if answer.problem:
+        print(f"evalfleet: {answer.machine.name}: {answer.problem}", file=sys.stderr)
+        return 1
+    print(f"{answer.machine.name} was restarted and answers")
+    return 0

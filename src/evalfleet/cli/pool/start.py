@@ -1,0 +1,22 @@
+"""Start what was stopped in a pool, and make machines that are missing."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import following
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    following.add_name(parser)
+    following.add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+
+    pool = keeping.open_pool(args.name)
+    pool.start()
+    following.follow(pool)
+    following.show(pool.view(), as_json=args.json)
+    return 0

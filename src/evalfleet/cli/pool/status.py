@@ -1,0 +1,22 @@
+"""Show a pool's machines: where they are, how they are, and which run has them."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import following
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    following.add_name(parser)
+    parser.add_argument("--probe", action="store_true", help="ask every machine whether it answers")
+    following.add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+
+    pool = keeping.open_pool(args.name)
+    answers = pool.probe() if args.probe else None
+    following.show(pool.view(), as_json=args.json, answers=answers)
+    return 1 if answers is not None and any(answer.problem for answer in answers) else 0

@@ -1,0 +1,22 @@
+"""Stop all machines of a pool: no longer billed, their disks kept. `pool start` brings them back."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import following
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    following.add_name(parser)
+    following.add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+
+    pool = keeping.open_pool(args.name)
+    pool.stop()
+    following.follow(pool)
+    following.show(pool.view(), as_json=args.json)
+    return 0

@@ -1,0 +1,353 @@
+"""Named pools from Python: what `evalfleet pool` calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import structs
+
+from .config import home_of
+from .controller import Controller, Order, WallClock, folder_of
+from .errors import ChannelError, FleetError, RequestError, RunHeld
+from .events import (
+    Event,
+    MachineCondemned,
+    MachineExtended,
+    MachineLeaseSet,
+    MachinePrepared,
+    MachineStarting,
+    MachineStopping,
+    PoolPlanned,
+    PoolResized,
+    Record,
+    StopRequested,
+)
+from .journal import Holder, Holds, SqliteJournal, Store
+from .model import Limits, MachineId, Plan, after, seconds_between
+from .plan import (
+    EXPIRES_S,
+    PREFIX,
+    PoolRequest,
+    Resolved,
+    benchmark_of,
+    environment_of,
+    places_of,
+    resolve_pool,
+)
+from .policy import POOL
+from .pools import OwnPlace, PoolView, machine_of, pool_fence, read_pool
+from .ports import Channel, Enterable, Fence, PlaceContext, Provider, Stoppable
+from .state import MachineState, RunState
+from .views.follow import Follower
+
+PROBE_S = 10.0
+
+Observer = Callable[[RunState, Sequence[Record]], None]
+
+
+def create(request: PoolRequest, home: Path | None = None) -> Pool:
+    """Write the pool down and begin to make its machines."""
+    home = home or home_of(dict(os.environ), Path.cwd())
+    store = Store.open(home)
+    plan, environ = resolve_pool(request, environ=os.environ, cwd=Path.cwd(), home_id=store.home_id)
+    asyncio.run(_try_places(plan, PlaceContext(home, store.home_id, {}, environ)))
+    pool = plan_pool(store, plan)
+    pool.control()
+    return pool
+
+
+async def _try_places(plan: Plan, context: PlaceContext) -> None:
+    """Raises what keeps a place from being used, before anything is written down."""
+    for place in places_of(plan, context).values():
+        await place.close()
+
+
+def plan_pool(store: Store, plan: Plan) -> Pool:
+    """From here on it exists, whoever makes its machines."""
+    store.create_stream(plan.run, "pool", WallClock().now(), [PoolPlanned(plan)])
+    folder_of(store.home, plan.run).mkdir(parents=True, exist_ok=True)
+    return Pool(store, plan.run)
+
+
+def keep_plan(plan: Plan, name: str) -> Plan:
+    """The plan of the pool that a run makes and leaves, in the places of the run."""
+    limits = Limits(workers=plan.limits.workers, lease_s=EXPIRES_S)
+    return structs.replace(
+        Plan(name, "", plan.places, home=plan.home, machine_names=PREFIX),
+        place_specs=plan.place_specs,
+        limits=limits,
+    )
+
+
+def tend(store: Store, name: str) -> None:
+    """Go on with a pool whose machines are still to be made, unless somebody does."""
+    pool = Pool(store, name)
+    state = pool.view().state
+    if not state.machines or not POOL.settled(state):
+        with suppress(RunHeld):
+            pool.control()
+
+
+def open_pool(name: str, home: Path | None = None) -> Pool:
+    """Raises RequestError when there is none."""
+    home = home or home_of(dict(os.environ), Path.cwd())
+    store = Store.open(home, create=False)
+    read_pool(store, name)
+    pool = Pool(store, name)
+    pool.catch_up()
+    return pool
+
+
+def pools(home: Path | None = None) -> list[PoolView]:
+    """All that exist, newest first."""
+    home = home or home_of(dict(os.environ), Path.cwd())
+    try:
+        store = Store.open(home, create=False, read_only=True)
+    except RequestError:
+        return []  # nothing was ever made here
+    found: list[PoolView] = []
+    for info in reversed(store.streams()):
+        try:
+            if info.kind == "pool":
+                found.append(read_pool(store, info.name))
+        except RequestError:
+            continue  # it was deleted
+    return found
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of something done to a machine: nothing is wrong, or `problem`."""
+
+    machine: MachineState
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Site:
+    """One machine, and all that is needed to work on it."""
+
+    machine: MachineState
+    place: OwnPlace
+    channel: Channel
+    journal: SqliteJournal
+
+
+_Work = Callable[[_Site], Awaitable[None]]
+
+
+class Pool:
+    """A named pool. Verbs that change it take its stream, so two never do at once."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name = name
+        self.store = store
+        self._controller: Controller | None = None
+        self._follower = Follower(store, name)
+
+    def view(self) -> PoolView:
+        return read_pool(self.store, self.name)
+
+    # -- what its controller does ----------------------------------------------------------------
+
+    def control(self, first: Sequence[Event] = (), holds: Sequence[MachineId] = ()) -> None:
+        """Record `first`, and bring the pool to where it shall be, in a thread of this process."""
+        environ = environment_of(os.environ, Path.cwd())
+        order = Order(self.store.home, self.name, {}, environ, first=tuple(first), holds=tuple(holds))
+        self._controller = Controller(order)
+        self._controller.start()
+
+    def catch_up(self) -> None:
+        """What has happened until now is no news."""
+        self._follower.poll()
+
+    def wait(self, observe: Observer | None = None) -> RunState:
+        """Until it is there. Raises what stopped the controller."""
+        controller = self._controller
+        over = controller is None
+        while not over:
+            over = controller is None or controller.join(0.1)
+            records = self._follower.poll()
+            if observe is not None:
+                observe(self._follower.state, records)
+        if controller is not None and controller.failure is not None:
+            raise controller.failure
+        return self._follower.state
+
+    def leave(self) -> None:
+        """Stop working on it; the next verb goes on from there."""
+        if self._controller is not None:
+            self._controller.leave()
+
+    def resize(self, workers: int) -> None:
+        """More are made; of too many, those that nobody has go, the newest first."""
+        view, now = self.view(), WallClock().now()
+        surplus = len(view.machines) - workers
+        free = [m.id for m in reversed(view.machines) if view.holder(m.id, now) is None]
+        if surplus > len(free):
+            held = len(view.machines) - len(free)
+            raise RequestError(f"pool {self.name!r} cannot have {workers}: {held} are held by runs")
+        going = free[: max(0, surplus)]
+        first: list[Event] = [PoolResized(workers)]
+        first += [MachineCondemned(machine, "the pool was made smaller") for machine in going]
+        self.control(first, going)
+
+    def delete(self) -> None:
+        self.control([StopRequested("user", "deleted")], [m.id for m in self.view().machines])
+
+    def stop(self) -> None:
+        running = [m.id for m in self.view().machines if m.phase == "ready"]
+        for place in self._places().values():
+            if not isinstance(place, Stoppable):
+                hint = f"`evalfleet pool delete {self.name}` ends them"
+                raise RequestError(f"machines of {place.name} cannot be stopped; {hint}")
+        self.control([MachineStopping(machine) for machine in running], running)
+
+    def start(self) -> None:
+        """Those that were stopped, and those that are missing."""
+        stopped = [m.id for m in self.view().machines if m.phase == "stopped"]
+        self.control([MachineStarting(machine) for machine in stopped], stopped)
+
+    # -- what is done to machines directly -------------------------------------------------------
+
+    def extend(self, expires_s: float) -> None:
+        """All machines may live for so long from now."""
+        asyncio.run(self._extend(expires_s))
+
+    async def _extend(self, expires_s: float) -> None:
+        clock = WallClock()
+        async with self._alone({}) as (journal, places):
+            for machine in self.view().machines:
+                await places[machine.offer.place].extend(machine.id, expires_s)
+                until = after(clock.now(), expires_s)
+                events: list[Event] = [MachineExtended(machine.id, until), MachineLeaseSet(machine.id, until)]
+                await journal.append(clock.now(), events)
+
+    def prepare(self, resolved: Resolved, tell: Callable[[str], None]) -> list[Answer]:
+        """Bring a benchmark's files to all machines and set it up there, so that runs need not."""
+        benchmark = benchmark_of(resolved.plan)
+
+        async def work(site: _Site) -> None:
+            begun = time.monotonic()
+            await site.channel.prepare(benchmark.bundle)
+            if not await site.channel.probe(benchmark.probe):
+                raise ChannelError("set up, but its probe does not succeed")
+            took = round(time.monotonic() - begun, 3)
+            prepared = MachinePrepared(site.machine.id, benchmark.name, {"prepare": took})
+            await site.journal.append(WallClock().now(), [prepared])
+            tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
+
+        return asyncio.run(self._on(self._ready(), work, resolved.secrets))
+
+    def restart(self, name: str) -> list[Answer]:
+        """End all that runs on one machine, bring it up anew, and see that it answers."""
+        machine = self.view().machine(name)
+        if machine.phase != "ready":
+            raise RequestError(f"{machine.name} is not running; `evalfleet pool start {self.name}` starts it")
+        return asyncio.run(self._on([machine], _restart, {}))
+
+    def _ready(self) -> list[MachineState]:
+        return [machine for machine in self.view().machines if machine.phase == "ready"]
+
+    async def _on(
+        self, machines: Sequence[MachineState], work: _Work, secrets: Mapping[str, str]
+    ) -> list[Answer]:
+        """Do the work on machines that nobody else has meanwhile, on all at once."""
+        ids = [machine.id for machine in machines]
+        async with self._alone(secrets) as (journal, places):
+            holds = Holds(self.store, self.name)
+            holds.take_all(ids, journal.epoch, WallClock().now())
+            fence = Fence(self.name, journal.epoch)
+            try:
+                return await asyncio.gather(
+                    *(_try(work, m, places[m.offer.place], fence, journal) for m in machines)
+                )
+            finally:
+                holds.give_back(ids)
+
+    @asynccontextmanager
+    async def _alone(
+        self, secrets: Mapping[str, str]
+    ) -> AsyncGenerator[tuple[SqliteJournal, dict[str, OwnPlace]]]:
+        """The pool's stream, and its places, while nobody else changes it."""
+        clock = WallClock()
+        journal = self.store.acquire(self.name, Holder.here(clock.now()), clock.now())
+        places = self._places(secrets)
+        holds = Holds(self.store, self.name)
+        try:
+            yield journal, {name: OwnPlace(place, holds) for name, place in places.items()}
+        finally:
+            for place in places.values():
+                await place.close()
+            await journal.close()
+
+    def _places(self, secrets: Mapping[str, str] | None = None) -> dict[str, Provider]:
+        environ = environment_of(os.environ, Path.cwd())
+        context = PlaceContext(self.store.home, self.store.home_id, secrets or {}, environ)
+        return places_of(self.view().state.plan, context)
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def probe(self) -> list[Answer]:
+        """Ask every machine that should run whether it does. Whoever has it is not disturbed."""
+        return asyncio.run(self._probe())
+
+    async def _probe(self) -> list[Answer]:
+        view, places = self.view(), self._places()
+        try:
+            asked = [self._ask(view, m, places[m.offer.place]) for m in self._ready()]
+            return await asyncio.gather(*asked)
+        finally:
+            for place in places.values():
+                await place.close()
+
+    async def _ask(self, view: PoolView, machine: MachineState, place: Provider) -> Answer:
+        hold = view.holds.get(machine.id)
+        epoch = self.store.stream(self.name).epoch if hold is None else hold.epoch
+        fence = pool_fence(self.name, hold, Fence(self.name, epoch))
+        channel = place.channel(machine_of(machine), fence)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await channel.probe(None)
+        except TimeoutError:
+            return Answer(machine, f"no answer within {PROBE_S:g} s")
+        except (FleetError, OSError) as err:
+            return Answer(machine, str(err))
+        finally:
+            await channel.close()
+        return Answer(machine)
+
+    def shell(self, name: str, command: Sequence[str]) -> Sequence[str]:
+        """What to execute to look into a machine. Raises RequestError where that cannot be."""
+        machine = self.view().machine(name)
+        place = self._places()[machine.offer.place]
+        if not isinstance(place, Enterable):
+            raise RequestError(f"there is no way into machines of {place.name}")
+        return place.shell(machine_of(machine), command)
+
+
+async def _try(
+    work: _Work, machine: MachineState, place: OwnPlace, fence: Fence, journal: SqliteJournal
+) -> Answer:
+    channel = place.channel(machine_of(machine), fence)
+    try:
+        await work(_Site(machine, place, channel, journal))
+    except (FleetError, OSError) as err:
+        return Answer(machine, str(err))
+    finally:
+        await channel.close()
+    return Answer(machine)
+
+
+async def _restart(site: _Site) -> None:
+    machine = site.machine
+    await site.place.stop(machine.id)
+    left_s = seconds_between(WallClock().now(), machine.expires_at)
+    await site.place.create(machine.id, machine.offer, left_s)
+    await site.channel.probe(None)

@@ -1,0 +1,73 @@
+"""What to do next with a pool: have its machines, or let them all go. Nothing happens to one by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evalfleet.events import Event, MachineCondemned, MachineRequested, RunEnded
+from evalfleet.model import Micros, Offer, after
+from evalfleet.names import machine_id
+from evalfleet.state import RunState
+
+from .scale import best_offer
+
+ALONE = "{prefix}-vm"
+MANY = "{prefix}-{n}"
+
+
+def decide(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """The next decisions, of one kind at a time."""
+    if state.ended_at is not None:
+        return []
+    if _is_deleted(state):
+        return _let_go(state) or _end(state)
+    return _request(state, now, offers)
+
+
+def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    hopeless = state.same_failures.total() >= state.limits.same_failure_machines
+    offer = None if hopeless else best_offer(state, now, offers)
+    if offer is None or present(state) >= state.limits.workers:
+        return []
+    n = len(state.machines) + 1
+    machine = machine_id(state.plan.run, state.plan.home, n)
+    expires_at = after(now, state.limits.lease_s)
+    return [MachineRequested(machine, _name(state, n), state.free_lanes[0], offer, expires_at)]
+
+
+def _name(state: RunState, n: int) -> str:
+    """A pool of one has a name without a number, as people know it."""
+    form = ALONE if n == 1 and state.limits.workers == 1 else MANY
+    return form.format(prefix=state.plan.machine_names, n=n)
+
+
+def present(state: RunState) -> int:
+    """Machines that the pool has or will have, stopped ones too."""
+    return sum(state.machines[m].phase not in ("condemned", "deleted") for m in state.undeleted)
+
+
+def _is_deleted(state: RunState) -> bool:
+    """By the user: a place that refuses us for now takes nothing from a pool."""
+    return state.stop is not None and state.stop.reason == "user"
+
+
+def _let_go(state: RunState) -> list[Event]:
+    staying = [m for m in state.undeleted if state.machines[m].phase != "condemned"]
+    return [MachineCondemned(machine, "the pool was deleted") for machine in staying]
+
+
+def _end(state: RunState) -> list[Event]:
+    return [] if state.undeleted else [RunEnded("done")]
+
+
+def settled(state: RunState) -> bool:
+    """Is nothing under way? A pool that got fewer machines than it asked for goes on with those."""
+    resting = ("ready", "stopped")
+    return state.ended_at is not None or (
+        not _is_deleted(state) and all(state.machines[m].phase in resting for m in state.undeleted)
+    )
+
+
+def next_deadline(state: RunState, now: Micros) -> Micros | None:
+    """Nothing falls due: who wants more machines later asks again."""
+    return None

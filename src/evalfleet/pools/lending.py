@@ -1,0 +1,208 @@
+"""Places as a pool shows them: to its own controller, and to runs that borrow its machines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import structs
+
+from evalfleet.errors import ChannelError, LeaseLost, ProviderError
+from evalfleet.journal import Hold, Holds
+from evalfleet.journal.holds import EPOCHS
+from evalfleet.model import Machine, MachineId, Micros, Needs, Offer, after
+from evalfleet.ports import Channel, Fence, Provider, Shared, Stoppable
+from evalfleet.state import MachineState
+
+from .reading import PoolView
+
+CLEAR_S = 20.0
+AVOID_S = 30.0
+LOOK_S = 0.3
+COMING = ("requested", "up")
+SIZE = "pool"
+
+log = logging.getLogger(__name__)
+
+
+class OwnPlace:
+    """A pool's machines, for its own controller: the place itself, under the pool's fence."""
+
+    def __init__(self, place: Provider, holds: Holds) -> None:
+        self._place = place
+        self._holds = holds
+        self.offers, self.create, self.extend = place.offers, place.create, place.extend
+        self.list, self.delete, self.close = place.list, place.delete, place.close
+
+    @property
+    def name(self) -> str:
+        return self._place.name
+
+    async def stop(self, machine: MachineId) -> None:
+        if not isinstance(self._place, Stoppable):
+            raise ProviderError(f"machines of {self.name} cannot be stopped", transient=False)
+        await self._place.stop(machine)
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        hold = self._holds.all().get(machine.id)
+        return self._place.channel(machine, pool_fence(self._holds.pool, hold, fence))
+
+
+def pool_fence(pool: str, hold: Hold | None, fence: Fence) -> Fence:
+    """Whoever has the machine now is above all who had it before."""
+    number = 0 if hold is None else hold.number
+    return Fence(pool, number * EPOCHS + fence.epoch, fence.silent_s)
+
+
+class LentPlace:
+    """A pool's machines, for a run: `create` takes a hold on a free one, `delete` gives it back clean.
+
+    The run's machine is a name of its own for one that exists already. The hold is taken once the run's
+    journal says that it wants a machine, in one transaction with the check that its controller is the one.
+    """
+
+    def __init__(
+        self,
+        place: Provider,
+        holds: Holds,
+        pool: Callable[[], PoolView],
+        run: str,
+        epoch: int,
+        clock: Callable[[], Micros],
+    ) -> None:
+        self._place = place
+        self._holds = holds
+        self._pool = pool
+        self._run = run
+        self._epoch = epoch
+        self._clock = clock
+        self._held: dict[MachineId, Hold] = {}
+        self._avoid: dict[MachineId, float] = {}
+
+    @property
+    def name(self) -> str:
+        return self._place.name
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]:
+        """At the price that the pool pays: a run's cost is that of the time it had the machines."""
+        pool = self._pool()
+        offers = [machine.offer for machine in pool.machines] or await self._place.offers(needs)
+        many = max(len(pool.machines), pool.state.limits.workers)
+        return [structs.replace(each, size=SIZE, capacity=many, settle_s=0.0) for each in offers[:1]]
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        hold = self._take(machine, expires_s)
+        while hold is None and any(each.phase in COMING for each in self._pool().machines):
+            await asyncio.sleep(LOOK_S)
+            hold = self._take(machine, expires_s)
+        if hold is None:
+            raise self._none_free()
+        self._held[machine] = hold
+        try:
+            await self._clear(hold)
+        except (ChannelError, TimeoutError) as err:
+            self._avoid[hold.machine] = time.monotonic() + AVOID_S
+            self._give_back(machine)
+            name = self._pool().state.machines[hold.machine].name
+            raise ProviderError(f"{name} does not answer: {err}", transient=True, scope="machine") from err
+
+    def _take(self, machine: MachineId, expires_s: float) -> Hold | None:
+        now = self._clock()
+        try:
+            return self._holds.take(
+                self._candidates(), self._run, self._epoch, machine, now, after(now, expires_s)
+            )
+        except LeaseLost as err:
+            raise ProviderError(str(err), transient=False, scope="machine") from err
+
+    def _candidates(self) -> list[MachineId]:
+        """Those that are up, the ones of which nothing is known to be wrong first."""
+        now = time.monotonic()
+        ready = [machine.id for machine in self._pool().machines if machine.phase == "ready"]
+        return sorted(ready, key=lambda machine: self._avoid.get(machine, 0.0) > now)
+
+    def _none_free(self) -> ProviderError:
+        pool, now = self._pool(), self._clock()
+        holders = sorted({who for m in pool.machines if (who := pool.holder(m.id, now)) is not None})
+        if holders:
+            why = f"its machines are held by {', '.join(holders)} (`evalfleet cancel RUN` frees them)"
+        else:
+            why = f"none of its machines is ready (`evalfleet pool status {pool.name}`)"
+        return ProviderError(f"pool {pool.name}: {why}", transient=True)
+
+    async def _clear(self, hold: Hold) -> None:
+        """Whatever an earlier borrower left running ends now."""
+        known = self._pool().state.machines[hold.machine]
+        fence = pool_fence(hold.pool, hold, Fence(self._run, self._epoch))
+        channel = self._place.channel(machine_of(known), fence)
+        try:
+            async with asyncio.timeout(CLEAR_S):
+                if isinstance(channel, Shared):
+                    await channel.clear()
+        finally:
+            with suppress(ChannelError, OSError):
+                await channel.close()
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        if not self._holds.extend(machine, after(self._clock(), expires_s)):
+            raise ProviderError(f"there is no machine {machine}", transient=False, scope="machine")
+
+    async def list(self, pool: str) -> Sequence[Machine]:
+        lent = self._holds.of(self._run)
+        own = self._pool()
+        there = await self._place.list(f"{own.name}-{own.state.plan.home}")
+        seen = {machine.id: machine for machine in there}
+        return [
+            self._shown(borrower, own.state.machines[hold.machine], seen)
+            for borrower, hold in lent.items()
+            if borrower.startswith(f"{pool}-")
+        ]
+
+    def _shown(self, borrower: MachineId, known: MachineState, seen: Mapping[MachineId, Machine]) -> Machine:
+        found = seen.get(known.id)
+        if found is None or known.phase != "ready":
+            return Machine(borrower, "gone", name=known.name)
+        return Machine(borrower, found.phase, found.address, found.node, known.name)
+
+    async def delete(self, machine: MachineId) -> None:
+        """Who has it next clears it, too, should it not answer now."""
+        hold = self._holds.of(self._run).get(machine)
+        if hold is None:
+            return
+        try:
+            await self._clear(hold)
+        except (ChannelError, TimeoutError) as err:
+            log.warning("%s was given back as it was: %s", hold.machine, err)
+            self._avoid[hold.machine] = time.monotonic() + AVOID_S
+        self._give_back(machine)
+
+    def _give_back(self, machine: MachineId) -> None:
+        self._held.pop(machine, None)
+        self._holds.give_back([machine])
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        hold = self._hold(machine.id)
+        known = self._pool().state.machines[hold.machine]
+        return self._place.channel(machine_of(known), pool_fence(hold.pool, hold, fence))
+
+    def _hold(self, machine: MachineId) -> Hold:
+        """Taken anew by a controller that has just come, so that the store knows its epoch."""
+        if machine not in self._held:
+            lent = self._holds.of(self._run).get(machine)
+            taken = lent and self._holds.take(
+                (), self._run, self._epoch, machine, self._clock(), max(lent.until, self._clock())
+            )
+            if not taken:
+                raise ChannelError(f"{machine} is no longer lent to {self._run}")
+            self._held[machine] = taken
+        return self._held[machine]
+
+    async def close(self) -> None:
+        await self._place.close()
+
+
+def machine_of(known: MachineState) -> Machine:
+    return Machine(known.id, "up", known.address, known.node, known.name)

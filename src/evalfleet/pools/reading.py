@@ -1,0 +1,84 @@
+"""A pool as it is now: its journal, folded, and who has which of its machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from evalfleet.errors import RequestError
+from evalfleet.journal import Hold, Holds, Store
+from evalfleet.model import MachineId, Micros
+from evalfleet.names import hint
+from evalfleet.state import MachineState, RunState, fold
+
+Standing = Literal["creating", "ready", "held", "stopping", "stopped", "expired", "leaving"]
+
+
+@dataclass(frozen=True)
+class PoolView:
+    name: str
+    state: RunState
+    holds: dict[MachineId, Hold]
+
+    @property
+    def machines(self) -> list[MachineState]:
+        """Those that exist."""
+        return [self.state.machines[machine] for machine in self.state.undeleted]
+
+    @property
+    def expires_at(self) -> Micros | None:
+        """When the first of its machines ends by itself."""
+        return min((machine.expires_at for machine in self.machines), default=None)
+
+    def machine(self, name: str) -> MachineState:
+        """By its name or id. Raises RequestError."""
+        for machine in self.machines:
+            if name in (machine.name, machine.id):
+                return machine
+        names = [machine.name for machine in self.machines]
+        raise RequestError(f"pool {self.name!r} has no machine {name!r}; {hint(name, names)}")
+
+    def holder(self, machine: MachineId, now: Micros) -> str | None:
+        """The run that has it."""
+        hold = self.holds.get(machine)
+        return hold.holder if hold is not None and hold.held(now) and hold.holder != self.name else None
+
+    def standing(self, machine: MachineState, now: Micros) -> Standing:
+        match machine.phase:
+            case "ready" | "stopped" if now > machine.expires_at:
+                return "expired"
+            case "ready":
+                return "held" if self.holder(machine.id, now) else "ready"
+            case "requested" | "up":
+                return "creating"
+            case "stopping" | "stopped":
+                return machine.phase
+            case _:
+                return "leaving"
+
+    def unusable(self, now: Micros) -> str:
+        """Why no run can borrow anything now, and what to do about it; empty if one can."""
+        standings = {machine.id: self.standing(machine, now) for machine in self.machines}
+        if not standings:
+            return f"pool {self.name!r} has no machines; `evalfleet pool start {self.name}` makes them"
+        if {"ready", "creating"} & set(standings.values()):
+            return ""
+        holders = sorted({who for machine in standings if (who := self.holder(machine, now)) is not None})
+        if holders:
+            run = holders[0]
+            return (
+                f"all machines of pool {self.name!r} are held by {', '.join(holders)}: wait until it ends, "
+                f"go on with it (`evalfleet resume {run}`), or free them (`evalfleet cancel {run}`)"
+            )
+        return f"no machine of pool {self.name!r} is running; `evalfleet pool start {self.name}` starts them"
+
+
+def read_pool(store: Store, name: str) -> PoolView:
+    """Raises RequestError when there is no pool of this name, or no more."""
+    pools = {info.name for info in store.streams() if info.kind == "pool"}
+    if name not in pools:
+        raise RequestError(f"there is no pool {name!r}; {hint(name, pools)}")
+    state = fold(store.read(name))
+    if state.ended_at is not None:
+        raise RequestError(f"pool {name!r} was deleted; make another with `evalfleet pool create`")
+    return PoolView(name, state, Holds(store, name).all())
