@@ -15,9 +15,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m evalfleet.lab", description=__doc__)
     parser.add_argument("hosts", type=int, nargs="?", default=20, metavar="N")
     parser.add_argument("--keep", action="store_true", help="wait for Enter before destroying them")
+    parser.add_argument("--sweep", action="store_true", help="only remove what dead processes' labs left")
     args = parser.parse_args()
     try:
-        show(args.hosts, args.keep)
+        if args.sweep:
+            print(f"removed: {', '.join(Lab.sweep()) or 'nothing'}")
+        else:
+            show(args.hosts, args.keep)
     except LabError as err:
         print(err, file=sys.stderr)
         return err.exit_code

@@ -88,9 +88,10 @@ class Group:
         self._wait("frozen", "1" if frozen else "0")
 
     def kill(self) -> None:
-        """Returns when no process is left, frozen ones included."""
-        kill_all(self.path)
-        self._wait("populated", "0")
+        """Returns when no process is left, frozen ones included. Does nothing if the group is removed."""
+        if self.path.exists():
+            kill_all(self.path)
+            self._wait("populated", "0")
 
     def remove(self) -> None:
         for path in (self.path, *self.legacy):

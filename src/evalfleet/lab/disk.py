@@ -189,7 +189,8 @@ class Disk:
         self._resize(self._size)
 
     def remove(self) -> None:
-        syscalls.unmount(self._mount)
+        if os.path.ismount(self._mount):
+            syscalls.unmount(self._mount)
 
     def _resize(self, size: int) -> None:
         # 0 would mean: without limit

@@ -156,10 +156,12 @@ class NamespaceHost(Host):
             self._site.network.detach(self.cable)
 
     def destroy(self) -> None:
+        """Repeats safely, and whatever of it was made."""
         self.power_off()
         self._group.remove()
         self._disk.remove()
-        shutil.rmtree(self._directory)
+        if self._directory.exists():
+            shutil.rmtree(self._directory)
 
     def reap(self) -> None:
         """After somebody else has killed it."""

@@ -6,7 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -102,24 +102,33 @@ class Lab:
         return state.sweep(ROOT, _demolish)
 
     def add(self, count: int = 1) -> list[NamespaceHost]:
-        """More hosts, up and reachable. What fails half way goes with the lab."""
+        """More hosts, up and reachable: all of them or none."""
         if self._made + count > network.MOST_HOSTS:
             raise LabError(f"a lab has at most {network.MOST_HOSTS} hosts, counting removed ones")
         added = [self._define(self._made + n) for n in range(count)]
         self._made += count
         self.hosts += added
-        waiting = iter(added)
+        try:
+            self._boot(added)
+        except BaseException:
+            for host in added:
+                with suppress(LabError, OSError):  # what stays goes with the lab
+                    self.remove(host)
+            raise
+        self.client.trust(added)
+        return added
+
+    def _boot(self, hosts: Iterable[NamespaceHost]) -> None:
+        waiting = iter(hosts)
         while some := list(islice(waiting, AT_ONCE)):
             for host in some:
                 host.make()
             boot(some, self._site.network)
-        for host in added:
+        for host in hosts:
             host.await_sshd()
-        self.client.trust(added)
-        return added
 
     def remove(self, host: NamespaceHost) -> None:
-        """End one host, without a word to its clients, and drop its disk."""
+        """End one host, without a word to its clients, and drop its disk. May be repeated if it fails."""
         host.destroy()
         self.hosts.remove(host)
 
@@ -127,6 +136,11 @@ class Lab:
         directory = self._state.path / "hosts" / f"host-{index}"
         assert self._layout is not None
         return NamespaceHost(self._site, directory, index, self._layout.host(directory.name, self._limits))
+
+    @property
+    def directory(self) -> Path:
+        """Where the lab is; root's alone, and gone with the lab."""
+        return self._state.path
 
     @property
     def prefix(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ async def open_connection(where: Target, access: Access, lost: Callable[[], None
 
 
 async def _open(where: Target, access: Access, options: asyncssh.SSHClientConnectionOptions) -> Connection:
+    if access.new_socket is not None:
+        return await _open_elsewhere(where, access.new_socket, options)
     via = access.jump or options.tunnel
     jump = await _open_jump(str(via), access) if via else None
     try:
@@ -88,6 +91,21 @@ async def _open(where: Target, access: Access, options: asyncssh.SSHClientConnec
             jump.abort()
         raise
     return Connection(ssh, jump)
+
+
+async def _open_elsewhere(
+    where: Target, new_socket: Callable[[], socket.socket], options: asyncssh.SSHClientConnectionOptions
+) -> Connection:
+    """In another network than this computer's: a socket stays in the one that it was made in."""
+    sock = await asyncio.to_thread(new_socket)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (where.host, options.port))
+    except BaseException:
+        sock.close()
+        raise
+    # from here on the socket is asyncssh's
+    return Connection(await asyncssh.connect(where.host, options=options, config=None, sock=sock), None)
 
 
 def _reason(err: Exception, access: Access) -> str:
@@ -128,6 +146,8 @@ def _options(where: Target, access: Access, client: _Client) -> asyncssh.SSHClie
         "agent_path": access.agent,
     }
     given.update({name: value for name, value in settings.items() if value is not None})
+    if access.new_socket is not None:
+        given.update(config=None, agent_path=None)
     options = asyncssh.SSHClientConnectionOptions(**given)
     # said once and for all: neither `UserKnownHostsFile none` nor a `Match final` may switch it off
     more: dict[str, Any] = {"known_hosts": access.known_hosts or _files(options.known_hosts)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -41,7 +42,11 @@ class Target(Struct, frozen=True):
 
 
 class Access(Struct, frozen=True):
-    """How hosts are reached. Paths are absolute; None leaves it to ~/.ssh/config and OpenSSH's defaults."""
+    """How hosts are reached. Paths are absolute; None leaves it to ~/.ssh/config and OpenSSH's defaults.
+
+    `new_socket` makes a TCP socket of the network that the hosts are in, where that is not this computer's.
+    Then ~/.ssh/config and agents, which are about this computer, have no say, and there are no jump hosts.
+    """
 
     user: str | None = None
     key: str | None = None
@@ -51,6 +56,7 @@ class Access(Struct, frozen=True):
     python: str = "python3"
     connect_timeout_s: float = 10.0
     agent: str | None = None
+    new_socket: Callable[[], socket.socket] | None = None
 
 
 def openssh(where: Target, access: Access, command: Sequence[str] = ()) -> list[str]:
