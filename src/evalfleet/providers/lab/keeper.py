@@ -1,7 +1,7 @@
 """The keeper of a lab: a process that outlives controllers, and ends with the lab when nobody needs it.
 
 A lab lives as long as the process that made it. So a keeper makes it, and adds and removes hosts for the
-controllers of one home, until no machine is left, whether deleted or expired. `python -m evalfleet.providers.lab ERRAND`.
+controllers of one home, until no machine is left, whether deleted or expired.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tenants import Tenants
 from .words import Add, Answer, End, Errand, Extend, List, Question, Record, Remove, Taken
 
 READY = "ready"
-IDLE_S = 10.0
+IDLE_S = 5.0
 RETRY_S = 1.0
 BACKLOG = 1024
 

@@ -1,0 +1,208 @@
+"""The place `lab` as its tests use it, and what they look for afterwards."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from evalfleet.lab.network import GATEWAY, Network
+from evalfleet.model import Machine, MachineId
+from evalfleet.ports import PlaceContext, Provider
+from evalfleet.providers.lab import LabPlace, LabSettings
+from evalfleet.providers.lab.finding import FOLDER
+from evalfleet.providers.lab.words import Record
+from evalfleet.testing import ShellHarness
+
+T = TypeVar("T")
+
+HOME_ID = "abc123"
+MARKS_PORT = 7
+GONE_S = 20.0
+
+
+def make_place(home: Path, **settings: Any) -> LabPlace:
+    home.mkdir(exist_ok=True)
+    return LabPlace.make("lab", msgspec.convert(settings, LabSettings), PlaceContext(home, HOME_ID))
+
+
+def record_of(home: Path) -> Record | None:
+    try:
+        return msgspec.json.decode((home / FOLDER / "lab.json").read_bytes(), type=Record)
+    except FileNotFoundError:
+        return None
+
+
+def keeper_of(home: Path) -> Record:
+    return until(lambda: record_of(home), "there is no keeper")
+
+
+def until(ask: Callable[[], T | None], complaint: str, seconds: float = 60.0) -> T:
+    deadline = time.monotonic() + seconds
+    while (answer := ask()) is None:
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.02)
+    return answer
+
+
+def remains(record: Record) -> list[str]:
+    """Of a keeper and its lab: processes, files, mounts, control groups. Its network goes with these."""
+    lab = Path(record.lab)
+    group = f"evalfleet-lab-{lab.name}"
+    found = [str(path) for path in (lab,) if path.exists()]
+    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(lab) in line]
+    found += [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if folder.endswith(group)]
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            about = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/cgroup").read_bytes()
+            if os.fsencode(str(lab)) in about or group.encode() in about:
+                found.append(f"process {pid}: {about!r}")
+    with contextlib.suppress(OSError):
+        # a dead one that nobody has waited for yet has no command line
+        if Path(f"/proc/{record.pid}/cmdline").read_bytes():
+            found.append(f"the keeper, process {record.pid}")
+    return found
+
+
+def assert_all_gone(*records: Record) -> None:
+    deadline = time.monotonic() + GONE_S
+    while left := [each for record in records for each in remains(record)]:
+        assert time.monotonic() < deadline, f"left: {left}"
+        time.sleep(0.05)
+
+
+def end(home: Path) -> None:
+    """For a test that failed: ends the keeper and so its lab."""
+    record = record_of(home)
+    if record is not None and Path(record.lab).exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGTERM)
+        assert_all_gone(record)
+
+
+class LabHarness(ShellHarness):
+    """Hosts share no files with us: marks come over their network, to a listener at its gateway."""
+
+    unit_s = 0.4
+    silent_s = 5.0
+    patience_s = 30.0
+    capacity = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._home = self.directory / "home-of-place"
+        self._left: collections.Counter[str] = collections.Counter()
+        self._listeners: dict[str, Any] = {}
+
+    def make_place(self) -> Provider:
+        return make_place(self._home, max_hosts=2)
+
+    async def until_up(self, place: Provider, machine: MachineId) -> Machine:
+        seen = await super().until_up(place, machine)
+        self._listen(keeper_of(self._home).network)
+        return seen
+
+    def _listen(self, network: str) -> None:
+        if network in self._listeners:
+            return
+        sock = self._listeners[network] = Network(Path(network)).socket()
+        sock.bind((GATEWAY, MARKS_PORT))
+        sock.listen()
+        threading.Thread(target=self._count, args=(sock,), daemon=True).start()
+
+    def _count(self, sock: Any) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = sock.accept()
+                with connection, connection.makefile() as file:
+                    self._left.update(file.read().split())
+
+    def _leave(self, mark: str) -> str:
+        return f"bash -c 'echo {mark} >/dev/tcp/{GATEWAY}/{MARKS_PORT}'" if mark else ""
+
+    async def marks(self, mark: str) -> int:
+        return self._left[mark]
+
+    def close(self) -> None:
+        for sock in self._listeners.values():
+            sock.close()
+        record = record_of(self._home)
+        try:
+            if record is not None:
+                assert_all_gone(record)
+        finally:
+            end(self._home)
+            super().close()
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+BENCH = """\
+name = "b"
+tasks = "tasks.jsonl"
+command = ["sh", "run.sh", "{task_id}"]
+files = ["run.sh"]
+timeout_s = 60
+"""
+SCRIPT = """\
+hostname >"$EVALFLEET_OUT/host"
+ip -4 -o addr show eth0 >"$EVALFLEET_OUT/address"
+sleep 1
+echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"
+"""
+
+
+class Bench:
+    """A folder with a benchmark and a home, and the command line in it."""
+
+    def __init__(self, folder: Path, tasks: int) -> None:
+        self.folder = folder
+        self.home = folder / "results"
+        self.tasks = tasks
+        (folder / "b.toml").write_text(BENCH)
+        (folder / "run.sh").write_text(SCRIPT)
+        (folder / "tasks.jsonl").write_text("".join(f'{{"id": "t_{n}"}}\n' for n in range(tasks)))
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "evalfleet", *words],
+            cwd=self.folder,
+            env={**os.environ, "EVALFLEET_HOME": str(self.home)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def start_run(self, name: str, workers: int) -> subprocess.Popen[str]:
+        return self.start("run", "b.toml", "--on", "lab", "--workers", str(workers), "--name", name)
+
+    def await_attempts(self, run: str, count: int) -> None:
+        until(lambda: len(self.ended(run)) >= count or None, f"{run} has not got {count} results")
+
+    def ended(self, run: str) -> list[Path]:
+        return list((self.home / run).glob("t_*/*/result.json"))
+
+    def results(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / run / "results.json").read_text())
+        return found
+
+    def artefact(self, run: str, name: str) -> set[str]:
+        tasks = self.results(run)["tasks"]
+        return {(self.home / task["artifacts"] / name).read_text().strip() for task in tasks}
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    said, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, said
+    return said

@@ -1,0 +1,251 @@
+"""The place `lab`: runs on real hosts of this computer, that outlive controllers and then are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.errors import ProviderError
+from evalfleet.lab.keys import new_key
+from evalfleet.model import AttemptId, Command, Job, MachineId, Needs
+from evalfleet.ports import Fence
+from evalfleet.providers.lab.finding import FOLDER
+from evalfleet.providers.lab.words import Record
+from evalfleet.testing import ChannelContract, Harness, ProviderContract
+from tests.lab.clients import needs_lab
+from tests.lab.places import (
+    Bench,
+    LabHarness,
+    assert_all_gone,
+    end,
+    finish,
+    keeper_of,
+    make_place,
+    record_of,
+    until,
+)
+
+MACHINE = MachineId("pool-abc123-1")
+
+
+@needs_lab
+class TestLabPlace(ProviderContract, ChannelContract):
+    def harness(self) -> Harness:
+        return LabHarness()
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, tasks=12)
+    yield made
+    end(made.home)
+
+
+def assert_each_scored_once(bench: Bench, run: str) -> None:
+    told = bench.results(run)
+    assert (told["status"], told["scored"], told["broken"]) == ("done", bench.tasks, 0)
+    assert len({task["task_id"] for task in told["tasks"]}) == bench.tasks
+
+
+@needs_lab
+def test_a_run_uses_several_hosts_and_leaves_none(bench: Bench) -> None:
+    run = bench.start_run("r", 4)
+    keeper = keeper_of(bench.home)
+    finish(run)
+    assert_each_scored_once(bench, "r")
+    assert bench.artefact("r", "host") == {f"host-{n}" for n in range(4)}
+    addresses = {machine["address"] for machine in bench.results("r")["machines"]}
+    assert addresses == {f"198.18.1.{n}" for n in range(1, 5)}
+    assert {line.split()[3].split("/")[0] for line in bench.artefact("r", "address")} == addresses
+    assert_all_gone(keeper)
+
+
+@needs_lab
+def test_a_killed_controllers_attempts_are_adopted(bench: Bench) -> None:
+    run = bench.start_run("r", 4)
+    bench.await_attempts("r", 2)
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    keeper = keeper_of(bench.home)
+    finish(bench.start("resume", "r"))
+    assert_each_scored_once(bench, "r")
+    told = bench.results("r")
+    assert (told["attempts"], told["controllers"], len(told["machines"])) == (bench.tasks, 2, 4)
+    assert_all_gone(keeper)
+
+
+def _other_than(first: Record, home: Path) -> Record | None:
+    now = record_of(home)
+    return now if now != first else None
+
+
+@needs_lab
+def test_a_killed_keepers_machines_are_replaced(bench: Bench) -> None:
+    run = bench.start_run("r", 4)
+    bench.await_attempts("r", 2)
+    first = keeper_of(bench.home)
+    os.kill(first.pid, signal.SIGKILL)
+    assert_all_gone(first)
+    second = until(lambda: _other_than(first, bench.home), "no other keeper came")
+    finish(run)
+    assert_each_scored_once(bench, "r")
+    assert set(bench.results("r")["causes"]) <= {"machine_lost", "connection"}
+    assert_all_gone(second)
+
+
+@needs_lab
+def test_two_runs_at_once_share_the_lab(bench: Bench) -> None:
+    runs = [bench.start_run(name, 3) for name in ("one", "two")]
+    for name in ("one", "two"):
+        bench.await_attempts(name, 1)
+    keeper = keeper_of(bench.home)
+    for run in runs:
+        finish(run)
+    for name in ("one", "two"):
+        assert_each_scored_once(bench, name)
+    hosts = bench.artefact("one", "host") | bench.artefact("two", "host")
+    assert len(hosts) == 6, "two runs had one host, or there were two labs"
+    assert_all_gone(keeper)
+
+
+# -- the keeper ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "home"
+    end(tmp_path / "home")
+
+
+def bring_up(home: Path, expires_s: float = 600.0, **settings: Any) -> None:
+    """One machine, which stays when its controller leaves."""
+
+    async def main() -> None:
+        place = make_place(home, **settings)
+        try:
+            await place.create(MACHINE, (await place.offers(Needs()))[0], expires_s)
+            assert [(seen.id, seen.phase) for seen in await place.list("pool")] == [(MACHINE, "up")]
+        finally:
+            await place.close()
+
+    asyncio.run(main())
+
+
+@needs_lab
+def test_without_a_controller_all_ends_at_the_expiry(home: Path) -> None:
+    bring_up(home, expires_s=3.0)
+    keeper = keeper_of(home)
+    assert_all_gone(keeper)
+    assert asyncio.run(make_place(home).list("pool")) == ()
+
+
+@needs_lab
+def test_machines_of_a_killed_keeper_are_not_listed(home: Path) -> None:
+    bring_up(home)
+    first = keeper_of(home)
+    os.kill(first.pid, signal.SIGKILL)
+    assert asyncio.run(make_place(home).list("pool")) == ()
+    assert not Path(first.lab).exists(), "it is said to be gone, but is not"
+    bring_up(home)
+    assert keeper_of(home).pid != first.pid
+
+
+@needs_lab
+def test_a_terminated_keeper_takes_its_hosts_along(home: Path) -> None:
+    bring_up(home)
+    keeper = keeper_of(home)
+    os.kill(keeper.pid, signal.SIGTERM)
+    assert_all_gone(keeper)
+
+
+@needs_lab
+def test_twenty_hosts_are_made_together(home: Path) -> None:
+    async def main() -> float:
+        place = make_place(home)
+        offer = (await place.offers(Needs()))[0]
+        start = time.monotonic()
+        await asyncio.gather(*(place.create(MachineId(f"pool-abc123-{n}"), offer, 600.0) for n in range(20)))
+        took = time.monotonic() - start
+        seen = await place.list("pool")
+        assert {machine.phase for machine in seen} == {"up"}
+        assert len({machine.address for machine in seen}) == 20
+        await asyncio.gather(*(place.delete(machine.id) for machine in seen))
+        await place.close()
+        return took
+
+    took = asyncio.run(main())
+    assert took < 30, "they are made one after the other"
+
+
+@needs_lab
+def test_a_host_key_that_changed_is_refused(home: Path) -> None:
+    bring_up(home)
+    known = Path(keeper_of(home).known_hosts)
+    address = known.read_text().split()[0]
+    known.write_text(f"{address} {new_key('other').public}\n")
+    with pytest.raises(ProviderError, match="THE HOST KEY HAS CHANGED"):
+        bring_up(home)
+
+
+@needs_lab
+def test_settings_reach_the_hosts(home: Path) -> None:
+    settings: dict[str, Any] = {"disk_gb": 0.02, "user": "root", "memory_gb": 0.5, "cpus": 0.5}
+    write = "head -c 40000000 /dev/zero >file; test $(stat -c %s file) -lt 40000000 && test $(id -un) = root"
+    bring_up(home, **settings)
+
+    async def main() -> int | None:
+        place = make_place(home, **settings)
+        channel = place.channel((await place.list("pool"))[0], Fence("r", 1))
+        await channel.start(Job(AttemptId("t.0"), Command(("sh", "-c", write)), 30.0))
+        ended = await channel.ended(AttemptId("t.0"))
+        await channel.close()
+        await place.delete(MACHINE)
+        await place.close()
+        return ended.exit_code
+
+    assert asyncio.run(main()) == 0
+
+
+@needs_lab
+def test_other_settings_are_refused_while_hosts_are_up(home: Path) -> None:
+    bring_up(home)
+    other = make_place(home, disk_gb=2.0)
+    offer = asyncio.run(other.offers(Needs()))[0]
+    with pytest.raises(ProviderError, match="up with other settings") as refusal:
+        asyncio.run(other.create(MachineId("pool-abc123-2"), offer, 60.0))
+    assert not refusal.value.transient
+
+
+# -- without a lab -------------------------------------------------------------------------------
+
+
+def test_without_root_one_line_says_what_is_missing(bench: Bench) -> None:
+    # a user of another namespace: our files stay readable, and root's rights are gone
+    unprivileged = ["unshare", "--user", "--"] if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*unprivileged, sys.executable, "-m", "evalfleet", "run", "b.toml", "--on", "lab"],
+        cwd=bench.folder,
+        env={**os.environ, "EVALFLEET_HOME": str(bench.home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done
+    assert "missing here: root" in done.stderr
+    assert done.stderr.strip().endswith("`--on local` needs no root")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (bench.home / FOLDER).exists()
+    assert not list(bench.home.glob("[!.]*/")), "a run was started"
