@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from evalfleet.ports import Fence
 from evalfleet.providers.lab.finding import FOLDER
 from evalfleet.providers.lab.words import Record
 from evalfleet.testing import ChannelContract, Harness, ProviderContract
+from tests.docs.pages import ROOT
 from tests.lab.clients import needs_lab
 from tests.lab.places import (
     Bench,
@@ -118,6 +120,26 @@ def test_two_runs_at_once_share_the_lab(bench: Bench) -> None:
     hosts = bench.artefact("one", "host") | bench.artefact("two", "host")
     assert len(hosts) == 6, "two runs had one host, or there were two labs"
     assert_all_gone(keeper)
+
+
+@needs_lab
+def test_what_the_page_shows_runs(bench: Bench) -> None:
+    page = (ROOT / "docs/lab.md").read_text()
+    commands = "".join(re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    assert "--on lab --workers 20" in commands
+    shell = f'evalfleet() {{ "{sys.executable}" -m evalfleet "$@"; }}\nset -e\n{commands}'
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        cwd=ROOT,
+        env={**os.environ, "EVALFLEET_HOME": str(bench.home)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "60 scored, 0 broken" in done.stdout
+    assert re.search(r"machine +worker-\d+ on host-\d+", done.stdout)
 
 
 # -- the keeper ----------------------------------------------------------------------------------

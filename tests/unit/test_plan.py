@@ -242,7 +242,7 @@ def test_unknown_benchmarks_and_places_are_refused_with_the_nearest(cwd: Path) -
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('door = "x"', "key 'kind' is missing; write one of local, ssh"),
+        ('door = "x"', "key 'kind' is missing; write one of lab, local, ssh"),
         ('kind = 3\ndoor = "x"', "key 'kind' must be a string"),
         (
             'kind = "MODULE:Shad"',
@@ -254,8 +254,8 @@ def test_unknown_benchmarks_and_places_are_refused_with_the_nearest(cwd: Path) -
     ],
 )
 def test_a_wrong_place_is_refused_with_its_key(cwd: Path, table: str, message: str) -> None:
-    configure(cwd, f"[places.lab]\n{table}\n")
-    fails(cwd, f"@/evalfleet.toml: [places.lab]: {message}", on="lab")
+    configure(cwd, f"[places.farm]\n{table}\n")
+    fails(cwd, f"@/evalfleet.toml: [places.farm]: {message}", on="farm")
 
 
 def test_settings_go_to_whom_they_belong(cwd: Path) -> None:
