@@ -94,7 +94,7 @@ def end(home: Path) -> None:
 class LabHarness(ShellHarness):
     """Hosts share no files with us: marks come over their network, to a listener at its gateway."""
 
-    unit_s = 0.4
+    unit_s = 0.6
     silent_s = 5.0
     patience_s = 30.0
     capacity = 2

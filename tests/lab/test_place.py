@@ -263,9 +263,14 @@ def test_other_settings_are_refused_while_hosts_are_up(home: Path) -> None:
 # -- without a lab -------------------------------------------------------------------------------
 
 
-def test_without_root_one_line_says_what_is_missing(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("become", "missing"),
+    [([], "root"), pytest.param(["--map-root-user"], r"root's rights \(.*\)", marks=needs_lab)],
+    ids=["nobody", "root of a namespace"],
+)
+def test_without_root_one_line_says_what_is_missing(bench: Bench, become: list[str], missing: str) -> None:
     # a user of another namespace: our files stay readable, and root's rights are gone
-    unprivileged = ["unshare", "--user", "--"] if os.geteuid() == 0 else []
+    unprivileged = ["unshare", "--user", *become, "--"] if os.geteuid() == 0 else []
     done = subprocess.run(
         [*unprivileged, sys.executable, "-m", "evalfleet", "run", "b.toml", "--on", "lab"],
         cwd=bench.folder,
@@ -276,8 +281,7 @@ def test_without_root_one_line_says_what_is_missing(bench: Bench) -> None:
         check=False,
     )
     assert done.returncode == 2, done
-    assert "missing here: root" in done.stderr
-    assert done.stderr.strip().endswith("`--on local` needs no root")
+    assert re.search(f"missing here: {missing}(,.*)?; `--on local` needs no root$", done.stderr.strip())
     assert len(done.stderr.splitlines()) == 1
     assert not (bench.home / FOLDER).exists()
     assert not list(bench.home.glob("[!.]*/")), "a run was started"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from .errors import LabError
 
@@ -21,6 +22,7 @@ NEEDED = {
     "setpriv": "util-linux",
     "pivot_root": "util-linux",
 }
+NET_ADMIN, SYS_ADMIN, MKNOD = 12, 21, 27  # capabilities, by their numbers
 
 
 def find(command: str) -> str | None:
@@ -34,10 +36,20 @@ def missing() -> str | None:
         lacks.append("Linux")
     elif os.geteuid() != 0:
         lacks.append("root")
+    elif not _may_do_all():
+        lacks.append("root's rights (this is a container or a user namespace)")
     lacks += sorted({package for command, package in NEEDED.items() if find(command) is None})
     if not lacks:
         return None
     return f"the lab needs root, iproute2 and openssh-server; missing here: {', '.join(lacks)}"
+
+
+def _may_do_all() -> bool:
+    """Is this root the machine's? One of a container may neither mount nor make devices and networks."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    effective = int(next(line.split()[1] for line in lines if line.startswith("CapEff:")), 16)
+    everybody = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
+    return everybody and all(effective >> right & 1 for right in (NET_ADMIN, SYS_ADMIN, MKNOD))
 
 
 def run(argv: Sequence[str], text: str = "") -> str:

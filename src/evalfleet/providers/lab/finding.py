@@ -116,11 +116,8 @@ class KeeperLine:
             assert process.stdout is not None
             said = process.stdout.readline().decode().strip()
         if said != READY:
-            raise ProviderError(
-                f"the lab of {self._place!r} does not start: {said or self._last_words()}",
-                transient=False,
-                scope="place",
-            )
+            why = f"the lab of {self._place!r} does not start; `--on local` needs none: "
+            raise ProviderError(why + (said or self._last_words()), transient=False, scope="place")
 
     def _last_words(self) -> str:
         lines = self._path("log").read_text(errors="replace").strip().splitlines()
