@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from evalfleet.errors import ProviderError
 from evalfleet.lab.keys import new_key
-from evalfleet.model import AttemptId, Command, Job, MachineId, Needs
+from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Needs
 from evalfleet.ports import Fence
 from evalfleet.providers.lab.finding import FOLDER
 from evalfleet.providers.lab.words import Record
@@ -248,6 +248,34 @@ def test_settings_reach_the_hosts(home: Path) -> None:
         return ended.exit_code
 
     assert asyncio.run(main()) == 0
+
+
+@needs_lab
+def test_people_can_look_into_a_machine(home: Path) -> None:
+    bring_up(home)
+    place = make_place(home)
+    seen = asyncio.run(place.list("pool"))[0]
+    argv = place.shell(seen, ["sh", "-c", "hostname; id -un"])
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == [seen.node, "lab"], done
+
+
+@needs_lab
+def test_a_stopped_machine_starts_again(home: Path) -> None:
+    bring_up(home)
+
+    async def stop() -> tuple[Machine, Sequence[str]]:
+        place = make_place(home)
+        seen = (await place.list("pool"))[0]
+        await place.stop(MACHINE)
+        await place.close()
+        return seen, place.shell(seen, ["pgrep", "-f", "[s]upervisor-"])
+
+    seen, argv = asyncio.run(stop())
+    assert subprocess.run(argv, timeout=60, check=False).returncode == 1, "its supervisor still runs"
+    bring_up(home)
+    assert asyncio.run(make_place(home).list("pool")) == (seen,)
+    assert subprocess.run(argv, timeout=60, check=False).returncode == 0
 
 
 @needs_lab

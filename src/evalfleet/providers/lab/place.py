@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from evalfleet.channels.samples import Samples
-from evalfleet.channels.ssh.words import Access, HostDown, HostLost, HostRefused, Target
+from evalfleet.channels.ssh.words import Access, HostDown, HostLost, HostRefused, Target, openssh
 from evalfleet.errors import ProviderError, RequestError
 from evalfleet.lab import Lab
 from evalfleet.lab.network import Network
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 HANDSHAKES = 16
 CONNECT_S = 5.0
+SSH_PORT = 22
 
 
 class LabPlace:
@@ -67,12 +68,12 @@ class LabPlace:
         self._used = True
         answer = await self._keeper.add(Add(machine, expires_s, self._settings.max_hosts, self._shape))
         self._check(machine, answer)
-        await self._order("take", machine, answer.machines[0].address, expires_s)
+        await self._order("take", machine, answer.machines[0].address, expires_s=expires_s)
         self._check(machine, await self._keeper.ask(Taken(machine)))
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         answer = self._check(machine, await self._keeper.ask(Extend(machine, expires_s)))
-        await self._order("extend", machine, answer.machines[0].address, expires_s)
+        await self._order("extend", machine, answer.machines[0].address, expires_s=expires_s)
 
     async def list(self, pool: str) -> Sequence[Machine]:
         answer = await self._keeper.ask(List())
@@ -92,6 +93,22 @@ class LabPlace:
         answer = await self._keeper.ask(Remove(machine))
         if answer is not None:
             self._check(machine, answer)
+
+    async def stop(self, machine: MachineId) -> None:
+        """End what runs there; the host stays."""
+        seen = [each for each in await self.list(machine.rsplit("-", 1)[0]) if each.id == machine]
+        if not seen:
+            raise ProviderError(f"there is no machine {machine}", transient=False, scope="machine")
+        await self._order("halt", machine, seen[0].address)
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        """OpenSSH's client in the lab's network."""
+        record = self._keeper.record()
+        if record is None:
+            raise ProviderError(f"{machine.id} is gone: the lab has ended", transient=False, scope="machine")
+        where = Target(machine.id, machine.address, SSH_PORT)
+        ssh, *words = openssh(where, self._access(record), command)
+        return (*Network(Path(record.network)).prefix, ssh, "-F", "none", *words)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         from evalfleet.channels.ssh.channel import SshChannel
@@ -115,7 +132,7 @@ class LabPlace:
         access = self._access(self._keeper.record())
         lot = self._lots.get(machine)
         if lot is None or (lot.host.where.host, lot.host.access.key) != (address, access.key):
-            where = Target(f"{machine} ({address})", address, 22)
+            where = Target(f"{machine} ({address})", address, SSH_PORT)
             lot = self._lots[machine] = Lot(Host(where, access, self._handshakes), self._home_id)
         return lot
 
@@ -132,11 +149,11 @@ class LabPlace:
         )
 
     async def _order(
-        self, verb: Literal["take", "extend"], machine: MachineId, address: str, expires_s: float
+        self, verb: Literal["take", "extend", "halt"], machine: MachineId, address: str, **more: float
     ) -> None:
         """To the machine's host, as to one that we are lent."""
         try:
-            answer = await self._lot(machine, address).ask(verb, machine, expires_s=expires_s, most=1)
+            answer = await self._lot(machine, address).ask(verb, machine, most=1, **more)
         except (HostDown, HostLost, HostRefused) as err:
             raise _no(machine, str(err)) from err
         if answer.error:
