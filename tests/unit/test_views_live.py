@@ -103,7 +103,8 @@ def test_a_scribe_writes_all_files_of_a_run(tmp_path: Path) -> None:
     scribe.tick()
     names = {path.name for path in (tmp_path / "run1").iterdir()}
     machines = {"worker-1_results.json", "worker-2_results.json"}
-    assert names == {"parallel_live.json", "results.json", "aggregated_results.json"} | machines
+    files = {"parallel_live.json", "vm_pool_registry.json", "results.json", "aggregated_results.json"}
+    assert names == files | machines
     assert os.readlink(tmp_path / "latest") == "run1"
     assert (tmp_path / "parallel_live.json").read_bytes() == (
         tmp_path / "latest/parallel_live.json"
