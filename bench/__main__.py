@@ -24,6 +24,7 @@ BENCHES: dict[str, str] = {
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
     "makespan": "how near the schedules come to the shortest possible run",
     "recovery": "kill -9 the controller twenty times; time to take a run up again",
+    "ssh-dispatch": "1,000 short tasks on 20 lab hosts over SSH, beside GNU parallel, Ray, Dask, Parsl",
 }
 
 

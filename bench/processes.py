@@ -74,7 +74,17 @@ def _ended(pid: int) -> Spent | None:
 
 
 def _read(pid: int) -> Spent:
+    own, system, kids, kids_system = _times(pid)
+    return Spent(pid, own + system, kids + kids_system)
+
+
+def cpu_s(pid: int) -> float:
+    """What a process has used by now, without its children. Raises OSError once it is gone."""
+    own, system, _, _ = _times(pid)
+    return own + system
+
+
+def _times(pid: int) -> tuple[float, ...]:
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
-    own, system, kids, kids_system = (int(field) / os.sysconf("SC_CLK_TCK") for field in fields[11:15])
-    return Spent(pid, own + system, kids + kids_system)
+    return tuple(int(field) / os.sysconf("SC_CLK_TCK") for field in fields[11:15])

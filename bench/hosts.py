@@ -1,0 +1,71 @@
+"""Lab hosts as a place that `evalfleet run --on hosts` uses, with the controller inside the lab's network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evalfleet.events import AttemptEnded, AttemptStarted, Record
+from evalfleet.journal import Store
+from evalfleet.lab import Lab
+from evalfleet.model import Scored
+
+from .workspace import EVALFLEET, Workspace
+
+PLACE = "hosts"
+
+
+@contextmanager
+def lab_of(count: int) -> Iterator[Lab]:
+    """Gone afterwards, whatever happened. What a killed benchmark left is removed by the next one."""
+    with Lab.create(count) as lab:
+        yield lab
+
+
+def settings(lab: Lab) -> dict[str, Any]:
+    """Of a place `ssh` that consists of the lab's hosts; everything else is as users have it."""
+    return {
+        "hosts": [host.address for host in lab.hosts],
+        "user": lab.hosts[0].users[0],
+        "key": str(lab.client.key_path),
+        "known_hosts": str(lab.client.known_hosts_path),
+    }
+
+
+def write_place(folder: Path, lab: Lab) -> None:
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings(lab).items())
+    (folder / "evalfleet.toml").write_text(f'[places.{PLACE}]\nkind = "ssh"\n{lines}')
+
+
+def start_run(space: Workspace, lab: Lab, benchmark: Path, workers: int) -> subprocess.Popen[bytes]:
+    """`nsenter` becomes the command that it starts, so the process is the controller itself."""
+    write_place(space.folder, lab)
+    words = ("run", str(benchmark), "--on", PLACE, "--workers", str(workers), "--name", "run")
+    return space.start(*lab.prefix, *EVALFLEET, *words)
+
+
+def records(space: Workspace) -> list[Record]:
+    return list(Store.open(space.home, create=False).read("run"))
+
+
+def first_start_and_last_end(told: Sequence[Record], attempts: int) -> tuple[int, int]:
+    """In microseconds. Checks, too, that every attempt was made and scored: what did not run is not fast."""
+    starts = [record.at for record in told if isinstance(record.event, AttemptStarted)]
+    ends = [
+        record.at
+        for record in told
+        if isinstance(record.event, AttemptEnded) and isinstance(record.event.outcome, Scored)
+    ]
+    if len(ends) != attempts:
+        raise RuntimeError(f"{len(ends)} attempts scored instead of {attempts}")
+    return starts[0], ends[-1]
+
+
+def cannot(bench: str) -> Mapping[str, str] | None:
+    """Why there can be no lab here, as a figure; None if there can."""
+    problem = Lab.missing()
+    return {"error": f"{bench} needs lab hosts: {problem}"} if problem else None
