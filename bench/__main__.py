@@ -25,6 +25,8 @@ BENCHES: dict[str, str] = {
     "makespan": "how near the schedules come to the shortest possible run",
     "recovery": "kill -9 the controller twenty times; time to take a run up again",
     "ssh-dispatch": "1,000 short tasks on 20 lab hosts over SSH, beside GNU parallel, Ray, Dask, Parsl",
+    "ssh-scale": "500 lab hosts held by one controller; a reconnect storm",
+    "lost-host": "from power loss or partition of a host to its task running on another one",
 }
 
 

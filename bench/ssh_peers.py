@@ -116,7 +116,8 @@ def _local(name: str) -> Callable[[Lab, int], Figures]:
         with Workspace() as space:
             folder = space.folder / name
             folder.mkdir()
-            environ = environment(HOME=str(space.folder), RAY_USAGE_STATS_ENABLED="0", PYTHONPATH="")
+            path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # they start programs of their own
+            environ = environment(HOME=str(space.folder), PATH=path, PYTHONPATH="", RAY_USAGE_STATS_ENABLED="0")
             words = (str(python), "-P", str(SCRIPT), name, str(count), str(len(lab.hosts)), str(folder))
             # the lab's network has no way out: what a tool would send home stays here
             _finish(space, (*lab.prefix, *CAGE, *IN_CAGE, *words), environ, space.folder)

@@ -1,0 +1,150 @@
+"""Many hosts held by one controller: what a host costs while nothing happens, and when everything breaks at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from evalfleet.channels.supervisor.server import BEAT_S
+from evalfleet.lab import Lab
+
+from .hosts import cannot, lab_of, settings
+from .result import Figures, Result, at_most, rounded
+from .workspace import ROOT, Workspace, environment
+
+HOSTS, HOLD_S = 500, 60.0
+FAR = 5_000
+LIMIT_S = 300.0
+CONNECT_AIM_S = 90.0
+HOW_HELD = (
+    "our place and channels in one process: each host locked, with a supervisor, a bridge and a job of "
+    f"`sleep`; supervisors push a heartbeat every {BEAT_S:g} s (asked for: 10), the controller pings as often"
+)
+HOW_FAR = (
+    "a host's memory and CPU while held do not depend on how many there are, so they are multiplied; the time "
+    "to connect and to reconnect is the controller's own CPU a host, multiplied: here hosts share its cores, there not"
+)
+
+
+def run(quick: bool) -> Result:
+    if (error := cannot("ssh-scale")) is not None:
+        return Result("ssh-scale", dict(error), {})
+    hosts, hold_s = (4, 1.0) if quick else (HOSTS, HOLD_S)
+    began = time.perf_counter()
+    with lab_of(hosts) as lab, Workspace() as space:
+        boot_s = time.perf_counter() - began
+        with Controller(space, lab) as controller:
+            connect = controller.ask("connect")
+            held = _hold(controller, hold_s)
+            storm = _storm(controller, lab)
+    lost = int(storm["jobs_lost"])
+    figures: Figures = {
+        "hosts": hosts,
+        "lab_boot_s": rounded(boot_s),
+        "connect_s": rounded(connect["seconds"]),
+        "connect_cpu_ms_a_host": rounded(1000 * connect["cpu_s"] / hosts),
+        "memory_kb_a_host": rounded((held["rss"] - connect["rss_before"]) / 1024 / hosts),
+        "hold_s": hold_s,
+        "hold_cpu_share": rounded(held["share"]),
+        "hold_cpu_ms_a_host_and_minute": rounded(60_000 * held["share"] / hosts),
+        "storm_cut_s": rounded(storm["cut_s"]),
+        "storm_s": rounded(storm["seconds"]),
+        "storm_cpu_ms_a_host": rounded(1000 * storm["cpu_s"] / hosts),
+        "storm_connections_cut": storm["cut"],
+        "jobs_lost": lost,
+        "held": HOW_HELD,
+    }
+    figures[f"at_{FAR}_hosts"] = {
+        "memory_mb": rounded(figures["memory_kb_a_host"] * FAR / 1024 + connect["rss_before"] / (1 << 20)),
+        "hold_cpu_share": rounded(held["share"] / hosts * FAR),
+        "connect_cpu_s": rounded(connect["cpu_s"] / hosts * FAR),
+        "storm_cpu_s": rounded(storm["cpu_s"] / hosts * FAR),
+        "how": HOW_FAR,
+    }
+    aims = {"connect_s": at_most(figures["connect_s"], CONNECT_AIM_S), "jobs_lost": at_most(lost, 0)}
+    return Result("ssh-scale", figures, aims)
+
+
+def _hold(controller: Controller, hold_s: float) -> dict[str, float]:
+    first = controller.ask("stats")
+    time.sleep(hold_s)  # what is measured is that nothing happens
+    last = controller.ask("stats")
+    share = (last["cpu_s"] - first["cpu_s"]) / (last["wall_s"] - first["wall_s"])
+    return {"share": share, "rss": last["rss"]}
+
+
+def _storm(controller: Controller, lab: Lab) -> dict[str, Any]:
+    """Every sshd session dies at once; then every host must answer again."""
+    pids = [pid for host in lab.hosts for pid in session_pids(host.processes())]
+    start = time.perf_counter()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    cut_s = time.perf_counter() - start
+    return {**controller.ask("check"), "cut_s": cut_s, "cut": len(pids)}
+
+
+def session_pids(found: list[Any]) -> list[int]:
+    """Of sshd's processes for connections, not of the one that listens."""
+    return [
+        each.pid for each in found if each.argv[0].startswith("sshd:") and "[listener]" not in " ".join(each.argv)
+    ]
+
+
+class Controller:
+    """The process that holds the hosts. Ends with us."""
+
+    def __init__(self, space: Workspace, lab: Lab) -> None:
+        space.home.mkdir()
+        config = space.folder / "holder.json"
+        config.write_text(json.dumps({"place": settings(lab), "home": str(space.home)}))
+        argv = (*lab.prefix, sys.executable, "-m", "bench.holder", str(config))
+        self._errors = open(space.folder / "output", "wb")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        self._space = space
+        space.adopt(self._process)
+        assert self._process.stdout is not None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+
+    def ask(self, verb: str) -> dict[str, Any]:
+        """Raises RuntimeError when it has died, TimeoutError when it says nothing."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{verb}\n".encode())
+        self._process.stdin.flush()
+        if not self._selector.select(LIMIT_S):
+            raise TimeoutError(f"{verb}: no answer within {LIMIT_S:g} s:\n{self._space.output()}")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{verb}: it has ended:\n{self._space.output()}")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def __enter__(self) -> Controller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)
+        self._errors.close()
