@@ -80,7 +80,9 @@ def _aims(made: dict[str, list[Round]], limit_s: float) -> dict[str, Aim]:
         times = [_seconds(each, limit_s) for case in made if case.startswith(fault) for each in made[case]]
         if times:
             aims[f"{fault}_worst_s"] = at_most(rounded(max(times)), AIM_S)
-    aims["causes_other_than_connection"] = at_most(sum(each.causes != (Cause.CONNECTION,) for each in everything), 0)
+    aims["causes_other_than_connection"] = at_most(
+        sum(each.causes != (Cause.CONNECTION,) for each in everything), 0
+    )
     aims["tasks_lost"] = at_most(sum(each.lost for each in everything), 0)
     aims["tasks_scored_twice"] = at_most(sum(each.twice for each in everything), 0)
     return aims

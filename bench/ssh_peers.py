@@ -30,7 +30,10 @@ IN_CAGE = ("sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
 
 def peers(quick: bool) -> dict[str, Callable[[Lab, int], Figures]]:
     """By name. Those that need large downloads are left out when it must be quick."""
-    found: dict[str, Callable[[Lab, int], Figures]] = {"bare_asyncssh": bare_asyncssh, "gnu_parallel": parallel}
+    found: dict[str, Callable[[Lab, int], Figures]] = {
+        "bare_asyncssh": bare_asyncssh,
+        "gnu_parallel": parallel,
+    }
     if not quick:
         found.update({name: _local(name) for name in PACKAGES})
     return found
@@ -117,7 +120,9 @@ def _local(name: str) -> Callable[[Lab, int], Figures]:
             folder = space.folder / name
             folder.mkdir()
             path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # they start programs of their own
-            environ = environment(HOME=str(space.folder), PATH=path, PYTHONPATH="", RAY_USAGE_STATS_ENABLED="0")
+            environ = environment(
+                HOME=str(space.folder), PATH=path, PYTHONPATH="", RAY_USAGE_STATS_ENABLED="0"
+            )
             words = (str(python), "-P", str(SCRIPT), name, str(count), str(len(lab.hosts)), str(folder))
             # the lab's network has no way out: what a tool would send home stays here
             _finish(space, (*lab.prefix, *CAGE, *IN_CAGE, *words), environ, space.folder)

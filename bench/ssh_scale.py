@@ -94,7 +94,9 @@ def _storm(controller: Controller, lab: Lab) -> dict[str, Any]:
 def session_pids(found: list[Any]) -> list[int]:
     """Of sshd's processes for connections, not of the one that listens."""
     return [
-        each.pid for each in found if each.argv[0].startswith("sshd:") and "[listener]" not in " ".join(each.argv)
+        each.pid
+        for each in found
+        if each.argv[0].startswith("sshd:") and "[listener]" not in " ".join(each.argv)
     ]
 
 

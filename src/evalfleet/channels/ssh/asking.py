@@ -85,6 +85,7 @@ class Lot(Struct, frozen=True):
     home: str
 
     async def ask(self, verb: Verb, machine: str, **request: Any) -> Answer:
+        await self.host.connect()
         try:
             async with asyncio.timeout(ANSWER_S):
                 said = await self._run(verb, machine, self.request(machine, request))
@@ -100,8 +101,9 @@ class Lot(Struct, frozen=True):
     async def machines(self) -> list[Sight]:
         """What is there. Nothing is made for it, and no Python is started."""
         script = f"cd && cd {self._folder} 2>/dev/null || exit 0; {_LIST}"
+        await self.host.connect()
         try:
-            async with asyncio.timeout(LISTING_S + self.host.access.connect_timeout_s):
+            async with asyncio.timeout(LISTING_S):
                 async with self.host.process(_sh(script)) as process:
                     said, _ = await converse(process)
                     if process.exit_status != 0:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncssh
 
@@ -58,18 +59,25 @@ class _Client(asyncssh.SSHClient):
         self._lost()
 
 
+class _Way(NamedTuple):
+    """How a connection is made, and the files that its host key was looked up in."""
+
+    options: asyncssh.SSHClientConnectionOptions
+    files: list[str]
+
+
 async def open_connection(where: Target, access: Access, lost: Callable[[], None]) -> Connection:
     """`lost` is called when it is gone. Raises HostDown or HostRefused, which name the host."""
     client = _Client(lost)
     try:
-        options = await asyncio.to_thread(_options, where, access, client)
+        options, files = await asyncio.to_thread(_way, where, access, client)
     except (asyncssh.Error, OSError, ValueError) as err:
         raise HostRefused(f"{where.name} cannot be reached with these settings: {err}") from err
     try:
         async with asyncio.timeout(access.connect_timeout_s):
             return await _open(where, access, options)
     except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as err:
-        raise HostRefused(_key_problem(where, options, client.refused, err)) from err
+        raise HostRefused(_key_problem(where, options, files, client.refused, err)) from err
     except asyncssh.PermissionDenied as err:
         raise HostRefused(
             f"{where.name} lets nobody in as {options.username} with the keys we have; set `user` and `key`, "
@@ -127,7 +135,7 @@ async def _open_jump(via: str, access: Access) -> Connection:
     return await open_connection(target(last), settings, lambda: None)
 
 
-def _options(where: Target, access: Access, client: _Client) -> asyncssh.SSHClientConnectionOptions:
+def _way(where: Target, access: Access, client: _Client) -> _Way:
     given: dict[str, Any] = {
         "host": where.host,
         "config": (),  # ~/.ssh/config; options that are made directly would go without
@@ -149,31 +157,53 @@ def _options(where: Target, access: Access, client: _Client) -> asyncssh.SSHClie
     if access.new_socket is not None:
         given.update(config=None, agent_path=None)
     options = asyncssh.SSHClientConnectionOptions(**given)
+    files = [access.known_hosts] if access.known_hosts else _files(options.known_hosts)
     # said once and for all: neither `UserKnownHostsFile none` nor a `Match final` may switch it off
-    more: dict[str, Any] = {"known_hosts": access.known_hosts or _files(options.known_hosts)}
+    more: dict[str, Any] = {"known_hosts": _known_hosts(files)}
     if options.config.get("Ciphers") is None:
         more["encryption_algs"] = "^" + CIPHER
     if options.config.get("KexAlgorithms") is None:
         more["kex_algs"] = "^" + KEX
-    return asyncssh.SSHClientConnectionOptions(options, **more)
+    return _Way(asyncssh.SSHClientConnectionOptions(options, **more), files)
 
 
 def _files(known_hosts: Any) -> list[str]:
-    """Those that exist. For none, asyncssh takes the user's own file, or trusts nobody."""
+    """Those that exist. If none does, the user's own; if there is none either, nobody is trusted."""
     files = [str(Path(file).expanduser()) for file in known_hosts or ()]
-    return [file for file in files if os.path.isfile(file)]
+    return [file for file in files if os.path.isfile(file)] or list(filter(os.path.isfile, [_own_file()]))
+
+
+def _own_file() -> str:
+    return str(Path("~/.ssh/known_hosts").expanduser())
+
+
+def _known_hosts(files: list[str]) -> asyncssh.SSHKnownHosts:
+    """Of no file: nobody is known. Raises OSError, ValueError."""
+    stamps = [(file, os.stat(file)) for file in files]
+    return _parsed(tuple((file, it.st_mtime_ns, it.st_size, it.st_ino) for file, it in stamps))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(stamps: tuple[tuple[str, int, int, int], ...]) -> asyncssh.SSHKnownHosts:
+    """Once for all hosts, until a file changes: a line a host, read for each host, would be their square."""
+    return asyncssh.read_known_hosts([file for file, _, _, _ in stamps])
 
 
 # -- refused keys --------------------------------------------------------------------------------
 
 
 def _key_problem(
-    where: Target, options: asyncssh.SSHClientConnectionOptions, key: asyncssh.SSHKey | None, err: Exception
+    where: Target,
+    options: asyncssh.SSHClientConnectionOptions,
+    files: list[str],
+    key: asyncssh.SSHKey | None,
+    err: Exception,
 ) -> str:
     """What to tell of a host whose key is not the one we know."""
     port = options.port
     name = options.host_key_alias or options.host
-    file, known = _known(options, name, port)
+    file = files[0] if files else _own_file()
+    known = _known_keys(files, name, port)
     if key is None:
         if not known:
             return f"{where.name}: its host key cannot be verified: {err}"
@@ -195,19 +225,13 @@ def _key_problem(
     )
 
 
-def _known(
-    options: asyncssh.SSHClientConnectionOptions, name: str, port: int
-) -> tuple[str, list[asyncssh.SSHKey]]:
-    """The file that was looked at, and the keys that it has for the host."""
-    given: Any = options.known_hosts
-    files = [given] if isinstance(given, str) else [str(each) for each in given or ()]
-    files = files or [str(Path("~/.ssh/known_hosts").expanduser())]
+def _known_keys(files: list[str], name: str, port: int) -> list[asyncssh.SSHKey]:
     keys: list[asyncssh.SSHKey] = []
-    for file in filter(os.path.isfile, files):
+    for file in files:
         with contextlib.suppress(OSError, ValueError):
             matched = asyncssh.match_known_hosts(file, name, "", None if port == 22 else port)
             keys.extend(matched[0])
-    return files[0], keys
+    return keys
 
 
 def _prints(keys: list[asyncssh.SSHKey]) -> str:

@@ -66,6 +66,10 @@ class Host:
     def connected(self) -> bool:
         return bool(self._wires)
 
+    async def connect(self) -> None:
+        """Be connected: hosts that wait for their turn are not silent. Raises HostDown, HostRefused."""
+        await self._wire()
+
     @contextlib.asynccontextmanager
     async def process(self, command: str) -> AsyncGenerator[asyncssh.SSHClientProcess[bytes]]:
         """A process on the host, ended when the block is left. Raises HostDown, HostLost, HostRefused."""
