@@ -1,7 +1,7 @@
 """One controller process that holds many hosts: our place, our channels, a supervisor and a long job on each.
 
-`python -m bench.holder CONFIG.json`, in a process of its own inside the lab's network. It answers each line on its
-standard input with a line of JSON: `connect`, `stats`, `check`; at its end the machines are given back.
+`python -m bench.holder CONFIG.json`, in a process of its own inside the lab's network. It answers each line on
+its standard input (`connect`, `stats`, `check`) with a line of JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Needs, Limits
+from evalfleet.model import AttemptId, Command, Job, Limits, Machine, MachineId, Needs
 from evalfleet.ports import Channel, Fence, PlaceContext
 from evalfleet.providers.ssh import SshPlace, SshSettings
 

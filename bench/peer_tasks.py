@@ -1,7 +1,7 @@
 """Run by the Python of another tool's environment: the same commands, given to that tool.
 
-`python -P peer_tasks.py TOOL COUNT WORKERS FOLDER` prints a JSON object. Workers are processes of this computer
-and warm: each has run something before the clock starts. Nothing of evalfleet can be imported here.
+`python -P peer_tasks.py TOOL COUNT WORKERS FOLDER` writes FOLDER/told.json. Workers are processes of this
+computer and warm: each has run something before the clock starts. Nothing of evalfleet can be imported here.
 """
 
 from __future__ import annotations

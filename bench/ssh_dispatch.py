@@ -22,8 +22,8 @@ TASK_S = 0.05
 LIMIT_S = 180.0
 COUNTED = (
     "makespan: from the first start to the last end, by the journal (GNU parallel: by its joblog; others: "
-    "around the whole map, connections open and workers warm); bound: tasks x 0.05 s / hosts; wall: the whole "
-    "command; controller_ms: CPU an attempt of the whole command; steady_ms: of the makespan alone; "
+    "around the whole map, connections open and workers warm); bound: tasks x 0.05 s / hosts; wall: the "
+    "whole command; controller_ms: CPU an attempt of the whole command; steady_ms: of the makespan alone; "
     "driver_cpu_ms: CPU a task of a peer's own process (GNU parallel: with the processes it waited for)"
 )
 PEERS_ARE = (
