@@ -1,7 +1,7 @@
 """One controller process that holds many hosts: our place, our channels, a supervisor and a long job on each.
 
-`python -m bench.holder CONFIG.json`, in a process of its own inside the lab's network. It answers each line on
-its standard input (`connect`, `stats`, `check`) with a line of JSON.
+`python -m bench.holder CONFIG.json`, in a process of its own inside the lab's network. It answers each line
+on its standard input (`connect`, `stats`, `check`) with a line of JSON.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from evalfleet.events import AttemptEnded, AttemptStarted, Record
 from evalfleet.lab import Lab, NamespaceHost
@@ -33,17 +34,18 @@ COUNTED = (
 )
 
 
-class Fault(str):
-    """Of a host: `power_loss` or `partition`."""
+class Fault(NamedTuple):
+    """What happens to a host, and how it is undone."""
 
-    def strike(self, host: NamespaceHost) -> None:
-        host.power_off() if self == "power_loss" else host.partition()
-
-    def mend(self, host: NamespaceHost) -> None:
-        host.power_on() if self == "power_loss" else host.heal()
+    name: str
+    strike: Callable[[NamespaceHost], None]
+    mend: Callable[[NamespaceHost], None]
 
 
-FAULTS = (Fault("power_loss"), Fault("partition"))
+FAULTS = (
+    Fault("power_loss", NamespaceHost.power_off, NamespaceHost.power_on),
+    Fault("partition", NamespaceHost.partition, NamespaceHost.heal),
+)
 OTHERS = {"others_busy": BESIDE, "others_idle": HOSTS - 1}
 
 
@@ -66,10 +68,10 @@ def run(quick: bool) -> Result:
     made: dict[str, list[Round]] = {}
     for fault, name in cases[1:2] if quick else cases:
         for _ in range(rounds):
-            made.setdefault(f"{fault}.{name}", []).append(_round(fault, OTHERS[name], limit_s))
+            made.setdefault(f"{fault.name}.{name}", []).append(_round(fault, OTHERS[name], limit_s))
     for case, each in made.items():
-        fault, _, others = case.partition(".")
-        figures.setdefault(fault, {})[others] = _told(each, limit_s)
+        kind, _, others = case.partition(".")
+        figures.setdefault(kind, {})[others] = _told(each, limit_s)
     return Result("lost-host", figures, _aims(made, limit_s))
 
 
@@ -77,12 +79,13 @@ def _aims(made: dict[str, list[Round]], limit_s: float) -> dict[str, Aim]:
     everything = [each for rounds in made.values() for each in rounds]
     aims: dict[str, Aim] = {}
     for fault in FAULTS:
-        times = [_seconds(each, limit_s) for case in made if case.startswith(fault) for each in made[case]]
+        times = [
+            _seconds(each, limit_s) for case in made if case.startswith(fault.name) for each in made[case]
+        ]
         if times:
-            aims[f"{fault}_worst_s"] = at_most(rounded(max(times)), AIM_S)
-    aims["causes_other_than_connection"] = at_most(
-        sum(each.causes != (Cause.CONNECTION,) for each in everything), 0
-    )
+            aims[f"{fault.name}_worst_s"] = at_most(rounded(max(times)), AIM_S)
+    odd = sum(each.causes != (Cause.CONNECTION,) for each in everything)
+    aims["causes_other_than_connection"] = at_most(odd, 0)
     aims["tasks_lost"] = at_most(sum(each.lost for each in everything), 0)
     aims["tasks_scored_twice"] = at_most(sum(each.twice for each in everything), 0)
     return aims

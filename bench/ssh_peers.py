@@ -1,4 +1,4 @@
-"""What others need for the same tasks: on the same lab hosts, or as local processes where they know no SSH."""
+"""What others need for the same tasks: on the same lab hosts, or as local processes if they know no SSH."""
 
 from __future__ import annotations
 
@@ -30,13 +30,8 @@ IN_CAGE = ("sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
 
 def peers(quick: bool) -> dict[str, Callable[[Lab, int], Figures]]:
     """By name. Those that need large downloads are left out when it must be quick."""
-    found: dict[str, Callable[[Lab, int], Figures]] = {
-        "bare_asyncssh": bare_asyncssh,
-        "gnu_parallel": parallel,
-    }
-    if not quick:
-        found.update({name: _local(name) for name in PACKAGES})
-    return found
+    local = {} if quick else {name: _local(name) for name in PACKAGES}
+    return {"bare_asyncssh": bare_asyncssh, "gnu_parallel": parallel, **local}
 
 
 def measured(peer: Callable[[Lab, int], Figures], lab: Lab, count: int) -> Figures:

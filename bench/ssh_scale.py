@@ -1,4 +1,4 @@
-"""Many hosts held by one controller: what a host costs while nothing happens, and when everything breaks at once."""
+"""Many hosts held by one controller: what a host costs while nothing happens, and when all links break."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from evalfleet.channels.supervisor.server import BEAT_S
-from evalfleet.lab import Lab
+from evalfleet.lab import HostProcess, Lab
 
 from .hosts import cannot, lab_of, settings
 from .result import Figures, Result, at_most, rounded
@@ -28,8 +29,8 @@ HOW_HELD = (
     f"`sleep`; supervisors push a heartbeat every {BEAT_S:g} s (asked for: 10), the controller pings as often"
 )
 HOW_FAR = (
-    "a host's memory and CPU while held do not depend on how many there are, so they are multiplied; the time "
-    "to connect and to reconnect is the controller's own CPU a host, multiplied: here hosts share its cores, there not"
+    "a host's memory and CPU while held do not depend on how many there are, so they are multiplied; so is "
+    "the controller's CPU to connect and to reconnect: what it takes once hosts have cores of their own"
 )
 
 
@@ -91,13 +92,10 @@ def _storm(controller: Controller, lab: Lab) -> dict[str, Any]:
     return {**controller.ask("check"), "cut_s": cut_s, "cut": len(pids)}
 
 
-def session_pids(found: list[Any]) -> list[int]:
+def session_pids(found: Sequence[HostProcess]) -> list[int]:
     """Of sshd's processes for connections, not of the one that listens."""
-    return [
-        each.pid
-        for each in found
-        if each.argv[0].startswith("sshd:") and "[listener]" not in " ".join(each.argv)
-    ]
+    titles = [(each.pid, " ".join(each.argv)) for each in found]
+    return [pid for pid, title in titles if title.startswith("sshd:") and "[listener]" not in title]
 
 
 class Controller:
