@@ -7,6 +7,8 @@ on its standard input (`connect`, `stats`, `check`) with a line of JSON.
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import json
 import os
 import sys
@@ -17,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Command, Job, Limits, Machine, MachineId, Needs
 from evalfleet.ports import Channel, Fence, PlaceContext
 from evalfleet.providers.ssh import SshPlace, SshSettings
@@ -52,11 +55,11 @@ class Holder:
         await self._place.create(machine, offer, LONG_S)
         fence = Fence("run", 1, Limits().silent_s)
         channel = self._place.channel(Machine(machine, "up"), fence)
-        await channel.probe(None)
+        await _patiently(lambda: channel.probe(None))
         job = Job(AttemptId(f"{machine}.0"), LONG, LONG_S)
-        await channel.start(job)
+        await _patiently(lambda: channel.start(job))
         self._channels.append(channel)
-        self._waiting.append(asyncio.create_task(channel.ended(job.id)))
+        self._waiting.append(asyncio.create_task(_patiently(lambda: channel.ended(job.id))))
 
     async def stats(self) -> dict[str, Any]:
         return {"cpu_s": time.process_time(), "rss": _rss_bytes(), "wall_s": time.perf_counter()}
@@ -64,10 +67,12 @@ class Holder:
     async def check(self) -> dict[str, Any]:
         """Until every host has answered a question that was asked now; and no job was lost."""
         start, cpu = time.perf_counter(), time.process_time()
-        await asyncio.gather(*(channel.probe(None) for channel in self._channels))
+        probes = [functools.partial(channel.probe, None) for channel in self._channels]
+        given_up = await asyncio.gather(*map(_patiently, probes))
         return {
             "seconds": time.perf_counter() - start,
             "cpu_s": time.process_time() - cpu,
+            "silences": sum(given_up),
             "jobs_lost": sum(task.done() for task in self._waiting),
         }
 
@@ -77,6 +82,20 @@ class Holder:
         await asyncio.gather(*self._waiting, return_exceptions=True)
         await asyncio.gather(*(channel.close() for channel in self._channels))
         await self._place.close()
+
+
+async def _patiently(call: Callable[[], Awaitable[object]]) -> int:
+    """Until it succeeds, as the engine does it. How often a channel told of silence before."""
+    for silences in itertools.count():
+        try:
+            await call()
+        except StaleController:
+            raise
+        except ChannelError:
+            await asyncio.sleep(1.0)
+        else:
+            return silences
+    raise AssertionError
 
 
 def _rss_bytes() -> int:

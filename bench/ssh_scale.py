@@ -58,6 +58,7 @@ def run(quick: bool) -> Result:
         "storm_cut_s": rounded(storm["cut_s"]),
         "storm_s": rounded(storm["seconds"]),
         "storm_cpu_ms_a_host": rounded(1000 * storm["cpu_s"] / hosts),
+        "storm_silences": storm["silences"],
         "storm_connections_cut": storm["cut"],
         "jobs_lost": lost,
         "held": HOW_HELD,

@@ -285,6 +285,9 @@ class Resident:
         delay = FIRST_RETRY_S
         problem: object = "no answer"
         while True:
+            queued = loop.time()
+            await self._turn()
+            deadline += loop.time() - queued  # so long it was we who did not ask
             try:
                 async with asyncio.timeout_at(min(deadline, loop.time() + HELLO_S)):
                     return await self._greet(Link(loop, self))
@@ -296,6 +299,9 @@ class Resident:
                 )
             await asyncio.sleep(delay * random.uniform(0.5, 1.5))
             delay = min(delay * 2, LAST_RETRY_S)
+
+    async def _turn(self) -> None:
+        """For a place that connects to so many machines at once, and lets the others wait."""
 
     async def _greet(self, link: Link) -> Link:
         """Say hello and take up what the machine tells of its jobs."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from evalfleet.channels.link import Incoming
 from evalfleet.channels.resident import Resident
 from evalfleet.errors import SetupFailed
-from evalfleet.model import AttemptId, Bundle, Ended
+from evalfleet.model import AttemptId, Bundle, Ended, Job
 from evalfleet.ports import Fence
 
 from .asking import Lot
@@ -36,6 +38,8 @@ class SshChannel(Resident):
         mover = SshMover(lot, machine, secrets)
         super().__init__(connect, mover, fence, secrets, on_load)
         mover.ask, mover.alive = self.ask, self.alive
+        self._host = lot.host
+        self._files = mover
         self._verdict = verdict
 
     async def prepare(self, bundle: Bundle) -> None:
@@ -44,6 +48,22 @@ class SshChannel(Resident):
         except SetupFailed:
             self._judge(False)
             raise
+
+    async def _turn(self) -> None:
+        await self._host.turn()
+
+    def on_push(self, message: Incoming) -> None:
+        if message.push == "ended" and message.data is not None:
+            self._files.arrived(message.job, message.data)
+        super().on_push(message)
+
+    def forget(self, job: AttemptId) -> None:
+        self._files.forget(job)
+        super().forget(job)
+
+    def _spec(self, job: Job, in_bundle: bool) -> dict[str, Any]:
+        spec = super()._spec(job, in_bundle)
+        return spec if in_bundle else {**spec, "fetch": self._files.with_the_end}
 
     async def ended(self, job: AttemptId) -> Ended:
         ended = await super().ended(job)

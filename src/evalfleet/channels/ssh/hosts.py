@@ -56,6 +56,7 @@ class Host:
         self._handshakes = handshakes
         self._wires: list[Wire] = []
         self._opening: asyncio.Task[Wire] | None = None
+        self._begun = asyncio.Event()
         self._closed = False
 
     @property
@@ -69,6 +70,12 @@ class Host:
     async def connect(self) -> None:
         """Be connected: hosts that wait for their turn are not silent. Raises HostDown, HostRefused."""
         await self._wire()
+
+    async def turn(self) -> None:
+        """Until there is a connection, or it is this host's turn to get one."""
+        if not self._wires and not self._closed:
+            self._open_soon()
+            await self._begun.wait()
 
     @contextlib.asynccontextmanager
     async def process(self, command: str) -> AsyncGenerator[asyncssh.SSHClientProcess[bytes]]:
@@ -140,14 +147,19 @@ class Host:
                     return wire
             if self._closed:
                 raise HostDown(f"{self.name}: closed")
-            if self._opening is None:
-                self._opening = asyncio.create_task(self._open())
-                self._opening.add_done_callback(self._opened)
             # who asked may be cancelled; others wait for the same connection
-            await asyncio.shield(self._opening)
+            await asyncio.shield(self._open_soon())
+
+    def _open_soon(self) -> asyncio.Task[Wire]:
+        if self._opening is None:
+            self._begun.clear()
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        return self._opening
 
     def _opened(self, task: asyncio.Task[Wire]) -> None:
         self._opening = None
+        self._begun.set()
         if not task.cancelled():
             task.exception()  # seen, also if nobody waits any more
 
@@ -162,6 +174,7 @@ class Host:
                     self._wires.remove(wire)
 
         async with self._handshakes:
+            self._begun.set()
             wire = Wire(await open_connection(self.where, self.access, on_lost))
         opened.append(wire)
         if not lost.is_set():

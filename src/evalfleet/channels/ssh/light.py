@@ -39,7 +39,7 @@ class Flat(Struct, frozen=True):
 
     def make(self, into: Path) -> Collected:
         """All at once: under its own name the directory is complete."""
-        into.parent.mkdir(parents=True, exist_ok=True)
+        _make_parent(into)
         partial = f"{into}.partial"
         _make_empty(partial)
         total = count = 0
@@ -96,6 +96,15 @@ def _entries(parcel: bytes) -> Iterable[tuple[Entry, memoryview]]:
 def _write_all(fd: int, content: memoryview) -> None:
     while content:
         content = content[os.write(fd, content) :]
+
+
+def _make_parent(into: Path) -> None:
+    try:
+        os.mkdir(into.parent)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        into.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _make_empty(folder: str) -> None:

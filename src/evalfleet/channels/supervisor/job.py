@@ -49,6 +49,7 @@ class Job:
         self.grace = float(spec.get("grace_s", GRACE_S))
         self.bundle = str(spec.get("bundle") or "")
         self.in_bundle = bool(spec.get("in_bundle"))
+        self.fetch: dict[str, Any] = spec.get("fetch") or {}
         self.log = Log(self.path, int(spec.get("log_cap_bytes") or LOG_CAP))
         self.pid: int | None = None
         self.pidfd: int | None = None

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 LIGHT_FILES = 64
 LIGHT_BYTES = 192 << 10
+PROMPT_BYTES = 16 << 10  # more would hold up the word of a job's end on a slow line
 MOST_LEFT_OUT = 1000
 OURS = frozenset(("evalfleet.log", "left_out.json"))
 
 
-def is_light(folder: str) -> bool:
+def is_light(folder: str, most: int = LIGHT_BYTES) -> bool:
     """A few small files: they fit into one message."""
     try:
         total = os.stat(folder + "/log").st_size
@@ -30,7 +31,7 @@ def is_light(folder: str) -> bool:
             for count, entry in enumerate(entries):
                 about = entry.stat(follow_symlinks=False)
                 total += about.st_size
-                if count >= LIGHT_FILES or total > LIGHT_BYTES or stat.S_ISDIR(about.st_mode):
+                if count >= LIGHT_FILES or total > most or stat.S_ISDIR(about.st_mode):
                     return False
     except OSError:
         return False

@@ -17,7 +17,7 @@ from .files import read_file, sha256, write_atomic
 from .host import boot_id, cpu_times, memory_used
 from .job import NEVER, Job
 from .jobs import Jobs
-from .pack import has_bundle, is_light, pack, unpack_bundle
+from .pack import PROMPT_BYTES, has_bundle, is_light, pack, unpack_bundle
 from .processes import adopt_orphans, host_environment
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -247,9 +247,12 @@ class Server:
         job = self.jobs.known.get(message["job"])
         if job is None or job.reason is None or not is_light(job.path):
             return {"state": "apart" if job is not None else "unknown"}
+        return {"state": "here", "data": self.parcel(job, message)}
+
+    def parcel(self, job: Job, caps: dict[str, Any]) -> str:
         parcel: list[bytes] = []
-        pack(job.path, parcel.append, int(message["bytes"]), int(message["files"]))
-        return {"state": "here", "data": b2a_base64(b"".join(parcel), newline=False).decode()}
+        pack(job.path, parcel.append, int(caps["bytes"]), int(caps["files"]))
+        return b2a_base64(b"".join(parcel), newline=False).decode()
 
     def put(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Make a bundle of a small parcel; without one, tell whether we have it."""
@@ -281,7 +284,10 @@ class Server:
 
     def tell(self, job: Job) -> None:
         if self.clients.listening:
-            self.clients.push({"push": "ended", **job.how()})
+            told = {"push": "ended", **job.how()}
+            if job.fetch and is_light(job.path, PROMPT_BYTES):
+                told["data"] = self.parcel(job, job.fetch)  # it saves a question and an answer
+            self.clients.push(told)
         for client, n in self.waiting.pop(job.id, ()):
             self.clients.answer(client, {"n": n})
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from evalfleet.channels.ssh.asking import Answer, Lot
 
 HANDSHAKES = 32
+CREATES = 32
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class SshPlace:
         self._secrets = context.secrets
         self._samples = Samples(context.home)
         self._turns: dict[MachineId, asyncio.Lock] = {}
+        self._creates = asyncio.Semaphore(CREATES)
         self._scan: asyncio.Task[None] | None = None
 
     @classmethod
@@ -73,13 +75,17 @@ class SshPlace:
         async with self._turns.setdefault(machine, asyncio.Lock()):
             if self._records.get(machine) is None:
                 await self._look_once()
-            held = self._records.latest(machine)
-            if held is None:
-                await self._find_host(machine, expires_s)
-            elif held.deleting:
-                raise _no(machine, "it is being deleted")
-            else:
-                await self._order("take", machine, held.host, expires_s)
+            async with self._creates:  # the first shall work soon, rather than all at the same time
+                await self._take(machine, expires_s)
+
+    async def _take(self, machine: MachineId, expires_s: float) -> None:
+        held = self._records.latest(machine)
+        if held is None:
+            await self._find_host(machine, expires_s)
+        elif held.deleting:
+            raise _no(machine, "it is being deleted")
+        else:
+            await self._order("take", machine, held.host, expires_s)
 
     async def _look_once(self) -> None:
         """At all hosts, in parallel: an earlier controller may have made the machine."""
