@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from evalfleet.engine import Tempo
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Command, Job, Limits, Machine, MachineId, Needs
 from evalfleet.ports import Channel, Fence, PlaceContext
@@ -36,6 +37,7 @@ class Holder:
         self._hosts = len(settings.hosts)
         self._channels: list[Channel] = []
         self._waiting: list[asyncio.Task[Any]] = []
+        self._surveys = asyncio.create_task(self._survey())
 
     async def connect(self) -> dict[str, Any]:
         """Take every host, start its supervisor, connect to it, start a long job, and wait for its end."""
@@ -61,6 +63,12 @@ class Holder:
         self._channels.append(channel)
         self._waiting.append(asyncio.create_task(_patiently(lambda: channel.ended(job.id))))
 
+    async def _survey(self) -> None:
+        """As the engine does it, for machines that vanish without a word."""
+        while True:
+            await asyncio.sleep(Tempo().survey_s)
+            await self._place.list("pool")
+
     async def stats(self) -> dict[str, Any]:
         return {"cpu_s": time.process_time(), "rss": _rss_bytes(), "wall_s": time.perf_counter()}
 
@@ -77,9 +85,9 @@ class Holder:
         }
 
     async def close(self) -> None:
-        for task in self._waiting:
+        for task in (self._surveys, *self._waiting):
             task.cancel()
-        await asyncio.gather(*self._waiting, return_exceptions=True)
+        await asyncio.gather(self._surveys, *self._waiting, return_exceptions=True)
         await asyncio.gather(*(channel.close() for channel in self._channels))
         await self._place.close()
 

@@ -85,7 +85,7 @@ def _ssh_config(folder: Path, lab: Lab) -> Path:
         f"User {lab.hosts[0].users[0]}\n"
         f"IdentityFile {lab.client.key_path}\nIdentitiesOnly yes\nIdentityAgent none\nBatchMode yes\n"
         f"UserKnownHostsFile {lab.client.known_hosts_path}\nStrictHostKeyChecking yes\nLogLevel ERROR\n"
-        f"ControlPath {folder}/%h\nControlMaster no\nKexAlgorithms curve25519-sha256\n"
+        f"ControlPath ./%h\nControlMaster no\nKexAlgorithms curve25519-sha256\n"
     )
     return path
 

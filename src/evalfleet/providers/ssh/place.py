@@ -75,8 +75,13 @@ class SshPlace:
         async with self._turns.setdefault(machine, asyncio.Lock()):
             if self._records.get(machine) is None:
                 await self._look_once()
-            async with self._creates:  # the first shall work soon, rather than all at the same time
-                await self._take(machine, expires_s)
+            self._yard.creating.add(machine)
+            try:
+                async with self._creates:  # the first shall work soon, rather than all at the same time
+                    await self._take(machine, expires_s)
+                self._yard.heard(machine)
+            finally:
+                self._yard.creating.discard(machine)
 
     async def _take(self, machine: MachineId, expires_s: float) -> None:
         held = self._records.latest(machine)
@@ -172,9 +177,13 @@ class SshPlace:
                 transient=False,
                 scope="machine",
             )
-        on_load = functools.partial(self._samples.keep, machine.id)
+        on_load = functools.partial(self._on_beat, machine.id)
         verdict = self._yard.standings[host].did
         return SshChannel(self._yard.lots[host], machine.id, fence, self._secrets, on_load, verdict)
+
+    def _on_beat(self, machine: MachineId, cpu: float, memory: float, disk: float) -> None:
+        self._yard.heard(machine)
+        self._samples.keep(machine, cpu, memory, disk)
 
     async def close(self) -> None:
         if self._scan is not None:

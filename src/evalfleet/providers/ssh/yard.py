@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT_S = 30.0
 LOOK_S = 2.0
+FRESH_S = 7.0
+"""So long a heartbeat, sent every 5 s, proves that its machine is there: its host need not be asked."""
 NO_ANSWER = (HostDown, HostLost, HostRefused)
 
 T = TypeVar("T")
@@ -35,6 +37,8 @@ class Yard:
         self.records = records
         self.standings = {host: Standing(order) for order, host in enumerate(lots)}
         self._gone_after_s = gone_after_s
+        self.creating: set[MachineId] = set()
+        self._heard: dict[MachineId, float] = {}
         self._removing: set[MachineId] = set()
         self._debts: dict[MachineId, asyncio.Task[None]] = {}
         self._looks: dict[str, asyncio.Task[Mapping[MachineId, bool] | None]] = {}
@@ -76,7 +80,22 @@ class Yard:
         held = self.records.latest(machine)
         return held if held is not None and held.host in self.lots else None
 
+    def heard(self, machine: MachineId) -> None:
+        """Its supervisor spoke."""
+        self._heard[machine] = time.monotonic()
+
+    def _known(self, held: Held) -> Machine | None:
+        """The machine, if there is no need to ask."""
+        if held.machine in self.creating:
+            return Machine(held.machine, "pending", held.host, held.host)
+        fresh = time.monotonic() - self._heard.get(held.machine, -FRESH_S) < FRESH_S
+        sure = fresh and not held.deleting and not self.records.expired(held)
+        return Machine(held.machine, "up", held.host, held.host) if sure else None
+
     async def _seen(self, host: str) -> list[Machine]:
+        known = [self._known(held) for held in self.records.on(host)]
+        if known and None not in known:
+            return [machine for machine in known if machine is not None]
         asked = time.monotonic() >= self.standings[host].retry_at
         shown = await self._glance(host) if asked else None
         if shown is not None:
@@ -123,6 +142,7 @@ class Yard:
     async def remove(self, held: Held) -> None:
         """Raises HostDown, HostLost, HostRefused: then it is a debt."""
         self.records.unwanted(held)
+        self._heard.pop(held.machine, None)
         self._removing.add(held.machine)
         try:
             answer = await self.contact(held.host, self.lots[held.host].ask("remove", held.machine))
