@@ -7,6 +7,7 @@ import io
 import json
 import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,20 @@ line'; echo y >"$(printf 'bad\\377')"; echo -n >-rf; echo z >locked/z; chmod 0 l
     }
     assert seen.left_out == 6
     assert [path.name for path in into.parent.iterdir()] == ["t.0"]
+
+
+async def test_small_artefacts_are_here_with_the_end(hosts: Fleet, tmp_path: Path) -> None:
+    async with machine(hosts) as (_, made, channel):
+        host = next(host for host in hosts.hosts if host.name == made.address)
+        await channel.start(shell(JOB, 'echo said; echo x >"$EVALFLEET_OUT/x"'))
+        await channel.ended(JOB)
+        host.pause()  # nothing can be asked of it now
+        try:
+            assert await channel.collect(JOB, tmp_path / "t.0") == Collected(1, 2)
+        finally:
+            host.pause(signal.SIGCONT)
+        assert (tmp_path / "t.0/x").read_text() == "x\n"
+        assert (tmp_path / "t.0/evalfleet.log").read_text() == "said\n"
 
 
 async def test_caps_are_kept_on_the_host(hosts: Fleet, tmp_path: Path) -> None:
