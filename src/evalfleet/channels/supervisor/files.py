@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _makers: list[Any] = []  # kept: Python looks for a module that is missing every time
 _PLAIN_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.~-]{1,180}")
+SMALL_COUNT, SMALL_BYTES = 64, 1 << 20
 _KEPT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-"
 
 
@@ -77,12 +78,22 @@ def write_atomic(path: str, text: str, durable: bool = False) -> None:
 
 
 def is_small(folder: str) -> bool:
-    """A few small files and no folders: it can wait to be removed. Raises FileNotFoundError."""
-    with os.scandir(folder) as entries:
-        for count, entry in enumerate(entries):
-            about = entry.stat(follow_symlinks=False)
-            if count > 64 or about.st_size > 1 << 20 or stat.S_ISDIR(about.st_mode):
-                return False
+    """Little is in it, so it can wait to be removed: that takes three processes. Raises FileNotFoundError."""
+    count_left, bytes_left = SMALL_COUNT, SMALL_BYTES
+    folders = [folder]
+    try:
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    about = entry.stat(follow_symlinks=False)
+                    count_left -= 1
+                    bytes_left -= about.st_size
+                    if count_left < 0 or bytes_left < 0:
+                        return False
+                    if stat.S_ISDIR(about.st_mode):
+                        folders.append(entry.path)
+    except PermissionError:
+        return False  # who knows
     return True
 
 
