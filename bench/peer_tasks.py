@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +19,8 @@ WARM = ["sleep", "0.3"]
 
 
 def task(argv: list[str]) -> int:
+    import subprocess  # here: Parsl ships the function without its module
+
     return subprocess.run(argv, check=True).returncode
 
 

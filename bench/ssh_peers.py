@@ -38,7 +38,9 @@ def measured(peer: Callable[[Lab, int], Figures], lab: Lab, count: int) -> Figur
     """Its figures, or why there are none."""
     try:
         return peer(lab, count)
-    except (NoEnvironment, RuntimeError, OSError, subprocess.SubprocessError) as err:
+    except subprocess.TimeoutExpired as err:
+        return {"error": f"not done after {err.timeout:g} s"}
+    except (NoEnvironment, RuntimeError, OSError) as err:
         return {"error": str(err).strip().splitlines()[-1] if str(err).strip() else type(err).__name__}
 
 
