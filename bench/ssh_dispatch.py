@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
@@ -39,8 +40,10 @@ def run(quick: bool) -> Result:
     ours: dict[str, list[Figures]] = {kind: [] for kind in COMMANDS}
     against: Figures = {}
     others = peers(quick)
+    loads: list[float] = []
     with lab_of(hosts) as lab:
         for number in range(rounds):
+            loads.append(os.getloadavg()[0])
             for kind, argv in COMMANDS.items():
                 ours[kind].append(_evalfleet(lab, argv, tasks))
             for name in list(others)[number::rounds]:  # in between, so that all see the same computer
@@ -54,6 +57,7 @@ def run(quick: bool) -> Result:
     aims = _aims(figures, against.get("gnu_parallel", {}))
     figures |= {"tasks": tasks, "hosts": hosts, "rounds": rounds, "bound_s": bound_s, "counted": COUNTED}
     figures["sleep_makespans_s"] = [rounded(each["makespan_s"]) for each in ours["sleep"]]
+    figures["load_before_a_round"] = loads  # a busy computer makes everything slower, peers too
     figures["peers_are"] = PEERS_ARE
     return Result("ssh-dispatch", figures, aims, against)
 
