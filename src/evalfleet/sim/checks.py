@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from evalfleet.cost import billed_usd
-from evalfleet.events import AttemptEnded, AttemptStarted, Record
-from evalfleet.model import AttemptId, Broken, Cause, Scored, TaskId, after
+from evalfleet.events import AttemptStarted
+from evalfleet.model import Cause, after
 from evalfleet.policy import effects
 
+from . import ledger
 from .simulate import Simulated
 
 Check = Callable[[Simulated], Iterator[str]]
@@ -44,42 +45,12 @@ def every_task_is_accounted_for(sim: Simulated) -> Iterator[str]:
 
 def one_score_a_task(sim: Simulated) -> Iterator[str]:
     """2: never overwritten, attempts kept, each started and ended at most once."""
-    started: set[AttemptId] = set()
-    ended: set[AttemptId] = set()
-    scored: dict[TaskId, AttemptEnded] = {}
-    for record in sim.store.read():
-        match record.event:
-            case AttemptStarted(attempt, task):
-                if attempt in started:
-                    yield f"{attempt} was started twice in the journal"
-                if task in scored:
-                    yield f"{task} was scored and ran again"
-                started.add(attempt)
-            case AttemptEnded(attempt, outcome):
-                if attempt in ended:
-                    yield f"{attempt} ended twice"
-                ended.add(attempt)
-                if isinstance(outcome, Scored):
-                    task = sim.state.attempts[attempt].task
-                    if scored.setdefault(task, record.event) is not record.event:
-                        yield f"{task} was scored twice"
-            case _:
-                pass
-    yield from _scores_kept(sim, scored)
+    records = list(sim.store.read())
+    yield from ledger.started_and_scored_once(records, sim.state)
+    known = {record.event.attempt for record in records if isinstance(record.event, AttemptStarted)}
     for attempt in sim.world.started:
-        if attempt not in started:
+        if attempt not in known:
             yield f"{attempt} ran but the journal does not know it"
-
-
-def _scores_kept(sim: Simulated, scored: dict[TaskId, AttemptEnded]) -> Iterator[str]:
-    for task, known in sim.state.tasks.items():
-        if (known.status == "scored") != (task in scored):
-            yield f"{task} is {known.status} against the journal"
-        elif (first := scored.get(task)) and (known.decided_by, known.outcome) != (
-            first.attempt,
-            first.outcome,
-        ):
-            yield f"the score of {task} was overwritten"
 
 
 def nothing_left_behind(sim: Simulated) -> Iterator[str]:
@@ -96,11 +67,7 @@ def nothing_left_behind(sim: Simulated) -> Iterator[str]:
 
 def one_writer_at_a_time(sim: Simulated) -> Iterator[str]:
     """5: epochs never go back, and neither does time."""
-    before: Record | None = None
-    for record in sim.store.read():
-        if before is not None and (record.epoch < before.epoch or record.at < before.at):
-            yield f"event {record.seq} goes back in epoch or time"
-        before = record
+    yield from ledger.one_writer_at_a_time(list(sim.store.read()))
 
 
 def within_limits(sim: Simulated) -> Iterator[str]:
@@ -124,21 +91,16 @@ def within_limits(sim: Simulated) -> Iterator[str]:
 
 def effects_are_kept_current(sim: Simulated) -> Iterator[str]:
     """An ended run needs nothing; what the state marks as changed covers all that must be under way."""
-    wanted = effects(sim.state)
-    if not sim.scenario.abandoned and wanted:
-        yield f"the run ended with effects under way: {wanted}"
+    if not sim.scenario.abandoned:
+        yield from ledger.nothing_under_way(sim.state)
     touched = {*sim.state.touched_machines, *sim.state.touched_attempts}
-    if missing := set(wanted) - touched:
+    if missing := set(effects(sim.state)) - touched:
         yield f"effects that no change announced: {missing}"
 
 
 def causes_are_told(sim: Simulated) -> Iterator[str]:
     """A broken attempt says why, and a cancelled one only counts when the run let go of its machine."""
-    for attempt in sim.state.attempts.values():
-        if isinstance(attempt.outcome, Broken) and attempt.outcome.cause is Cause.CANCELLED:
-            machine = sim.state.machines[attempt.machine]
-            if machine.condemned_at is None:
-                yield f"{attempt.id} was cancelled on a machine that was kept"
+    yield from ledger.causes_are_told(sim.state)
 
 
 def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:

@@ -1,0 +1,70 @@
+"""Invariants that a run's journal shows by itself, whether the world was simulated or real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from evalfleet.events import AttemptEnded, AttemptStarted, Record
+from evalfleet.model import AttemptId, Broken, Cause, Scored, TaskId
+from evalfleet.policy import effects
+from evalfleet.state import RunState
+
+
+def started_and_scored_once(records: Sequence[Record], state: RunState) -> Iterator[str]:
+    """2: a score is never overwritten; each attempt is started and ended at most once."""
+    started: set[AttemptId] = set()
+    ended: set[AttemptId] = set()
+    scored: dict[TaskId, AttemptEnded] = {}
+    for record in records:
+        match record.event:
+            case AttemptStarted(attempt, task):
+                if attempt in started:
+                    yield f"{attempt} was started twice in the journal"
+                if task in scored:
+                    yield f"{task} was scored and ran again"
+                started.add(attempt)
+            case AttemptEnded(attempt, outcome):
+                if attempt in ended:
+                    yield f"{attempt} ended twice"
+                ended.add(attempt)
+                if isinstance(outcome, Scored):
+                    task = state.attempts[attempt].task
+                    if scored.setdefault(task, record.event) is not record.event:
+                        yield f"{task} was scored twice"
+            case _:
+                pass
+    yield from _scores_kept(state, scored)
+
+
+def _scores_kept(state: RunState, scored: dict[TaskId, AttemptEnded]) -> Iterator[str]:
+    for task, known in state.tasks.items():
+        if (known.status == "scored") != (task in scored):
+            yield f"{task} is {known.status} against the journal"
+        elif (first := scored.get(task)) and (known.decided_by, known.outcome) != (
+            first.attempt,
+            first.outcome,
+        ):
+            yield f"the score of {task} was overwritten"
+
+
+def one_writer_at_a_time(records: Sequence[Record]) -> Iterator[str]:
+    """5: epochs never go back, and neither does time."""
+    for before, record in pairwise(records):
+        if record.epoch < before.epoch or record.at < before.at:
+            yield f"event {record.seq} goes back in epoch or time"
+
+
+def nothing_under_way(state: RunState) -> Iterator[str]:
+    """An ended run needs nothing."""
+    if wanted := effects(state):
+        yield f"the run ended with effects under way: {wanted}"
+
+
+def causes_are_told(state: RunState) -> Iterator[str]:
+    """A broken attempt says why, and a cancelled one only counts when the run let go of its machine."""
+    for attempt in state.attempts.values():
+        if isinstance(attempt.outcome, Broken) and attempt.outcome.cause is Cause.CANCELLED:
+            machine = state.machines[attempt.machine]
+            if machine.condemned_at is None:
+                yield f"{attempt.id} was cancelled on a machine that was kept"
