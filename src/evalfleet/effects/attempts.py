@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
-from evalfleet.errors import ChannelError, StaleController
+from evalfleet.errors import ChannelError, FleetError, StaleController
 from evalfleet.events import AttemptCollected, AttemptEnded, MachineCondemned, MachineHeard, MachineSilent
-from evalfleet.model import Broken, Cause, Collected, Ended, Job, Outcome, Scored, Task
+from evalfleet.model import Broken, Cause, Collected, Command, Ended, Job, Outcome, Scored, Task, after
 from evalfleet.names import safe_name
 from evalfleet.ports import Channel
 from evalfleet.state import AttemptState, MachineState
@@ -16,6 +17,8 @@ from .machines import silent_since
 from .tools import Tools
 
 COLLECT_LIMIT_S = 600.0
+COLLECT_TRIES = 3
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOKS = 2
 UNREACHABLE = frozenset({Cause.MACHINE_LOST, Cause.EVICTED, Cause.CONNECTION, Cause.BOOT, Cause.PROVISIONING})
 
@@ -63,13 +66,13 @@ async def _to_the_end(tools: Tools, channel: Channel, job: Job, machine: Machine
 async def _judge(tools: Tools, channel: Channel, task: Task, ended: Ended) -> Outcome:
     healthy = True
     if ended.reason == "timed_out" and ended.result is None:
-        healthy = await _answers(tools, channel)
+        healthy = await _answers(channel, tools.benchmark.probe)
     return tools.benchmark.outcome(task, ended, healthy)
 
 
-async def _answers(tools: Tools, channel: Channel) -> bool:
+async def _answers(channel: Channel, probe: Command | None) -> bool:
     try:
-        return await channel.probe(tools.benchmark.probe)
+        return await channel.probe(probe)
     except StaleController:
         raise
     except ChannelError:
@@ -77,23 +80,54 @@ async def _answers(tools: Tools, channel: Channel) -> bool:
 
 
 async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) -> None:
-    """Bring the artefacts home. Trouble with them never touches the outcome."""
+    """Bring the artefacts home. Trouble with them never touches the outcome.
+
+    A machine that falls silent meanwhile is waited for, as long as it is not given up.
+    """
     machine = tools.state.machines[attempt.machine]
-    if machine.phase == "condemned" and machine.cause in UNREACHABLE:
-        tools.report(AttemptCollected(attempt.id, Collected(problem="the machine is gone")))
-        return
+    found = AttemptCollected(attempt.id, Collected(problem="the machine is gone"))
+    for _ in range(COLLECT_TRIES):
+        if machine.phase == "condemned" and machine.cause in UNREACHABLE:
+            break
+        try:
+            async with turn, asyncio.timeout(COLLECT_LIMIT_S):
+                found = await _bring_home(tools, machine, attempt)
+            break
+        except StaleController:
+            raise
+        except (ChannelError, OSError) as err:  # a TimeoutError is an OSError
+            if isinstance(err, OSError) and err.errno in NO_ROOM:
+                raise _no_room(tools) from err
+            found = AttemptCollected(attempt.id, Collected(problem=str(err) or type(err).__name__))
+            if isinstance(err, OSError) or not await _answers_again(tools, machine):
+                break
+    tools.report(found)
+
+
+def _no_room(tools: Tools) -> FleetError:
+    """To go on would lose the artefacts of all that ends from now on; on their machines they are safe."""
+    where = f"{tools.artefacts}: the disk is full"
+    return FleetError(f"{where}; what was recorded is safe: free some space, then resume")
+
+
+async def _bring_home(tools: Tools, machine: MachineState, attempt: AttemptState) -> AttemptCollected:
+    channel = tools.channel(machine)
     superseded: Outcome | None = None
-    try:
-        async with turn, asyncio.timeout(COLLECT_LIMIT_S):
-            channel = tools.channel(machine)
-            if machine.phase == "condemned":
-                superseded = await _late_result(tools, channel, attempt)
-            collected = await channel.collect(attempt.id, _home_of(tools, attempt))
-    except StaleController:
-        raise
-    except (ChannelError, OSError) as err:  # a TimeoutError is an OSError
-        collected = Collected(problem=str(err) or type(err).__name__)
-    tools.report(AttemptCollected(attempt.id, collected, superseded))
+    if machine.phase == "condemned":
+        superseded = await _late_result(tools, channel, attempt)
+    collected = await channel.collect(attempt.id, _home_of(tools, attempt))
+    return AttemptCollected(attempt.id, collected, superseded)
+
+
+async def _answers_again(tools: Tools, machine: MachineState) -> bool:
+    """Wait until the machine answers. False: it was given up, or the run is over and waits no longer."""
+    patience = after(tools.clock.now(), tools.state.limits.lost_s)
+    while machine.phase == "ready" or (machine.cause is None and tools.clock.now() < patience):
+        if await _answers(tools.channel(machine), None):
+            return True
+        tools.report(MachineSilent(machine.id, silent_since(tools)))
+        await asyncio.sleep(tools.pace.poll_s * 5)
+    return False
 
 
 async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) -> Outcome | None:

@@ -103,6 +103,11 @@ def causes_are_told(sim: Simulated) -> Iterator[str]:
     yield from ledger.causes_are_told(sim.state)
 
 
+def artefacts_come_home(sim: Simulated) -> Iterator[str]:
+    """Those of scored attempts, unless their machine was given up."""
+    yield from ledger.artefacts_come_home(list(sim.store.read()), sim.state)
+
+
 def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:
     """In a world whose machines do not fail none is given up, also not when our own network is down."""
     if not sim.scenario.faults.calm or sim.scenario.nap is not None:
@@ -120,5 +125,6 @@ CHECKS: tuple[Check, ...] = (
     within_limits,
     effects_are_kept_current,
     causes_are_told,
+    artefacts_come_home,
     healthy_machines_are_kept,
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from evalfleet.events import AttemptEnded, AttemptStarted, Record
-from evalfleet.model import AttemptId, Broken, Cause, Scored, TaskId
+from evalfleet.events import AttemptCollected, AttemptEnded, AttemptStarted, Record
+from evalfleet.model import AttemptId, Broken, Cause, Scored, TaskId, after
 from evalfleet.policy import effects
 from evalfleet.state import RunState
 
@@ -68,3 +68,16 @@ def causes_are_told(state: RunState) -> Iterator[str]:
             machine = state.machines[attempt.machine]
             if machine.condemned_at is None:
                 yield f"{attempt.id} was cancelled on a machine that was kept"
+
+
+def artefacts_come_home(records: Sequence[Record], state: RunState) -> Iterator[str]:
+    """Those of scored attempts, unless the machine was given up, or silent for long when it was let go."""
+    for record in records:
+        if not isinstance(record.event, AttemptCollected) or not record.event.collected.problem:
+            continue
+        attempt = state.attempts[record.event.attempt]
+        machine = state.machines[attempt.machine]
+        since = machine.silent_since or machine.condemned_at
+        waited = since is not None and record.at >= after(since, state.limits.lost_s)
+        if isinstance(attempt.outcome, Scored) and machine.cause is None and not waited:
+            yield f"the artefacts of {attempt.id} were lost: {record.event.collected.problem}"
