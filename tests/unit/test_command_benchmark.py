@@ -318,7 +318,7 @@ def test_the_time_limit_of_a_healthy_machine_is_the_agents() -> None:
         ("evicted", Cause.EVICTED),
         ("lease", Cause.CONNECTION),
         ("stopped", Cause.CANCELLED),
-        ("failed_to_start", Cause.INTERNAL),
+        ("failed_to_start", Cause.SETUP),
     ],
 )
 @pytest.mark.parametrize("result", [None, b"{"])

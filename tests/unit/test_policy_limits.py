@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evalfleet.events import (
+    ControllerStarted,
     MachineAnswered,
     MachineCondemned,
     MachineExtended,
@@ -114,6 +115,17 @@ def test_a_fleet_that_stays_silent_is_given_up_at_last() -> None:
         run.tell(silent(run, machine))
     assert condemned(run.wait(590.0)) == []
     assert condemned(run.wait(2.0)) == [M1, M2, M3]
+
+
+def test_a_new_controller_gives_silent_machines_time_to_answer() -> None:
+    run = Run(9, workers=3)
+    run.turn()
+    run.ready()
+    for machine in (M1, M2, M3):
+        run.tell(silent(run, machine))
+    run.now = after(run.now, 5000.0)
+    assert condemned(run.tell(ControllerStarted())) == []
+    assert not run.state.silent
 
 
 def test_one_that_does_not_come_back_with_the_others_is_given_up() -> None:

@@ -79,7 +79,7 @@ def outcome_of(
         "evicted": (Cause.EVICTED, "the machine was taken back by its place"),
         "lease": (Cause.CONNECTION, "no controller was heard from until the attempt's lease lapsed"),
         "stopped": (Cause.CANCELLED, "stopped"),
-        "failed_to_start": (Cause.INTERNAL, "the attempt could not be started"),
+        "failed_to_start": (Cause.SETUP, "the attempt could not be started"),
     }[ended.reason]
     return Broken(cause, _with_tail(what, ended.detail))
 

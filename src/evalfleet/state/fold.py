@@ -10,6 +10,7 @@ from evalfleet.model import Micros
 
 from .attempts import attempt_collected, attempt_ended, attempt_started
 from .machines import (
+    controller_started,
     machine_answered,
     machine_condemned,
     machine_deleted,
@@ -27,7 +28,6 @@ from .machines import (
 )
 from .nouns import MachinePhase, RunState
 from .run import (
-    controller_started,
     pool_planned,
     pool_resized,
     run_ended,

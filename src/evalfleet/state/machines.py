@@ -95,11 +95,22 @@ def machine_silent(state: RunState, at: Micros, event: ev.MachineSilent) -> None
 def machine_heard(state: RunState, at: Micros, event: ev.MachineHeard) -> None:
     machine = state.machines[event.machine]
     heard(state, at)
+    unsilence(state, machine)
+
+
+def controller_started(state: RunState, at: Micros, event: ev.ControllerStarted) -> None:
+    """Nobody listened for a while, so no machine has been silent: each has all the time to answer."""
+    state.controllers += 1
+    for machine in list(state.silent):
+        unsilence(state, state.machines[machine])
+
+
+def unsilence(state: RunState, machine: MachineState) -> None:
     machine.silent_since = None
-    state.silent.pop(event.machine, None)
-    state.audible[event.machine] = None
+    state.silent.pop(machine.id, None)
+    state.audible[machine.id] = None
     refresh_idle(state, machine)
-    state.touched_machines[event.machine] = None
+    state.touched_machines[machine.id] = None
 
 
 def machine_answered(state: RunState, at: Micros, event: ev.MachineAnswered) -> None:

@@ -49,10 +49,6 @@ def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
         heapq.heappush(state.fresh[known.lane], known.entry)
 
 
-def controller_started(state: RunState, at: Micros, event: ev.ControllerStarted) -> None:
-    state.controllers += 1
-
-
 def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None:
     for task in event.tasks:
         known = state.tasks[task]
