@@ -59,13 +59,17 @@ FREE_CAUSES = frozenset(
 
 
 class Task(Struct, frozen=True, omit_defaults=True):
-    """One unit that gets a score. `weight_s` is its expected duration, when earlier runs tell."""
+    """One unit that gets a score. `weight_s` is its expected duration, when earlier runs tell.
+
+    `stall_s`: an attempt that writes nothing for so long is stuck; 0: it may be silent.
+    """
 
     id: TaskId
     domain: str = ""
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timeout_s: float = 3600.0
     weight_s: float | None = None
+    stall_s: float = 0.0
 
 
 class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -136,6 +140,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
     bundle: str = ""
     lease_s: float = 0.0
     log_cap_bytes: int = 50_000_000
+    stall_s: float = 0.0
 
 
 class Machine(Struct, frozen=True, omit_defaults=True):
@@ -148,7 +153,9 @@ class Machine(Struct, frozen=True, omit_defaults=True):
     name: str = ""
 
 
-EndReason = Literal["exited", "timed_out", "stopped", "lost", "evicted", "lease", "failed_to_start"]
+EndReason = Literal[
+    "exited", "timed_out", "stalled", "stopped", "lost", "evicted", "lease", "failed_to_start"
+]
 
 
 class Ended(Struct, frozen=True, omit_defaults=True):

@@ -78,6 +78,7 @@ REFUSED: list[Fault] = [
     keys(name='"my bench"'),
     keys(command="[]"),
     keys(command='["a\\u0000"]'),
+    keys(stall_s="-1"),
     keys(timeout_s="0"),
     keys(on_timeout='"fail"'),
     keys(score_from='"exit"'),

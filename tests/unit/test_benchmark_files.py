@@ -23,12 +23,13 @@ files = ["run.sh", "data/"]
 setup = [["bash", "setup.sh"]]
 probe = ["test", "-e", "/dev/kvm"]
 timeout_s = 600
+stall_s = 120
 on_timeout = "zero"
 secrets = ["OPENAI_API_KEY"]
 needs = {cpus = 2, memory_gb = 4, disk_gb = 30, nested_virtualization = false}
 slots = 2
 """
-TASKS = """{"id": "a_1", "domain": "x", "params": {"n": 3}, "timeout_s": 60}
+TASKS = """{"id": "a_1", "domain": "x", "params": {"n": 3}, "timeout_s": 60, "stall_s": 0}
 
 {"id": "b_b_2", "params": {"n": "k"}}
 """
@@ -69,7 +70,7 @@ def test_a_whole_file(root: Path) -> None:
     assert loaded.name == "mybench"
     assert loaded.tasks == (
         Task(TaskId("a_1"), "x", {"n": 3}, 60.0),
-        Task(TaskId("b_b_2"), "b_b", {"n": "k"}, 600.0),
+        Task(TaskId("b_b_2"), "b_b", {"n": "k"}, 600.0, stall_s=120.0),
     )
     assert (loaded.secrets, loaded.slots) == (("OPENAI_API_KEY",), 2)
     assert loaded.files == (root / "data", root / "run.sh")
@@ -110,7 +111,7 @@ def test_the_default_domain(id: str, domain: str) -> None:
         (
             FULL + "zzz = 1",
             "@/b.toml: key 'zzz' is unknown; there are command, files, name, needs, on_timeout, "
-            "probe, score_from, secrets, setup, slots, tasks, timeout_s",
+            "probe, score_from, secrets, setup, slots, stall_s, tasks and 1 more",
         ),
         (FULL.replace('name = "mybench"', ""), "@/b.toml: key 'name' is missing; add it"),
         (MINIMAL, "@/b.toml: key 'tasks' is missing; add it"),
@@ -161,6 +162,10 @@ def test_the_default_domain(id: str, domain: str) -> None:
         (
             changed("timeout_s", "inf"),
             "@/b.toml: key 'timeout_s' is inf; write seconds above 0, at most 2592000 (30 days)",
+        ),
+        (
+            changed("stall_s", "-1"),
+            "@/b.toml: key 'stall_s' is -1; write seconds, at most 2592000 (30 days), or 0 for never",
         ),
         (changed("timeout_s", '"10m"'), "@/b.toml: key 'timeout_s' must be a number, not a string"),
         (
@@ -282,6 +287,10 @@ LINE = '{"id": "a_1", "params": {"n": 1}}\n'
         (
             '{"id": "a", "timeout_s": 0}',
             "@/tasks.jsonl:1: key 'timeout_s' is 0; write seconds above 0, at most 2592000 (30 days)",
+        ),
+        (
+            '{"id": "a", "stall_s": -5}',
+            "@/tasks.jsonl:1: key 'stall_s' is -5; write seconds, at most 2592000 (30 days), or 0 for never",
         ),
         ('{"id": "a", "timeout_s": "5"}', "@/tasks.jsonl:1: key 'timeout_s' must be a number, not a string"),
         (

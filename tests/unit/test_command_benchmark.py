@@ -31,7 +31,7 @@ from evalfleet.model import (
 )
 from evalfleet.ports import Benchmark
 
-TASK = Task(TaskId("a_1"), "a", {"n": 3, "s": "x y", "l": [1, True, None]}, timeout_s=60)
+TASK = Task(TaskId("a_1"), "a", {"n": 3, "s": "x y", "l": [1, True, None]}, timeout_s=60, stall_s=7)
 
 
 def spec(**changes: Any) -> CommandSpec:
@@ -187,7 +187,9 @@ def test_a_valid_result_is_a_score_whatever_the_exit_code(score: float, code: in
     assert outcome(exited({"score": score}, code)) == Scored(float(score), success=score == 1)
 
 
-@pytest.mark.parametrize("reason", ["timed_out", "lost", "evicted", "lease", "stopped", "failed_to_start"])
+@pytest.mark.parametrize(
+    "reason", ["timed_out", "stalled", "lost", "evicted", "lease", "stopped", "failed_to_start"]
+)
 def test_a_valid_result_wins_over_every_other_end(reason: EndReason) -> None:
     assert outcome(Ended(reason, result=b'{"score": 0.5}'), healthy=False) == Scored(0.5)
 
@@ -309,6 +311,13 @@ def test_the_time_limit_of_a_healthy_machine_is_the_agents() -> None:
     for on_timeout in ("zero", "broken"):
         stuck = outcome(Ended("timed_out"), healthy=False, on_timeout=on_timeout)
         assert stuck == Broken(Cause.STUCK, f"{limit}, and the machine did not answer its probe")
+
+
+@pytest.mark.parametrize("on_timeout", ["zero", "broken"])
+def test_an_attempt_that_wrote_nothing_for_too_long_is_stuck(on_timeout: str) -> None:
+    found = outcome(Ended("stalled", detail="step 3 of 9\n"), on_timeout=on_timeout)
+    silence = "nothing was written to the log or the artefacts for 7 s"
+    assert found == Broken(Cause.STUCK, f"{silence}: step 3 of 9")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from evalfleet.tables import convert, read_toml
 from .command import PLACEHOLDER, CommandBenchmark, CommandSpec, spec_data
 from .files import bundle_files, check_files
 from .loaded import Loaded
-from .tasks import check_timeout, make_tasks, read_inline, read_jsonl
+from .tasks import check_stall, check_timeout, make_tasks, read_inline, read_jsonl
 from .words import warnings_about
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -35,6 +35,7 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     setup: tuple[tuple[str, ...], ...] = ()
     probe: tuple[str, ...] | None = None
     timeout_s: float = 3600.0
+    stall_s: float = 0.0
     on_timeout: str = "zero"
     score_from: str = "result"
     secrets: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ def load_benchmark(path: Path) -> Loaded:
         lines = read_jsonl(path.parent / file.tasks, f"{where}: key 'tasks'")
     else:
         lines = read_inline(file.tasks, where)
-    tasks = make_tasks(lines, file.timeout_s, _params_in(file.command))
+    tasks = make_tasks(lines, file.timeout_s, file.stall_s, _params_in(file.command))
     if not tasks:
         raise RequestError(f"{where}: key 'tasks' has no tasks; write at least one")
     files = bundle_files(root, file.files)
@@ -98,6 +99,7 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
     if file.probe is not None:
         _check_argv(file.probe, where, "probe")
     check_timeout(file.timeout_s, where)
+    check_stall(file.stall_s, where)
     if file.on_timeout not in ("zero", "broken"):
         raise RequestError(f'{where}: key \'on_timeout\' is {file.on_timeout!r}; write "zero" or "broken"')
     if file.score_from not in ("result", "exit_code"):

@@ -63,6 +63,9 @@ def outcome_of(
         return result
     if ended.reason == "timed_out":
         return _timed_out(task, ended, healthy, zero_on_timeout)
+    if ended.reason == "stalled":
+        what = f"nothing was written to the log or the artefacts for {task.stall_s:g} s"
+        return Broken(Cause.STUCK, _with_tail(what, ended.detail))
     code = ended.exit_code
     if (
         exit_code_scores
@@ -75,7 +78,7 @@ def outcome_of(
     if ended.reason == "exited":
         return Broken(Cause.RESULT, _with_tail(_exit_words(ended.exit_code, result), ended.detail))
     cause, what = {
-        "lost": (Cause.MACHINE_LOST, "the machine was lost"),
+        "lost": (Cause.MACHINE_LOST, "the attempt's processes are gone, or the machine is"),
         "evicted": (Cause.EVICTED, "the machine was taken back by its place"),
         "lease": (Cause.CONNECTION, "no controller was heard from until the attempt's lease lapsed"),
         "stopped": (Cause.CANCELLED, "stopped"),

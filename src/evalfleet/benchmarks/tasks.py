@@ -27,6 +27,7 @@ class TaskLine(Struct, frozen=True, forbid_unknown_fields=True):
     domain: str = ""
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timeout_s: float | None = None
+    stall_s: float | None = None
 
 
 _decoder = msgspec.json.Decoder(TaskLine)
@@ -59,13 +60,15 @@ def read_inline(tables: Sequence[Any], where: str) -> Iterator[Located]:
         yield place, convert(table, TaskLine, place)
 
 
-def make_tasks(lines: Iterable[Located], timeout_s: float, needed: Iterable[str]) -> tuple[Task, ...]:
+def make_tasks(
+    lines: Iterable[Located], timeout_s: float, stall_s: float, needed: Iterable[str]
+) -> tuple[Task, ...]:
     """Checked tasks, in order. `needed` are the params that the command has placeholders for."""
     first_at: dict[str, str] = {}
     tasks: list[Task] = []
     wanted = tuple(needed)
     for place, line in lines:
-        task = _make(place, line, timeout_s)
+        task = _make(place, line, timeout_s, stall_s)
         for name in wanted:
             _check_param(place, task, name)
         if line.id in first_at:
@@ -79,6 +82,14 @@ def check_timeout(seconds: float, where: str, key: str = "timeout_s") -> float:
     if not (math.isfinite(seconds) and 0 < seconds <= MAX_TIMEOUT_S):
         raise RequestError(
             f"{where}: key {key!r} is {seconds:g}; write seconds above 0, at most 2592000 (30 days)"
+        )
+    return seconds
+
+
+def check_stall(seconds: float, where: str) -> float:
+    if not (math.isfinite(seconds) and 0 <= seconds <= MAX_TIMEOUT_S):
+        raise RequestError(
+            f"{where}: key 'stall_s' is {seconds:g}; write seconds, at most 2592000 (30 days), or 0 for never"
         )
     return seconds
 
@@ -105,13 +116,14 @@ def _decode(line: bytes, place: str) -> TaskLine:
     return convert(data, TaskLine, place)
 
 
-def _make(place: str, line: TaskLine, timeout_s: float) -> Task:
+def _make(place: str, line: TaskLine, timeout_s: float, stall_s: float) -> Task:
     domain = line.domain or default_domain(line.id)
     _check_text(place, "id", line.id)
     _check_text(place, "domain", domain)
     _check_params(place, line.params)
     limit = timeout_s if line.timeout_s is None else check_timeout(line.timeout_s, place)
-    return Task(TaskId(line.id), domain, line.params, limit)
+    stall = stall_s if line.stall_s is None else check_stall(line.stall_s, place)
+    return Task(TaskId(line.id), domain, line.params, limit, stall_s=stall)
 
 
 def _check_text(place: str, key: str, text: str) -> None:

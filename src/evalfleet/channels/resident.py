@@ -142,6 +142,8 @@ class Resident:
         if command.secrets:
             spec["secret_names"] = command.secrets
             spec["secrets"] = {name: self._values[name] for name in command.secrets}
+        if job.stall_s:
+            spec["stall_s"] = job.stall_s
         if in_bundle:
             spec["in_bundle"] = True
         return spec

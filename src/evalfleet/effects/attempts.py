@@ -29,7 +29,14 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     task = tools.state.tasks[attempt.task].task
     channel = tools.channel(machine)
     command = tools.benchmark.command(task, attempt.id)
-    job = Job(attempt.id, command, task.timeout_s, tools.benchmark.bundle.digest, limits.lease_s)
+    job = Job(
+        attempt.id,
+        command,
+        task.timeout_s,
+        tools.benchmark.bundle.digest,
+        limits.lease_s,
+        stall_s=task.stall_s,
+    )
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
     patience_s, looks = task.timeout_s + limits.grace_s, 0

@@ -21,7 +21,7 @@ from evalfleet.model import (
 )
 from evalfleet.ports import Channel, Fence
 
-from .world import Life, SimMachine, World
+from .world import HANGS, Life, SimMachine, World
 
 
 class SimChannel:
@@ -132,7 +132,7 @@ def job_fate(world: World, script: Script) -> tuple[float, Ended]:
         result = None if script.score is None else b'{"score": %r}' % script.score
         return seconds, Ended("exited", script.exit_code or 0, seconds, result)
     if world.chance(world.faults.job_hangs):
-        return float("inf"), Ended("exited")
+        return HANGS, Ended("exited")
     if world.chance(world.faults.job_breaks):
         return seconds, Ended("exited", 1, seconds)
     score = b'{"score": 1.0}' if world.rng.random() < 0.5 else b'{"score": 0.0}'

@@ -84,6 +84,8 @@ class SimBenchmark:
         match ended.reason:
             case "timed_out":
                 return Scored(0.0, limit_s=task.timeout_s) if healthy else Broken(Cause.STUCK)
+            case "stalled":
+                return Broken(Cause.STUCK)
             case "evicted":
                 return Broken(Cause.EVICTED)
             case "lost":
@@ -145,11 +147,7 @@ def draw(seed: int) -> Scenario:
         limits=limits,
         home="abc123",
     )
-    weights = rng.random() < 0.3
-    tasks = tuple(
-        Task(TaskId(f"t_{i:03d}"), "t", timeout_s=1500.0, weight_s=rng.uniform(60, 1200) if weights else None)
-        for i in range(rng.randint(1, 40))
-    )
+    tasks = _tasks(rng, stall_s=random.Random(f"stalls {seed}").choice((0.0, 0.0, 300.0)))
     cancel_after_s = rng.uniform(10, 8000) if rng.random() < 0.15 else None
     return Scenario(
         seed,
@@ -162,6 +160,16 @@ def draw(seed: int) -> Scenario:
         nap=_span(rng, 0.1, (600.0, 30_000.0)),
         resumes=rng.choice(((), (), ("broken",), ("unrun",), ("broken", "unrun"))),
     )
+
+
+def _tasks(rng: random.Random, stall_s: float) -> tuple[Task, ...]:
+    weights = rng.random() < 0.3
+
+    def make(i: int) -> Task:
+        weight_s = rng.uniform(60, 1200) if weights else None
+        return Task(TaskId(f"t_{i:03d}"), "t", timeout_s=1500.0, weight_s=weight_s, stall_s=stall_s)
+
+    return tuple(make(i) for i in range(rng.randint(1, 40)))
 
 
 def _span(rng: random.Random, chance: float, length_s: tuple[float, float]) -> Span | None:

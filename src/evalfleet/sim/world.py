@@ -18,6 +18,9 @@ from evalfleet.model import AttemptId, Ended, Job, MachineId, Micros, Offer, aft
 from .faults import Faults
 from .loop import SimLoop
 
+HANGS = float("inf")
+"""How long a job runs that does nothing any more."""
+
 
 @dataclass(slots=True, eq=False)
 class Life:
@@ -230,7 +233,7 @@ class World:
     def start(
         self, machine: SimMachine, job: Job, length_s: float, end: Ended, marks: tuple[str, str] = ("", "")
     ) -> None:
-        """Run the job, once. The host enforces the time limit."""
+        """Run the job, once. The host enforces the time limit, and ends one that writes nothing."""
         if job.id in machine.jobs:
             return
         self.must_be_durable(job.id)
@@ -241,6 +244,8 @@ class World:
             self.violations.append(f"{machine.id} runs more than {self.slots} attempts at once")
         self.started[job.id] = machine.id
         self.marks[marks[0]] += 1
+        if job.stall_s and length_s == HANGS:
+            length_s, end = job.stall_s, Ended("stalled", seconds=job.stall_s, node=end.node)
         if length_s > job.timeout_s:
             length_s, end = job.timeout_s, Ended("timed_out", seconds=job.timeout_s, node=end.node)
         made = SimJob(job.id, self.loop.time() + length_s, end, after=marks[1])

@@ -7,13 +7,13 @@ import os
 import time
 
 from .files import job_name, read_file
+from .growth import NEVER, Growth
 from .log import Log
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
     from typing import Any
 
-NEVER = float("inf")
 GRACE_S = 5.0
 LOG_CAP = 50_000_000
 RESULT_CAP = 1 << 20
@@ -51,6 +51,7 @@ class Job:
         self.in_bundle = bool(spec.get("in_bundle"))
         self.fetch: dict[str, Any] = spec.get("fetch") or {}
         self.log = Log(self.path, int(spec.get("log_cap_bytes") or LOG_CAP))
+        self.growth = Growth(self.path, float(spec.get("stall_s") or NEVER))
         self.pid: int | None = None
         self.pidfd: int | None = None
         self.child = False
@@ -70,8 +71,10 @@ class Job:
     def run_from(self, started: float) -> None:
         self.started = started
         self.deadline = started + self.timeout
-        self.log_due = time.monotonic() + self.log.interval
-        self.due = min(self.log_due, self.deadline)
+        now = time.monotonic()
+        self.log_due = now + self.log.interval
+        self.growth.begin(now)
+        self.due = min(self.log_due, self.deadline, self.growth.due)
 
     def exit_code(self) -> int | None:
         text = read_file(self.path + "/exit", 100)

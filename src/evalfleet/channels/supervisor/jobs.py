@@ -10,7 +10,8 @@ import signal
 import time
 
 from .files import is_small, make_folder, read_file
-from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
+from .growth import NEVER
+from .job import WRAPPER, WRAPPER_FAILED, Job
 from .processes import age, birth, environ_of, kill, kill_marked, marked, marker, parse_stat, reap_all, spawn
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -217,9 +218,12 @@ class Jobs:
             self.end(job, "timed_out", job.grace)
         elif now >= heard + job.lease:
             self.end(job, "lease", job.grace)
+        elif now >= job.growth.due and job.growth.stuck(now):
+            self.end(job, "stalled", job.grace)
         if now >= job.log_due:
             job.log_due = now + job.log.check()
-        job.due = min(job.log_due, job.kill_at if job.why else min(job.deadline, heard + job.lease))
+        ends = job.kill_at if job.why else min(job.deadline, heard + job.lease, job.growth.due)
+        job.due = min(job.log_due, ends)
         if polled:
             job.due = min(job.due, now + POLL_S)
         return None
@@ -250,6 +254,8 @@ class Jobs:
                 self._helpers.discard(pid)
             elif code == WRAPPER_FAILED and job.exit_code() is None:
                 self._wrapper_failed(job)
+            elif code < 0:
+                self._wrapper_killed(job, -code)
             else:
                 self._over(job, code)
         for job in [job for job in self.live.values() if job.settling]:
@@ -263,6 +269,11 @@ class Jobs:
         job.why = "failed_to_start"
         job.detail = f"the wrapper could not start it (is the disk full?) {job.log.tail()}"
         return self._over(job, None)
+
+    def _wrapper_killed(self, job: Job, signum: int) -> None:
+        """By us, or after its last word; if not, by a stranger: then the job is lost."""
+        code = job.exit_code()
+        self._over(job, 128 + signum if code is None and job.why is not None else code)
 
     def _over(self, job: Job, code: int | None) -> None:
         """The wrapper is gone: end what it left behind, then the job."""

@@ -144,7 +144,7 @@ def kill_marked(machine: str, patience_s: float) -> bool:
 
 
 def reap_all() -> list[tuple[int, int]]:
-    """(pid, exit code as a shell tells it) of every child that has ended."""
+    """(pid, exit code) of every child that has ended; of one that was killed, the signal below 0."""
     ended: list[tuple[int, int]] = []
     while True:
         try:
@@ -153,8 +153,7 @@ def reap_all() -> list[tuple[int, int]]:
             return ended
         if not pid:
             return ended
-        signalled = os.WIFSIGNALED(status)
-        ended.append((pid, 128 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)))
+        ended.append((pid, -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)))
 
 
 def adopt_orphans() -> None:

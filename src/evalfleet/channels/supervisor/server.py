@@ -14,8 +14,9 @@ from binascii import a2b_base64, b2a_base64
 
 from .clients import Client, Clients
 from .files import read_file, sha256, write_atomic
+from .growth import NEVER
 from .host import boot_id, cpu_times, memory_used
-from .job import NEVER, Job
+from .job import Job
 from .jobs import Jobs
 from .pack import PROMPT_BYTES, has_bundle, is_light, pack, unpack_bundle
 from .processes import adopt_orphans, host_environment
@@ -31,7 +32,7 @@ BEAT_S = 5.0
 AFTERLIFE_S = 600.0
 WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit"))
 MODULES = (
-    *("bridge", "clients", "files", "host", "job", "jobs", "lent", "log", "main"),
+    *("bridge", "clients", "files", "growth", "host", "job", "jobs", "lent", "log", "main"),
     *("pack", "parcel", "processes", "removal", "server"),
 )
 
