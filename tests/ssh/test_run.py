@@ -46,9 +46,11 @@ def write(folder: Path, hosts: Fleet, count: int) -> None:
     (folder / "evalfleet.toml").write_text(f'[places.lab3]\nkind = "ssh"\n{keys}')
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, token: str | None = PLANTED) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "evalfleet", *words]
-    environ = {**os.environ, "TOKEN": PLANTED, "EVALFLEET_HOME": str(folder / "results")}
+    environ = {**os.environ, "EVALFLEET_HOME": str(folder / "results")}
+    if token is not None:
+        environ["TOKEN"] = token
     return subprocess.Popen(
         argv, cwd=folder, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -181,7 +181,7 @@ def bring_home(folder: Path, into: Path, secrets: Secrets, caps: Caps) -> Collec
 
 def _problem(left_out: list[LeftOut]) -> str:
     leaks = any(drop.reason == CONTAINS_SECRET for drop in left_out)
-    return "an artefact contains a secret and was left out" if leaks else ""
+    return "an artefact, or its name, contains a secret and was left out" if leaks else ""
 
 
 class Sieve:
@@ -201,7 +201,8 @@ class Sieve:
         note = self._folder / LEFT_OUT
         earlier: list[LeftOut] = []
         if note.exists():  # we were here before: what bears our names in out/ is ours
-            earlier = msgspec.json.decode(note.read_bytes(), type=list[LeftOut])
+            found = msgspec.json.decode(note.read_bytes(), type=list[LeftOut])
+            earlier = [LeftOut(self._secrets.mask_text(drop.name), drop.reason, drop.bytes) for drop in found]
         drops = list(self._drops(again=note.exists()))
         seen = {drop.name for _, drop in drops}
         self.left_out = [drop for _, drop in drops] + [drop for drop in earlier if drop.name not in seen]
@@ -222,9 +223,9 @@ class Sieve:
                 if not again and not self._is_our_log(about):
                     yield path, LeftOut(name, "the name is evalfleet's own", about.st_size)
                 continue
-            reason = self._reason(path, about)
+            reason = CONTAINS_SECRET if self._secrets.in_name(name) else self._reason(path, about)
             if reason:
-                yield path, LeftOut(printable(name), reason, about.st_size)
+                yield path, LeftOut(self._secrets.mask_text(printable(name)), reason, about.st_size)
             elif not stat.S_ISDIR(about.st_mode):
                 self.files += 1
                 self.bytes += about.st_size if stat.S_ISREG(about.st_mode) else 0
@@ -240,6 +241,8 @@ class Sieve:
         if stat.S_ISDIR(about.st_mode):
             return "" if os.access(path, os.R_OK | os.X_OK) else "unreadable"
         if stat.S_ISLNK(about.st_mode):
+            if self._secrets.in_name(os.readlink(path)):
+                return CONTAINS_SECRET
             return "" if _stays_inside(path, self._out) else "the link leads outside"
         if not stat.S_ISREG(about.st_mode):
             return "not a file"

@@ -377,7 +377,7 @@ class Resident:
             message.exit_code,
             message.seconds,
             self._secrets.mask(result) if result is not None else None,
-            detail=self._secrets.mask_text(message.detail),
+            detail=self._secrets.mask_end(message.detail),
         )
 
     def _fail(self, err: BaseException) -> None:

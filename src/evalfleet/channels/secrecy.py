@@ -41,10 +41,24 @@ class Secrets:
             return text
         return self.mask(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
+    def mask_end(self, text: str) -> str:
+        """Of a text that is the end of a longer one: it may begin in the middle of a value."""
+        data = text.encode("utf-8", "surrogateescape")
+        for form in self._forms:
+            for start in range(1, len(form) - SHORTEST + 1):
+                if data.startswith(form[start:]):
+                    data = MASK.encode() + data[len(form) - start :]
+                    break
+        return self.mask(data).decode("utf-8", "surrogateescape")
+
     def begun_at_end(self, data: bytes) -> int:
         """How many bytes at the end may be the beginning of a value whose rest is yet to come."""
         lengths = range(min(self._overlap, len(data)), 0, -1)
         return next((n for n in lengths if any(form.startswith(data[-n:]) for form in self._forms)), 0)
+
+    def in_name(self, name: str) -> bool:
+        raw = os.fsencode(name)
+        return any(form in raw for form in self._forms)
 
     def found_in(self, file: BinaryIO) -> bool:
         rest = b""

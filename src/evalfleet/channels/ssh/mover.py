@@ -180,7 +180,8 @@ class Stage:
         self._caps = caps
         self._folder = into.with_name(into.name + ".incoming")
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(0o700)  # nothing in it is masked yet
         self.unpacker = Unpacker(str(self._folder), caps.bytes + LOG_ROOM, 3 * caps.files + 100)
 
     def settle(self, values: Mapping[str, str]) -> Collected:
