@@ -18,7 +18,7 @@ from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Collected
 
 from .secrecy import Secrets
-from .supervisor.files import job_name
+from .supervisor.files import MOST_DEEP, job_name
 
 LOG = "evalfleet.log"
 LEFT_OUT = "left_out.json"
@@ -26,6 +26,8 @@ _OURS = frozenset({LOG, LEFT_OUT})
 _SMALL = 16
 _SMALL_BYTES = 100_000_000
 CONTAINS_SECRET = "contains a secret"
+MOST_LEFT_OUT = 1000
+THE_REST = "..."
 
 
 class Caps(Struct, frozen=True):
@@ -167,7 +169,7 @@ def bring_home(folder: Path, into: Path, secrets: Secrets, caps: Caps) -> Collec
     into.parent.mkdir(parents=True, exist_ok=True)
     out = folder / "out"
     if out.is_symlink() or not out.is_dir():
-        _set_aside(out, folder)
+        Aside(folder).put(out)
         out.mkdir()
     os.chmod(out, stat.S_IMODE(os.stat(out).st_mode) | 0o700)
     sieve = Sieve(folder, secrets, caps)
@@ -192,6 +194,7 @@ class Sieve:
         self.bytes = 0
         self.stuck: set[str] = set()
         self.left_out: list[LeftOut] = []
+        self._leaks = False
         self._folder = folder
         self._out = folder / "out"
         self._secrets = secrets
@@ -203,18 +206,35 @@ class Sieve:
         if note.exists():  # we were here before: what bears our names in out/ is ours
             found = msgspec.json.decode(note.read_bytes(), type=list[LeftOut])
             earlier = [LeftOut(self._secrets.mask_text(drop.name), drop.reason, drop.bytes) for drop in found]
-        drops = list(self._drops(again=note.exists()))
-        seen = {drop.name for _, drop in drops}
-        self.left_out = [drop for _, drop in drops] + [drop for drop in earlier if drop.name not in seen]
+        drops: list[str] = []
+        for path, drop in self._drops(again=note.exists()):
+            drops.append(path)
+            self._list(drop)
+        self._list_rest(len(drops), earlier)
         if self.left_out or self._secrets:  # else a link to the log is all we add, and that is recognised
             _write_whole(note, msgspec.json.encode(self.left_out))
-        for path, _ in drops:
+        aside = Aside(self._folder)
+        for path in drops:
             try:
-                _set_aside(Path(path), self._folder)
+                aside.put(path)
             except OSError:  # in a directory of another user's, say a container's: it is copied around
                 self.stuck.add(path)
         if self.left_out:
             _write_whole(self._out / LEFT_OUT, msgspec.json.format(note.read_bytes(), indent=1))
+
+    def _list(self, drop: LeftOut) -> None:
+        """There may be millions: the first ones are listed, and in any case one with a secret."""
+        if len(self.left_out) < MOST_LEFT_OUT or (drop.reason == CONTAINS_SECRET and not self._leaks):
+            self.left_out.append(drop)
+        self._leaks = self._leaks or drop.reason == CONTAINS_SECRET
+
+    def _list_rest(self, count: int, earlier: list[LeftOut]) -> None:
+        seen = {drop.name for drop in self.left_out}
+        more = count - len(self.left_out)
+        if more:
+            self.left_out.append(LeftOut(THE_REST, f"and {more:,} more"))
+            seen.add(THE_REST)
+        self.left_out += [drop for drop in earlier if drop.name not in seen]
 
     def _drops(self, again: bool) -> Iterator[tuple[str, LeftOut]]:
         for path, about in _walk(self._out):
@@ -238,6 +258,8 @@ class Sieve:
 
     def _reason(self, path: str, about: os.stat_result) -> str:
         """Why this must stay behind; empty if it need not."""
+        if path.count("/") - str(self._out).count("/") > MOST_DEEP + (not stat.S_ISDIR(about.st_mode)):
+            return "too deep"
         if stat.S_ISDIR(about.st_mode):
             return "" if os.access(path, os.R_OK | os.X_OK) else "unreadable"
         if stat.S_ISLNK(about.st_mode):
@@ -271,7 +293,10 @@ def _walk(top: Path) -> Iterable[tuple[str, os.stat_result]]:
             continue
         for name in names:
             path = os.path.join(folder, name)
-            about = os.lstat(path)
+            try:
+                about = os.lstat(path)
+            except OSError:  # too long a name, in the end
+                continue
             if stat.S_ISDIR(about.st_mode):
                 stack.append(path)
                 if about.st_mode & 0o700 != 0o700:
@@ -295,11 +320,20 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _set_aside(path: Path, folder: Path) -> None:
-    dropped = folder / "dropped"
-    dropped.mkdir(exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(path, dropped / str(len(os.listdir(dropped))))
+class Aside:
+    """Where a job's files go that must stay behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "dropped"
+        self._count = -1
+
+    def put(self, path: str | Path) -> None:
+        if self._count < 0:
+            self._folder.mkdir(exist_ok=True)
+            self._count = len(os.listdir(self._folder))
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, self._folder / str(self._count))
+            self._count += 1
 
 
 def _place_log(log: Path, target: Path, secrets: Secrets) -> None:

@@ -9,7 +9,7 @@ import selectors
 import signal
 import time
 
-from .files import is_small, make_folder, read_file
+from .files import CLEANER, is_small, make_folder, read_file
 from .growth import NEVER
 from .job import WRAPPER, WRAPPER_FAILED, Job
 from .processes import age, birth, environ_of, kill, kill_marked, marked, marker, parse_stat, reap_all, spawn
@@ -24,7 +24,6 @@ LOST_AFTER_S = 2.0
 POLL_S = 0.5
 IDLE_S = 10.0
 MOST_TRASH = 5000
-CLEANER = 'chmod -R u+rwX "$1" 2>/dev/null; rm -rf "$1"'
 
 
 class Jobs:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import stat
 
+from .files import MOST_DEEP
 from .parcel import BadParcel, Packer, Unpacker, wire
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -134,6 +135,8 @@ class Sieve:
             self._leave(name, f"unreadable: {err.strerror or err}", 0)
 
     def _add_folder(self, name: str, about: os.stat_result, stack: list[str]) -> None:
+        if name.count("/") >= MOST_DEEP:
+            return self._leave(name, "too deep", 0)
         if not self._folders_left:
             return self._leave(name, "too many folders", 0)
         self._folders_left -= 1
