@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from evalfleet.errors import ProviderError
-from evalfleet.model import AttemptId, MachineId, Needs
+from evalfleet.model import AttemptId, Machine, MachineId, Needs
 from evalfleet.ports import Fence
-from evalfleet.providers.ssh import SshPlace
+from evalfleet.providers.ssh import SshPlace, roster
 from evalfleet.providers.ssh.roster import FIRST_ASIDE_S, Standing, in_order
 
 from .fleet import HOME_ID, Fleet, bring_up, fleet
@@ -191,3 +192,31 @@ def test_back_off() -> None:
     assert in_order(both, 11.0 + FIRST_ASIDE_S) == ["second", "first"]
     first.did(True)
     assert in_order(both, 11.0 + FIRST_ASIDE_S) == ["first", "second"]
+
+
+async def in_the_end(place: SshPlace, n: int) -> Machine:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProviderError):
+            return await bring_up(place, n)
+        await asyncio.sleep(0.1)
+    raise AssertionError("no host was ever asked again")
+
+
+async def test_a_host_set_aside_is_probed_again_later(pair: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "FIRST_ASIDE_S", 1.5)
+    pair.hosts[1].stop()
+    place = pair.place()
+    bad = await bring_up(place)
+    channel = place.channel(bad, Fence("run", 1, 5.0))
+    for n in range(3):
+        await channel.start(shell(f"t{n}.0", "exit 9"))
+        await channel.ended(AttemptId(f"t{n}.0"))
+    await channel.close()
+    await place.delete(bad.id)
+    with pytest.raises(ProviderError, match="1 set aside") as caught:
+        await take(place, 2)
+    assert caught.value.retry_after_s is not None
+    again = await in_the_end(place, 2)
+    assert again.address == bad.address
+    await everything_goes(place, pair)

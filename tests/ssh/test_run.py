@@ -98,3 +98,17 @@ def test_a_killed_controller_is_taken_up_again(hosts: Fleet, tmp_path: Path) -> 
     said, _ = again.communicate(timeout=60)
     assert again.returncode == 0, said
     check(folder, hosts, 9)
+
+
+def test_a_host_set_aside_is_said_so(hosts: Fleet, tmp_path: Path) -> None:
+    folder, bad = tmp_path / "f", hosts.hosts[0]
+    write(folder, hosts, 12)
+    done = folder / "results/r/t_*/*/result.json"  # ten failures before any score would stop the run
+    breaks = f'[ "$HOME" = "{bad.home}" ] && {{ until ls {done}; do sleep 0.1; done; exit 9; }}\nsleep 0.$'
+    (folder / "run.sh").write_text((folder / "run.sh").read_text().replace("sleep 0.$", breaks))
+    run = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r", "--attempts", "9")
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert results(folder)["scored"] == 12
+    note = f"evalfleet: note: {bad.name} is set aside for 30 s: attempts broke there, or it fell silent"
+    assert said.splitlines().count(note) == 1, said

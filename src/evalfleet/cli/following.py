@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from collections.abc import Generator, Sequence
@@ -24,7 +25,7 @@ def follow(run: Run, *, as_json: bool) -> int:
 
     The first Ctrl-C stops handing out tasks and collects what runs; the second leaves at once.
     """
-    with _signals(_Interrupts(run)):
+    with _signals(_Interrupts(run)), _notes():
         _show(run, as_json=as_json)
     if run.left:
         print(f"evalfleet: left {run.name}: attempts go on; `evalfleet resume {run.name}`", file=sys.stderr)
@@ -55,6 +56,23 @@ def _show(run: Run, *, as_json: bool) -> None:
         view.close(run.state(), clock.now())
     results = run.results()
     print(json.dumps(results) if as_json else f"\n{summary(results, run.folder)}", flush=True)
+
+
+class _Notes(logging.Handler):
+    """What places and the engine warn of, as lines like our others; the display may be in between."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"evalfleet: note: {self.format(record)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _notes() -> Generator[None]:
+    logger, handler = logging.getLogger("evalfleet"), _Notes(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 class _Interrupts:

@@ -141,8 +141,8 @@ class SshPlace:
         held = await self._yard.whereabouts(machine)
         if held is None:
             return
-        if not held.deleting and self._yard.standings[held.host].given_up(time.monotonic()):
-            log.warning("%s is set aside for a while: attempts broke there, or it fell silent", held.host)
+        if not held.deleting:
+            self._consider(held.host)
         try:
             await self._yard.remove(held)
         except NO_ANSWER as err:
@@ -165,6 +165,13 @@ class SshPlace:
         host = target(machine.address)
         access = access_of(self._name, self._settings, self._context)
         return openssh(host, access, command)
+
+    def _consider(self, host: str) -> None:
+        """A machine on it is deleted: should it have another soon?"""
+        standing, now = self._yard.standings[host], time.monotonic()
+        if standing.given_up(now):
+            why = "attempts broke there, or it fell silent"
+            log.warning("%s is set aside for %.0f s: %s", host, standing.aside_until - now, why)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         from evalfleet.channels.ssh.channel import SshChannel
