@@ -106,21 +106,20 @@ class Run:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         # an observer is told everything from the beginning on, also what this object has read before
         store = Store.open(self.home, create=False, read_only=True)
-        watched = None if observe is None else Follower(store, self.name)
+        follower = self._follower if observe is None else Follower(store, self.name)
         over = False
         while not over:
-            over = self._over(0.1) or (deadline is not None and time.monotonic() >= deadline)
-            self._follower.poll()
-            if observe is not None and watched is not None:
-                records = watched.poll()
-                observe(watched.state, records)
+            over = self._over(follower, 0.1) or (deadline is not None and time.monotonic() >= deadline)
+            records = follower.poll()
+            if observe is not None:
+                observe(follower.state, records)
         self._raise_failure()
-        return results(self._follower.state, self.folder)
+        return results(follower.state, self.folder)
 
-    def _over(self, patience_s: float) -> bool:
+    def _over(self, follower: Follower, patience_s: float) -> bool:
         if self._controller is not None:
             return self._controller.join(patience_s)
-        if self._follower.state.ended_at is not None or not self.is_live():
+        if follower.state.ended_at is not None or not self.is_live():
             return True
         time.sleep(patience_s)
         return False

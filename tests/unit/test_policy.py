@@ -369,3 +369,18 @@ def test_a_run_that_was_stopped_with_nothing_left_is_done() -> None:
     run.tell(StopRequested("user", drain=True))
     run.score("t0.0")
     assert run.gone(M1) == [RunEnded("done")]
+
+
+def test_one_machine_that_breaks_all_in_a_moment_does_not_stop_the_others() -> None:
+    run = Run(40, workers=3, machine_streak=99)
+    run.turn()
+    run.ready()
+    first, second, third = (machine.id for machine in run.state.machines.values())
+    for _ in range(12):
+        (attempt,) = run.machine(first).open
+        run.breaks(attempt)
+    assert run.state.stop is None
+    for machine in (second, third):
+        (attempt,) = run.machine(machine).open
+        run.breaks(attempt)
+    assert run.stop.reason == "refused"

@@ -76,6 +76,11 @@ def stop_when_hopeless(state: RunState, now: Micros, offers: Sequence[Offer]) ->
     return [StopRequested("refused", detail)] if detail else []
 
 
+def _not_one_machine_alone(state: RunState) -> bool:
+    """Has every machine that works had its chance? One that breaks all in a moment says nothing of others."""
+    return all(state.machines[machine].streak for machine in state.ready)
+
+
 def _hopeless(state: RunState, offers: Sequence[Offer]) -> str:
     limits = state.limits
     for failure, count in state.same_failures.items():
@@ -84,7 +89,7 @@ def _hopeless(state: RunState, offers: Sequence[Offer]) -> str:
             return f"{count} machines failed alike ({where}): {state.last_failure}"
     if state.first_broken and not state.scored:
         for cause, count in state.first_broken.items():
-            if count >= limits.first_attempts_alike:
+            if count >= limits.first_attempts_alike and _not_one_machine_alone(state):
                 return f"the first {count} attempts all broke alike ({cause}) and none scored"
     if state.waiting and not state.live and offers and refused_for_good(state, offers):
         return "; ".join(sorted({f"{key}: {block.detail}" for key, block in state.blocks.items()}))
