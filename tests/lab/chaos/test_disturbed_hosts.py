@@ -73,7 +73,7 @@ def test_disk_full_on_hosts(arena: Arena) -> None:
     arena.finish()
     broken = arena.broken()
     assert set(held.values()) <= {attempt for _, attempt, _ in broken}
-    assert {outcome.cause for _, _, outcome in broken} <= {Cause.RESULT, Cause.INTERNAL, Cause.STUCK}
+    assert {outcome.cause for _, _, outcome in broken} <= {Cause.RESULT, Cause.SETUP, Cause.STUCK}
     assert names(host for host, _, _ in broken) == names(victims)
     assert violations(arena) == []
 

@@ -38,14 +38,16 @@ class Log:
 
     def check(self) -> float:
         """Cut the log if it is too long. How long to wait before the next look: less if it grows fast."""
+        live = grown = 0
         try:
             live = os.stat(self.path).st_size
+            grown = max(live - self.seen, 0)
             if live > (self.half if self.capped else 2 * self.half):
                 self._rotate(live)
                 live = 0
         except OSError:
             live = 0  # a full disk: look again later
-        rate = max(live - self.seen, 0) / self.interval
+        rate = grown / self.interval
         self.seen = live
         room = (self.half if self.capped else 2 * self.half) - live
         self.interval = max(0.05, min(BEAT_S, self.interval * 2, room / rate / 2 if rate else BEAT_S))
