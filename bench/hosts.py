@@ -48,6 +48,23 @@ def start_run(space: Workspace, lab: Lab, benchmark: Path, workers: int) -> subp
     return space.start(*lab.prefix, *EVALFLEET, *words)
 
 
+@contextmanager
+def pool_of(space: Workspace, lab: Lab) -> Iterator[str]:
+    """All hosts as a pool: supervisors are there, as the workers of others are warm. Deleted afterwards."""
+    write_place(space.folder, lab)
+    words = ("--on", PLACE, "--workers", str(len(lab.hosts)))
+    pool = (*lab.prefix, *EVALFLEET, "pool")
+    space.finish(space.start(*pool, "create", "warm", *words))
+    try:
+        yield "warm"
+    finally:
+        space.finish(space.start(*pool, "delete", "warm", "--yes"))
+
+
+def start_pool_run(space: Workspace, lab: Lab, benchmark: Path, pool: str) -> subprocess.Popen[bytes]:
+    return space.start(*lab.prefix, *EVALFLEET, "run", str(benchmark), "--pool", pool, "--name", "run")
+
+
 def records(space: Workspace) -> list[Record]:
     return list(Store.open(space.home, create=False).read("run"))
 
