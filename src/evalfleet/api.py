@@ -17,10 +17,20 @@ from .channels.live import live_log
 from .config import home_of
 from .controller import Controller, Order, WallClock, folder_of
 from .errors import RequestError
-from .events import Event, Record, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
+from .events import (
+    Event,
+    PoolPlanned,
+    Record,
+    RunPlanned,
+    RunResumed,
+    StopRequested,
+    TasksPlanned,
+    TasksReopened,
+)
 from .journal import Store
 from .journal.database import FILE, refuse_file
-from .keeping import keep_plan, plan_pool, tend
+from .journal.sqlite import StreamKind
+from .keeping import keep_plan, tend
 from .model import AttemptId, Limits, Plan, RunStatus, TaskId
 from .names import hint, safe_name
 from .plan import Resolved, resolve, resumed_secrets, weigh
@@ -261,9 +271,7 @@ def plan_run(resolved: Resolved) -> Resolved:
     while True:
         resolved = _with_kept_pool(resolved)
         try:
-            if resolved.keep:
-                plan_pool(store, keep_plan(resolved.plan, resolved.plan.pool))
-            store.create_stream(resolved.plan.run, "run", WallClock().now(), _first_events(resolved))
+            store.create_streams(WallClock().now(), _streams(resolved))
             break
         except RequestError:
             if not resolved.made_up:
@@ -273,6 +281,14 @@ def plan_run(resolved: Resolved) -> Resolved:
             resolved = replace(resolved, plan=msgspec.structs.replace(resolved.plan, run=name))
     folder_of(resolved.home, resolved.plan.run).mkdir(parents=True, exist_ok=True)
     return resolved
+
+
+def _streams(resolved: Resolved) -> list[tuple[str, StreamKind, Sequence[Event]]]:
+    """The run's, after that of the pool which it makes and leaves, if any."""
+    run: tuple[str, StreamKind, Sequence[Event]] = (resolved.plan.run, "run", _first_events(resolved))
+    if not resolved.keep:
+        return [run]
+    return [(resolved.plan.pool, "pool", [PoolPlanned(keep_plan(resolved.plan, resolved.plan.pool))]), run]
 
 
 def _with_kept_pool(resolved: Resolved) -> Resolved:
@@ -306,15 +322,19 @@ def control(order: Order) -> Run:
     controller = Controller(order)
     controller.start()
     run = Run(order.home, order.run, controller)
-    if run.state().plan.pool:
-        tend(Store.open(order.home), run.state().plan.pool)
+    state = run.state()
+    if state.plan.pool and state.stop is None:
+        tend(Store.open(order.home), state.plan.pool)
     return run
 
 
 def open(name: str | None = None, *, home: Path | None = None) -> Run:
     """A past or live run by name; without one, the latest."""
     home = home or home_of(dict(os.environ), Path.cwd())
-    return Run(home, name or latest(home))
+    name = name or latest(home)
+    if Store.open(home, create=False, read_only=True).stream(name).kind == "pool":
+        raise RequestError(f"{name!r} is a pool, not a run: `evalfleet pool status {name}` shows it")
+    return Run(home, name)
 
 
 def latest(home: Path) -> str:
@@ -373,6 +393,8 @@ def resume_order(
     if state.ended_at is not None and not first:
         hint = "; `--only broken` runs the broken ones again" if state.broken else ""
         raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")
+    if state.plan.pool:
+        read_pool(Store.open(found.home, create=False, read_only=True), state.plan.pool)
     secrets, environ = resumed_secrets(
         state.plan, environ=dict(os.environ), cwd=Path.cwd(), env_file=env_file
     )

@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from .model import MachineId, Micros, Plan
 from .names import safe_name
 from .plan import benchmark_of, places_of
 from .policy import POOL, RUN
-from .pools import Bare, LentPlace, OwnPlace, read_pool
+from .pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .ports import PlaceContext, Provider
 from .state import fold
 from .version import __version__
@@ -45,7 +45,7 @@ def folder_of(home: Path, run: str) -> Path:
 class Order:
     """What a controller is started with. `first` are events to record before anything else.
 
-    `holds` are the machines of a pool that its controller must have to itself.
+    `change` says it for a pool, once nobody else can change that, and which machines it must have to itself.
     """
 
     home: Path
@@ -54,7 +54,7 @@ class Order:
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     take_over: bool = False
     first: tuple[Event, ...] = ()
-    holds: tuple[MachineId, ...] = ()
+    change: Callable[[PoolView, Micros], Change] | None = None
 
 
 class Controller:
@@ -130,15 +130,16 @@ class Controller:
             holder = Holder.here(clock.now())
             journal = self._store.acquire(order.run, holder, clock.now(), order.take_over)
             stack.push_async_callback(journal.close)
-            if order.holds:
-                holds = Holds(self._store, order.run)
-                holds.take_all(order.holds, journal.epoch, clock.now())
-                stack.callback(self._give_back, holds)
-            if order.first:
-                await journal.append(clock.now(), order.first)
-            plan = _plan_of(self._store, order.run)
-            context = PlaceContext(order.home, self._store.home_id, order.secrets, order.environ)
+            first = order.first
+            if order.change is not None:
+                change = order.change(look_at(self._store, order.run), clock.now())
+                self._hold(change.holds, journal.epoch, stack)
+                first = (*first, *change.events)
+            if first:
+                await journal.append(clock.now(), first)
             is_pool = self._store.stream(order.run).kind == "pool"
+            plan = _plan_of(self._store, order.run, is_pool)
+            context = PlaceContext(order.home, self._store.home_id, order.secrets, order.environ)
             places = {
                 name: self._borrowed(plan, place, journal.epoch, is_pool)
                 for name, place in places_of(plan, context).items()
@@ -166,13 +167,14 @@ class Controller:
         if not plan.pool:
             return place
         holds, clock = Holds(self._store, plan.pool), WallClock()
-        look = functools.partial(read_pool, self._store, plan.pool)
+        look = functools.partial(look_at, self._store, plan.pool)
         return LentPlace(place, holds, look, plan.run, epoch, clock.now)
 
-    def _give_back(self, holds: Holds) -> None:
-        """What still exists: a machine that is gone stays the pool's, so that nobody borrows it."""
-        state = fold(self._store.read(self._order.run))
-        holds.give_back([machine for machine in self._order.holds if machine in state.undeleted])
+    def _hold(self, machines: Sequence[MachineId], epoch: int, stack: AsyncExitStack) -> None:
+        """Have the pool's machines until the end. Raises RequestError, which names the run that has one."""
+        holds = Holds(self._store, self._order.run)
+        holds.take_all(machines, epoch, WallClock().now())
+        stack.callback(holds.give_back, machines, self._order.run, epoch)
 
     async def _leave_with_the_program(self) -> None:
         """When the program ends before the run, Python takes threads and executors away: go in time."""
@@ -189,7 +191,8 @@ class Controller:
         Returns how to have the last of them written.
         """
         kind = PoolScribe if is_pool else Scribe
-        scribe = kind(self._order.home, self._store, self._order.run)
+        store, name = self._store, self._order.run
+        scribe = kind(self._order.home, store, name, is_newest=lambda: store.newest() == name)
         done = threading.Event()
 
         def write() -> None:
@@ -210,5 +213,6 @@ class Controller:
         return finish
 
 
-def _plan_of(store: Store, run: str) -> Plan:
-    return fold([next(iter(store.read(run)))]).plan
+def _plan_of(store: Store, stream: str, is_pool: bool) -> Plan:
+    """A run's is in its first event; a pool may have been made anew."""
+    return look_at(store, stream).state.plan if is_pool else fold([next(iter(store.read(stream)))]).plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -13,23 +14,11 @@ from pathlib import Path
 from msgspec import structs
 
 from .config import home_of
-from .controller import Controller, Order, WallClock, folder_of
-from .errors import ChannelError, FleetError, RequestError, RunHeld
-from .events import (
-    Event,
-    MachineCondemned,
-    MachineExtended,
-    MachineLeaseSet,
-    MachinePrepared,
-    MachineStarting,
-    MachineStopping,
-    PoolPlanned,
-    PoolResized,
-    Record,
-    StopRequested,
-)
+from .controller import Controller, Order, WallClock
+from .errors import ChannelError, FleetError, ProviderError, RequestError, RunHeld, StaleController
+from .events import MachineExtended, MachineLeaseSet, MachinePrepared, PoolPlanned, Record
 from .journal import Holder, Holds, SqliteJournal, Store
-from .model import Limits, MachineId, Plan, after, seconds_between
+from .model import Limits, Micros, Plan, after, seconds_between
 from .plan import (
     EXPIRES_S,
     PREFIX,
@@ -41,7 +30,7 @@ from .plan import (
     resolve_pool,
 )
 from .policy import POOL
-from .pools import OwnPlace, PoolView, machine_of, pool_fence, read_pool
+from .pools import Change, OwnPlace, PoolView, changes, look_at, machine_of, pool_fence, read_pool
 from .ports import Channel, Enterable, Fence, PlaceContext, Provider, Stoppable
 from .state import MachineState, RunState
 from .views.follow import Follower
@@ -57,22 +46,25 @@ def create(request: PoolRequest, home: Path | None = None) -> Pool:
     store = Store.open(home)
     plan, environ = resolve_pool(request, environ=os.environ, cwd=Path.cwd(), home_id=store.home_id)
     asyncio.run(_try_places(plan, PlaceContext(home, store.home_id, {}, environ)))
-    pool = plan_pool(store, plan)
-    pool.control()
+    pool = Pool(store, plan.run)
+    if _was_deleted(store, plan.run):
+        pool.catch_up()
+        pool.control(functools.partial(changes.made_anew, plan=plan))
+    else:
+        store.create_stream(plan.run, "pool", WallClock().now(), [PoolPlanned(plan)])
+        pool.control()
     return pool
+
+
+def _was_deleted(store: Store, name: str) -> bool:
+    kinds = {info.name: info.kind for info in store.streams()}
+    return kinds.get(name) == "pool" and look_at(store, name).state.ended_at is not None
 
 
 async def _try_places(plan: Plan, context: PlaceContext) -> None:
     """Raises what keeps a place from being used, before anything is written down."""
     for place in places_of(plan, context).values():
         await place.close()
-
-
-def plan_pool(store: Store, plan: Plan) -> Pool:
-    """From here on it exists, whoever makes its machines."""
-    store.create_stream(plan.run, "pool", WallClock().now(), [PoolPlanned(plan)])
-    folder_of(store.home, plan.run).mkdir(parents=True, exist_ok=True)
-    return Pool(store, plan.run)
 
 
 def keep_plan(plan: Plan, name: str) -> Plan:
@@ -88,8 +80,8 @@ def keep_plan(plan: Plan, name: str) -> Plan:
 def tend(store: Store, name: str) -> None:
     """Go on with a pool whose machines are still to be made, unless somebody does."""
     pool = Pool(store, name)
-    state = pool.view().state
-    if not state.machines or not POOL.settled(state):
+    state = look_at(store, name).state
+    if state.ended_at is None and (not state.machines or not POOL.settled(state)):
         with suppress(RunHeld):
             pool.control()
 
@@ -156,10 +148,10 @@ class Pool:
 
     # -- what its controller does ----------------------------------------------------------------
 
-    def control(self, first: Sequence[Event] = (), holds: Sequence[MachineId] = ()) -> None:
-        """Record `first`, and bring the pool to where it shall be, in a thread of this process."""
+    def control(self, change: Callable[[PoolView, Micros], Change] | None = None) -> None:
+        """Change it, and bring it to where it shall be, in a thread of this process."""
         environ = environment_of(os.environ, Path.cwd())
-        order = Order(self.store.home, self.name, {}, environ, first=tuple(first), holds=tuple(holds))
+        order = Order(self.store.home, self.name, {}, environ, change=change)
         self._controller = Controller(order)
         self._controller.start()
 
@@ -187,47 +179,32 @@ class Pool:
 
     def resize(self, workers: int) -> None:
         """More are made; of too many, those that nobody has go, the newest first."""
-        view, now = self.view(), WallClock().now()
-        surplus = len(view.machines) - workers
-        free = [m.id for m in reversed(view.machines) if view.holder(m.id, now) is None]
-        if surplus > len(free):
-            held = len(view.machines) - len(free)
-            raise RequestError(f"pool {self.name!r} cannot have {workers}: {held} are held by runs")
-        going = free[: max(0, surplus)]
-        first: list[Event] = [PoolResized(workers)]
-        first += [MachineCondemned(machine, "the pool was made smaller") for machine in going]
-        self.control(first, going)
+        self.control(functools.partial(changes.resized, workers=workers))
 
     def delete(self) -> None:
-        self.control([StopRequested("user", "deleted")], [m.id for m in self.view().machines])
+        self.control(changes.deleted)
 
     def stop(self) -> None:
-        running = [m.id for m in self.view().machines if m.phase == "ready"]
         for place in self._places().values():
             if not isinstance(place, Stoppable):
                 hint = f"`evalfleet pool delete {self.name}` ends them"
                 raise RequestError(f"machines of {place.name} cannot be stopped; {hint}")
-        self.control([MachineStopping(machine) for machine in running], running)
+        self.control(changes.stopped)
 
     def start(self) -> None:
-        """Those that were stopped, and those that are missing."""
-        stopped = [m.id for m in self.view().machines if m.phase == "stopped"]
-        self.control([MachineStarting(machine) for machine in stopped], stopped)
+        """Those that were stopped or have expired, and those that are missing."""
+        self.control(changes.started)
 
     # -- what is done to machines directly -------------------------------------------------------
 
-    def extend(self, expires_s: float) -> None:
-        """All machines may live for so long from now."""
-        asyncio.run(self._extend(expires_s))
+    def extend(self, expires_s: float) -> list[Answer]:
+        """All machines may live for so long from now. A run that has some is not disturbed."""
+        return asyncio.run(self._extend(expires_s))
 
-    async def _extend(self, expires_s: float) -> None:
-        clock = WallClock()
+    async def _extend(self, expires_s: float) -> list[Answer]:
         async with self._alone({}) as (journal, places):
-            for machine in self.view().machines:
-                await places[machine.offer.place].extend(machine.id, expires_s)
-                until = after(clock.now(), expires_s)
-                events: list[Event] = [MachineExtended(machine.id, until), MachineLeaseSet(machine.id, until)]
-                await journal.append(clock.now(), events)
+            staying = [m for m in changes.in_use(self.view()).machines if m.phase in ("ready", "stopped")]
+            return [await _prolong(m, places[m.offer.place], journal, expires_s) for m in staying]
 
     def prepare(self, resolved: Resolved, tell: Callable[[str], None]) -> list[Answer]:
         """Bring a benchmark's files to all machines and set it up there, so that runs need not."""
@@ -243,24 +220,30 @@ class Pool:
             await site.journal.append(WallClock().now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
 
-        return asyncio.run(self._on(self._ready(), work, resolved.secrets))
+        return asyncio.run(self._on(_running, work, resolved.secrets))
 
     def restart(self, name: str) -> list[Answer]:
         """End all that runs on one machine, bring it up anew, and see that it answers."""
-        machine = self.view().machine(name)
-        if machine.phase != "ready":
-            raise RequestError(f"{machine.name} is not running; `evalfleet pool start {self.name}` starts it")
-        return asyncio.run(self._on([machine], _restart, {}))
 
-    def _ready(self) -> list[MachineState]:
-        return [machine for machine in self.view().machines if machine.phase == "ready"]
+        def one(view: PoolView) -> list[MachineState]:
+            machine = view.machine(name)
+            if machine not in _running(view):
+                hint = f"`evalfleet pool start {self.name}` starts it"
+                raise RequestError(f"{machine.name} is not running; {hint}")
+            return [machine]
+
+        return asyncio.run(self._on(one, _restart, {}))
 
     async def _on(
-        self, machines: Sequence[MachineState], work: _Work, secrets: Mapping[str, str]
+        self,
+        which: Callable[[PoolView], list[MachineState]],
+        work: _Work,
+        secrets: Mapping[str, str],
     ) -> list[Answer]:
         """Do the work on machines that nobody else has meanwhile, on all at once."""
-        ids = [machine.id for machine in machines]
         async with self._alone(secrets) as (journal, places):
+            machines = which(changes.in_use(self.view()))
+            ids = [machine.id for machine in machines]
             holds = Holds(self.store, self.name)
             holds.take_all(ids, journal.epoch, WallClock().now())
             fence = Fence(self.name, journal.epoch)
@@ -269,7 +252,7 @@ class Pool:
                     *(_try(work, m, places[m.offer.place], fence, journal) for m in machines)
                 )
             finally:
-                holds.give_back(ids)
+                holds.give_back(ids, self.name, journal.epoch)
 
     @asynccontextmanager
     async def _alone(
@@ -301,7 +284,7 @@ class Pool:
     async def _probe(self) -> list[Answer]:
         view, places = self.view(), self._places()
         try:
-            asked = [self._ask(view, m, places[m.offer.place]) for m in self._ready()]
+            asked = [self._ask(view, m, places[m.offer.place]) for m in _running(view)]
             return await asyncio.gather(*asked)
         finally:
             for place in places.values():
@@ -315,6 +298,8 @@ class Pool:
         try:
             async with asyncio.timeout(PROBE_S):
                 await channel.probe(None)
+        except StaleController:
+            return Answer(machine)  # whoever has it since a moment: it has answered
         except TimeoutError:
             return Answer(machine, f"no answer within {PROBE_S:g} s")
         except (FleetError, OSError) as err:
@@ -330,6 +315,28 @@ class Pool:
         if not isinstance(place, Enterable):
             raise RequestError(f"there is no way into machines of {place.name}")
         return place.shell(machine_of(machine), command)
+
+
+def _running(view: PoolView) -> list[MachineState]:
+    now = WallClock().now()
+    return [machine for machine in view.machines if view.standing(machine, now) in ("ready", "held")]
+
+
+async def _prolong(
+    machine: MachineState, place: OwnPlace, journal: SqliteJournal, expires_s: float
+) -> Answer:
+    """One that is stopped is told when it starts."""
+    clock = WallClock()
+    until = after(clock.now(), expires_s)
+    try:
+        if machine.phase != "stopped":
+            await place.extend(machine.id, expires_s)
+    except ProviderError as err:
+        return Answer(machine, str(err))
+    await journal.append(
+        clock.now(), [MachineExtended(machine.id, until), MachineLeaseSet(machine.id, until)]
+    )
+    return Answer(machine)
 
 
 async def _try(

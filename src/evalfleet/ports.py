@@ -165,8 +165,8 @@ class Stoppable(Protocol):
 class Shared(Protocol):
     """A channel to a machine that one run after another uses."""
 
-    async def clear(self) -> None:
-        """End all jobs and drop what they left; what was set up stays."""
+    async def clear(self, once: str = "") -> None:
+        """End all jobs and drop what they left; what was set up stays. Nothing, if `once` was said last."""
         ...
 
 

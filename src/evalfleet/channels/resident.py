@@ -179,8 +179,8 @@ class Resident:
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         return await self._mover.collect(job, into)
 
-    async def clear(self) -> None:
-        await self._ask("clear", {})
+    async def clear(self, once: str = "") -> None:
+        await self._ask("clear", {"once": once})
         for known in (self._ended, self._running, self._seen, self._forgets):
             known.clear()
 

@@ -1,8 +1,8 @@
 """Who has which machine of a pool. Taken and given back in transactions: two never have the same one.
 
 A hold is lent to a holder (a run, or the pool itself while its verbs work on the machine) until it is
-given back, or `until` is over. Its number grows with every holder, so a machine that has heard of one
-refuses all that had it before.
+given back, or `until` is over; one of the pool itself ends with the controller that took it. Its number
+grows with every holder, so a machine that has heard of one refuses all that had it before.
 """
 
 from __future__ import annotations
@@ -75,14 +75,29 @@ class Holds(Struct, frozen=True):
             _check_epoch(conn, holder, epoch)
             known = _rows(conn, "pool = ?", (self.pool,))
             own = [hold for hold in known.values() if hold.borrower == borrower]
+            at_work = None if own else self._at_work(now)
             free = own or [
                 known.get(machine) or _never_held(machine, self.pool)
                 for machine in machines
-                if machine not in known or not known[machine].held(now)
+                if machine not in known or not self._is_taken(known[machine], at_work, now)
             ]
             if not free:
                 return None
             return _give(conn, free[0], holder, epoch, borrower, until, anew=not own)
+
+    def _is_taken(self, hold: Hold, at_work: int | None, now: Micros) -> bool:
+        return hold.held(now) and (hold.holder != self.pool or hold.epoch == at_work)
+
+    def _at_work(self, now: Micros) -> int | None:
+        """The epoch of the pool's own controller, if one lives: what a dead one held is free."""
+        info = self.store.stream(self.pool)
+        return info.epoch if self.store.held(info, now) is not None else None
+
+    def being_worked_on(self, now: Micros) -> bool:
+        """Has a verb of the pool any of its machines now?"""
+        at_work = self._at_work(now)
+        mine = (hold for hold in self.all().values() if hold.holder == self.pool)
+        return any(self._is_taken(hold, at_work, now) for hold in mine)
 
     def take_all(self, machines: Sequence[MachineId], epoch: int, now: Micros) -> None:
         """For the pool itself, all or none. Raises RequestError, which names who has one."""
@@ -104,9 +119,11 @@ class Holds(Struct, frozen=True):
         with self.store.connected() as conn:
             return conn.execute(statement, (until, borrower, self.pool)).rowcount == 1
 
-    def give_back(self, borrowers: Iterable[MachineId]) -> None:
+    def give_back(self, borrowers: Iterable[MachineId], holder: str, epoch: int) -> None:
+        """Raises LeaseLost when the holder's controller was replaced: the newer one may use them."""
         statement = "UPDATE hold SET holder = NULL, borrower = NULL WHERE borrower = ? AND pool = ?"
         with self.store.connected() as conn, transaction(conn):
+            _check_epoch(conn, holder, epoch)
             conn.executemany(statement, [(borrower, self.pool) for borrower in borrowers])
 
 
@@ -143,4 +160,4 @@ def _give(
 
 def _check_epoch(conn: sqlite3.Connection, stream: str, epoch: int) -> None:
     if conn.execute("SELECT epoch FROM stream WHERE name = ?", (stream,)).fetchone() != (epoch,):
-        raise LeaseLost(f"another controller took over {stream!r}: this one takes no machine")
+        raise LeaseLost(f"another controller took over {stream!r}: this one takes and gives back no machine")

@@ -123,17 +123,23 @@ class Store(Struct, frozen=True):
             conn.text_factory = str
             self._info(conn, stream)
 
+    def newest(self) -> str | None:
+        """The run or pool that was made last."""
+        with self.connected() as conn:
+            row = conn.execute(
+                "SELECT name FROM stream ORDER BY created_at DESC, name DESC LIMIT 1"
+            ).fetchone()
+        return None if row is None else str(row[0])
+
     def create_stream(self, name: str, kind: StreamKind, at: Micros, events: Sequence[Event]) -> None:
         """A new stream with its first events, all in one transaction. Raises RequestError: name taken."""
-        rows = [
-            (name, seq, SCHEMA, at, kind_of(event), encode(event).decode())
-            for seq, event in enumerate(events, start=1)
-        ]
+        self.create_streams(at, [(name, kind, events)])
+
+    def create_streams(self, at: Micros, streams: Sequence[tuple[str, StreamKind, Sequence[Event]]]) -> None:
+        """All of them, or none. Raises RequestError: a name is taken."""
         with self.connected() as conn, transaction(conn):
-            if conn.execute("SELECT 1 FROM stream WHERE name = ?", (name,)).fetchone():
-                raise RequestError(f"the name {name!r} is taken; choose another with --name")
-            conn.execute("INSERT INTO stream VALUES (?, ?, 0, NULL, 0, ?)", (name, kind, at))
-            conn.executemany("INSERT INTO event VALUES (?, ?, 0, ?, ?, ?, ?)", rows)
+            for name, kind, events in streams:
+                _create(conn, name, kind, at, events)
 
     def ask(self, stream: str, event: Event, at: Micros) -> int:
         """Ask the stream's controller, from any process, to record `event`. The request's id."""
@@ -180,10 +186,11 @@ class Store(Struct, frozen=True):
 
     def _refuse_if_held(self, info: StreamInfo, now: Micros) -> None:
         if other := self.held(info, now):
-            raise RunHeld(
-                f"{info.kind} {info.name!r} is held by {other}: wait until it ends, follow it with "
-                f"`evalfleet watch {info.name}`, or take it from there with --take-over"
-            )
+            advice = "wait until it ends"
+            if info.kind == "run":
+                watch = f"follow it with `evalfleet watch {info.name}`"
+                advice += f", {watch}, or take it from there with --take-over"
+            raise RunHeld(f"{info.kind} {info.name!r} is held by {other}: {advice}")
 
     def _lock(self, stream: str, epoch: int) -> StreamLock:
         lock = StreamLock(self.home, stream, epoch)
@@ -225,6 +232,21 @@ def _info(row: tuple[str, StreamKind, Micros, int, str | None, Micros]) -> Strea
     name, kind, created_at, epoch, holder, lease_until = row
     who = None if holder is None else msgspec.json.decode(holder, type=Holder)
     return StreamInfo(name, kind, created_at, epoch, who, lease_until)
+
+
+def _create(
+    conn: sqlite3.Connection, name: str, kind: StreamKind, at: Micros, events: Sequence[Event]
+) -> None:
+    taken = conn.execute("SELECT kind FROM stream WHERE name = ?", (name,)).fetchone()
+    if taken is not None:
+        hint = "choose another with --name" if kind == "run" else f"by a {taken[0]}; choose another"
+        raise RequestError(f"the name {name!r} is taken{';' if kind == 'run' else ''} {hint}")
+    conn.execute("INSERT INTO stream VALUES (?, ?, 0, NULL, 0, ?)", (name, kind, at))
+    rows = [
+        (name, seq, SCHEMA, at, kind_of(event), encode(event).decode())
+        for seq, event in enumerate(events, start=1)
+    ]
+    conn.executemany("INSERT INTO event VALUES (?, ?, 0, ?, ?, ?, ?)", rows)
 
 
 def _become(conn: sqlite3.Connection, info: StreamInfo, holder: Holder, now: Micros) -> Tail:

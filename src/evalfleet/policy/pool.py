@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from evalfleet.events import Event, MachineCondemned, MachineRequested, RunEnded
 from evalfleet.model import Micros, Offer, after
 from evalfleet.names import machine_id
-from evalfleet.state import RunState
+from evalfleet.state import MachineState, RunState
 
 from .scale import best_offer
 
@@ -32,18 +32,28 @@ def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)
     expires_at = after(now, state.limits.lease_s)
-    return [MachineRequested(machine, _name(state, n), state.free_lanes[0], offer, expires_at)]
+    return [MachineRequested(machine, _name(state), state.free_lanes[0], offer, expires_at)]
 
 
-def _name(state: RunState, n: int) -> str:
-    """A pool of one has a name without a number, as people know it."""
-    form = ALONE if n == 1 and state.limits.workers == 1 else MANY
-    return form.format(prefix=state.plan.machine_names, n=n)
+def _name(state: RunState) -> str:
+    """The first that no machine has. A pool of one has a name without a number, as people know it."""
+    prefix = state.plan.machine_names
+    taken = {machine.name for machine in _staying(state)}
+    alone = ALONE.format(prefix=prefix)
+    if not taken and state.limits.workers == 1:
+        return alone
+    numbers = range(2 if alone in taken else 1, len(taken) + 3)
+    return next(name for n in numbers if (name := MANY.format(prefix=prefix, n=n)) not in taken)
 
 
 def present(state: RunState) -> int:
     """Machines that the pool has or will have, stopped ones too."""
-    return sum(state.machines[m].phase not in ("condemned", "deleted") for m in state.undeleted)
+    return len(_staying(state))
+
+
+def _staying(state: RunState) -> list[MachineState]:
+    known = (state.machines[machine] for machine in state.undeleted)
+    return [machine for machine in known if machine.phase != "condemned"]
 
 
 def _is_deleted(state: RunState) -> bool:

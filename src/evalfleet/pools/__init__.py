@@ -1,7 +1,18 @@
 """Named pools: machines that outlive runs, and are lent to one run after another."""
 
 from .bare import Bare
+from .changes import Change
 from .lending import LentPlace, OwnPlace, machine_of, pool_fence
-from .reading import PoolView, read_pool
+from .reading import PoolView, look_at, read_pool
 
-__all__ = ["Bare", "LentPlace", "OwnPlace", "PoolView", "machine_of", "pool_fence", "read_pool"]
+__all__ = [
+    "Bare",
+    "Change",
+    "LentPlace",
+    "OwnPlace",
+    "PoolView",
+    "look_at",
+    "machine_of",
+    "pool_fence",
+    "read_pool",
+]

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from evalfleet.errors import ChannelError, LeaseLost, ProviderError
+from evalfleet.errors import ChannelError, LeaseLost, ProviderError, StaleController
 from evalfleet.journal import Hold, Holds
 from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import Machine, MachineId, Micros, Needs, Offer, after
@@ -89,40 +89,60 @@ class LentPlace:
     async def offers(self, needs: Needs) -> Sequence[Offer]:
         """At the price that the pool pays: a run's cost is that of the time it had the machines."""
         pool = self._pool()
-        offers = [machine.offer for machine in pool.machines] or await self._place.offers(needs)
+        offers = [machine.offer for machine in self._own(pool)] or await self._place.offers(needs)
         many = max(len(pool.machines), pool.state.limits.workers)
         return [structs.replace(each, size=SIZE, capacity=many, settle_s=0.0) for each in offers[:1]]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         hold = self._take(machine, expires_s)
-        while hold is None and any(each.phase in COMING for each in self._pool().machines):
+        while hold is None and self._may_come():
             await asyncio.sleep(LOOK_S)
             hold = self._take(machine, expires_s)
         if hold is None:
             raise self._none_free()
         self._held[machine] = hold
         try:
-            await self._clear(hold)
+            # repeated by a controller that came later, it must not end what runs there by now
+            await self._clear(hold, once=f"hold {hold.number}")
+        except StaleController:
+            raise
         except (ChannelError, TimeoutError) as err:
             self._avoid[hold.machine] = time.monotonic() + AVOID_S
             self._give_back(machine)
             name = self._pool().state.machines[hold.machine].name
             raise ProviderError(f"{name} does not answer: {err}", transient=True, scope="machine") from err
 
+    def _may_come(self) -> bool:
+        """Is a machine just being made, or does the pool itself work on one?"""
+        pool = self._pool()
+        making = any(each.phase in COMING for each in self._own(pool))
+        return pool.state.stop is None and (making or self._holds.being_worked_on(self._clock()))
+
     def _take(self, machine: MachineId, expires_s: float) -> Hold | None:
         now = self._clock()
         try:
-            return self._holds.take(
+            hold = self._holds.take(
                 self._candidates(), self._run, self._epoch, machine, now, after(now, expires_s)
             )
         except LeaseLost as err:
             raise ProviderError(str(err), transient=False, scope="machine") from err
+        # nobody but its holder changes a machine: what it is now, it stays
+        if hold is not None and self._pool().state.machines[hold.machine].phase != "ready":
+            self._give_back(machine)
+            return None
+        return hold
 
     def _candidates(self) -> list[MachineId]:
         """Those that are up, the ones of which nothing is known to be wrong first."""
-        now = time.monotonic()
-        ready = [machine.id for machine in self._pool().machines if machine.phase == "ready"]
+        pool, now, wall = self._pool(), time.monotonic(), self._clock()
+        if pool.state.stop is not None:
+            return []
+        ready = [m.id for m in self._own(pool) if m.phase == "ready" and m.expires_at > wall]
         return sorted(ready, key=lambda machine: self._avoid.get(machine, 0.0) > now)
+
+    def _own(self, pool: PoolView) -> list[MachineState]:
+        """Of this place: a pool may have machines of several."""
+        return [machine for machine in pool.machines if machine.offer.place == self._place.name]
 
     def _none_free(self) -> ProviderError:
         pool, now = self._pool(), self._clock()
@@ -133,7 +153,7 @@ class LentPlace:
             why = f"none of its machines is ready (`evalfleet pool status {pool.name}`)"
         return ProviderError(f"pool {pool.name}: {why}", transient=True)
 
-    async def _clear(self, hold: Hold) -> None:
+    async def _clear(self, hold: Hold, once: str = "") -> None:
         """Whatever an earlier borrower left running ends now."""
         known = self._pool().state.machines[hold.machine]
         fence = pool_fence(hold.pool, hold, Fence(self._run, self._epoch))
@@ -141,7 +161,7 @@ class LentPlace:
         try:
             async with asyncio.timeout(CLEAR_S):
                 if isinstance(channel, Shared):
-                    await channel.clear()
+                    await channel.clear(once)
         finally:
             with suppress(ChannelError, OSError):
                 await channel.close()
@@ -174,6 +194,8 @@ class LentPlace:
             return
         try:
             await self._clear(hold)
+        except StaleController:
+            raise  # it is used by whoever has it now
         except (ChannelError, TimeoutError) as err:
             log.warning("%s was given back as it was: %s", hold.machine, err)
             self._avoid[hold.machine] = time.monotonic() + AVOID_S
@@ -181,7 +203,7 @@ class LentPlace:
 
     def _give_back(self, machine: MachineId) -> None:
         self._held.pop(machine, None)
-        self._holds.give_back([machine])
+        self._holds.give_back([machine], self._run, self._epoch)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         hold = self._hold(machine.id)

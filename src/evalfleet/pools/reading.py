@@ -32,7 +32,7 @@ class PoolView:
 
     def machine(self, name: str) -> MachineState:
         """By its name or id. Raises RequestError."""
-        for machine in self.machines:
+        for machine in reversed(self.machines):
             if name in (machine.name, machine.id):
                 return machine
         names = [machine.name for machine in self.machines]
@@ -56,8 +56,17 @@ class PoolView:
             case _:
                 return "leaving"
 
+    @property
+    def leaving(self) -> str:
+        """What is wrong with using a pool whose deletion has begun; empty if it has not."""
+        if self.state.stop is None:
+            return ""
+        return f"pool {self.name!r} is being deleted; `evalfleet pool delete {self.name}` goes on with that"
+
     def unusable(self, now: Micros) -> str:
         """Why no run can borrow anything now, and what to do about it; empty if one can."""
+        if self.state.stop is not None:
+            return self.leaving
         standings = {machine.id: self.standing(machine, now) for machine in self.machines}
         if not standings:
             return f"pool {self.name!r} has no machines; `evalfleet pool start {self.name}` makes them"
@@ -78,7 +87,12 @@ def read_pool(store: Store, name: str) -> PoolView:
     pools = {info.name for info in store.streams() if info.kind == "pool"}
     if name not in pools:
         raise RequestError(f"there is no pool {name!r}; {hint(name, pools)}")
-    state = fold(store.read(name))
-    if state.ended_at is not None:
+    view = look_at(store, name)
+    if view.state.ended_at is not None:
         raise RequestError(f"pool {name!r} was deleted; make another with `evalfleet pool create`")
-    return PoolView(name, state, Holds(store, name).all())
+    return view
+
+
+def look_at(store: Store, name: str) -> PoolView:
+    """Also one that was deleted: a run may remember machines of it."""
+    return PoolView(name, fold(store.read(name)), Holds(store, name).all())

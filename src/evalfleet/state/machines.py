@@ -35,6 +35,8 @@ def _take_lane(state: RunState, lane: int) -> None:
 
 
 def _reservation(machine: MachineState) -> float:
+    if machine.phase == "stopped":
+        return 0.0
     return billed_usd(machine.offer, machine.requested_at, machine.expires_at)
 
 
@@ -156,8 +158,8 @@ def machine_stopping(state: RunState, at: Micros, event: ev.MachineStopping) -> 
 
 def machine_stopped(state: RunState, at: Micros, event: ev.MachineStopped) -> None:
     machine = state.machines[event.machine]
-    machine.phase = "stopped"
     _close_account(state, machine, at)
+    machine.phase = "stopped"
     state.touched_machines[event.machine] = None
 
 

@@ -22,16 +22,29 @@ def run_planned(state: RunState, at: Micros, event: ev.RunPlanned) -> None:
 
 
 def pool_planned(state: RunState, at: Micros, event: ev.PoolPlanned) -> None:
+    """Also of one that was deleted and is made anew: its machines keep their numbers."""
+    state.stop, state.ended_at, state.status = None, None, "running"
+    _ask_anew(state)
     run_planned(state, at, ev.RunPlanned(event.plan, 0))
 
 
 def pool_resized(state: RunState, at: Micros, event: ev.PoolResized) -> None:
+    _ask_anew(state)
     set_limits(state, structs.replace(state.limits, workers=event.workers))
+
+
+def _ask_anew(state: RunState) -> None:
+    """What was refused before may be granted now."""
+    state.blocks.clear()
+    state.same_failures.clear()
+    state.first_broken.clear()
 
 
 def set_limits(state: RunState, limits: Limits) -> None:
     state.limits = limits
-    taken = {state.machines[m].lane for m in (*state.coming, *state.ready)}
+    gone = ("condemned", "deleted")
+    known = [state.machines[m] for m in state.undeleted]
+    taken = {machine.lane for machine in known if machine.phase not in gone}
     state.free_lanes = [lane for lane in range(lanes(state)) if lane not in taken]
 
 
@@ -63,9 +76,7 @@ def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None
 def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
     state.stop, state.ended_at, state.status = None, None, "running"
     state.started_at = at
-    state.blocks.clear()
-    state.same_failures.clear()
-    state.first_broken.clear()
+    _ask_anew(state)
     set_limits(state, event.limits or state.limits)
     only = None if event.only is None else set(event.only)
     for known in state.tasks.values():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,24 @@ def replace(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             scratch.unlink()
         raise
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Generator[None]:
+    """For who changes a file there that others change, too. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def point(link: Path, target: str) -> None:

@@ -15,7 +15,7 @@ from evalfleet.model import MachineId, Micros, seconds_between
 from evalfleet.names import safe_name
 from evalfleet.state import MachineState, RunState
 
-from .files import point, points_to, replace, to_json
+from .files import alone_in, changed_at, point, points_to, replace, to_json
 from .follow import Follower, Records
 from .registry import REGISTRY, Registrar, lend, worker_status
 from .results import Document, aggregated, by_machine, results
@@ -152,8 +152,10 @@ class Scribe:
         store: Records,
         run: str,
         clock: Callable[[], Micros] = lambda: time.time_ns() // 1000,
+        is_newest: Callable[[], bool] = lambda: True,
     ) -> None:
         self._home = home
+        self._is_newest = is_newest
         self._folder = home / safe_name(run)
         self._run = run
         self._clock = clock
@@ -165,6 +167,8 @@ class Scribe:
         self._results_pace = _Pace(5.0, share=0.05)
         self._registrar = Registrar()
         self._registry_pace = _Pace(1.0, share=0.05)
+        self._registry_is_old = False
+        self._lent_stamp: int | None = None
         self._results_seq = 0
         self._problem: str | None = None
         self._told: set[str] = set()
@@ -184,7 +188,8 @@ class Scribe:
         ended = self.state.ended_at is not None
         if changed or (old and not ended):
             self._guarded(lambda: self._write_live(now))
-        if changed and (ended or self._registry_pace.due()):
+        self._registry_is_old = self._registry_is_old or changed or self._pool_has_written()
+        if self._registry_is_old and (ended or self._registry_pace.due()):
             self._guarded(self._write_registry)
         if self._follower.seq > self._results_seq and (ended or self._results_pace.due()):
             self._guarded(lambda: self._write_results(now, final=ended))
@@ -234,14 +239,25 @@ class Scribe:
 
     def _write_registry(self) -> None:
         begun = time.monotonic()
+        self._registry_is_old = False
         document = self._registrar.document(self.state)
         content = to_json(document)
         replace(self._folder / REGISTRY, content)
-        if self._is_latest():
+        if self._is_newest():
             replace(self._home / REGISTRY, content)
         if self.state.plan.pool:
-            lend(self._home / safe_name(self.state.plan.pool), document)
+            lend(self._pool_folder, document)
+            self._lent_stamp = changed_at(self._pool_folder / REGISTRY)
         self._registry_pace.took(begun)
+
+    @property
+    def _pool_folder(self) -> Path:
+        return self._home / safe_name(self.state.plan.pool)
+
+    def _pool_has_written(self) -> bool:
+        """Has the pool, or another run, written over what we told in the pool's own file?"""
+        lent, stamp = bool(self.state.plan.pool), self._lent_stamp
+        return lent and stamp is not None and changed_at(self._pool_folder / REGISTRY) != stamp
 
     def _sample(self) -> None:
         if self._health_pace.due():
@@ -284,5 +300,7 @@ class PoolScribe(Scribe):
     def _write_registry(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         content = to_json(self._registrar.document(self.state))
-        replace(self._folder / REGISTRY, content)
-        replace(self._home / REGISTRY, content)
+        with alone_in(self._folder):
+            replace(self._folder / REGISTRY, content)
+        if self._is_newest():
+            replace(self._home / REGISTRY, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from evalfleet import events as ev
 from evalfleet.model import MachineId, Micros, Scored
 from evalfleet.state import MachineState, RunState
 
-from .files import replace, to_json
+from .files import alone_in, replace, to_json
 from .results import Document
 from .stats import current_task
 from .words import clean, iso, stamp
@@ -104,15 +103,23 @@ def _host(address: str) -> str | None:
 def lend(pool: Path, document: Document) -> None:
     """Show in the pool's own file what a run does with the machines that it has borrowed."""
     path = pool / REGISTRY
-    shown: dict[str, Any] = {}
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        shown = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    if not shown:
-        return
-    lent = {worker["name"]: worker for worker in document["workers"]}
-    for worker in shown["workers"]:
-        if (now := lent.get(worker["name"])) is not None:
-            back = now["status"] in ("completed", "deleted", "failed")
-            worker.update({**now, "status": "ready" if back else now["status"]})
-    shown.update({key: document[key] for key in ("total_tasks", "completed_tasks", "failed_tasks")})
-    replace(path, to_json(shown))
+    with alone_in(pool):
+        try:
+            shown = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (FileNotFoundError, msgspec.DecodeError):
+            return
+        lent = {worker["name"]: worker for worker in document["workers"]}
+        for worker in shown["workers"]:
+            if (now := lent.get(worker["name"])) is not None:
+                _show_lent(worker, now)
+        shown.update({key: document[key] for key in ("total_tasks", "completed_tasks", "failed_tasks")})
+        replace(path, to_json(shown))
+
+
+def _show_lent(worker: dict[str, Any], lent: Document) -> None:
+    """As its run shows it. Once the run has given it back, what the run did stays until the next one."""
+    back = lent["status"] in ("completed", "deleted", "failed")
+    if back and lent["updated_at"] < worker["updated_at"]:
+        return  # another run has it by now, or the pool itself
+    kept = {key: worker[key] for key in ("name", "ip", "created_at")}
+    worker.update({**lent, **kept, "status": "ready" if back else lent["status"]})

@@ -193,6 +193,12 @@ class Jobs:
 
         self.selector.register(job.pidfd, selectors.EVENT_READ, ended)
 
+    def _unwatch(self, job: Job) -> None:
+        if job.pidfd is not None:
+            self.selector.unregister(job.pidfd)
+            os.close(job.pidfd)
+            job.pidfd = None
+
     # -- while they run ----------------------------------------------------------------------
 
     def tick(self, now: float, heard: float) -> None:
@@ -282,10 +288,7 @@ class Jobs:
         job.code = code
         job.seconds = now - job.started if job.pid is not None else job.unwatched_seconds()
         job.settle_until = now + SETTLE_S
-        if job.pidfd is not None:
-            self.selector.unregister(job.pidfd)
-            os.close(job.pidfd)
-            job.pidfd = None
+        self._unwatch(job)
         self._settle(job)
 
     def _settle(self, job: Job) -> None:
@@ -335,6 +338,7 @@ class Jobs:
         gone = kill_marked(self.home, SETTLE_S)
         for job in list(self.live.values()):
             job.seconds = time.monotonic() - job.started
+            self._unwatch(job)
             self._finish(job)
         return gone
 
@@ -363,6 +367,8 @@ class Jobs:
     def clear(self) -> bool:
         """End all jobs and drop them as if they had never been; what set the machine up stays."""
         gone = self.kill_everything("stopped")
+        self._children.clear()  # all were reaped: their pids may be anybody's
+        self._helpers.clear()
         kept = {id for id, job in self.known.items() if job.in_bundle and job.code == 0}
         self.forget([id for id in self.known if id not in kept], again=True)
         os.ftruncate(self._tombstones, 0)

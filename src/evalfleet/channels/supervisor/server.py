@@ -273,8 +273,17 @@ class Server:
         return {}
 
     def clear(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """The machine is for somebody else now. Answered when nothing lives of any job."""
-        return {"gone": self.jobs.clear()}
+        """The machine is for somebody else now. Answered when nothing lives of any job.
+
+        `once` names the turn: who repeats it, not knowing whether it was done, ends nothing of its own.
+        """
+        once = str(message.get("once") or "").encode()
+        if once and read_file("cleared") == once:
+            return {}
+        if not self.jobs.clear():
+            return {"error": "alive", "detail": "some processes of an earlier job cannot be killed"}
+        write_atomic("cleared", once.decode())
+        return {}
 
     def quit(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Answered when nothing lives of any job."""

@@ -32,4 +32,10 @@ def _agreed(what: str) -> bool:
     if not sys.stdin.isatty():
         print(f"evalfleet: this would {what}: say --yes", file=sys.stderr)
         return False
-    return input(f"This will {what}. Type yes to go on: ").strip() == "yes"
+    try:
+        agreed = input(f"This will {what}. Type yes to go on: ").strip() == "yes"
+    except EOFError:
+        agreed = False
+    if not agreed:
+        print("evalfleet: nothing was deleted", file=sys.stderr)
+    return agreed

@@ -18,6 +18,6 @@ def main(args: argparse.Namespace) -> int:
     from evalfleet.values import parse_duration
 
     pool = keeping.open_pool(args.name)
-    pool.extend(parse_duration(args.expires, "--expires"))
+    answers = pool.extend(parse_duration(args.expires, "--expires"))
     following.show(pool.view(), as_json=args.json)
-    return 0
+    return following.told(answers)

@@ -47,6 +47,14 @@ def follow(pool: Pool) -> RunState:
         raise
 
 
+def told(answers: Sequence[Answer]) -> int:
+    """Say what went wrong; the exit code."""
+    problems = [answer for answer in answers if answer.problem]
+    for answer in problems:
+        print(f"evalfleet: {answer.machine.name}: {answer.problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
 def show(view: PoolView, *, as_json: bool, answers: Sequence[Answer] | None = None) -> None:
     print(json.dumps(document(view, answers)) if as_json else text(view, answers))
 
@@ -90,5 +98,6 @@ def text(view: PoolView, answers: Sequence[Answer] | None = None) -> str:
         head += f", until {str(told['expires_at'])[:16].replace('T', ' ')} UTC"
     lines = [head, *(["", table(columns, rows)] if rows else [])]
     if missing > 0:
-        lines += ["", f"{missing} more were asked for: `evalfleet pool start {view.name}` tries again"]
+        asked = "more was" if missing == 1 else "more were"
+        lines += ["", f"{missing} {asked} asked for: `evalfleet pool start {view.name}` tries again"]
     return "\n".join(lines)

@@ -31,11 +31,8 @@ def main(args: argparse.Namespace) -> int:
     )
     pool = keeping.open_pool(args.name)
     answers = pool.prepare(api.resolve_request(request, dry=True), _tell)
-    for answer in answers:
-        if answer.problem:
-            print(f"evalfleet: {answer.machine.name}: {answer.problem}", file=sys.stderr)
     following.show(pool.view(), as_json=args.json)
-    return 1 if any(answer.problem for answer in answers) else 0
+    return following.told(answers)
 
 
 def _tell(line: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from . import following
 
@@ -17,8 +16,6 @@ def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
 
     (answer,) = keeping.open_pool(args.name).restart(args.machine)
-    if answer.problem:
-        print(f"evalfleet: {answer.machine.name}: {answer.problem}", file=sys.stderr)
-        return 1
-    print(f"{answer.machine.name} was restarted and answers")
-    return 0
+    if not answer.problem:
+        print(f"{answer.machine.name} was restarted and answers")
+    return following.told([answer])
