@@ -33,7 +33,7 @@ from evalfleet.state import MachineState, RunState, accepts, apply, fold
 
 from .runs import PRICED, Run
 
-LIVE = ("requested", "up", "ready")
+LIVE = ("requested", "up", "ready", "stopping", "stopped")
 
 
 # -- recounts --------------------------------------------------------------------------------------
@@ -86,16 +86,18 @@ def check_machines(state: RunState) -> None:
     lanes = max(state.limits.workers, len(state.fresh))
     assert sorted(state.free_lanes) == [n for n in range(lanes) if n not in taken]
     due = {(deadline.at, deadline.machine) for deadline in state.deadlines}
-    assert {(m.renew_at, m.id) for m in live} <= due
+    assert {(m.renew_at, m.id) for m in live if m.phase not in ("stopping", "stopped")} <= due
     assert not state.deadlines or state.deadlines[0] == min(state.deadlines)
 
 
 def check_money(state: RunState) -> None:
     closed = reserved = 0.0
     for m in state.machines.values():
+        closed += m.closed_usd
         if m.gone_at is not None:
-            closed += billed_usd(m.offer, m.requested_at, m.gone_at)
-        else:
+            last = billed_usd(m.offer, m.requested_at, m.gone_at)
+            assert m.closed_usd == last or not state.plan.benchmark, "only pools stop machines"
+        elif m.phase != "stopped":
             reserved += billed_usd(m.offer, m.requested_at, m.expires_at)
     assert state.closed_usd == pytest.approx(closed)
     assert state.reserved_usd == pytest.approx(reserved, abs=1e-6)

@@ -18,6 +18,7 @@ from evalfleet.ports import Channel, Fence, Provider, Shared, Stoppable
 from evalfleet.state import MachineState
 
 from .reading import PoolView
+from .unreachable import Unreachable
 
 CLEAR_S = 20.0
 AVOID_S = 30.0
@@ -207,10 +208,12 @@ class LentPlace:
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         hold = self._hold(machine.id)
+        if hold is None:
+            return Unreachable(f"{machine.id} is no longer lent to {self._run}")
         known = self._pool().state.machines[hold.machine]
         return self._place.channel(machine_of(known), pool_fence(hold.pool, hold, fence))
 
-    def _hold(self, machine: MachineId) -> Hold:
+    def _hold(self, machine: MachineId) -> Hold | None:
         """Taken anew by a controller that has just come, so that the store knows its epoch."""
         if machine not in self._held:
             lent = self._holds.of(self._run).get(machine)
@@ -218,7 +221,7 @@ class LentPlace:
                 (), self._run, self._epoch, machine, self._clock(), max(lent.until, self._clock())
             )
             if not taken:
-                raise ChannelError(f"{machine} is no longer lent to {self._run}")
+                return None
             self._held[machine] = taken
         return self._held[machine]
 

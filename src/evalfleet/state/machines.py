@@ -169,6 +169,7 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
     machine.up_at = machine.ready_at = None
     state.coming[event.machine] = None
     state.reserved_usd += _reservation(machine)
+    _set_renewal(state, machine, at)
     state.touched_machines[event.machine] = None
 
 

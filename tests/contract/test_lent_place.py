@@ -1,0 +1,152 @@
+"""The machines of a named pool, as a run borrows them, keep the contract of a place."""
+
+from __future__ import annotations
+
+import asyncio
+
+from evalfleet.controller import WallClock
+from evalfleet.errors import ProviderError, StaleController
+from evalfleet.events import Event, MachineReady, MachineRequested, MachineUp, PoolPlanned, RunPlanned
+from evalfleet.journal import Holder, Holds, Store
+from evalfleet.model import AttemptId, Job, Limits, MachineId, Needs, Plan, after
+from evalfleet.pools import LentPlace, look_at
+from evalfleet.ports import Fence, Provider
+from evalfleet.providers.local import LocalPlace, LocalSettings
+from evalfleet.testing import ChannelContract, Harness, ProviderContract, ShellHarness
+from evalfleet.testing.harness import Kind, find, first_offer, promise, raised
+
+MACHINES = 3
+EVER_S = 86_400.0
+NEWEST = 4  # above all epochs that the suites use
+
+
+class LentHarness(ShellHarness):
+    """A pool of three machines of this computer, and runs `contract` and `other` that borrow them."""
+
+    kind: Kind = "lent"
+    unit_s = 0.25
+    silent_s = 3.0
+    patience_s = 20.0
+    capacity = MACHINES
+    listed_when_expired = True  # what expires is the hold; the machine is the pool's
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = Store.open(self.directory / "home")
+        self.epochs: dict[str, int] = {}
+        self.local = LocalPlace("local", LocalSettings(), self.store.home / ".machines")
+        self.machines = [MachineId(f"pool-{self.store.home_id}-{n}") for n in range(1, MACHINES + 1)]
+        asyncio.run(self._make_pool())
+        for run in ("contract", "other"):
+            self.store.create_stream(run, "run", WallClock().now(), [RunPlanned(Plan(run, "b"), 0)])
+            asyncio.run(self.new_controller(run))
+
+    async def _make_pool(self) -> None:
+        now = WallClock().now()
+        (offer,) = await self.local.offers(Needs())
+        limits = Limits(workers=MACHINES)
+        events: list[Event] = [
+            PoolPlanned(Plan("pool", "", ("local",), limits=limits, home=self.store.home_id))
+        ]
+        for lane, machine in enumerate(self.machines):
+            await self.local.create(machine, offer, EVER_S)
+            events.append(MachineRequested(machine, f"vm-{lane}", lane, offer, after(now, EVER_S)))
+        for seen in await self.local.list("pool"):
+            events += [MachineUp(seen.id, seen.address, seen.node), MachineReady(seen.id)]
+        self.store.create_stream("pool", "pool", now, events)
+
+    async def new_controller(self, run: str) -> None:
+        now = WallClock().now()
+        journal = self.store.acquire(run, Holder.here(now), now)
+        self.epochs[run] = journal.epoch
+        await journal.close()
+
+    def make_place(self) -> Provider:
+        return self.borrower("contract")
+
+    def borrower(self, run: str) -> LentPlace:
+        holds = Holds(self.store, "pool")
+        epoch = self.epochs[run]
+        return LentPlace(self.local, holds, lambda: look_at(self.store, "pool"), run, epoch, WallClock().now)
+
+    async def sweep(self) -> None:
+        while self.epochs["contract"] < NEWEST:
+            await self.new_controller("contract")
+        await super().sweep()
+        for machine in self.machines:
+            await self.local.delete(machine)
+
+
+class TestLentPlace(ProviderContract, ChannelContract):
+    def harness(self) -> Harness:
+        return LentHarness()
+
+    @promise
+    async def test_a_machine_ends_by_itself_at_its_expiry(self, h: Harness) -> None:
+        """Of a borrowed one the hold ends: the next run gets the machine, and what ran there has ended."""
+        assert isinstance(h, LentHarness)
+        mine = h.borrower("contract")
+        seen = [await h.bring_up(mine, n) for n in range(1, MACHINES + 1)]
+        job = Job(AttemptId("t.0"), h.command(seconds=60, mark="began", after="survived"), h.long_s)
+        for machine in seen:
+            await h.channel(mine, machine).start(job)
+        await h.until(lambda: h.marks("began"), lambda many: many == MACHINES, "the jobs began")
+        await mine.extend(h.machine_id(2), 0.0)
+        theirs = h.borrower("other")
+        got = MachineId("other-abc123-1")
+        await theirs.create(got, await first_offer(theirs), h.long_s)
+        taken = await h.until_up(theirs, got)
+        assert taken.address == seen[1].address, "it got one that is still held"
+        assert await find(mine, h.machine_id(2)) is None
+        hello = h.channel(theirs, taken)
+        assert (await hello.ended(AttemptId("t.0"))).reason == "lost", "the machine was not cleared"
+        await raised(ProviderError, mine.extend(h.machine_id(2), h.long_s))
+        await theirs.delete(got)
+
+    @promise
+    async def test_extend_moves_the_expiry(self, h: Harness) -> None:
+        assert isinstance(h, LentHarness)
+        mine, theirs = h.borrower("contract"), h.borrower("other")
+        for n in range(1, MACHINES + 1):
+            await h.bring_up(mine, n, 0.5)
+            await mine.extend(h.machine_id(n), h.long_s)
+        await asyncio.sleep(0.6)
+        got = MachineId("other-abc123-1")
+        err = await raised(ProviderError, theirs.create(got, await first_offer(theirs), h.long_s))
+        assert err.transient
+        assert "held by contract" in str(err)
+        assert "evalfleet cancel" in str(err)
+
+    @promise
+    async def test_a_controller_that_was_replaced_takes_nothing_and_gives_nothing_back(
+        self, h: Harness
+    ) -> None:
+        assert isinstance(h, LentHarness)
+        stale = h.borrower("contract")
+        seen = await h.bring_up(stale)
+        await h.new_controller("contract")
+        newer = h.borrower("contract")
+        assert await h.channel(newer, seen, h.epochs["contract"]).probe(None)
+        err = await raised(ProviderError, stale.create(h.machine_id(2), await first_offer(stale), h.long_s))
+        assert not err.transient
+        await raised(StaleController, stale.delete(seen.id))
+        assert await find(newer, seen.id) is not None, "a stale controller gave the machine back"
+
+    @promise
+    async def test_who_had_a_machine_before_is_refused_by_it(self, h: Harness) -> None:
+        assert isinstance(h, LentHarness)
+        await h.new_controller("contract")  # a higher epoch than the other's: its hold's number decides
+        mine, theirs = h.borrower("contract"), h.borrower("other")
+        for n in range(1, MACHINES + 1):
+            await h.bring_up(mine, n)
+        machine = await h.until_up(mine, h.machine_id(2))
+        old = mine.channel(machine, Fence("contract", 2))
+        assert await old.probe(None)
+        await mine.delete(machine.id)
+        await theirs.create(MachineId("other-abc123-1"), await first_offer(theirs), h.long_s)
+        try:
+            await raised(StaleController, old.start(Job(AttemptId("t.0"), h.command(mark="ran"), h.long_s)))
+        finally:
+            await old.close()
+        assert await h.marks("ran") == 0
+        await theirs.delete(MachineId("other-abc123-1"))
