@@ -63,11 +63,7 @@ class Jobs:
         """Take up what a predecessor in this directory left."""
         self._forgotten = set(ids_in(read_file("forgotten") or b""))
         self._tombstones = os.open("forgotten", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for name in os.listdir("."):
-            if name.startswith("trash-"):
-                self._clean(name)
-        self._trashed = len(os.listdir("trash"))
-        self._empty_trash()
+        self._clean_again()
         for name in sorted(os.listdir("jobs")):
             self._restore("jobs/" + name)
 
@@ -369,6 +365,7 @@ class Jobs:
         gone = self.kill_everything("stopped")
         self._children.clear()  # all were reaped: their pids may be anybody's
         self._helpers.clear()
+        self._clean_again()
         kept = {id for id, job in self.known.items() if job.in_bundle and job.code == 0}
         self.forget([id for id in self.known if id not in kept], again=True)
         os.ftruncate(self._tombstones, 0)
@@ -397,6 +394,14 @@ class Jobs:
         """To be called now and then."""
         if self._trashed > MOST_TRASH or (now > self._busy_at + IDLE_S and not self.live):
             self._empty_trash()
+
+    def _clean_again(self) -> None:
+        """What was being removed by processes that are gone."""
+        for name in os.listdir("."):
+            if name.startswith("trash-"):
+                self._clean(name)
+        self._trashed = len(os.listdir("trash"))
+        self._empty_trash()
 
     def _empty_trash(self) -> None:
         if not self._trashed:
