@@ -1,0 +1,291 @@
+"""`evalfleet pool VERB` on this computer: every verb, and what each refuses."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+from pathlib import Path
+
+import pytest
+
+from evalfleet.events import MachinePrepared
+from tests.e2e.harness import Done, Fleet, Process, checked, task, tasks, until
+from tests.e2e.pools import folders, machines, pool, registry, say, statuses, view
+
+
+def test_create_status_ls_and_delete(fleet: Fleet) -> None:
+    made = pool(fleet, "create", "--workers", "2")
+    assert "waa-eval-2 ready after" in made.err
+    assert re.search(r"^pool p: 2 machines on local, until 20..-", made.out)
+    assert statuses(fleet) == {"waa-eval-1": "ready", "waa-eval-2": "ready"}
+    (row,) = say(fleet, "pool", "ls", "--json").json
+    assert (row["pool"], row["place"], row["workers"], len(row["machines"])) == ("p", "local", 2, 2)
+    assert say(fleet, "ls", "--json").json == [], "a pool is no run"
+    probed = pool(fleet, "status", "--probe", "--json").json["machines"]
+    assert [machine["probe"] for machine in probed] == ["ok", "ok"]
+    gone = pool(fleet, "delete", "--yes")
+    assert gone.out == "pool p is deleted: 2 machines\n"
+    fleet.settled()
+    assert "no pools" in say(fleet, "pool", "ls").out
+    for verb in ("status", "start", "stop", "delete"):
+        say(fleet, "pool", verb, "p").refused("pool 'p' was deleted")
+
+
+def test_names_and_a_prefix(fleet: Fleet) -> None:
+    pool(fleet, "create")
+    assert list(statuses(fleet)) == ["waa-eval-vm"]
+    pool(fleet, "create", "--workers", "2", "--prefix", "mine", name="q")
+    assert list(statuses(fleet, "q")) == ["mine-1", "mine-2"]
+    say(fleet, "pool", "create", "r", "--prefix", "a/b").refused("a/b")
+    for name in ("p", "q"):
+        pool(fleet, "delete", "--yes", name=name)
+
+
+def test_names_that_are_taken_or_unknown(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    say(fleet, "pool", "status", "p").refused("holds no journal")
+    assert fleet.run().code == 0
+    say(fleet, "pool", "status", "r").refused("there is no pool 'r'")
+    say(fleet, "pool", "create", "r").refused("the name 'r' is taken by a run")
+    pool(fleet, "create", name="mine")
+    say(fleet, "pool", "create", "mine").refused("the name 'mine' is taken by a pool")
+    say(fleet, "run", "./b.toml", "--name", "mine").refused("'mine' is taken")
+    say(fleet, "pool", "status", "mein").refused("there is no pool 'mein'; did you mean 'mine'?")
+    say(fleet, "run", "./b.toml", "--pool", "mein").refused("did you mean 'mine'?")
+    say(fleet, "pool", "restart", "mine", "waa-eval-1").refused("no machine 'waa-eval-1'; did you mean")
+    say(fleet, "pool", "ssh", "mine", "nobody").refused("no machine 'nobody'")
+    say(fleet, "pool", "logs", "mine", "nobody").refused("no machine 'nobody'")
+    fleet("pool").refused("VERB")
+    for verb in ("watch", "show", "logs", "report", "resume", "cancel"):
+        say(fleet, verb, "mine").refused("'mine' is a pool, not a run", "evalfleet pool status mine")
+    pool(fleet, "delete", "--yes", name="mine")
+    assert len(folders(fleet)) == 0
+    pool(fleet, "create", name="mine")  # a name that came free
+    assert next(iter(machines(fleet, "mine").values()))["id"].endswith("-2"), "an id came twice"
+    pool(fleet, "delete", "--yes", name="mine")
+
+
+def test_stop_and_start(fleet: Fleet) -> None:
+    pool(fleet, "create", "--workers", "2")
+    before = folders(fleet)
+    pool(fleet, "stop")
+    until(lambda: not fleet.alive(), "the end of all processes")
+    assert set(statuses(fleet).values()) == {"stopped"}
+    assert folders(fleet) == before, "their disks stay"
+    fleet.bench(tasks(1))
+    say(fleet, "run", "./b.toml", "--pool", "p").refused(
+        "no machine of pool 'p' is running", "evalfleet pool start p"
+    )
+    assert [worker["status"] for worker in registry(fleet, "p")["workers"]] == ["completed"] * 2
+    say(fleet, "pool", "restart", "p", "waa-eval-1").refused("waa-eval-1 is not running")
+    pool(fleet, "extend", "--expires", "2h")
+    assert not fleet.alive(), "extending it started a stopped machine"
+    pool(fleet, "start")
+    assert set(statuses(fleet).values()) == {"ready"}
+    assert folders(fleet) == before
+    pool(fleet, "start")  # there is nothing to do
+    assert len(fleet.supervisors()) == 2
+    pool(fleet, "delete", "--yes")
+    fleet.settled()
+
+
+def test_resize_both_ways(fleet: Fleet) -> None:
+    pool(fleet, "create", "--workers", "2")
+    assert list(statuses(fleet)) == ["waa-eval-1", "waa-eval-2"]
+    pool(fleet, "resize", "3")
+    assert list(statuses(fleet)) == ["waa-eval-1", "waa-eval-2", "waa-eval-3"]
+    pool(fleet, "resize", "1")
+    assert list(statuses(fleet)) == ["waa-eval-1"]
+    assert len(folders(fleet)) == 1
+    say(fleet, "pool", "resize", "p", "0").refused("N")
+    pool(fleet, "delete", "--yes")
+
+
+def test_prepare_once_for_all_runs(fleet: Fleet) -> None:
+    fleet.bench(tasks(3), setup=[["sh", "-c", f"echo x >> {fleet.folder}/setups"]], probe=["true"])
+    pool(fleet, "create", "--workers", "2")
+    done = pool(fleet, "prepare", "./b.toml")
+    assert "waa-eval-1 is prepared for b after" in done.err
+    assert {machine["prepared"] for machine in machines(fleet).values()} == {"b"}
+    assert (fleet.folder / "setups").read_text() == "x\n" * 2
+    assert fleet.run("--pool", "p").code == 0
+    assert fleet("run", "./b.toml", "--pool", "p", "--name", "s").code == 0
+    assert (fleet.folder / "setups").read_text() == "x\n" * 2, "it was set up again"
+    pool(fleet, "prepare", "./b.toml")
+    assert (fleet.folder / "setups").read_text() == "x\n" * 2
+    assert len([e for e in fleet.events("p") if isinstance(e, MachinePrepared)]) == 4
+    pool(fleet, "delete", "--yes")
+
+
+def test_prepare_says_what_fails_where(fleet: Fleet) -> None:
+    fleet.bench(tasks(1), setup=[["sh", "-c", "echo no such luck; exit 3"]])
+    pool(fleet, "create")
+    done = say(fleet, "pool", "prepare", "p", "./b.toml")
+    assert done.code == 1
+    assert "evalfleet: waa-eval-vm: set-up step" in done.err
+    assert "no such luck" in done.err
+    fleet.bench(tasks(1), probe=["false"])
+    assert "its probe does not succeed" in say(fleet, "pool", "prepare", "p", "./b.toml").err
+    assert machines(fleet)["waa-eval-vm"]["prepared"] is None
+    pool(fleet, "delete", "--yes")
+
+
+def test_ssh_restart_and_logs(fleet: Fleet) -> None:
+    pool(fleet, "create", "--workers", "2")
+    here = machines(fleet)["waa-eval-2"]["address"]
+    assert fleet("pool", "ssh", "p", "waa-eval-2", "--", "pwd").out.strip() == here
+    assert fleet("pool", "ssh", "p", "waa-eval-2", "--", "sh", "-c", "exit 7").code == 7
+    assert fleet("pool", "ssh", "p", "waa-eval-2", "echo", "a  b").out == "a  b\n"
+    say(fleet, "pool", "ssh", "p").refused("say which machine of pool 'p': waa-eval-1, waa-eval-2")
+    old = fleet.supervisors()
+    assert pool(fleet, "restart", "waa-eval-2").out == "waa-eval-2 was restarted and answers\n"
+    new = fleet.supervisors()
+    changed = {Path(here).name}
+    assert {name for name in new if new[name] != old[name]} == changed
+    log = pool(fleet, "logs").out
+    assert "PoolPlanned" in log
+    one = pool(fleet, "logs", "waa-eval-2").out
+    assert one.count("MachineReady") == 1
+    assert "PoolPlanned" not in one
+    pool(fleet, "delete", "--yes")
+
+
+def test_extend_and_expiry(fleet: Fleet) -> None:
+    pool(fleet, "create", "--expires", "3s")
+    fleet.bench(tasks(1))
+    until(lambda: not fleet.alive(), "the machines' own end")
+    until(lambda: statuses(fleet) == {"waa-eval-vm": "expired"}, "the word about it")
+    assert pool(fleet, "status", "--probe", "--json").json["machines"][0]["probe"] is None
+    say(fleet, "run", "./b.toml", "--pool", "p").refused(
+        "no machine of pool 'p' is running", "evalfleet pool start p"
+    )
+    pool(fleet, "extend", "--expires", "1h")
+    assert statuses(fleet) == {"waa-eval-vm": "ready"}
+    assert fleet.run("--pool", "p").code == 0
+    pool(fleet, "extend", "--expires", "1s")
+    until(lambda: statuses(fleet) == {"waa-eval-vm": "expired"}, "its end again")
+    pool(fleet, "start")
+    assert statuses(fleet) == {"waa-eval-vm": "ready"}, "start gives it another life"
+    assert pool(fleet, "status", "--probe", "--json").json["machines"][0]["probe"] == "ok"
+    pool(fleet, "delete", "--yes")
+    fleet.settled()
+
+
+# -- delete asks ---------------------------------------------------------------------------------
+
+
+def answered(fleet: Fleet, answer: bytes) -> Done:
+    """`pool delete p` on a terminal, where somebody types the answer."""
+    master, slave = pty.openpty()
+    try:
+        process: Process = fleet.start("pool", "delete", "p", stdin=slave)
+        until(lambda: "Type yes to go on" in process.out, "the question")
+        os.write(master, answer)
+        return checked(process.wait())
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+@pytest.mark.parametrize("answer", [b"y\n", b"YES\n", b"\n", b"\x04"])
+def test_only_yes_is_yes(fleet: Fleet, answer: bytes) -> None:
+    pool(fleet, "create")
+    done = answered(fleet, answer)
+    assert done.code == 2
+    assert "This will delete pool p and its 1 machine" in done.out
+    assert done.err == "evalfleet: nothing was deleted\n"
+    assert statuses(fleet) == {"waa-eval-vm": "ready"}
+    pool(fleet, "delete", "--yes")
+
+
+def test_yes_deletes_and_nobody_to_ask_needs_a_flag(fleet: Fleet) -> None:
+    pool(fleet, "create")
+    say(fleet, "pool", "delete", "p").refused("this would delete pool p and its 1 machine: say --yes")
+    assert statuses(fleet) == {"waa-eval-vm": "ready"}
+    assert answered(fleet, b"yes\n").code == 0
+    fleet.settled()
+
+
+# -- places that give less than was asked for ----------------------------------------------------
+
+
+def test_fewer_machines_than_asked_for(fleet: Fleet) -> None:
+    done = pool(fleet, "create", "--workers", "3", "--set", "max_machines=2")
+    assert "1 more was asked for: `evalfleet pool start p` tries again" in done.out
+    assert list(statuses(fleet)) == ["waa-eval-1", "waa-eval-2"]
+    assert "1 more was asked for" in pool(fleet, "start").out, "it asks again, in vain"
+    pool(fleet, "delete", "--yes")
+    fleet.settled()
+
+
+def test_no_machine_at_all(fleet: Fleet) -> None:
+    pool(fleet, "create", "--set", "max_machines=1")
+    done = say(fleet, "pool", "create", "q", "--set", "max_machines=1")
+    assert done.code == 4
+    assert done.err.splitlines()[-1].startswith("evalfleet: pool 'q' got no machine: all 1 machines of local")
+    assert [row["pool"] for row in say(fleet, "pool", "ls", "--json").json] == ["p"]
+    assert len(folders(fleet)) == 1
+    pool(fleet, "delete", "--yes")
+    pool(fleet, "create", name="q")
+    pool(fleet, "delete", "--yes", name="q")
+
+
+def test_wrong_requests_cost_nothing(fleet: Fleet) -> None:
+    say(fleet, "pool", "create", "p", "--on", "nowhere").refused("nowhere")
+    say(fleet, "pool", "create", "p", "--workers", "0").refused("--workers")
+    say(fleet, "pool", "create", "p", "--expires", "soon").refused("--expires")
+    say(fleet, "pool", "create", "p", "--set", "colour=red").refused("colour")
+    say(fleet, "pool", "create", "a b").refused("a b")
+    assert say(fleet, "pool", "ls", "--json").json == []
+
+
+# -- vm_pool_registry.json -----------------------------------------------------------------------
+
+KEYS = [
+    *("pool_id", "created_at", "resource_group", "location", "vm_size", "workers"),
+    *("total_tasks", "completed_tasks", "failed_tasks"),
+]
+WORKER = [
+    *("name", "ip", "status", "docker_container", "waa_ready", "assigned_tasks", "completed_tasks"),
+    *("current_task", "error", "created_at", "updated_at"),
+]
+
+
+def test_the_registry_of_a_pool_and_of_its_run(fleet: Fleet) -> None:
+    fleet.bench([task("a_1", "gate go; score 1"), task("a_2", "gate go; score 0")])
+    pool(fleet, "create", "--workers", "3")
+    own = registry(fleet, "p")
+    assert registry(fleet) == own, "the home's copy is the newest one's"
+    assert list(own) == KEYS
+    assert [list(worker) for worker in own["workers"]] == [WORKER] * 3
+    assert re.fullmatch(r"\d{8}_\d{6}", own["pool_id"])
+    assert {worker["status"] for worker in own["workers"]} == {"ready"}
+    assert {worker["ip"] for worker in own["workers"]} == {"127.0.0.1"}
+    run = fleet.start_run("--pool", "p", "--workers", "2")
+
+    def busy(of: str) -> list[tuple[str, str]]:
+        workers = registry(fleet, of)["workers"]
+        return sorted((w["name"], w["current_task"]) for w in workers if w["status"] == "running")
+
+    until(lambda: (fleet.home / "r/vm_pool_registry.json").exists() and len(busy("r")) == 2, "the run's")
+    assert busy("p") == busy("r") == busy("")
+    assert {task for _, task in busy("r")} == {"a_1", "a_2"}
+    pool(fleet, "resize", "4")  # while the run has machines
+    until(lambda: busy("p") == busy("r"), "the pool's file, written over and then corrected")
+    assert len(registry(fleet, "p")["workers"]) == 4
+    fleet.open_gate("go")
+    assert run.wait().code == 0
+    told = registry(fleet, "r")
+    assert (told["total_tasks"], told["completed_tasks"], told["failed_tasks"]) == (2, 2, 0)
+    assert {worker["status"] for worker in told["workers"]} == {"deleted"}
+    assert registry(fleet) == told
+    assert list(told) == KEYS
+    back = registry(fleet, "p")
+    assert {worker["status"] for worker in back["workers"]} == {"ready"}
+    assert sorted(t for w in back["workers"] for t in w["completed_tasks"]) == ["a_1", "a_2"]
+    assert [w["created_at"] for w in back["workers"]][:3] == [w["created_at"] for w in own["workers"]]
+    pool(fleet, "delete", "--yes")
+    assert {worker["status"] for worker in registry(fleet, "p")["workers"]} == {"deleted"}
+    assert registry(fleet) == told, "an older pool wrote over the newest run's"
+    assert view(fleet).state.ended_at is not None
