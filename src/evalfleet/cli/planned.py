@@ -63,7 +63,7 @@ def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
         ("run", plan.run),
         ("benchmark", plan.benchmark),
         ("tasks", f"{len(resolved.tasks)} in {plural(len({t.domain for t in resolved.tasks}), 'domain')}"),
-        ("on", f"{', '.join(plan.places)}, {plural(limits.workers, 'worker')}, {plan.schedule} schedule"),
+        ("on", f"{_where(resolved)}, {plural(limits.workers, 'worker')}, {plan.schedule} schedule"),
         ("attempts", f"{limits.attempts} a task"),
         ("model", plan.model or "-"),
         ("secrets", ", ".join(resolved.secrets) or "-"),
@@ -74,6 +74,11 @@ def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
     ]
     lines = [f"{name:<11}{value}" for name, value in rows]
     return "\n".join((*lines, "", "Nothing was started. Leave out --dry-run to run it."))
+
+
+def _where(resolved: Resolved) -> str:
+    places = ", ".join(resolved.plan.places)
+    return f"pool {resolved.plan.pool} ({places})" if resolved.plan.pool else places
 
 
 def _offer(offer: Offer) -> str:

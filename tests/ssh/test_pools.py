@@ -1,0 +1,109 @@
+"""Named pools of real SSH hosts, through the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import task, tasks, until
+from tests.e2e.pools import holders, machines, pool, registry, say, statuses, used
+
+from .fleet import Fleet
+
+
+@pytest.fixture
+def controller(hosts: Fleet, tmp_path: Path) -> Iterator[harness.Fleet]:
+    """A home whose evalfleet.toml knows the hosts as place `lab3`."""
+    made = harness.Fleet.at(tmp_path / "f")
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in hosts.settings().items())
+    made.config(f'[places.lab3]\nkind = "ssh"\n{keys}')
+    yield made
+    made.sweep()
+
+
+def left(hosts: Fleet) -> list[str]:
+    return [str(path) for host in hosts.hosts for path in host.home.iterdir()]
+
+
+def test_a_pool_of_hosts_from_create_to_delete(controller: harness.Fleet, hosts: Fleet) -> None:
+    setup = [["sh", "-c", f"echo x >> {controller.folder}/setups; echo here > product"]]
+    controller.bench([task(f"a_{n}", "cat product; sleep 0.1; score 1") for n in range(6)], setup=setup)
+    pool(controller, "create", "--on", "lab3", "--workers", "3", "--prefix", "host")
+    assert statuses(controller) == {"host-1": "ready", "host-2": "ready", "host-3": "ready"}
+    probed = pool(controller, "status", "--probe", "--json").json["machines"]
+    assert [machine["probe"] for machine in probed] == ["ok"] * 3
+    assert {worker["ip"] for worker in registry(controller)["workers"]} == {h.address for h in hosts.hosts}
+    pool(controller, "prepare", "./b.toml")
+    done = controller.run("--pool", "p")
+    assert done.code == 0, done
+    assert len(used(controller, "r")) == 3
+    assert (controller.folder / "setups").read_text() == "x\n" * 3, "it was set up again"
+    pool(controller, "restart", "host-2")
+    entered = controller("pool", "ssh", "p", "host-2", "--", "sh", "-c", "echo $HOME; exit 7")
+    assert entered.code == 7, entered
+    assert entered.out.strip() in {str(host.home) for host in hosts.hosts}
+    pool(controller, "stop")
+    assert not any(host.leftovers() for host in hosts.hosts), "something runs on a stopped host"
+    pool(controller, "start")
+    assert controller("run", "./b.toml", "--name", "s", "--pool", "p", "--first", "2").code == 0
+    assert (controller.folder / "setups").read_text() == "x\n" * 3, "the disk did not stay"
+    pool(controller, "delete", "--yes")
+    assert not left(hosts)
+    assert not any(host.leftovers() for host in hosts.hosts)
+
+
+def test_a_host_that_is_down_makes_a_smaller_pool_until_it_is_back(
+    controller: harness.Fleet, hosts: Fleet
+) -> None:
+    controller.bench(tasks(2))
+    down = hosts.hosts[1]
+    down.stop()
+    try:
+        made = pool(controller, "create", "--on", "lab3", "--workers", "3")
+        assert "1 more was asked for: `evalfleet pool start p` tries again" in made.out
+        assert set(statuses(controller).values()) == {"ready"}
+        assert len(statuses(controller)) == 2
+        assert controller.run("--pool", "p").code == 0
+    finally:
+        down.start()
+    pool(controller, "start")
+    assert len(statuses(controller)) == 3
+    pool(controller, "delete", "--yes")
+
+
+def test_no_host_at_all(controller: harness.Fleet, hosts: Fleet) -> None:
+    for host in hosts.hosts:
+        host.stop()
+    try:
+        done = say(controller, "pool", "create", "p", "--on", "lab3", "--workers", "2")
+    finally:
+        for host in hosts.hosts:
+            host.start()
+    assert done.code == 4
+    assert "pool 'p' got no machine" in done.err.splitlines()[-1]
+    assert say(controller, "pool", "ls", "--json").json == []
+
+
+def test_two_runs_and_a_killed_controller(controller: harness.Fleet, hosts: Fleet) -> None:
+    controller.bench([*tasks(2, "gate a; score 1", "a"), *tasks(2, "gate b; score 1", "b")])
+    pool(controller, "create", "--on", "lab3", "--workers", "3")
+    first = controller.start_run("--pool", "p", "--workers", "2", "--domain", "a")
+    controller.started("a_1.0", "a_2.0")
+    second = controller.start("run", "./b.toml", "--name", "s", "--pool", "p", "--domain", "b")
+    controller.started("b_1.0")
+    assert not used(controller, "r") & used(controller, "s"), "a host was shared"
+    first.kill()
+    assert {machine["run"] for machine in machines(controller).values()} == {"r", "s"}
+    say(controller, "pool", "delete", "p", "--yes").refused("held by run")
+    controller.open_gate("a")
+    assert controller("resume", "r").code == 0
+    assert holders(controller) == {"s"}
+    controller.open_gate("b")
+    assert second.wait().code == 0
+    assert controller.starts() == ["a_1.0", "a_2.0", "b_1.0", "b_2.0"], "an attempt was started twice"
+    until(lambda: not holders(controller), "all given back")
+    pool(controller, "delete", "--yes")
