@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from evalfleet.channels.supervisor.removal import remove_machine
 from tests.docs.pages import ROOT
 
 
@@ -24,10 +25,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> Path:
-    """Where a page's commands and code run."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Where a page's commands and code run. A page that fails half-way leaves no machines behind."""
     for name in [name for name in os.environ if name.startswith("EVALFLEET_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", environment["PATH"])
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for machine in tmp_path.glob("*/.machines/*"):
+        remove_machine(machine)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import subprocess
 import sys
 
 import pytest
 
 from evalfleet.cli import DEVELOPER_VERBS, VERBS, parser_of
+from evalfleet.cli.pool import VERBS as POOL_VERBS
 from tests.docs.pages import ROOT
 
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -23,6 +26,15 @@ def test_every_verb_is_documented(verb: str) -> None:
 @pytest.mark.parametrize("verb", [*VERBS, *DEVELOPER_VERBS])
 def test_every_argument_says_what_it_is(verb: str) -> None:
     assert not [action.dest for action in parser_of(verb)._actions if not action.help]
+
+
+@pytest.mark.parametrize("verb", POOL_VERBS)
+def test_every_verb_of_pools_is_documented(verb: str) -> None:
+    assert f"\n### pool {verb}\n" in CLI
+    assert f"<!-- generated: evalfleet pool {verb} --help -->" in CLI
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"evalfleet.cli.pool.{verb}").add_arguments(parser)
+    assert not [action.dest for action in parser._actions if not action.help]
 
 
 def test_generated_help_is_current() -> None:

@@ -25,7 +25,9 @@ VERBS: dict[str, str] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(
+        dest="verb", metavar="VERB", required=True, help="`evalfleet pool VERB --help` says more"
+    )
     for verb, what in VERBS.items():
         module = importlib.import_module(f"evalfleet.cli.pool.{verb}")
         own = verbs.add_parser(verb, help=what, description=module.__doc__, allow_abbrev=False)
