@@ -119,7 +119,7 @@ def lend(pool: Path, document: Document) -> None:
 def _show_lent(worker: dict[str, Any], lent: Document) -> None:
     """As its run shows it. Once the run has given it back, what the run did stays until the next one."""
     back = lent["status"] in ("completed", "deleted", "failed")
-    if back and lent["updated_at"] < worker["updated_at"]:
+    if back and lent["updated_at"].rstrip("Z") < worker["updated_at"].rstrip("Z"):
         return  # another run has it by now, or the pool itself
     kept = {key: worker[key] for key in ("name", "ip", "created_at")}
     worker.update({**lent, **kept, "status": "ready" if back else lent["status"]})
