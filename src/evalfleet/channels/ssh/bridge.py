@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from typing import Any
 
 import asyncssh
@@ -16,7 +15,6 @@ from .hosts import Host, Wire
 from .words import HostLost
 
 READY = b"ok\n"
-CORK: int | None = getattr(socket, "TCP_CORK", None)
 WORDS_CAP = 4096
 
 
@@ -76,20 +74,11 @@ class Line(asyncio.WriteTransport):
         self._host = host
         self._wire = wire
         self._session = session
-        self._socket: Any = wire.connection.ssh.get_extra_info("socket")
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """asyncssh sends an empty packet before each of ours: corked, the two are one for the network."""
         if self._session.channel is not None and not self._session.lost:
-            self._cork(True)
             with contextlib.suppress(BrokenPipeError):  # the loss is being told
                 self._session.channel.write(bytes(data))
-            self._cork(False)
-
-    def _cork(self, on: bool) -> None:
-        if CORK is not None and self._socket is not None:
-            with contextlib.suppress(OSError):  # it has just been closed
-                self._socket.setsockopt(socket.IPPROTO_TCP, CORK, on)
 
     def is_closing(self) -> bool:
         return self._session.lost
