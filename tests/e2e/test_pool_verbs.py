@@ -269,7 +269,7 @@ def test_the_registry_of_a_pool_and_of_its_run(fleet: Fleet) -> None:
         return sorted((w["name"], w["current_task"]) for w in workers if w["status"] == "running")
 
     until(lambda: (fleet.home / "r/vm_pool_registry.json").exists() and len(busy("r")) == 2, "the run's")
-    assert busy("p") == busy("r") == busy("")
+    until(lambda: busy("p") == busy("r") == busy(""), "all three files to say the same")
     assert {task for _, task in busy("r")} == {"a_1", "a_2"}
     pool(fleet, "resize", "4")  # while the run has machines
     until(lambda: busy("p") == busy("r"), "the pool's file, written over and then corrected")
