@@ -1,0 +1,146 @@
+"""What goes wrong, by chance from a seed or by script."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+from .words import Answer, ArmError, Call, Json
+
+
+@dataclass(frozen=True)
+class Throttled:
+    """429, nothing is done."""
+
+    retry_after_s: int = 1
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A 5xx, nothing is done."""
+
+    status: int = 503
+
+
+@dataclass(frozen=True)
+class Lost:
+    """It is done, but the connection breaks before the client hears of it."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """The client's connection breaks; it is done some seconds later."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """The call is accepted, but its long-running operation does not begin before so many seconds."""
+
+    seconds: float = 1e9
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A refusal of this shape."""
+
+    status: int
+    code: str
+    message: str = "Refused by the test."
+
+
+Effect = Throttled | Failed | Lost | Late | Stuck | Refused
+
+
+@dataclass
+class Rule:
+    """Applies to calls of `method` whose path has `path` (a regular expression, any case)."""
+
+    effect: Effect
+    method: str = ""
+    path: str = ""
+    rate: float = 1.0
+    times: int | None = None
+
+    def fits(self, call: Call) -> bool:
+        if self.times == 0 or (self.method and self.method != call.method):
+            return False
+        return re.search(self.path, call.path, re.IGNORECASE) is not None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An Azure Policy that denies: resources of `type` whose body `denies` says so."""
+
+    name: str
+    type: str
+    required_tag: str = ""
+    locations: tuple[str, ...] = ()
+
+    def denies(self, type: str, body: Json) -> bool:
+        if type.lower() != self.type.lower():
+            return False
+        tags = {key.lower() for key in body.get("tags") or {}}
+        lacks_tag = bool(self.required_tag) and self.required_tag.lower() not in tags
+        elsewhere = bool(self.locations) and body.get("location") not in self.locations
+        return lacks_tag or elsewhere or not (self.required_tag or self.locations)
+
+
+class Faults:
+    """The first rule that fits a call, and that chance picks, has its effect."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self.rules: list[Rule] = []
+        self.policies: list[Policy] = []
+        self.denied_actions: list[str] = []
+        self.met: list[tuple[Effect, str, str]] = []
+
+    def add(
+        self, effect: Effect, *, method: str = "", path: str = "", rate: float = 1.0, times: int | None = None
+    ) -> Rule:
+        rule = Rule(effect, method, path, rate, times)
+        self.rules.append(rule)
+        return rule
+
+    def pick(self, call: Call) -> Effect | None:
+        for rule in self.rules:
+            if rule.fits(call) and (rule.rate >= 1.0 or self._random.random() < rule.rate):
+                if rule.times is not None:
+                    rule.times -= 1
+                self.met.append((rule.effect, call.method, call.path))
+                return rule.effect
+        return None
+
+    def check_policies(self, type: str, id: str, body: Json) -> None:
+        for policy in self.policies:
+            if policy.denies(type, body):
+                raise disallowed(policy, id, body)
+
+
+def disallowed(policy: Policy, id: str, body: Json) -> ArmError:
+    name = id.rsplit("/", 1)[-1]
+    assignment = f"/subscriptions/x/providers/Microsoft.Authorization/policyAssignments/{policy.name}"
+    identifiers = f'[{{"policyAssignment":{{"name":"{policy.name}","id":"{assignment}"}}}}]'
+    info = {"policyAssignmentName": policy.name, "policyAssignmentId": assignment}
+    return ArmError(
+        403,
+        "RequestDisallowedByPolicy",
+        f"Resource '{name}' was disallowed by policy. Policy identifiers: '{identifiers}'.",
+        target=name,
+        more={"additionalInfo": [{"type": "PolicyViolation", "info": info}]},
+    )
+
+
+def refusal(effect: Throttled | Failed | Refused) -> Answer:
+    match effect:
+        case Throttled(retry_after_s):
+            message = "The request is being throttled as the limit has been reached."
+            wait = {"Retry-After": str(retry_after_s)}
+            return ArmError(429, "TooManyRequests", message, headers=wait).answer()
+        case Failed(status):
+            return ArmError(status, "ServerError", "The server encountered an error. Please retry.").answer()
+        case Refused(status, code, message):
+            return ArmError(status, code, message).answer()

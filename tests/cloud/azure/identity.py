@@ -1,0 +1,113 @@
+"""Who may ask: tokens, as Entra ID and a managed identity give them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+
+from .words import TENANT, Answer, ArmError, Call, Json
+
+CLIENT_ID = "00000000-1111-2222-3333-444444444444"
+CLIENT_SECRET = "stand-in-secret"
+IDENTITY_HEADER = "stand-in-identity"
+UNKNOWN = "The access token is invalid."
+EXPIRED = "The access token expiry UTC time is earlier than current UTC time."
+
+
+class Identity:
+    """Tokens live for `lifetime_s`, of real time, since clients reckon with theirs."""
+
+    def __init__(self) -> None:
+        self.lifetime_s = 3600.0
+        self.refuses = False
+        """Are credentials turned down?"""
+        self._valid: dict[str, float] = {}
+
+    def token(self) -> str:
+        """Looks like a real one, but is signed by nobody."""
+        expires = time.time() + self.lifetime_s
+        claims = {
+            "aud": "https://management.azure.com/",
+            "tid": TENANT,
+            "oid": CLIENT_ID,
+            "appid": CLIENT_ID,
+            "exp": int(expires),
+        }
+        words = [_coded({"alg": "none", "typ": "JWT"}), _coded(claims), secrets.token_urlsafe(16)]
+        token = ".".join(words)
+        self._valid[token] = expires
+        return token
+
+    def check(self, authorization: str) -> None:
+        """Raises ArmError."""
+        kind, _, token = authorization.partition(" ")
+        if kind.lower() != "bearer" or token not in self._valid:
+            raise _unauthorised(
+                "AuthenticationFailed" if token else "AuthenticationFailedMissingToken", UNKNOWN
+            )
+        if self._valid[token] < time.time():
+            raise _unauthorised("ExpiredAuthenticationToken", EXPIRED)
+
+    # -- Entra ID ------------------------------------------------------------------------------
+
+    def configuration(self, base: str) -> Answer:
+        here = f"{base}/{TENANT}"
+        return Answer(
+            200,
+            {
+                "token_endpoint": f"{here}/oauth2/v2.0/token",
+                "authorization_endpoint": f"{here}/oauth2/v2.0/authorize",
+                "device_authorization_endpoint": f"{here}/oauth2/v2.0/devicecode",
+                "issuer": f"{here}/v2.0",
+                "jwks_uri": f"{here}/discovery/v2.0/keys",
+            },
+        )
+
+    def client_token(self, form: dict[str, str]) -> Answer:
+        good = (form.get("client_id"), form.get("client_secret")) == (CLIENT_ID, CLIENT_SECRET)
+        if self.refuses or not good:
+            return Answer(
+                401,
+                {
+                    "error": "invalid_client",
+                    "error_description": "AADSTS7000215: Invalid client secret provided.",
+                    "error_codes": [7000215],
+                },
+            )
+        seconds = int(self.lifetime_s)
+        return Answer(
+            200,
+            {
+                "token_type": "Bearer",
+                "expires_in": seconds,
+                "ext_expires_in": seconds,
+                "access_token": self.token(),
+            },
+        )
+
+    # -- managed identity ----------------------------------------------------------------------
+
+    def managed_token(self, call: Call, header: str) -> Answer:
+        if self.refuses or header != IDENTITY_HEADER:
+            return Answer(401, {"statusCode": 401, "message": "The identity header is wrong."})
+        return Answer(
+            200,
+            {
+                "access_token": self.token(),
+                "expires_on": str(int(time.time() + self.lifetime_s)),
+                "resource": call.asks("resource"),
+                "token_type": "Bearer",
+                "client_id": CLIENT_ID,
+            },
+        )
+
+
+def _coded(value: Json) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+def _unauthorised(code: str, message: str) -> ArmError:
+    hint = f'Bearer authorization_uri="https://login.microsoftonline.com/{TENANT}", error="invalid_token"'
+    return ArmError(401, code, message, headers={"WWW-Authenticate": hint})

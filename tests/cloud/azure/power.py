@@ -1,0 +1,139 @@
+"""What can be done to a virtual machine that exists, by its owner or by Azure."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from .store import Resource
+from .vms import VirtualMachines, Vm
+from .words import Answer, ArmError, Call
+
+if TYPE_CHECKING:
+    from .cloud import Cloud
+
+Deed = Callable[[Vm], Awaitable[None]]
+LOGS = "/serial-logs"
+
+
+class Power:
+    """The actions of virtual machines."""
+
+    def __init__(self, cloud: Cloud, machines: VirtualMachines) -> None:
+        self._cloud = cloud
+        self._vms = machines
+        deeds: dict[str, Deed] = {
+            "start": self._start,
+            "restart": self._restart,
+            "deallocate": self.deallocate,
+            "poweroff": self._power_off,
+            "redeploy": self._redeploy,
+            "reapply": self._nothing,
+        }
+        machines.actions = {
+            **{name: self._action(deed) for name, deed in deeds.items()},
+            "retrievebootdiagnosticsdata": self._boot_diagnostics,
+            "simulateeviction": self._simulate_eviction,
+        }
+        self.evict: Callable[[Vm, float], None] = lambda vm, notice_s: None
+
+    def _action(self, deed: Deed) -> Callable[[Resource, Call, float], Awaitable[Answer]]:
+        async def act(resource: Resource, call: Call, hold_s: float) -> Answer:
+            assert isinstance(resource, Vm)
+            self.begin(resource, deed, hold_s)
+            assert resource.busy is not None
+            headers = self._cloud.operations.headers(call, resource.busy, location=True)
+            return Answer(202, None, headers)
+
+        return act
+
+    def begin(self, vm: Vm, deed: Deed, hold_s: float = 0.0) -> None:
+        """Raises if something else is being done to it."""
+        if vm.busy is not None and not vm.busy.done.is_set():
+            raise self._vms.is_busy(vm)
+        vm.state, vm.changed_at = "Updating", self._cloud.clock.now()
+        where = f"/subscriptions/{vm.id.subscription}/providers/Microsoft.Compute/locations/{vm.location}"
+        vm.busy = self._cloud.operations.start(where, self._do(vm, deed, hold_s))
+
+    async def _do(self, vm: Vm, deed: Deed, hold_s: float) -> None:
+        try:
+            if hold_s:
+                await self._cloud.clock.sleep(hold_s)
+            await deed(vm)
+        except ArmError:
+            vm.state = "Failed"
+            raise
+        vm.state = "Succeeded"
+
+    # -- deeds ---------------------------------------------------------------------------------
+
+    async def _nothing(self, vm: Vm) -> None:
+        await self._cloud.pause(self._cloud.timing.network_s)
+
+    async def _start(self, vm: Vm) -> None:
+        if vm.power == "running":
+            return
+        was_off = vm.power == "deallocated"
+        await self._cloud.pause(self._cloud.timing.allocation_s)
+        self._vms.allocate(vm)
+        await self._cloud.pause(self._cloud.timing.boot_s)
+        await self._vms.boot(vm, fresh_temp_disk=was_off)
+
+    async def deallocate(self, vm: Vm) -> None:
+        if vm.power == "deallocated":
+            return
+        self._vms.set_power(vm, "deallocating")
+        await self._cloud.pause(self._cloud.timing.deallocate_s)
+        await self._vms.unplace(vm)
+
+    async def _power_off(self, vm: Vm) -> None:
+        if vm.power == "running":
+            self._vms.set_power(vm, "stopping")
+            await self._cloud.pause(self._cloud.timing.deallocate_s)
+            await self._cloud.machines.power_off(str(vm.id))
+            self._vms.set_power(vm, "stopped")  # and billed on
+
+    async def _restart(self, vm: Vm) -> None:
+        if vm.power not in ("running", "stopped"):
+            raise ArmError(
+                409,
+                "OperationNotAllowed",
+                f"Cannot restart VM '{vm.id.name}' because it is {vm.power or 'not allocated'}.",
+            )
+        await self._again(vm, fresh_temp_disk=False)
+
+    async def _redeploy(self, vm: Vm) -> None:
+        if vm.power == "deallocated":
+            raise ArmError(
+                409, "OperationNotAllowed", f"Cannot redeploy VM '{vm.id.name}': it is deallocated."
+            )
+        self._cloud.machines.mend(str(vm.id))
+        await self._again(vm, fresh_temp_disk=True)
+
+    async def _again(self, vm: Vm, *, fresh_temp_disk: bool) -> None:
+        self._vms.set_power(vm, "starting")
+        await self._cloud.machines.power_off(str(vm.id))
+        await self._cloud.pause(self._cloud.timing.boot_s)
+        await self._vms.boot(vm, fresh_temp_disk=fresh_temp_disk)
+
+    # -- other actions -------------------------------------------------------------------------
+
+    async def _boot_diagnostics(self, resource: Resource, call: Call, hold_s: float) -> Answer:
+        enabled = (resource.properties.get("diagnosticsProfile") or {}).get("bootDiagnostics") or {}
+        if not enabled.get("enabled"):
+            raise ArmError(
+                409,
+                "OperationNotAllowed",
+                f"Boot diagnostics is not enabled for the virtual machine '{resource.id.name}'.",
+            )
+        log = f"{call.base}{LOGS}{quote(str(resource.id))}?sv=2023&sig=standin"
+        shot = f"{call.base}{LOGS}{quote(str(resource.id))}?screenshot=1&sig=standin"
+        return Answer(200, {"serialConsoleLogBlobUri": log, "consoleScreenshotBlobUri": shot})
+
+    async def _simulate_eviction(self, resource: Resource, call: Call, hold_s: float) -> Answer:
+        assert isinstance(resource, Vm)
+        if not resource.is_spot:
+            raise ArmError(409, "OperationNotAllowed", f"VM '{resource.id.name}' is no Spot virtual machine.")
+        self.evict(resource, 30.0)
+        return Answer(204)

@@ -1,0 +1,174 @@
+"""The stand-in as tests hold it: a server in a thread, and hands to read and break it with."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from . import addresses, network, tls
+from .arm import Arm
+from .clock import Clock
+from .cloud import Cloud, Timing
+from .disks import Disks, plain_kinds
+from .faults import Faults
+from .groups import Groups
+from .identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
+from .machines import Machines, Records
+from .meters import Meters
+from .power import Power
+from .server import MSI_PATH, Server
+from .store import Resource
+from .subscription import Subscription
+from .vms import VirtualMachines
+from .words import SUBSCRIPTION, TENANT, Json
+
+T = TypeVar("T")
+START_S = 30.0
+LOOPBACK = "127.0.0.1"
+
+
+class StandIn:
+    """Use as a context manager. Its methods may be called from any thread.
+
+    `endpoint`: ARM, over https. `ca`: the file of the authority to trust. `environment`: what makes
+    azure-identity's DefaultAzureCredential work against it. Tests set faults, quota and the like through
+    `cloud`, before clients come or with `do`, which runs in the server's thread.
+    """
+
+    def __init__(
+        self,
+        machines: Machines | None = None,
+        *,
+        timing: Timing | None = None,
+        speed: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="azure-stand-in-")
+        self._machines = machines or Records()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="azure-stand-in")
+        self._ready = threading.Event()
+        self._end = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._sockets = [_listener(), _listener()]
+        self.clock = Clock(speed)
+        self.cloud = Cloud(self.clock, self._machines, timing or Timing(), seed)
+        self.identity = Identity()
+        self.arm = Arm(self.cloud)
+        self.server = Server(self.cloud, self.arm, self.identity)
+        self._furnish()
+        self.port: int = self._sockets[0].getsockname()[1]
+        self.endpoint = f"https://{LOOPBACK}:{self.port}"
+        self.identity_endpoint = f"http://{LOOPBACK}:{self._sockets[1].getsockname()[1]}{MSI_PATH}"
+        self.ca, self._tls = tls.make(Path(self._folder.name), [LOOPBACK])
+
+    def _furnish(self) -> None:
+        disks = Disks(self.cloud)
+        public, interfaces = addresses.PublicAddresses(self.cloud), addresses.Interfaces(self.cloud)
+        self.vms = VirtualMachines(self.cloud, disks, interfaces)
+        self.power = Power(self.cloud, self.vms)
+        for kind in (
+            *network.kinds(self.cloud),
+            *plain_kinds(self.cloud),
+            disks,
+            public,
+            interfaces,
+            self.vms,
+        ):
+            self.cloud.add_kind(kind)
+        Groups(self.cloud, self.arm)
+        Subscription(self.cloud, self.arm)
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> StandIn:
+        self._thread.start()
+        self._ready.wait(START_S)
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+        self._folder.cleanup()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except BaseException as err:
+            self._failure = err
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        await self.server.listen(self._sockets[0], self._tls)
+        await self.server.listen(self._sockets[1], None)
+        self._ready.set()
+        try:
+            await self._end.wait()
+        finally:
+            await self.server.close()
+            await self.cloud.operations.close()
+            await self._machines.close()
+
+    # -- for tests -----------------------------------------------------------------------------
+
+    subscription = SUBSCRIPTION
+    tenant = TENANT
+    client_id = CLIENT_ID
+    client_secret = CLIENT_SECRET
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "IDENTITY_ENDPOINT": self.identity_endpoint,
+            "IDENTITY_HEADER": IDENTITY_HEADER,
+            "REQUESTS_CA_BUNDLE": str(self.ca),
+            "SSL_CERT_FILE": str(self.ca),
+            "AZURE_SUBSCRIPTION_ID": SUBSCRIPTION,
+        }
+
+    def do(self, action: Callable[[], T]) -> T:
+        """In the server's thread."""
+
+        async def run() -> T:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(START_S)
+
+    @property
+    def faults(self) -> Faults:
+        return self.cloud.faults
+
+    @property
+    def meters(self) -> Meters:
+        return self.cloud.meters
+
+    def token(self) -> str:
+        return self.do(self.identity.token)
+
+    def jump(self, seconds: float) -> None:
+        """Let time pass."""
+        self.do(lambda: self.clock.jump(seconds))
+
+    def resources(self, type: str = "") -> list[Resource]:
+        """All there are now, whatever lists say; of one type, or of all."""
+        return self.do(
+            lambda: [each for each in self.cloud.store if type.lower() in ("", each.id.type.lower())]
+        )
+
+    def shown(self) -> list[Json]:
+        return self.do(lambda: [self.cloud.show(each) for each in self.cloud.store])
+
+
+def _listener() -> socket.socket:
+    return socket.create_server((LOOPBACK, 0), backlog=1024)
