@@ -114,6 +114,17 @@ class Faults:
                 return rule.effect
         return None
 
+    def hold_s(self, method: str, path: str) -> float:
+        """For what Azure does by itself in a deployment: only rules that name a path can make that stuck."""
+        call = Call(method, path)
+        for rule in self.rules:
+            if isinstance(rule.effect, Stuck) and rule.path and rule.fits(call):
+                if rule.times is not None:
+                    rule.times -= 1
+                self.met.append((rule.effect, method, path))
+                return rule.effect.seconds
+        return 0.0
+
     def check_policies(self, type: str, id: str, body: Json) -> None:
         for policy in self.policies:
             if policy.denies(type, body):

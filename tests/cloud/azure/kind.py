@@ -39,6 +39,9 @@ class Kind:
         self.check_name(id)
         self.check_fields(body)
 
+    def preflight(self, id: ResourceId, body: Json) -> None:
+        """Raises what is wrong with a resource of a template before the deployment begins."""
+
     def check_name(self, id: ResourceId) -> None:
         if not self.names.fullmatch(id.name):
             raise ArmError(

@@ -89,8 +89,8 @@ class Parent(NetworkKind):
         for each in self._children(resource.id):
             if each.id.name.lower() not in _names(wanted):
                 self.cloud.forget(each)
-        for each in wanted:
-            self._child_kind().set(resource, each)
+        for child in wanted:
+            self._child_kind().set(resource, child)
 
     def show(self, resource: Resource) -> Json:
         shown = super().show(resource)

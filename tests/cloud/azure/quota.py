@@ -59,17 +59,20 @@ class Quota:
     def used(self, region: str, name: str) -> int:
         return sum(uses.get(name, 0) for where, uses in self._held.values() if where == region)
 
-    def take(self, holder: str, region: str, uses: dict[str, int]) -> None:
-        """All of it, or raise. What the holder had before does not count."""
+    def check(self, holder: str, region: str, uses: dict[str, int]) -> None:
+        """Raises if there is not enough. What the holder has already does not count."""
         before = self._held.pop(holder.lower(), None)
         try:
             for name, amount in uses.items():
                 if self.used(region, name) + amount > self.limit(region, name):
                     raise self._exceeded(region, name, amount)
-        except ArmError:
+        finally:
             if before is not None:
                 self._held[holder.lower()] = before
-            raise
+
+    def take(self, holder: str, region: str, uses: dict[str, int]) -> None:
+        """All of it, or raise."""
+        self.check(holder, region, uses)
         self._held[holder.lower()] = (region, uses)
 
     def release(self, holder: str) -> None:

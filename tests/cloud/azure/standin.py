@@ -14,6 +14,7 @@ from . import addresses, network, tls
 from .arm import Arm
 from .clock import Clock
 from .cloud import Cloud, Timing
+from .deployments import Deployments
 from .disks import Disks, plain_kinds
 from .faults import Faults
 from .groups import Groups
@@ -21,6 +22,7 @@ from .identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
 from .machines import Machines, Records
 from .meters import Meters
 from .power import Power
+from .schedules import Schedules
 from .server import MSI_PATH, Server
 from .store import Resource
 from .subscription import Subscription
@@ -81,6 +83,8 @@ class StandIn:
             self.vms,
         ):
             self.cloud.add_kind(kind)
+        self.cloud.add_kind(Schedules(self.cloud, self.power))
+        Deployments(self.cloud, self.arm)
         Groups(self.cloud, self.arm)
         Subscription(self.cloud, self.arm)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from .arm import Arm, page
+from .arm import Arm, Handler, page
 from .catalog import IMAGES, REGIONS, SIZES, Image
 from .cloud import NAMESPACES, Cloud
 from .groups import equals
@@ -43,7 +43,7 @@ class Subscription:
         arm.route("GET", f"{IMAGE_PATH}/versions", self._versions)
         arm.route("GET", f"{IMAGE_PATH}/versions/{{version}}", self._version)
 
-    def _table(self, rows: Callable[[Call, re.Match[str]], list[Json]]) -> Callable[..., object]:
+    def _table(self, rows: Callable[[Call, re.Match[str]], list[Json]]) -> Handler:
         async def answer(call: Call, found: re.Match[str]) -> Answer:
             # sizes come in one piece of some hundred, as real lists of them do
             return page(call, rows(call, found), max(self._cloud.page_size, 1000))

@@ -69,6 +69,13 @@ class VirtualMachines(Kind):
         else:
             self._rules.check_change(old, body)
 
+    def preflight(self, id: ResourceId, body: Json) -> None:
+        region = self.cloud.catalog.region(body.get("location"), VM)
+        size = self.cloud.catalog.size(dig(body, "properties.hardwareProfile.vmSize"))
+        self.cloud.catalog.check_offered(size, region, zone_of(body))
+        spot = dig(body, "properties.priority") in ("Spot", "Low")
+        self.cloud.quota.check(id.key, region, vm_uses(size, spot))
+
     def make(self, id: ResourceId, location: str, now: float) -> Vm:
         vm = Vm(id, location, {}, {}, {}, now)
         vm.details["vmId"] = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{id} {now}"))
