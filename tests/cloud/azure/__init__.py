@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .cloud import Timing
 from .faults import Failed, Late, Lost, Policy, Refused, Stuck, Throttled
+from .hosts import Hosts
 from .machines import Records
 from .standin import StandIn
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from .metadata import Metadata
 from .store import Resource
 from .vms import VirtualMachines, Vm
 from .words import Answer, ArmError, Call
@@ -20,8 +21,9 @@ LOGS = "/serial-logs"
 class Power:
     """The actions of virtual machines."""
 
-    def __init__(self, cloud: Cloud, machines: VirtualMachines) -> None:
+    def __init__(self, cloud: Cloud, machines: VirtualMachines, metadata: Metadata) -> None:
         self._cloud = cloud
+        self._metadata = metadata
         self._vms = machines
         deeds: dict[str, Deed] = {
             "start": self._start,
@@ -36,7 +38,6 @@ class Power:
             "retrievebootdiagnosticsdata": self._boot_diagnostics,
             "simulateeviction": self._simulate_eviction,
         }
-        self.evict: Callable[[Vm, float], None] = lambda vm, notice_s: None
 
     def _action(self, deed: Deed) -> Callable[[Resource, Call, float], Awaitable[Answer]]:
         async def act(resource: Resource, call: Call, hold_s: float) -> Answer:
@@ -135,5 +136,5 @@ class Power:
         assert isinstance(resource, Vm)
         if not resource.is_spot:
             raise ArmError(409, "OperationNotAllowed", f"VM '{resource.id.name}' is no Spot virtual machine.")
-        self.evict(resource, 30.0)
+        self._metadata.evict(resource, 30.0)
         return Answer(204)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from evalfleet.lab.network import GATEWAY
+
 from . import addresses, network, tls
 from .arm import Arm
 from .clock import Clock
@@ -19,14 +21,16 @@ from .disks import Disks, plain_kinds
 from .faults import Faults
 from .groups import Groups
 from .identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
+from .hosts import METADATA, Hosts
 from .machines import Machines, Records
+from .metadata import Metadata
 from .meters import Meters
 from .power import Power
 from .schedules import Schedules
 from .server import MSI_PATH, Server
 from .store import Resource
 from .subscription import Subscription
-from .vms import VirtualMachines
+from .vms import VM, VirtualMachines, Vm
 from .words import SUBSCRIPTION, TENANT, Json
 
 T = TypeVar("T")
@@ -63,17 +67,18 @@ class StandIn:
         self.identity = Identity()
         self.arm = Arm(self.cloud)
         self.server = Server(self.cloud, self.arm, self.identity)
+        self.metadata = Metadata(self.cloud)
         self._furnish()
         self.port: int = self._sockets[0].getsockname()[1]
         self.endpoint = f"https://{LOOPBACK}:{self.port}"
         self.identity_endpoint = f"http://{LOOPBACK}:{self._sockets[1].getsockname()[1]}{MSI_PATH}"
-        self.ca, self._tls = tls.make(Path(self._folder.name), [LOOPBACK])
+        self.ca, self._tls = tls.make(Path(self._folder.name), [LOOPBACK, GATEWAY])
 
     def _furnish(self) -> None:
         disks = Disks(self.cloud)
         public, interfaces = addresses.PublicAddresses(self.cloud), addresses.Interfaces(self.cloud)
         self.vms = VirtualMachines(self.cloud, disks, interfaces)
-        self.power = Power(self.cloud, self.vms)
+        self.power = Power(self.cloud, self.vms, self.metadata)
         for kind in (
             *network.kinds(self.cloud),
             *plain_kinds(self.cloud),
@@ -116,13 +121,26 @@ class StandIn:
     async def _serve(self) -> None:
         await self.server.listen(self._sockets[0], self._tls)
         await self.server.listen(self._sockets[1], None)
+        if isinstance(self._machines, Hosts):
+            await self._serve_inside(self._machines)
         self._ready.set()
         try:
             await self._end.wait()
         finally:
             await self.server.close()
+            await self.metadata.close()
             await self.cloud.operations.close()
             await self._machines.close()
+
+    async def _serve_inside(self, hosts: Hosts) -> None:
+        """The same ports in the lab's network: for clients in there, and the metadata service for machines."""
+        for where, tls_context in ((self._sockets[0], self._tls), (self._sockets[1], None)):
+            sock = hosts.lab.socket()
+            sock.bind((GATEWAY, where.getsockname()[1]))
+            await self.server.listen(sock, tls_context)
+        sock = hosts.lab.socket()
+        sock.bind((METADATA, 80))
+        await self.metadata.listen(sock, hosts)
 
     # -- for tests -----------------------------------------------------------------------------
 
@@ -133,6 +151,7 @@ class StandIn:
 
     @property
     def environment(self) -> dict[str, str]:
+        """For a client on this computer; one inside the lab's network needs `environment_inside`."""
         return {
             "IDENTITY_ENDPOINT": self.identity_endpoint,
             "IDENTITY_HEADER": IDENTITY_HEADER,
@@ -140,6 +159,22 @@ class StandIn:
             "SSL_CERT_FILE": str(self.ca),
             "AZURE_SUBSCRIPTION_ID": SUBSCRIPTION,
         }
+
+    @property
+    def endpoint_inside(self) -> str:
+        """Of ARM, for a client inside the lab's network."""
+        return self.endpoint.replace(LOOPBACK, GATEWAY)
+
+    @property
+    def environment_inside(self) -> dict[str, str]:
+        there = self.identity_endpoint.replace(LOOPBACK, GATEWAY)
+        return {**self.environment, "IDENTITY_ENDPOINT": there}
+
+    @property
+    def hosts(self) -> Hosts:
+        """What is behind the machines, if there is."""
+        assert isinstance(self._machines, Hosts)
+        return self._machines
 
     def do(self, action: Callable[[], T]) -> T:
         """In the server's thread."""
@@ -161,14 +196,31 @@ class StandIn:
         return self.do(self.identity.token)
 
     def jump(self, seconds: float) -> None:
-        """Let time pass."""
-        self.do(lambda: self.clock.jump(seconds))
+        """Let time pass; what is due meanwhile has happened afterwards."""
+        asyncio.run_coroutine_threadsafe(self.clock.jump(seconds), self._loop).result()
 
     def resources(self, type: str = "") -> list[Resource]:
         """All there are now, whatever lists say; of one type, or of all."""
         return self.do(
             lambda: [each for each in self.cloud.store if type.lower() in ("", each.id.type.lower())]
         )
+
+    def vm(self, name: str) -> Vm:
+        """The machine of this name, in whatever group."""
+        for each in self.resources(VM):
+            if isinstance(each, Vm) and each.id.name.lower() == name.lower():
+                return each
+        raise KeyError(name)
+
+    def evict(self, name: str, notice_s: float = 30.0) -> None:
+        """Announce the eviction of a machine; it goes `notice_s` later, or when it agrees."""
+        vm = self.vm(name)
+        self.do(lambda: self.metadata.evict(vm, notice_s))
+
+    def make_unreachable(self, name: str, *, also_after_restart: bool = False) -> None:
+        """A machine says it runs, but nothing reaches it, until it is restarted or redeployed."""
+        work = self.hosts.make_unreachable(str(self.vm(name).id), also_after_restart=also_after_restart)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
 
     def shown(self) -> list[Json]:
         return self.do(lambda: [self.cloud.show(each) for each in self.cloud.store])

@@ -1,0 +1,192 @@
+"""Virtual machines as hosts of the lab: real addresses, a real sshd, real disks that survive a deallocation."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import shutil
+from collections import deque
+from collections.abc import Callable, Set
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from evalfleet.lab import Lab, LabError, NamespaceHost
+from evalfleet.lab import commands, network
+
+from .cloudinit import Seeder
+from .machines import Guest, MachineTrouble
+
+P = ParamSpec("P")
+T = TypeVar("T")
+METADATA = "169.254.169.254"
+TOGETHER = 8  # hosts that are made at once
+HERE = Path(__file__).parent
+
+
+def cable_of(address: str) -> network.Cable:
+    *_, high, low = map(int, address.split("."))
+    return network.cable((high - 1) * 250 + low - 1)
+
+
+class GuestHost(NamespaceHost):
+    """Its address is given, and its disk is seeded before it first boots."""
+
+    guest: Guest
+
+    def make(self) -> None:
+        super().make()
+        disk = self._directory / "disk/upper"
+        Seeder(disk, self._site.base.path).seed(self.guest)
+        programs = disk / self._site.base.rootfs_path(Path("sbin"))
+        programs.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(HERE / "guest-init.sh", programs / "lab-init")
+        tools = disk / self._site.base.rootfs_path(Path("usr/bin"))
+        tools.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(HERE / "guest-cloud-init.sh", tools / "cloud-init")
+        (tools / "cloud-init").chmod(0o755)
+        self.rewire(self.guest.address)
+
+    def rewire(self, address: str) -> None:
+        """Before it boots: another address."""
+        self.cable = cable_of(address)
+        self.address = address
+        metadata = (
+            f"route replace {METADATA}/32 dev eth0\n"
+            f"neigh replace {METADATA} lladdr {network.GATEWAY_MAC} dev eth0 nud permanent\n"
+        )
+        (self._directory / "net").write_text(network.host_side(self.cable) + metadata)
+
+    def wipe_temp_disk(self) -> None:
+        """While it is off: another machine's local disk is empty."""
+        for each in (self._directory / "disk/upper/mnt").glob("*"):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+class GuestLab(Lab):
+    """Its hosts are the guests that were planned, in that order."""
+
+    def plan(self, guests: list[Guest]) -> None:
+        self._planned = deque(guests)
+
+    def _define(self, index: int) -> NamespaceHost:
+        assert self._layout is not None
+        guest = self._planned.popleft()
+        directory = self.directory / "hosts" / f"host-{index}"
+        host = GuestHost(self._site, directory, index, self._layout.host(directory.name, self._limits))
+        host.guest = guest
+        host.name = guest.name
+        return host
+
+
+class Hosts:
+    """Machines of the stand-in. Needs root; `GuestLab.missing()` says what is missing."""
+
+    is_flat = True
+
+    def __init__(self, disk_bytes: int = 1 << 30) -> None:
+        self.lab = GuestLab.create(0, disk_bytes=disk_bytes)
+        commands.run([*self.lab.prefix, "ip", "addr", "add", f"{METADATA}/32", "dev", "br0"])
+        self._hand = ThreadPoolExecutor(1)  # a lab is used by one thread at a time
+        self._hosts: dict[str, GuestHost] = {}
+        self._logs: dict[str, str] = {}
+        self._waiting: list[tuple[Guest, asyncio.Future[None]]] = []
+        self._building: asyncio.Task[None] | None = None
+        self._unreachable: dict[str, bool] = {}
+        self._last = 0
+
+    def new_address(self, taken: Set[str]) -> str:
+        """Those given back are used last."""
+        used = {*taken, *(host.address for host in self._hosts.values())}
+        for _ in range(network.MOST_HOSTS):
+            address = network.cable(self._last).address
+            self._last = (self._last + 1) % network.MOST_HOSTS
+            if address not in used:
+                return address
+        raise MachineTrouble("there are no addresses left")
+
+    def host(self, id: str) -> GuestHost:
+        return self._hosts[id.lower()]
+
+    def holder(self, address: str) -> str:
+        """The id of the machine that has an address; empty if none does."""
+        return next((id for id, host in self._hosts.items() if host.address == address), "")
+
+    # -- machines ------------------------------------------------------------------------------
+
+    async def create(self, guest: Guest) -> None:
+        made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((guest, made))
+        if self._building is None:
+            self._building = asyncio.create_task(self._build())
+        await made
+
+    async def _build(self) -> None:
+        while self._waiting:
+            some, self._waiting = self._waiting[:TOGETHER], self._waiting[TOGETHER:]
+            try:
+                hosts = await self._do(self._make, [guest for guest, _ in some])
+            except MachineTrouble as err:
+                for _, made in some:
+                    made.set_exception(MachineTrouble(str(err)))
+                continue
+            for (guest, made), host in zip(some, hosts, strict=True):
+                self._hosts[guest.id.lower()] = host
+                made.set_result(None)
+        self._building = None
+
+    def _make(self, guests: list[Guest]) -> list[GuestHost]:
+        self.lab.plan(guests)
+        return [host for host in self.lab.add(len(guests)) if isinstance(host, GuestHost)]
+
+    async def power_off(self, id: str) -> None:
+        host = self._hosts.get(id.lower())
+        if host is not None:
+            await self._do(host.power_off)
+
+    async def power_on(self, id: str, address: str, *, fresh_temp_disk: bool) -> None:
+        host = self._hosts.get(id.lower())
+        if host is None:
+            raise MachineTrouble(f"{id} has no host")
+        await self._do(self._boot, host, address, fresh_temp_disk and host.guest.has_temp_disk)
+        if id.lower() in self._unreachable:
+            await self._do(host.partition)
+
+    def _boot(self, host: GuestHost, address: str, wipe: bool) -> None:
+        if wipe:
+            host.wipe_temp_disk()
+        if host.address != address:
+            host.rewire(address)
+        host.power_on()
+
+    async def destroy(self, id: str) -> None:
+        host = self._hosts.pop(id.lower(), None)
+        self._unreachable.pop(id.lower(), None)
+        if host is not None:
+            await self._do(self.lab.remove, host)
+
+    async def make_unreachable(self, id: str, *, also_after_restart: bool) -> None:
+        """It runs, but nothing reaches it, until it is restarted, or (`also_after_restart`) redeployed."""
+        if also_after_restart:
+            self._unreachable[id.lower()] = True
+        await self._do(self.host(id).partition)
+
+    def mend(self, id: str) -> None:
+        self._unreachable.pop(id.lower(), None)
+
+    def log(self, id: str) -> str:
+        host = self._hosts.get(id.lower())
+        return host.console() if host is not None else ""
+
+    async def close(self) -> None:
+        if self._building is not None:
+            await self._building
+        await self._do(self.lab.destroy)
+        self._hand.shutdown()
+
+    async def _do(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        work = functools.partial(call, *args, **kwargs)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._hand, work)
+        except (LabError, OSError) as err:
+            raise MachineTrouble(str(err)) from err
