@@ -189,11 +189,13 @@ class Interfaces(NetworkKind):
             )
             public.details["ip"] = other
 
-    def let_go(self, nic: Resource) -> None:
-        """A dynamic public address goes when the machine is deallocated."""
+    def let_go(self, nic: Resource) -> bool:
+        """A dynamic public address goes when the machine is deallocated. Did one?"""
         public = self._public(nic.properties["ipConfigurations"][0]["properties"])
-        if public is not None and public.properties["publicIPAllocationMethod"] == "Dynamic":
-            public.details.pop("ip", None)
+        if public is None or public.properties["publicIPAllocationMethod"] == "Static":
+            return False
+        public.details.pop("ip", None)
+        return True
 
     def _public(self, configuration: Json) -> Resource | None:
         id = reference(configuration.get("publicIPAddress"))

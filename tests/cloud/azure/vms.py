@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -87,7 +88,7 @@ class VirtualMachines(Kind):
             for key, value in properties.items()
             if key not in ("vmId", "timeCreated", "instanceView")
         }
-        return merged(old.properties, sent) if old is not None else merged({}, sent)
+        return merged(old.properties, sent) if old is not None else copy.deepcopy(sent)
 
     def accept(self, resource: Resource, *, is_new: bool) -> None:
         assert isinstance(resource, Vm)
@@ -122,7 +123,6 @@ class VirtualMachines(Kind):
         """It has a place, and costs money from now on. Raises if there is none."""
         place = Place(vm.location, zone_of(vm.extra), vm.size, vm.is_spot)
         self.cloud.capacity.take(vm.id.key, place)
-        vm.has_booted = vm.has_booted and vm.power != ""
         self.set_power(vm, "starting")
         now = self.cloud.clock.now()
         self.cloud.meters.start("vm", str(vm.id), vm.size, vm.location, now, spot=vm.is_spot)
@@ -175,7 +175,7 @@ class VirtualMachines(Kind):
         await self.cloud.machines.power_off(str(vm.id))
         self._end_billing(vm)
         for nic in self.interfaces_of(vm):
-            self._interfaces.let_go(nic)
+            vm.new_address |= self._interfaces.let_go(nic)
         self.set_power(vm, "deallocated")
 
     def _end_billing(self, vm: Vm) -> None:
@@ -229,7 +229,7 @@ class VirtualMachines(Kind):
     def show(self, resource: Resource) -> Json:
         assert isinstance(resource, Vm)
         shown = super().show(resource)
-        properties = merged({}, shown["properties"])
+        properties = copy.deepcopy(shown["properties"])
         profile = properties.get("osProfile")
         if profile:
             for secret in ("customData", "adminPassword"):  # never told again
