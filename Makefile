@@ -27,7 +27,7 @@ check: lint
 
 test: lint
 	$(BIN)/pyright
-	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables
+	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo
 	set -o pipefail; $(PYTEST) -n $(JOBS) -m 'not serial' | tee .venv/tests.log
 	@# 5: there are no serial tests
 	set -o pipefail; ($(PYTEST) -m serial || [ $$? = 5 ]) | tee -a .venv/tests.log

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cloud.azure import StandIn
+from tests.cloud.azure import StandIn, Timing
 from tests.cloud.rest import Rest
+
+QUICK = (0.0, 0.02)
+FAST = Timing(QUICK, QUICK, (0.05, 0.1), QUICK, QUICK)
 
 
 @pytest.fixture
 def azure() -> Iterator[StandIn]:
-    """Without hosts."""
-    with StandIn() as made:
+    """Without hosts, and fast."""
+    with StandIn(timing=FAST) as made:
         yield made
 
 

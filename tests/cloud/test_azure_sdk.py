@@ -121,9 +121,9 @@ def test_the_generic_client_makes_and_deletes_by_id(azure: StandIn, clients: Cli
     id = f"/subscriptions/{azure.subscription}/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/vm"
     body: Any = vm_body("vm", nic)
     resources = clients.resources.resources
-    made = resources.begin_create_or_update_by_id(id, "2024-07-01", body).result()
+    made = resources.begin_create_or_update_by_id(id, parameters=body, api_version="2024-07-01").result()
     assert made.properties["provisioningState"] == "Succeeded"
-    resources.begin_delete_by_id(id, "2024-07-01").result()
+    resources.begin_delete_by_id(id, api_version="2024-07-01").result()
     assert azure.resources("Microsoft.Compute/virtualMachines") == []
     clients.resources.resource_groups.begin_delete("rg").result()
     assert azure.resources() == []

@@ -67,6 +67,8 @@ class Rule:
     def fits(self, call: Call) -> bool:
         if self.times == 0 or (self.method and self.method != call.method):
             return False
+        if isinstance(self.effect, Stuck) and call.method in ("GET", "HEAD"):
+            return False
         return re.search(self.path, call.path, re.IGNORECASE) is not None
 
 

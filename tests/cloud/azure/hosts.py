@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from evalfleet.lab import Lab, LabError, NamespaceHost
-from evalfleet.lab import commands, network
+from evalfleet.lab import Lab, LabError, NamespaceHost, commands, network
 
 from .cloudinit import Seeder
 from .machines import Guest, MachineTrouble

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from . import serving
 from .vms import VirtualMachines, Vm
 from .words import Json
 
@@ -93,13 +94,11 @@ class Metadata:
         app.router.add_get("/metadata/scheduledevents", self._get_events)
         app.router.add_post("/metadata/scheduledevents", self._agree)
         app.router.add_get("/metadata/instance", self._instance)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        await self._runner.setup()
-        await web.SockSite(self._runner, sock).start()
+        self._runner = await serving.begin(app, sock)
 
     async def close(self) -> None:
         if self._runner is not None:
-            await self._runner.cleanup()
+            await serving.end(self._runner)
 
     def _asker(self, request: web.Request) -> Vm:
         if request.headers.get("Metadata", "").lower() != "true" or "api-version" not in request.query:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from . import serving
 from .arm import Arm
 from .cloud import Cloud
 from .faults import Failed, Late, Lost, Refused, Stuck, Throttled, refusal
@@ -36,14 +37,11 @@ class Server:
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        await runner.setup()
-        self._runners.append(runner)
-        await web.SockSite(runner, sock, ssl_context=tls, backlog=1024).start()
+        self._runners.append(await serving.begin(app, sock, tls))
 
     async def close(self) -> None:
         for runner in self._runners:
-            await runner.cleanup()
+            await serving.end(runner)
 
     # -- requests ------------------------------------------------------------------------------
 

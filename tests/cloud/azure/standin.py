@@ -20,8 +20,8 @@ from .deployments import Deployments
 from .disks import Disks, plain_kinds
 from .faults import Faults
 from .groups import Groups
-from .identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
 from .hosts import METADATA, Hosts
+from .identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
 from .machines import Machines, Records
 from .metadata import Metadata
 from .meters import Meters

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 MOST_CUSTOM_DATA = 65536
 BAD_USERS = frozenset(
-    "administrator admin user user1 test user2 test1 user3 admin1 1 123 a actuser adm admin2 aspnet backup "
-    "console david guest john owner root server sql support support_388945a0 sys test2 test3 user4 user5".split()
+    ["administrator", "admin", "user", "user1", "test", "user2", "test1", "user3", "admin1", "1", "123", "a", "actuser", "adm", "admin2", "aspnet", "backup", "console", "david", "guest", "john", "owner", "root", "server", "sql", "support", "support_388945a0", "sys", "test2", "test3", "user4", "user5"]
 )
 DISK_SKUS = {
     "Premium_LRS": "PremiumDiskCount",

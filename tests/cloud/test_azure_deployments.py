@@ -1,0 +1,239 @@
+"""Templates and schedules: what Azure does by itself."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.cloud.azure import Policy, StandIn, Stuck
+from tests.cloud.azure.schedules import next_time
+from tests.cloud.azure.template import Expressions
+from tests.cloud.azure.words import ArmError
+from tests.cloud.rest import Json, Reply, Rest, compute, network, vm_body
+from tests.lab.clients import eventually
+
+SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#"
+PIP = "Microsoft.Network/publicIPAddresses"
+NIC = "Microsoft.Network/networkInterfaces"
+VM = "Microsoft.Compute/virtualMachines"
+SCHEDULE = "Microsoft.DevTestLab/schedules"
+DEPLOYMENTS = "/resourceGroups/rg/providers/Microsoft.Resources/deployments"
+
+
+def resource(type: str, name: str, after: list[str], **more: Any) -> Json:
+    here = {"location": "[resourceGroup().location]", "apiVersion": "2024-07-01"}
+    return {"type": type, "name": name, "dependsOn": after, **here, **more}
+
+
+def template() -> Json:
+    """A machine with all it needs, and its expiry."""
+    subnet = "[resourceId('Microsoft.Network/virtualNetworks/subnets', 'net', 's')]"
+    public = {"id": f"[resourceId('{PIP}', variables('ip'))]", "properties": {"deleteOption": "Delete"}}
+    configuration = {"subnet": {"id": subnet}, "publicIPAddress": public}
+    machine = vm_body("x", "[resourceId('Microsoft.Network/networkInterfaces', variables('nic'))]")[
+        "properties"
+    ]
+    machine["osProfile"]["computerName"] = "[parameters('name')]"
+    shutdown = {
+        "status": "Enabled",
+        "taskType": "ComputeVmShutdownTask",
+        "timeZoneId": "UTC",
+        "dailyRecurrence": {"time": "[parameters('time')]"},
+        "targetResourceId": f"[resourceId('{VM}', parameters('name'))]",
+    }
+    return {
+        "$schema": SCHEMA,
+        "contentVersion": "1.0.0.0",
+        "parameters": {"name": {"type": "string"}, "time": {"type": "string", "defaultValue": "0300"}},
+        "variables": {
+            "ip": "[concat(parameters('name'), '-ip')]",
+            "nic": "[format('{0}-nic', parameters('name'))]",
+        },
+        "resources": [
+            resource(
+                SCHEDULE,
+                "[concat('shutdown-computevm-', parameters('name'))]",
+                [f"[resourceId('{VM}', parameters('name'))]"],
+                properties=shutdown,
+            ),
+            resource(VM, "[parameters('name')]", ["[variables('nic')]"], properties=machine),
+            resource(
+                NIC,
+                "[variables('nic')]",
+                [f"[resourceId('{PIP}', variables('ip'))]"],
+                properties={"ipConfigurations": [{"name": "ip", "properties": configuration}]},
+            ),
+            resource(
+                PIP,
+                "[variables('ip')]",
+                [],
+                sku={"name": "Standard"},
+                properties={"publicIPAllocationMethod": "Static"},
+            ),
+        ],
+        "outputs": {
+            "address": {
+                "type": "string",
+                "value": f"[reference(resourceId('{PIP}', variables('ip'))).ipAddress]",
+            }
+        },
+    }
+
+
+def deploy(rest: Rest, name: str, made: Json | None = None, **parameters: str) -> Reply:
+    given = {key: {"value": value} for key, value in {"name": name, **parameters}.items()}
+    properties = {"mode": "Incremental", "template": made or template(), "parameters": given}
+    return rest.ask("PUT", f"{DEPLOYMENTS}/{name}", {"properties": properties})
+
+
+def test_a_deployment_makes_everything_in_order(azure: StandIn, rest: Rest) -> None:
+    outcome = rest.outcome(deploy(rest, "vm"))
+    assert outcome["status"] == "Succeeded"
+    shown = rest.get(f"{DEPLOYMENTS}/vm").body["properties"]
+    address = rest.get(network("publicIPAddresses/vm-ip")).body["properties"]["ipAddress"]
+    assert shown["outputs"]["address"]["value"] == address
+    assert len(shown["outputResources"]) == 4
+    assert rest.power("vm") == "PowerState/running"
+    assert len(rest.get(f"{DEPLOYMENTS}/vm/operations").body["value"]) == 4
+    assert rest.outcome(deploy(rest, "vm"))["status"] == "Succeeded", "again changes nothing"
+    assert len([span for span in azure.meters.spans if span.kind == "vm"]) == 1
+
+
+def test_a_deployment_goes_on_without_its_client(azure: StandIn, rest: Rest) -> None:
+    deploy(rest, "vm")
+    eventually(lambda: bool(azure.resources(SCHEDULE)))
+    assert rest.power("vm") == "PowerState/running"
+
+
+def test_a_failed_machine_fails_the_deployment_and_has_no_schedule(azure: StandIn, rest: Rest) -> None:
+    azure.cloud.capacity.limits["eastus", "", ""] = 0
+    error = rest.outcome(deploy(rest, "vm"))["error"]
+    assert error["code"] == "DeploymentFailed"
+    assert error["details"][0]["code"] == "ResourceDeploymentFailure"
+    assert error["details"][0]["details"][0]["code"] == "AllocationFailed"
+    assert azure.resources(SCHEDULE) == []
+    assert rest.get(f"{DEPLOYMENTS}/vm").body["properties"]["provisioningState"] == "Failed"
+
+
+def test_quota_and_policies_refuse_it_beforehand(azure: StandIn, rest: Rest) -> None:
+    azure.cloud.quota.limits["eastus", "cores"] = 2
+    reply = deploy(rest, "vm")
+    assert reply.code == "InvalidTemplateDeployment"
+    assert reply.body["error"]["details"][0]["code"] == "OperationNotAllowed"
+    azure.cloud.quota.limits.clear()
+    azure.faults.policies.append(Policy("no-public-addresses", PIP))
+    details = deploy(rest, "vm").body["error"]["details"]
+    assert (details[0]["code"], "no-public-addresses" in details[0]["message"]) == (
+        "RequestDisallowedByPolicy",
+        True,
+    )
+    assert [each for each in azure.resources() if each.id.type in (PIP, NIC, VM)] == []
+
+
+def test_a_machine_stuck_in_a_deployment(azure: StandIn, rest: Rest) -> None:
+    azure.faults.add(Stuck(), path="virtualMachines/vm$", times=1)
+    deploy(rest, "vm")
+    eventually(lambda: rest.get(compute("vm")).status == 200)
+    assert deploy(rest, "vm").code == "DeploymentActive"
+    assert rest.ask("POST", f"{DEPLOYMENTS}/vm/cancel").status == 204
+    rest.delete(compute("vm"))
+    assert azure.meters.running() == []
+
+
+BAD_TEMPLATES: list[tuple[str, Any]] = [
+    ("contentVersion", "one"),
+    ("parameters", {}),
+    ("variables", {}),
+    ("colour", "red"),
+    ("resources", [{"type": "Microsoft.Compute/disks", "name": "d"}]),
+    ("resources", [resource("Microsoft.Compute/disks", "d", ["nothing"])]),
+    ("resources", [resource("Microsoft.Compute/disks", "[concat('a']", [])]),
+    ("resources", [resource("Microsoft.Compute/disks", "[launch('a')]", [])]),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD_TEMPLATES)
+def test_a_bad_template_is_refused(rest: Rest, key: str, value: Any) -> None:
+    assert deploy(rest, "vm", {**template(), key: value}).code == "InvalidTemplate"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("plain", "plain"),
+        ("[[escaped]", "[escaped]"),
+        ("[concat('it''s ', string(3))]", "it's 3"),
+        ("[if(equals(1, 2), 'a', createArray('b', 'c')[1])]", "c"),
+        ("[union(createObject('a', 1), createObject('b', 2)).b]", 2),
+        ("[toLower(substring('ABCDEF', 1, 2))]", "bc"),
+    ],
+)
+def test_expressions(text: str, value: object) -> None:
+    assert Expressions({}).value(text) == value
+
+
+def test_an_expression_that_cannot_be_evaluated() -> None:
+    with pytest.raises(ArmError, match="Unable to evaluate"):
+        Expressions({}).value("[first(1)]")
+
+
+# -- schedules -------------------------------------------------------------------------------------
+
+
+def at(hour: int, minute: int) -> float:
+    return datetime(2026, 11, 15, hour, minute, tzinfo=UTC).timestamp()
+
+
+def test_the_next_time_of_day() -> None:
+    assert next_time((12, 30), at(12, 29)) == at(12, 30)
+    assert next_time((12, 30), at(12, 30)) == at(12, 30)
+    assert next_time((12, 30), at(12, 31)) == at(12, 30) + 86400
+
+
+def test_a_schedule_deallocates_at_its_time_each_day(azure: StandIn, rest: Rest) -> None:
+    soon = datetime.fromtimestamp(azure.clock.now() + 3 * 3600, UTC)
+    rest.outcome(deploy(rest, "vm", time=soon.strftime("%H%M")))
+    due = soon.replace(second=0, microsecond=0).timestamp()
+    azure.jump(due - azure.clock.now() - 60.0)
+    assert rest.power("vm") == "PowerState/running"
+    azure.jump(20 * 3600.0)
+    assert rest.power("vm") == "PowerState/deallocated"
+    [span] = azure.meters.of("vm")
+    assert span.end == pytest.approx(due, abs=5.0), "at its own moment, although time jumped"
+    rest.act(f"{compute('vm')}/start")
+    azure.jump(24 * 3600.0)
+    assert rest.power("vm") == "PowerState/deallocated"
+
+
+def test_a_schedule_can_be_moved_on_and_outlives_its_machine(azure: StandIn, rest: Rest) -> None:
+    soon = datetime.fromtimestamp(azure.clock.now() + 3 * 3600, UTC)
+    rest.outcome(deploy(rest, "vm", time=soon.strftime("%H%M")))
+    path = f"/resourceGroups/rg/providers/{SCHEDULE}/shutdown-computevm-vm"
+    body = rest.get(path).body
+    later = datetime.fromtimestamp(azure.clock.now() + 6 * 3600, UTC).strftime("%H%M")
+    body["properties"]["dailyRecurrence"]["time"] = later
+    assert rest.put(path, body)["properties"]["dailyRecurrence"]["time"] == later
+    azure.jump(4 * 3600.0)
+    assert rest.power("vm") == "PowerState/running"
+    rest.delete(compute("vm"))
+    azure.jump(4 * 3600.0)
+    assert rest.get(path).status == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dailyRecurrence", {"time": "2460"}),
+        ("timeZoneId", "Mars"),
+        ("taskType", "Sleep"),
+        ("status", "Maybe"),
+    ],
+)
+def test_a_bad_schedule_is_refused(rest: Rest, field: str, value: object) -> None:
+    rest.outcome(deploy(rest, "vm"))
+    path = f"/resourceGroups/rg/providers/{SCHEDULE}/shutdown-computevm-vm"
+    body = rest.get(path).body
+    body["properties"][field] = value
+    assert rest.ask("PUT", path, body).code == "InvalidScheduleProperties"
