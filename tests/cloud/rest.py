@@ -60,7 +60,7 @@ class Rest:
         return Reply(answer.status, json.loads(text) if is_json else text.decode(), dict(answer.headers))
 
     def get(self, path: str, **query: str) -> Reply:
-        return self.ask("GET", path, **query)
+        return self.ask("GET", path, None, **query)
 
     def outcome(self, reply: Reply) -> Json:
         """Of the long-running operation that a reply began."""
@@ -116,7 +116,9 @@ class Rest:
         return self.put(compute(name), vm_body(name, nic, **more))
 
     def power(self, name: str) -> str:
-        codes = [each["code"] for each in self.get(f"{compute(name)}/instanceView").body["statuses"]]
+        codes: list[str] = [
+            each["code"] for each in self.get(f"{compute(name)}/instanceView").body["statuses"]
+        ]
         return codes[-1]
 
 

@@ -50,7 +50,7 @@ class Login:
 
     def run(self, address: str, command: str, user: str = "azureuser") -> subprocess.CompletedProcess[str]:
         (self._folder / "known").write_text(f"{address} {self.host_pair.public}\n")
-        options = ("StrictHostKeyChecking=yes", "BatchMode=yes", "ConnectTimeout=2", "IdentityAgent=none")
+        options = ["StrictHostKeyChecking=yes", "BatchMode=yes", "ConnectTimeout=2", "IdentityAgent=none"]
         options += (f"UserKnownHostsFile={self._folder}/known", "GlobalKnownHostsFile=none", "LogLevel=ERROR")
         flags = [word for option in options for word in ("-o", option)]
         argv = [*self._azure.hosts.lab.prefix, "ssh", "-F", "none", "-i", f"{self._folder}/key", *flags]

@@ -13,7 +13,7 @@ from azure.mgmt.network import NetworkManagementClient
 from azure.mgmt.resource.resources import ResourceManagementClient
 
 from tests.cloud.azure import StandIn, Throttled
-from tests.cloud.rest import VNET, vm_body
+from tests.cloud.rest import VNET, compute, vm_body
 
 SCOPE = "https://management.azure.com/.default"
 
@@ -21,6 +21,7 @@ SCOPE = "https://management.azure.com/.default"
 class Clients:
     """Of one subscription; signed in by a managed identity, as on a machine in Azure."""
 
+    # Any: bodies are given as plain JSON, which the clients take, but their types do not say so
     def __init__(self, azure: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in azure.environment.items():
             monkeypatch.setenv(name, value)
@@ -32,9 +33,9 @@ class Clients:
             "polling_interval": 0.05,
             "retry_backoff_factor": 0.05,
         }
-        self.compute = ComputeManagementClient(credential, azure.subscription, **options)
-        self.network = NetworkManagementClient(credential, azure.subscription, **options)
-        self.resources = ResourceManagementClient(credential, azure.subscription, **options)
+        self.compute: Any = ComputeManagementClient(credential, azure.subscription, **options)
+        self.network: Any = NetworkManagementClient(credential, azure.subscription, **options)
+        self.resources: Any = ResourceManagementClient(credential, azure.subscription, **options)
 
     def close(self) -> None:
         for client in (self.compute, self.network, self.resources):
@@ -43,7 +44,7 @@ class Clients:
     def furnish(self, name: str) -> str:
         """Group, network, address and interface; returns the interface's id."""
         groups, network = self.resources.resource_groups, self.network
-        groups.create_or_update("rg", {"location": "eastus"})  # type: ignore[call-overload]
+        groups.create_or_update("rg", {"location": "eastus"})
         here: dict[str, Any] = {"location": "eastus"}
         vnet = network.virtual_networks.begin_create_or_update("rg", "net", VNET | here).result()
         body = here | {"sku": {"name": "Standard"}, "properties": {"publicIPAllocationMethod": "Static"}}
@@ -118,7 +119,7 @@ def test_everything_is_found_by_its_tag(clients: Clients) -> None:
 
 def test_the_generic_client_makes_and_deletes_by_id(azure: StandIn, clients: Clients) -> None:
     nic = clients.furnish("vm")
-    id = f"/subscriptions/{azure.subscription}/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/vm"
+    id = f"/subscriptions/{azure.subscription}" + compute("vm")
     body: Any = vm_body("vm", nic)
     resources = clients.resources.resources
     made = resources.begin_create_or_update_by_id(id, parameters=body, api_version="2024-07-01").result()
@@ -145,7 +146,7 @@ def test_what_a_subscription_says_of_itself(azure: StandIn, clients: Clients) ->
 
 def test_throttled_clients_wait_and_succeed(azure: StandIn, clients: Clients) -> None:
     azure.faults.add(Throttled(retry_after_s=1), method="PUT", times=1)
-    clients.resources.resource_groups.create_or_update("rg", {"location": "eastus"})  # type: ignore[call-overload]
+    clients.resources.resource_groups.create_or_update("rg", {"location": "eastus"})
     assert [status for method, _, status in azure.server.calls if method == "PUT"] == [429, 201]
 
 

@@ -3,7 +3,8 @@
     with StandIn() as azure:
         client = ComputeManagementClient(credential, azure.subscription, base_url=azure.endpoint, ...)
 
-With `Records`, the default, machines are records only; with `Hosts` each is a host of the lab, with a real sshd.
+With `Records`, the default, machines are records only; with `Hosts` each is a host of the lab, with a real
+sshd.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .standin import StandIn
 
 __all__ = [
     "Failed",
+    "Hosts",
     "Late",
     "Lost",
     "Policy",

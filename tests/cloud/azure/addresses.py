@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .kind import Kind, invalid, reference
 from .network import NIC, NSG, PIP, SUBNET, NetworkKind, subnet_range
 from .store import Resource
-from .words import ArmError, Json, ResourceId, parse_id
+from .words import ArmError, Json, ResourceId, names, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 class PublicAddresses(NetworkKind):
     type = PIP
-    fields = frozenset(
-        ("publicIPAllocationMethod", "publicIPAddressVersion", "idleTimeoutInMinutes", "dnsSettings")
-        + ("deleteOption", "ddosSettings", "ipTags", "ipAddress", "ipConfiguration", "resourceGuid")
+    fields = names(
+        "publicIPAllocationMethod publicIPAddressVersion idleTimeoutInMinutes dnsSettings "
+        "deleteOption ddosSettings ipTags ipAddress ipConfiguration resourceGuid"
     )
 
     def check(self, id: ResourceId, body: Json, old: Resource | None) -> None:
@@ -86,7 +86,8 @@ class PublicAddresses(NetworkKind):
                 400,
                 "PublicIPAddressCannotBeDeleted",
                 f"Public IP address {resource.id} can not be deleted since it is still allocated to resource "
-                f"{user}. In order to delete the public IP, disassociate/detach the Public IP address from the "
+                f"{user}. In order to delete the public IP, disassociate/detach the Public IP "
+                "address from the "
                 "resource.",
             )
 
@@ -97,10 +98,10 @@ class PublicAddresses(NetworkKind):
 
 class Interfaces(NetworkKind):
     type = NIC
-    fields = frozenset(
-        ("ipConfigurations", "networkSecurityGroup", "enableAcceleratedNetworking", "enableIPForwarding")
-        + ("dnsSettings", "nicType", "auxiliaryMode", "disableTcpStateTracking", "virtualMachine", "primary")
-        + ("macAddress", "resourceGuid", "tapConfigurations", "hostedWorkloads", "vnetEncryptionSupported")
+    fields = names(
+        "ipConfigurations networkSecurityGroup enableAcceleratedNetworking enableIPForwarding "
+        "dnsSettings nicType auxiliaryMode disableTcpStateTracking virtualMachine primary macAddress "
+        "resourceGuid tapConfigurations hostedWorkloads vnetEncryptionSupported"
     )
 
     def check(self, id: ResourceId, body: Json, old: Resource | None) -> None:
@@ -137,7 +138,8 @@ class Interfaces(NetworkKind):
                 raise ArmError(
                     400,
                     "PublicIPAddressInUse",
-                    f"Resource {id}/ipConfigurations/{configuration['name']} is referencing public IP address "
+                    f"Resource {id}/ipConfigurations/{configuration['name']} is referencing "
+                    "public IP address "
                     f"{address.id} that is already allocated to resource {nic.id}.",
                 )
 
@@ -150,7 +152,8 @@ class Interfaces(NetworkKind):
             raise ArmError(
                 400,
                 "InvalidResourceReference",
-                f"Resource {resource.id} was not found. Please make sure that the referenced resource exists, "
+                f"Resource {resource.id} was not found. Please make sure that the referenced "
+                "resource exists, "
                 "and that both resources are in the same region.",
             )
 
@@ -241,7 +244,8 @@ class Interfaces(NetworkKind):
             raise ArmError(
                 400,
                 "NicInUse",
-                f"Network Interface {resource.id} is used by existing resource {user}. In order to delete the "
+                f"Network Interface {resource.id} is used by existing resource {user}. In order "
+                "to delete the "
                 "network interface, it must be dissociated from the resource. To learn more, see "
                 "aka.ms/deletenic.",
             )

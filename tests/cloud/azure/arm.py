@@ -50,11 +50,11 @@ class Arm:
                 "The api-version query parameter (?api-version=) is required for all requests.",
             )
         words = call.path.split("/")
-        if len(words) > 2 and words[1].lower() == "subscriptions" and words[2]:
-            if words[2].lower() != self._cloud.subscription:
-                raise ArmError(
-                    404, "SubscriptionNotFound", f"The subscription '{words[2]}' could not be found."
-                )
+        is_ours = (
+            len(words) < 3 or words[1].lower() != "subscriptions" or words[2] == self._cloud.subscription
+        )
+        if not is_ours:
+            raise ArmError(404, "SubscriptionNotFound", f"The subscription '{words[2]}' could not be found.")
         self._check_rights(call)
 
     def _check_rights(self, call: Call) -> None:
@@ -64,7 +64,8 @@ class Arm:
                 raise ArmError(
                     403,
                     "AuthorizationFailed",
-                    "The client 'standin' with object id '0000' does not have authorization to perform action "
+                    "The client 'standin' with object id '0000' does not have authorization to "
+                    "perform action "
                     f"'{action}' over scope '{call.path}' or the scope is invalid. If access was recently "
                     "granted, please refresh your credentials.",
                 )

@@ -1,4 +1,4 @@
-"""What the stand-in's Azure sells: regions, zones, sizes, images. A small, made-up but plausible part of it."""
+"""What the stand-in's Azure sells: regions, zones, sizes, images; a small, plausible part of it."""
 
 from __future__ import annotations
 

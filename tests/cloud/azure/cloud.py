@@ -216,7 +216,8 @@ class Cloud:
             raise ArmError(
                 409,
                 "ResourceGroupBeingDeleted",
-                f"The resource group '{id.group}' is in deprovisioning state and cannot perform this operation.",
+                f"The resource group '{id.group}' is in deprovisioning state and cannot perform "
+                "this operation.",
             )
         if id.namespace.lower() not in self.registered:
             raise ArmError(

@@ -1,7 +1,7 @@
 """What cloud-init makes of a virtual machine's custom data, as files on a host's disk before it boots.
 
-Users, keys, host keys and files are written; commands run when the host boots (`guest-init.sh`). Disks, packages
-and the like are left alone, and the log says so.
+Users, keys, host keys and files are written; commands run when the host boots (`guest-init.sh`). Disks,
+packages and the like are left alone, and the log says so.
 """
 
 from __future__ import annotations
@@ -18,22 +18,14 @@ from typing import Any
 import yaml
 
 from .machines import Guest
+from .words import names
 
 SEED = "var/lib/cloud/seed"
 LOG = "var/log/cloud-init.log"
-HANDLED = frozenset(
-    (
-        "users",
-        "ssh_authorized_keys",
-        "ssh_keys",
-        "write_files",
-        "bootcmd",
-        "runcmd",
-        "hostname",
-        "disable_root",
-    )
-    + ("ssh_deletekeys", "ssh_genkeytypes", "ssh_pwauth", "preserve_hostname", "final_message", "output")
-    + ("manage_etc_hosts", "system_info")
+HANDLED = names(
+    "users ssh_authorized_keys ssh_keys write_files bootcmd runcmd hostname disable_root "
+    "ssh_deletekeys ssh_genkeytypes ssh_pwauth preserve_hostname final_message output "
+    "manage_etc_hosts system_info"
 )
 FIRST_UID = 1001
 

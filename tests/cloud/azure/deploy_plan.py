@@ -65,7 +65,8 @@ class Plan:
         for name in given:
             if name not in declared:
                 raise invalid_template(
-                    f"The template parameters '{name}' in the parameters file are not valid; they are not present "
+                    f"The template parameters '{name}' in the parameters file are not valid; "
+                    "they are not present "
                     "in the original template"
                 )
         values: Json = {}
@@ -140,7 +141,8 @@ class Plan:
                 names = tuple(full_name.split("/"))
                 if len(names) != len(types):
                     raise invalid_template(
-                        f"The template resource '{full_name}' for type '{full_type}' has incorrect segment lengths"
+                        f"The template resource '{full_name}' for type '{full_type}' has "
+                        "incorrect segment lengths"
                     )
                 id = ResourceId(self._subscription, self._group, namespace, tuple(types), names)
                 after = tuple(self.expressions.value(raw.get("dependsOn") or []))

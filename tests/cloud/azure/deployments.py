@@ -1,4 +1,4 @@
-"""Microsoft.Resources/deployments: several resources in one call, made by Azure while the client may be gone."""
+"""Microsoft.Resources/deployments: several resources in one call, made although its client may be gone."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ class Deployments:
             raise ArmError(
                 problems[0].status if len(problems) == 1 else 400,
                 "InvalidTemplateDeployment",
-                f"The template deployment '{found['name']}' is not valid according to the validation procedure. "
+                f"The template deployment '{found['name']}' is not valid according to the "
+                "validation procedure. "
                 "See inner errors for details.",
                 details=[problem.error() for problem in problems],
             )
@@ -264,7 +265,8 @@ def _terminal(item: Item, error: ArmError) -> ArmError:
     return ArmError(
         409,
         "ResourceDeploymentFailure",
-        "The resource write operation failed to complete successfully, because it reached terminal provisioning "
+        "The resource write operation failed to complete successfully, because it reached "
+        "terminal provisioning "
         "state 'Failed'.",
         target=str(item.id),
         details=[error.error()],

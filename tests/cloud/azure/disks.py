@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from .kind import Kind, invalid
 from .store import Resource
-from .vm_rules import DISK_SKUS, dig
-from .words import ArmError, Json, ResourceId
+from .vm_rules import dig
+from .vm_shape import DISK_SKUS
+from .words import ArmError, Json, ResourceId, names
 
 if TYPE_CHECKING:
     from .cloud import Cloud
@@ -19,20 +20,11 @@ DISK = "Microsoft.Compute/disks"
 
 class Disks(Kind):
     type = DISK
-    fields = frozenset(
-        (
-            "osType",
-            "hyperVGeneration",
-            "creationData",
-            "diskSizeGB",
-            "diskState",
-            "encryption",
-            "tier",
-            "maxShares",
-        )
-        + ("networkAccessPolicy", "publicNetworkAccess", "timeCreated", "uniqueId", "diskSizeBytes")
-        + ("diskIOPSReadWrite", "diskMBpsReadWrite", "supportedCapabilities", "securityProfile")
-        + ("purchasePlan", "burstingEnabled", "dataAccessAuthMode")
+    fields = names(
+        "osType hyperVGeneration creationData diskSizeGB diskState encryption tier maxShares "
+        "networkAccessPolicy publicNetworkAccess timeCreated uniqueId diskSizeBytes diskIOPSReadWrite "
+        "diskMBpsReadWrite supportedCapabilities securityProfile purchasePlan burstingEnabled "
+        "dataAccessAuthMode"
     )
 
     def check(self, id: ResourceId, body: Json, old: Resource | None) -> None:

@@ -63,7 +63,8 @@ class Groups:
             raise ArmError(
                 409,
                 "InvalidResourceGroupLocation",
-                f"Invalid resource group location '{location}'. The Resource group already exists in location "
+                f"Invalid resource group location '{location}'. The Resource group already "
+                "exists in location "
                 f"'{old.location}'.",
             )
         check_tags(call.body.get("tags"))

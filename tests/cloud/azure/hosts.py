@@ -1,4 +1,4 @@
-"""Virtual machines as hosts of the lab: real addresses, a real sshd, real disks that survive a deallocation."""
+"""Virtual machines as hosts of the lab: real addresses, a real sshd, disks that survive a deallocation."""
 
 from __future__ import annotations
 

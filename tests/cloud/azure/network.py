@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
-from .kind import Kind, invalid, reference
+from .kind import Kind, reference
 from .store import Resource
-from .words import ArmError, Json, ResourceId, parse_id
+from .words import ArmError, Json, ResourceId, names, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud
@@ -143,10 +143,10 @@ class Child(NetworkKind):
 class VirtualNetworks(Parent):
     type = VNET
     lists = "subnets"
-    fields = frozenset(
-        ("addressSpace", "dhcpOptions", "subnets", "enableDdosProtection", "enableVmProtection")
-        + ("virtualNetworkPeerings", "encryption", "flowTimeoutInMinutes", "privateEndpointVNetPolicies")
-        + ("resourceGuid",)
+    fields = names(
+        "addressSpace dhcpOptions subnets enableDdosProtection enableVmProtection "
+        "virtualNetworkPeerings encryption flowTimeoutInMinutes privateEndpointVNetPolicies "
+        "resourceGuid"
     )
 
     def check(self, id: ResourceId, body: Json, old: Resource | None) -> None:
@@ -170,17 +170,10 @@ class VirtualNetworks(Parent):
 
 class Subnets(Child):
     type = SUBNET
-    fields = frozenset(
-        (
-            "addressPrefix",
-            "addressPrefixes",
-            "networkSecurityGroup",
-            "routeTable",
-            "natGateway",
-            "delegations",
-        )
-        + ("serviceEndpoints", "privateEndpointNetworkPolicies", "privateLinkServiceNetworkPolicies")
-        + ("defaultOutboundAccess", "ipConfigurations")
+    fields = names(
+        "addressPrefix addressPrefixes networkSecurityGroup routeTable natGateway delegations "
+        "serviceEndpoints privateEndpointNetworkPolicies privateLinkServiceNetworkPolicies "
+        "defaultOutboundAccess ipConfigurations"
     )
 
     def check_child(self, parent: Json, child: Json, beside: list[Json]) -> None:
@@ -248,103 +241,5 @@ def _is_within(inner: ipaddress.IPv4Network, outer: ipaddress.IPv4Network) -> bo
     return inner.subnet_of(outer)
 
 
-# -- security groups -------------------------------------------------------------------------------
-
-
-class SecurityGroups(Parent):
-    type = NSG
-    lists = "securityRules"
-    fields = frozenset(("securityRules", "flushConnection", "resourceGuid", "defaultSecurityRules"))
-
-    def finish(self, resource: Resource) -> None:
-        self.cloud.rules_changed()
-
-    def check_delete(self, resource: Resource) -> None:
-        users = self._users(resource)
-        if users:
-            raise ArmError(
-                400,
-                "InUseNetworkSecurityGroupCannotBeDeleted",
-                f"Network security group {resource.id} cannot be deleted because it is in use by the following "
-                f"resources: {', '.join(users)}. In order to delete the Network security group, remove the "
-                "association with the resource(s).",
-            )
-
-    def _users(self, group: Resource) -> list[str]:
-        both = [*self.cloud.store.of_type(NIC), *self.cloud.store.of_type(SUBNET)]
-        linked = [
-            each
-            for each in both
-            if reference(each.properties.get("networkSecurityGroup")).lower() == group.id.key
-        ]
-        return [str(each.id) for each in linked]
-
-
-class SecurityRules(Child):
-    type = RULE
-    fields = frozenset(
-        ("description", "protocol", "access", "direction", "priority", "sourceApplicationSecurityGroups")
-        + tuple(
-            f"{end}{what}{many}"
-            for end in ("source", "destination")
-            for what in ("AddressPrefix", "PortRange")
-            for many in ("", "s" if what == "PortRange" else "es")
-        )
-        + ("destinationApplicationSecurityGroups",)
-    )
-    choices = (
-        ("protocol", ("tcp", "udp", "icmp", "esp", "ah", "*")),
-        ("access", ("allow", "deny")),
-        ("direction", ("inbound", "outbound")),
-    )
-
-    def finish(self, resource: Resource) -> None:
-        self.cloud.rules_changed()
-
-    def check_child(self, parent: Json, child: Json, beside: list[Json]) -> None:
-        rule: Json = child.get("properties") or {}
-        self.check_fields(child)
-        for field, allowed in self.choices:
-            if str(rule.get(field, "")).lower() not in allowed:
-                raise invalid(f"Security rule has invalid {field}: {rule.get(field)}.", field)
-        priority = rule.get("priority")
-        if not isinstance(priority, int) or not 100 <= priority <= 4096:
-            raise ArmError(
-                400,
-                "SecurityRuleInvalidPriority",
-                f"Security rule has invalid Priority. Value provided: {priority}. Allowed range 100-4096.",
-            )
-        for field in ("AddressPrefix", "PortRange"):
-            for end in ("source", "destination"):
-                if not any(rule.get(f"{end}{field}{many}") for many in ("", "s", "es")):
-                    raise ArmError(
-                        400,
-                        "SecurityRuleParameterMissing",
-                        f"Required security rule parameters are missing: {end}{field}.",
-                    )
-        self._check_sources(rule)
-        for other in beside:
-            theirs = other.get("properties") or {}
-            if (theirs.get("priority"), theirs.get("direction")) == (priority, rule.get("direction")):
-                raise ArmError(
-                    400,
-                    "SecurityRuleConflict",
-                    f"Security rule {child['name']} conflicts with rule {other['name']}. Rules cannot have the "
-                    "same Priority and Direction.",
-                )
-
-    def _check_sources(self, rule: Json) -> None:
-        one = rule.get("sourceAddressPrefix")
-        for each in [*([one] if one else []), *(rule.get("sourceAddressPrefixes") or [])]:
-            try:
-                each[0].isdigit() and ipaddress.ip_network(each, strict=False)
-            except ValueError as err:
-                raise ArmError(
-                    400,
-                    "SecurityRuleInvalidAddressPrefix",
-                    f"Security rule has invalid Address prefix. Value provided: {each}.",
-                ) from err
-
-
 def kinds(cloud: Cloud) -> list[Kind]:
-    return [VirtualNetworks(cloud), Subnets(cloud), SecurityGroups(cloud), SecurityRules(cloud)]
+    return [VirtualNetworks(cloud), Subnets(cloud)]

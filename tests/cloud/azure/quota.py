@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .catalog import FAMILIES, Size
-from .words import ArmError, Json
+from .words import ArmError, Json, names
 
 DEFAULT_LIMITS = {
     "cores": 400,
@@ -21,9 +21,9 @@ DEFAULT_LIMITS = {
     "VirtualNetworks": 1000,
     **dict.fromkeys(FAMILIES, 400),
 }
-NETWORK = frozenset(
-    ("PublicIPAddresses", "IPv4StandardSkuPublicIpAddresses", "NetworkInterfaces")
-    + ("NetworkSecurityGroups", "VirtualNetworks")
+NETWORK = names(
+    "PublicIPAddresses IPv4StandardSkuPublicIpAddresses NetworkInterfaces NetworkSecurityGroups "
+    "VirtualNetworks"
 )
 TITLES = {
     "cores": "Total Regional vCPUs",
@@ -128,7 +128,7 @@ class Place:
 
 
 class Capacity:
-    """`limits` by region, zone ("": any) and size in lower case ("": any): how many machines there is room for."""
+    """How many machines there is room for: `limits` by region, zone ("": any) and lower-case size ("": any)."""
 
     def __init__(self) -> None:
         self.limits: dict[tuple[str, str, str], int] = {}

@@ -10,7 +10,7 @@ from .kind import Kind
 from .power import Power
 from .store import Resource
 from .vms import VM, Vm
-from .words import ArmError, Json, ResourceId, parse_id
+from .words import ArmError, Json, ResourceId, names, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud
@@ -24,9 +24,9 @@ class Schedules(Kind):
 
     type = "Microsoft.DevTestLab/schedules"
     is_long = False
-    fields = frozenset(
-        ("status", "taskType", "dailyRecurrence", "hourlyRecurrence", "weeklyRecurrence", "timeZoneId")
-        + ("notificationSettings", "targetResourceId", "createdDate", "uniqueIdentifier")
+    fields = names(
+        "status taskType dailyRecurrence hourlyRecurrence weeklyRecurrence timeZoneId "
+        "notificationSettings targetResourceId createdDate uniqueIdentifier"
     )
 
     def __init__(self, cloud: Cloud, power: Power) -> None:

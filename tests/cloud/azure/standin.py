@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from evalfleet.lab.network import GATEWAY
 
-from . import addresses, network, tls
+from . import addresses, network, security, tls
 from .arm import Arm
 from .clock import Clock
 from .cloud import Cloud, Timing
@@ -81,6 +81,7 @@ class StandIn:
         self.power = Power(self.cloud, self.vms, self.metadata)
         for kind in (
             *network.kinds(self.cloud),
+            *security.kinds(self.cloud),
             *plain_kinds(self.cloud),
             disks,
             public,
@@ -133,7 +134,7 @@ class StandIn:
             await self._machines.close()
 
     async def _serve_inside(self, hosts: Hosts) -> None:
-        """The same ports in the lab's network: for clients in there, and the metadata service for machines."""
+        """The same ports in the lab's network: for clients in there; and the metadata service."""
         for where, tls_context in ((self._sockets[0], self._tls), (self._sockets[1], None)):
             sock = hosts.lab.socket()
             sock.bind((GATEWAY, where.getsockname()[1]))

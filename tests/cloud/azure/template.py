@@ -1,4 +1,4 @@
-"""Expressions of ARM templates: `[concat(parameters('name'), '-nic')]`, as far as sane templates need them."""
+"""Expressions of ARM templates: `[concat(parameters('name'), '-nic')]`, as far as sane ones need them."""
 
 from __future__ import annotations
 

@@ -10,74 +10,13 @@ from .catalog import IMAGES, REGIONS, Image, Size
 from .kind import check_keys, invalid, reference
 from .network import NIC
 from .store import Resource
+from .vm_shape import BAD_USERS, DISK_SKUS, FIXED, KNOWN
 from .words import ArmError, Json, ResourceId, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud
 
 MOST_CUSTOM_DATA = 65536
-BAD_USERS = frozenset(
-    ["administrator", "admin", "user", "user1", "test", "user2", "test1", "user3", "admin1", "1", "123", "a", "actuser", "adm", "admin2", "aspnet", "backup", "console", "david", "guest", "john", "owner", "root", "server", "sql", "support", "support_388945a0", "sys", "test2", "test3", "user4", "user5"]
-)
-DISK_SKUS = {
-    "Premium_LRS": "PremiumDiskCount",
-    "Premium_ZRS": "PremiumDiskCount",
-    "StandardSSD_LRS": "StandardSSDDiskCount",
-    "StandardSSD_ZRS": "StandardSSDDiskCount",
-    "Standard_LRS": "StandardDiskCount",
-}
-ANY = None
-KNOWN: dict[str, Any] = {
-    "hardwareProfile": {"vmSize": ANY, "vmSizeProperties": ANY},
-    "storageProfile": {
-        "imageReference": dict.fromkeys(
-            ("publisher", "offer", "sku", "version", "exactVersion", "id", "sharedGalleryImageId")
-            + ("communityGalleryImageId",)
-        ),
-        "osDisk": {
-            **dict.fromkeys(
-                ("osType", "name", "caching", "createOption", "diskSizeGB", "deleteOption", "vhd")
-            ),
-            **dict.fromkeys(("writeAcceleratorEnabled", "image", "encryptionSettings")),
-            "diffDiskSettings": dict.fromkeys(("option", "placement")),
-            "managedDisk": dict.fromkeys(
-                ("id", "storageAccountType", "diskEncryptionSet", "securityProfile")
-            ),
-        },
-        "dataDisks": ANY,
-        "diskControllerType": ANY,
-    },
-    "additionalCapabilities": dict.fromkeys(("ultraSSDEnabled", "hibernationEnabled")),
-    "osProfile": {
-        **dict.fromkeys(("computerName", "adminUsername", "adminPassword", "customData", "secrets")),
-        **dict.fromkeys(("allowExtensionOperations", "requireGuestProvisionSignal", "windowsConfiguration")),
-        "linuxConfiguration": {
-            **dict.fromkeys(("disablePasswordAuthentication", "provisionVMAgent", "patchSettings")),
-            "enableVMAgentPlatformUpdates": ANY,
-            "ssh": {"publicKeys": [{"path": ANY, "keyData": ANY}]},
-        },
-    },
-    "networkProfile": {
-        "networkInterfaces": [{"id": ANY, "properties": {"primary": ANY, "deleteOption": ANY}}],
-        "networkApiVersion": ANY,
-        "networkInterfaceConfigurations": ANY,
-    },
-    "securityProfile": dict.fromkeys(
-        ("securityType", "uefiSettings", "encryptionAtHost", "proxyAgentSettings")
-    ),
-    "diagnosticsProfile": {"bootDiagnostics": {"enabled": ANY, "storageUri": ANY}},
-    **dict.fromkeys(("priority", "evictionPolicy", "userData", "licenseType", "extensionsTimeBudget")),
-    **dict.fromkeys(("availabilitySet", "virtualMachineScaleSet", "proximityPlacementGroup", "hostGroup")),
-    **dict.fromkeys(("host", "platformFaultDomain", "applicationProfile", "capacityReservation")),
-    "billingProfile": {"maxPrice": ANY},
-    "scheduledEventsProfile": ANY,
-    **dict.fromkeys(("provisioningState", "vmId", "timeCreated", "instanceView")),  # read-only
-}
-FIXED = ("osProfile.adminUsername", "osProfile.customData", "osProfile.computerName", "priority") + (
-    "storageProfile.imageReference.id",
-    "storageProfile.imageReference.sku",
-    "storageProfile.osDisk.name",
-)
 
 
 def dig(value: Any, path: str) -> Any:
@@ -169,7 +108,8 @@ class VmRules:
             raise ArmError(
                 404,
                 "PlatformImageNotFound",
-                f"The platform image '{':'.join(words)}:{wanted.get('version')}' is not available. Verify that "
+                f"The platform image '{':'.join(words)}:{wanted.get('version')}' is not "
+                "available. Verify that "
                 "all fields in the storage profile are correct. For more details about storage profile "
                 "information, please refer to https://aka.ms/storageprofile",
                 target="imageReference",
@@ -181,15 +121,18 @@ class VmRules:
             raise ArmError(
                 400,
                 "BadRequest",
-                f"Cannot create a VM of size '{size.name}' because this VM size only supports a CPU Architecture "
-                f"of '{size.architecture}', but an image or disk with CPU Architecture '{image.architecture}' "
+                f"Cannot create a VM of size '{size.name}' because this VM size only supports a "
+                "CPU Architecture "
+                f"of '{size.architecture}', but an image or disk with CPU Architecture "
+                f"'{image.architecture}' "
                 "was given.",
             )
         if image.generation not in size.generations:
             raise ArmError(
                 400,
                 "BadRequest",
-                f"The selected VM size '{size.name}' cannot boot Hypervisor Generation '{image.generation[1:]}'.",
+                f"The selected VM size '{size.name}' cannot boot Hypervisor Generation "
+                f"'{image.generation[1:]}'.",
             )
         security = dig(properties, "securityProfile.securityType") or "Standard"
         if security not in ("Standard", "TrustedLaunch", "ConfidentialVM"):
@@ -201,8 +144,10 @@ class VmRules:
             raise ArmError(
                 400,
                 "InvalidParameter",
-                f"The specified disk size {smallest} GB is smaller than the size of the corresponding disk in "
-                f"the VM image: {image.size_gib} GB. This is not allowed. Please choose equal or greater size "
+                f"The specified disk size {smallest} GB is smaller than the size of the "
+                "corresponding disk in "
+                f"the VM image: {image.size_gib} GB. This is not allowed. Please choose equal or "
+                "greater size "
                 "or do not specify an explicit size.",
                 target="osDisk.diskSizeGB",
             )
@@ -230,7 +175,8 @@ class VmRules:
         keys: list[Json] = dig(linux, "ssh.publicKeys") or []
         if linux.get("disablePasswordAuthentication") and not keys:
             raise invalid(
-                "Authentication using either SSH or by user name and password must be enabled in Linux profile.",
+                "Authentication using either SSH or by user name and password must be enabled "
+                "in Linux profile.",
                 "linuxConfiguration",
             )
         if not keys and not profile.get("adminPassword"):

@@ -13,6 +13,10 @@ SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 TENANT = "99999999-8888-7777-6666-555555555555"
 
 
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 @dataclass(frozen=True)
 class Call:
     """One request, its token checked. `base`: scheme and host as the client wrote them."""
