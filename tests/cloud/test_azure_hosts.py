@@ -11,7 +11,7 @@ import pytest
 
 from evalfleet.lab import Lab, keys
 from tests.cloud.azure import Hosts, StandIn
-from tests.cloud.rest import Json, Rest, compute, network
+from tests.cloud.rest import Json, Rest, compute, network, vm_body
 from tests.lab.clients import eventually
 
 CANNOT = Lab.missing()
@@ -28,7 +28,29 @@ def azure() -> Iterator[StandIn]:
 def rest(azure: StandIn) -> Rest:
     made = Rest(azure)
     made.furnish()
+    allow(made, "198.18.0.1")
+    made.put(network("virtualNetworks/net/subnets/s"), guarded_subnet(made))
     return made
+
+
+def guarded_subnet(rest: Rest) -> Json:
+    group = {"id": rest.root + network("networkSecurityGroups/nsg")}
+    return {"properties": {"addressPrefix": "10.0.0.0/24", "networkSecurityGroup": group}}
+
+
+def allow(rest: Rest, source: str) -> None:
+    rule = {
+        "protocol": "Tcp",
+        "access": "Allow",
+        "direction": "Inbound",
+        "priority": 100,
+        "sourceAddressPrefix": source,
+        "sourcePortRange": "*",
+        "destinationAddressPrefix": "*",
+        "destinationPortRange": "22",
+    }
+    body = {"location": "eastus", "properties": {"securityRules": [{"name": "ssh", "properties": rule}]}}
+    rest.put(network("networkSecurityGroups/nsg"), body)
 
 
 class Login:
@@ -199,3 +221,23 @@ def test_deleting_leaves_nothing(azure: StandIn, rest: Rest, login: Login) -> No
     assert [str(each.id) for each in azure.resources() if "/gone" in str(each.id)] == []
     assert [span.id for span in azure.meters.running() if "/gone" in span.id] == []
     assert login.run(address, "true").returncode == 255
+
+
+def test_a_machine_deleted_while_it_boots_leaves_no_host(azure: StandIn, rest: Rest, login: Login) -> None:
+    nics = [rest.new_interface(f"brief-{n}") for n in range(6)]
+    count = len(azure.hosts.lab.hosts)
+    for n, nic in enumerate(nics):
+        rest.ask("PUT", compute(f"brief-{n}"), vm_body(f"brief-{n}", nic, key=login.pair.public))
+    eventually(lambda: len(azure.hosts.lab.hosts) > count)
+    for n in range(6):
+        rest.delete(compute(f"brief-{n}"))
+    assert len(azure.hosts.lab.hosts) == count
+
+
+def test_security_groups_are_in_force(rest: Rest, login: Login) -> None:
+    address = new_vm(rest, login, "guarded")
+    assert login.run(address, "true").returncode == 0
+    allow(rest, "198.18.77.77/32")
+    eventually(lambda: login.run(address, "true").returncode == 255)
+    allow(rest, "198.18.0.1")
+    eventually(lambda: login.run(address, "true").returncode == 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +70,7 @@ class Cloud:
         self.page_size = 100
         self.kinds: dict[str, Kind] = {}
         self.on_rules: list[Callable[[], None]] = []
+        self.on_group_gone: list[Callable[[str], None]] = []
 
     def add_kind(self, kind: Kind) -> None:
         self.kinds[kind.type.lower()] = kind
@@ -84,6 +85,11 @@ class Cloud:
                 f"'{id.namespace}' for api version.",
             )
         return found
+
+    async def really(self, deed: Awaitable[None]) -> None:
+        """Something is done to a real machine: the clock does not jump meanwhile."""
+        with self.clock.hold():
+            await deed
 
     async def pause(self, span: Range) -> None:
         await self.clock.sleep(self.random.uniform(*span))

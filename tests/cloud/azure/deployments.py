@@ -46,6 +46,7 @@ class Deployments:
     def __init__(self, cloud: Cloud, arm: Arm) -> None:
         self._cloud = cloud
         self._known: dict[tuple[str, str], Deployment] = {}
+        cloud.on_group_gone.append(self._forget)
         arm.route("GET", ROOT, self._list)
         arm.route("PUT", ONE, self._put)
         arm.route("GET", ONE, self._get)
@@ -54,6 +55,9 @@ class Deployments:
         arm.route("POST", f"{ONE}/validate", self._validate)
         arm.route("POST", f"{ONE}/cancel", self._cancel)
         arm.route("GET", f"{ONE}/operations", self._operations)
+
+    def _forget(self, group: str) -> None:
+        self._known = {key: each for key, each in self._known.items() if key[0] != group.lower()}
 
     # -- verbs ---------------------------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class Groups:
             await asyncio.gather(*(self._try_delete(each) for each in left))
             await asyncio.sleep(0.01)
         del self._cloud.store.groups[group.name.lower()]
+        for listener in self._cloud.on_group_gone:
+            listener(group.name)
 
     def _inside(self, group: Group) -> list[Resource]:
         """Top-level ones: children go with them."""

@@ -56,6 +56,20 @@ class GuestHost(NamespaceHost):
         )
         (self._directory / "net").write_text(network.host_side(self.cable) + metadata)
 
+    def protect(self, rules: str) -> None:
+        pid = self._need_power()
+        # either may be what this kernel supports
+        tools = [tool for tool in ("iptables-restore", "iptables-legacy-restore") if commands.find(tool)]
+        complaint = LabError("security groups need iptables")
+        for tool in tools:
+            try:
+                commands.run(["nsenter", f"--net=/proc/{pid}/ns/net", "--", tool], rules)
+            except LabError as err:
+                complaint = err
+            else:
+                return
+        raise complaint
+
     def wipe_temp_disk(self) -> None:
         """While it is off: another machine's local disk is empty."""
         for each in (self._directory / "disk/upper/mnt").glob("*"):
@@ -88,10 +102,10 @@ class Hosts:
         commands.run([*self.lab.prefix, "ip", "addr", "add", f"{METADATA}/32", "dev", "br0"])
         self._hand = ThreadPoolExecutor(1)  # a lab is used by one thread at a time
         self._hosts: dict[str, GuestHost] = {}
-        self._logs: dict[str, str] = {}
+        self._coming: dict[str, asyncio.Future[None]] = {}
         self._waiting: list[tuple[Guest, asyncio.Future[None]]] = []
         self._building: asyncio.Task[None] | None = None
-        self._unreachable: dict[str, bool] = {}
+        self._unreachable: set[str] = set()
         self._last = 0
 
     def new_address(self, taken: Set[str]) -> str:
@@ -116,9 +130,17 @@ class Hosts:
     async def create(self, guest: Guest) -> None:
         made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((guest, made))
+        self._coming[guest.id.lower()] = made
         if self._building is None:
             self._building = asyncio.create_task(self._build())
-        await made
+        await asyncio.shield(made)
+
+    async def _arrived(self, id: str) -> GuestHost | None:
+        """A machine's host, also if it is only just being made."""
+        coming = self._coming.get(id.lower())
+        if coming is not None:
+            await asyncio.wait([coming])
+        return self._hosts.get(id.lower())
 
     async def _build(self) -> None:
         while self._waiting:
@@ -126,11 +148,14 @@ class Hosts:
             try:
                 hosts = await self._do(self._make, [guest for guest, _ in some])
             except MachineTrouble as err:
-                for _, made in some:
+                for guest, made in some:
+                    del self._coming[guest.id.lower()]
                     made.set_exception(MachineTrouble(str(err)))
+                    made.exception()  # seen, also if nobody waits any more
                 continue
             for (guest, made), host in zip(some, hosts, strict=True):
                 self._hosts[guest.id.lower()] = host
+                del self._coming[guest.id.lower()]
                 made.set_result(None)
         self._building = None
 
@@ -139,7 +164,7 @@ class Hosts:
         return [host for host in self.lab.add(len(guests)) if isinstance(host, GuestHost)]
 
     async def power_off(self, id: str) -> None:
-        host = self._hosts.get(id.lower())
+        host = await self._arrived(id)
         if host is not None:
             await self._do(host.power_off)
 
@@ -158,20 +183,26 @@ class Hosts:
             host.rewire(address)
         host.power_on()
 
+    async def protect(self, id: str, rules: str) -> None:
+        host = self._hosts.get(id.lower())
+        if host is not None and host.is_on:
+            await self._do(host.protect, rules)
+
     async def destroy(self, id: str) -> None:
-        host = self._hosts.pop(id.lower(), None)
-        self._unreachable.pop(id.lower(), None)
+        host = await self._arrived(id)
+        self._unreachable.discard(id.lower())
         if host is not None:
             await self._do(self.lab.remove, host)
+            self._hosts.pop(id.lower(), None)
 
     async def make_unreachable(self, id: str, *, also_after_restart: bool) -> None:
         """It runs, but nothing reaches it, until it is restarted, or (`also_after_restart`) redeployed."""
         if also_after_restart:
-            self._unreachable[id.lower()] = True
+            self._unreachable.add(id.lower())
         await self._do(self.host(id).partition)
 
     def mend(self, id: str) -> None:
-        self._unreachable.pop(id.lower(), None)
+        self._unreachable.discard(id.lower())
 
     def log(self, id: str) -> str:
         host = self._hosts.get(id.lower())

@@ -43,6 +43,10 @@ class Machines(Protocol):
 
     async def destroy(self, id: str) -> None: ...
 
+    async def protect(self, id: str, rules: str) -> None:
+        """Who may connect to it, as `iptables-restore` takes it."""
+        ...
+
     def mend(self, id: str) -> None:
         """Its hardware is another one now: what was broken of it is whole again."""
         ...
@@ -81,6 +85,9 @@ class Records:
 
     async def destroy(self, id: str) -> None:
         self._log.pop(id.lower(), None)
+
+    async def protect(self, id: str, rules: str) -> None:
+        pass
 
     def mend(self, id: str) -> None:
         pass

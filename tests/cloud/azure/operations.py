@@ -52,6 +52,8 @@ class Operations:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seed = itertools.count(1)
         self.retry_after_s: int | None = 1
+        self.troubles: list[BaseException] = []
+        """What went wrong that no client asked for: a mistake of the stand-in's."""
 
     def start(self, where: str, work: Coroutine[Any, Any, Json | None]) -> Operation:
         id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"operation {next(self._seed)}"))
@@ -67,6 +69,9 @@ class Operations:
         except asyncio.CancelledError:
             operation.end("Canceled", self._clock.now(), PREEMPTED)
             raise
+        except Exception as err:
+            operation.end("Failed", self._clock.now(), ArmError(500, "InternalExecutionError", repr(err)))
+            raise
         else:
             operation.end("Succeeded", self._clock.now())
 
@@ -74,8 +79,14 @@ class Operations:
         """In the background, until the server ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        trouble = None if task.cancelled() else task.exception()
+        if trouble is not None:
+            self.troubles.append(trouble)
 
     async def preempt(self, operation: Operation) -> None:
         """End it where it is."""

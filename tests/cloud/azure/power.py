@@ -92,7 +92,7 @@ class Power:
         if vm.power == "running":
             self._vms.set_power(vm, "stopping")
             await self._cloud.pause(self._cloud.timing.deallocate_s)
-            await self._cloud.machines.power_off(str(vm.id))
+            await self._cloud.really(self._cloud.machines.power_off(str(vm.id)))
             self._vms.set_power(vm, "stopped")  # and billed on
 
     async def _restart(self, vm: Vm) -> None:
@@ -114,7 +114,7 @@ class Power:
 
     async def _again(self, vm: Vm, *, fresh_temp_disk: bool) -> None:
         self._vms.set_power(vm, "starting")
-        await self._cloud.machines.power_off(str(vm.id))
+        await self._cloud.really(self._cloud.machines.power_off(str(vm.id)))
         await self._cloud.pause(self._cloud.timing.boot_s)
         await self._vms.boot(vm, fresh_temp_disk=fresh_temp_disk)
 

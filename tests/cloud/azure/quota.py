@@ -128,7 +128,7 @@ class Place:
 
 
 class Capacity:
-    """How many machines there is room for: `limits` by region, zone ("": any) and lower-case size ("": any)."""
+    """Room for so many machines: `limits` by region, zone ("": any) and lower-case size ("": any)."""
 
     def __init__(self) -> None:
         self.limits: dict[tuple[str, str, str], int] = {}

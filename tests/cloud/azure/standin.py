@@ -107,8 +107,9 @@ class StandIn:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
         self._folder.cleanup()
-        if self._failure is not None:
-            raise self._failure
+        failures = [*filter(None, [self._failure]), *self.cloud.operations.troubles]
+        if failures:
+            raise failures[0]
 
     def _run(self) -> None:
         try:

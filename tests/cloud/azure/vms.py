@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import copy
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from . import firewall
 from .addresses import Interfaces
 from .disks import DISK, Disks
 from .kind import Kind, merged, reference
@@ -62,6 +62,7 @@ class VirtualMachines(Kind):
         self._rules = VmRules(cloud)
         self._disks = disks
         self._interfaces = interfaces
+        cloud.on_rules.append(self.protect_all)
 
     def check(self, id: ResourceId, body: Json, old: Resource | None) -> None:
         self.check_name(id)
@@ -135,20 +136,32 @@ class VirtualMachines(Kind):
         """Switch it on, its place being there."""
         address = str(self.interfaces_of(vm)[0].details["ip"])
         try:
-            if vm.has_booted:
-                await self.cloud.machines.power_on(str(vm.id), address, fresh_temp_disk=fresh_temp_disk)
-            else:
-                await asyncio.shield(
-                    self.cloud.operations.spawn(self.cloud.machines.create(self._guest(vm, address)))
-                )
+            await self.cloud.really(self._switch_on(vm, address, fresh_temp_disk))
         except MachineTrouble as err:
             raise ArmError(
                 409,
                 "OSProvisioningTimedOut",
                 f"OS Provisioning for VM '{vm.id.name}' did not finish in the allotted time: {err}",
             ) from err
-        vm.has_booted = True
         self.set_power(vm, "running")
+
+    async def _switch_on(self, vm: Vm, address: str, fresh_temp_disk: bool) -> None:
+        if vm.has_booted:
+            await self.cloud.machines.power_on(str(vm.id), address, fresh_temp_disk=fresh_temp_disk)
+        else:
+            await self.cloud.machines.create(self._guest(vm, address))
+        vm.has_booted = True
+        await self._protect(vm)
+
+    async def _protect(self, vm: Vm) -> None:
+        for nic in self.interfaces_of(vm)[:1]:
+            await self.cloud.machines.protect(str(vm.id), firewall.rules(self.cloud, nic))
+
+    def protect_all(self) -> None:
+        """After a change of rules."""
+        for each in self.cloud.store.of_type(VM):
+            if isinstance(each, Vm) and each.power == "running":
+                self.cloud.operations.spawn(self._protect(each))
 
     def _guest(self, vm: Vm, address: str) -> Guest:
         profile: Json = vm.properties.get("osProfile") or {}
@@ -172,7 +185,7 @@ class VirtualMachines(Kind):
 
     async def unplace(self, vm: Vm) -> None:
         """Off, and its place given back: it costs nothing any more."""
-        await self.cloud.machines.power_off(str(vm.id))
+        await self.cloud.really(self.cloud.machines.power_off(str(vm.id)))
         self._end_billing(vm)
         for nic in self.interfaces_of(vm):
             vm.new_address |= self._interfaces.let_go(nic)
@@ -191,7 +204,7 @@ class VirtualMachines(Kind):
 
     async def destroy(self, vm: Vm) -> None:
         """With what is to go with it."""
-        await self.cloud.machines.destroy(str(vm.id))
+        await self.cloud.really(self.cloud.machines.destroy(str(vm.id)))
         self._end_billing(vm)
         nics = self.interfaces_of(vm)
         options = {
