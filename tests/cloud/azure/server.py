@@ -80,7 +80,7 @@ class Server:
         if lower == "/api/retail/prices":
             return retail_prices(call)
         if lower.startswith(LOGS):
-            return Answer(200, [self._cloud.machines.log(call.path.removeprefix(LOGS))])
+            return Answer(200, self._cloud.machines.log(call.path.removeprefix(LOGS)))
         return None
 
     async def _guarded(self, call: Call, request: web.Request) -> Answer | None:
@@ -122,8 +122,8 @@ def _response(answer: Answer) -> web.Response:
         "x-ms-ratelimit-remaining-subscription-reads": "11999",
         **answer.headers,
     }
-    if isinstance(answer.body, list):
-        return web.Response(status=answer.status, text="".join(answer.body), headers=headers)
+    if isinstance(answer.body, str):
+        return web.Response(status=answer.status, text=answer.body, headers=headers)
     if answer.body is None:
         return web.Response(status=answer.status, headers=headers)
     return web.json_response(answer.body, status=answer.status, headers=headers)

@@ -11,6 +11,7 @@ from .words import Json, ResourceId
 if TYPE_CHECKING:
     from .operations import Operation
 
+SUMMARY = ("id", "name", "type", "location", "tags", "sku", "kind", "plan", "identity", "managedBy")
 NOT_EXTRA = ("id", "name", "type", "location", "tags", "properties")
 
 
@@ -59,8 +60,7 @@ class Resource:
 
     def summary(self) -> Json:
         """As in lists of resources of all kinds."""
-        shown = {key: value for key, value in self.show().items() if key != "properties"}
-        return shown
+        return {key: value for key, value in self.show().items() if key in SUMMARY}
 
 
 def extra_of(body: Json) -> Json:

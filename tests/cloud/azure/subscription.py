@@ -168,7 +168,7 @@ class Subscription:
         properties = {
             "hyperVGeneration": image.generation,
             "architecture": image.architecture,
-            "osDiskImage": {"operatingSystem": "Linux", "sizeInGb": image.size_gib},
+            "osDiskImage": {"operatingSystem": "Linux"},
             "dataDiskImages": [],
             "imageDeprecationStatus": {"imageState": "Active"},
         }

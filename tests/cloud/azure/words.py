@@ -36,7 +36,7 @@ class Call:
 @dataclass(frozen=True)
 class Answer:
     status: int = 200
-    body: Json | list[Any] | None = None
+    body: Json | list[Json] | str | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
