@@ -1,8 +1,8 @@
 """The stand-in's answers against Microsoft's own description of the resources.
 
 The descriptions are Bicep's type index (github.com/Azure/bicep-types-az), which is not ours to copy: put the
-`types.json` of a resource provider's version into folders called `compute-2024-07-01` and `network-2024-07-01`, and say
-where these are in AZURE_CONTRACTS.
+`types.json` of each provider's version into folders called `compute-2024-07-01` and `network-2024-07-01`, and
+say where these are in AZURE_CONTRACTS.
 """
 
 from __future__ import annotations

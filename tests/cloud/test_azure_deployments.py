@@ -11,75 +11,11 @@ from tests.cloud.azure import Policy, StandIn, Stuck
 from tests.cloud.azure.schedules import next_time
 from tests.cloud.azure.template import Expressions
 from tests.cloud.azure.words import ArmError
-from tests.cloud.rest import Json, Reply, Rest, compute, network, vm_body
+from tests.cloud.rest import Json, Reply, Rest, compute, network
+from tests.cloud.templates import NIC, PIP, SCHEDULE, VM, resource, template
 from tests.lab.clients import eventually
 
-SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#"
-PIP = "Microsoft.Network/publicIPAddresses"
-NIC = "Microsoft.Network/networkInterfaces"
-VM = "Microsoft.Compute/virtualMachines"
-SCHEDULE = "Microsoft.DevTestLab/schedules"
 DEPLOYMENTS = "/resourceGroups/rg/providers/Microsoft.Resources/deployments"
-
-
-def resource(type: str, name: str, after: list[str], **more: Any) -> Json:
-    here = {"location": "[resourceGroup().location]", "apiVersion": "2024-07-01"}
-    return {"type": type, "name": name, "dependsOn": after, **here, **more}
-
-
-def template() -> Json:
-    """A machine with all it needs, and its expiry."""
-    subnet = "[resourceId('Microsoft.Network/virtualNetworks/subnets', 'net', 's')]"
-    public = {"id": f"[resourceId('{PIP}', variables('ip'))]", "properties": {"deleteOption": "Delete"}}
-    configuration = {"subnet": {"id": subnet}, "publicIPAddress": public}
-    machine = vm_body("x", "[resourceId('Microsoft.Network/networkInterfaces', variables('nic'))]")[
-        "properties"
-    ]
-    machine["osProfile"]["computerName"] = "[parameters('name')]"
-    shutdown = {
-        "status": "Enabled",
-        "taskType": "ComputeVmShutdownTask",
-        "timeZoneId": "UTC",
-        "dailyRecurrence": {"time": "[parameters('time')]"},
-        "targetResourceId": f"[resourceId('{VM}', parameters('name'))]",
-    }
-    return {
-        "$schema": SCHEMA,
-        "contentVersion": "1.0.0.0",
-        "parameters": {"name": {"type": "string"}, "time": {"type": "string", "defaultValue": "0300"}},
-        "variables": {
-            "ip": "[concat(parameters('name'), '-ip')]",
-            "nic": "[format('{0}-nic', parameters('name'))]",
-        },
-        "resources": [
-            resource(
-                SCHEDULE,
-                "[concat('shutdown-computevm-', parameters('name'))]",
-                [f"[resourceId('{VM}', parameters('name'))]"],
-                properties=shutdown,
-            ),
-            resource(VM, "[parameters('name')]", ["[variables('nic')]"], properties=machine),
-            resource(
-                NIC,
-                "[variables('nic')]",
-                [f"[resourceId('{PIP}', variables('ip'))]"],
-                properties={"ipConfigurations": [{"name": "ip", "properties": configuration}]},
-            ),
-            resource(
-                PIP,
-                "[variables('ip')]",
-                [],
-                sku={"name": "Standard"},
-                properties={"publicIPAllocationMethod": "Static"},
-            ),
-        ],
-        "outputs": {
-            "address": {
-                "type": "string",
-                "value": f"[reference(resourceId('{PIP}', variables('ip'))).ipAddress]",
-            }
-        },
-    }
 
 
 def deploy(rest: Rest, name: str, made: Json | None = None, **parameters: str) -> Reply:

@@ -6,7 +6,7 @@ import http.client
 
 import pytest
 
-from tests.cloud.azure import Failed, Late, Lost, Refused, StandIn, Stuck, Throttled
+from tests.cloud.azure import Failed, Late, Lost, Refused, SlowBoot, StandIn, Stuck, Throttled
 from tests.cloud.azure.prices import price
 from tests.cloud.rest import Rest, compute, network, vm_body
 from tests.lab.clients import eventually
@@ -66,6 +66,18 @@ def test_a_stuck_create_can_be_deleted(azure: StandIn, rest: Rest) -> None:
     assert rest.ask("POST", f"{compute('vm')}/deallocate").code == "Conflict"
     rest.delete(compute("vm"))
     assert rest.get(reply.headers["Azure-AsyncOperation"]).body["error"]["code"] == "OperationPreempted"
+    assert azure.meters.running() == []
+
+
+def test_a_machine_that_never_boots_is_billed_until_it_is_deleted(azure: StandIn, rest: Rest) -> None:
+    azure.faults.slow_boots.append(SlowBoot("vm", 5000.0, times=1))
+    reply = rest.ask("PUT", compute("vm"), vm_body("vm", rest.new_interface("vm")))
+    azure.jump(600.0)
+    assert rest.get(reply.headers["Azure-AsyncOperation"]).body["status"] == "InProgress"
+    azure.jump(700.0)
+    assert rest.outcome(reply)["error"]["code"] == "OSProvisioningTimedOut"
+    assert azure.meters.seconds("vm", azure.clock.now()) == pytest.approx(1300.0, abs=10.0)
+    rest.delete(compute("vm"))
     assert azure.meters.running() == []
 
 

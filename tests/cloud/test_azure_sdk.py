@@ -10,10 +10,12 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.identity import ClientSecretCredential, ManagedIdentityCredential
 from azure.mgmt.compute import ComputeManagementClient
 from azure.mgmt.network import NetworkManagementClient
+from azure.mgmt.resource.deployments import DeploymentsMgmtClient
 from azure.mgmt.resource.resources import ResourceManagementClient
 
 from tests.cloud.azure import StandIn, Throttled
 from tests.cloud.rest import VNET, compute, vm_body
+from tests.cloud.templates import template
 
 SCOPE = "https://management.azure.com/.default"
 
@@ -36,9 +38,10 @@ class Clients:
         self.compute: Any = ComputeManagementClient(credential, azure.subscription, **options)
         self.network: Any = NetworkManagementClient(credential, azure.subscription, **options)
         self.resources: Any = ResourceManagementClient(credential, azure.subscription, **options)
+        self.templates: Any = DeploymentsMgmtClient(credential, azure.subscription, **options)
 
     def close(self) -> None:
-        for client in (self.compute, self.network, self.resources):
+        for client in (self.compute, self.network, self.resources, self.templates):
             client.close()
 
     def furnish(self, name: str) -> str:
@@ -128,6 +131,28 @@ def test_the_generic_client_makes_and_deletes_by_id(azure: StandIn, clients: Cli
     assert azure.resources("Microsoft.Compute/virtualMachines") == []
     clients.resources.resource_groups.begin_delete("rg").result()
     assert azure.resources() == []
+
+
+def test_a_template_is_deployed(azure: StandIn, clients: Clients) -> None:
+    clients.furnish("other")
+    body = {
+        "properties": {"mode": "Incremental", "template": template(), "parameters": {"name": {"value": "vm"}}}
+    }
+    deployments = clients.templates.deployments
+    done = deployments.begin_create_or_update("rg", "d", body).result()
+    assert (done.properties.provisioning_state, len(done.properties.output_resources)) == ("Succeeded", 4)
+    assert [each.name for each in deployments.list_by_resource_group("rg")] == ["d"]
+    azure.cloud.capacity.limits["eastus", "", ""] = 1
+    body["properties"]["parameters"] = {"name": {"value": "more"}}
+    with pytest.raises(HttpResponseError) as caught:
+        deployments.begin_create_or_update("rg", "e", body).result()
+    assert "AllocationFailed" in str(caught.value)
+    failed = [
+        each
+        for each in clients.templates.deployment_operations.list("rg", "e")
+        if each.properties.status_code
+    ]
+    assert [each.properties.target_resource.resource_name for each in failed] == ["more"]
 
 
 def test_what_a_subscription_says_of_itself(azure: StandIn, clients: Clients) -> None:

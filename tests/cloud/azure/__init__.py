@@ -10,7 +10,7 @@ sshd.
 from __future__ import annotations
 
 from .cloud import Timing
-from .faults import Failed, Late, Lost, Policy, Refused, Stuck, Throttled
+from .faults import Failed, Late, Lost, Policy, Refused, SlowBoot, Stuck, Throttled
 from .hosts import Hosts
 from .machines import Records
 from .standin import StandIn
@@ -23,6 +23,7 @@ __all__ = [
     "Policy",
     "Records",
     "Refused",
+    "SlowBoot",
     "StandIn",
     "Stuck",
     "Throttled",

@@ -54,7 +54,8 @@ class Deployments:
         arm.route("DELETE", ONE, self._delete)
         arm.route("POST", f"{ONE}/validate", self._validate)
         arm.route("POST", f"{ONE}/cancel", self._cancel)
-        arm.route("GET", f"{ONE}/operations", self._operations)
+        for one in (ONE, "/subscriptions/{subscription}/resourceGroups/{group}/deployments/{name}"):
+            arm.route("GET", f"{one}/operations", self._operations)
 
     def _forget(self, group: str) -> None:
         self._known = {key: each for key, each in self._known.items() if key[0] != group.lower()}

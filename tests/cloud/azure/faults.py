@@ -72,6 +72,15 @@ class Rule:
         return re.search(self.path, call.path, re.IGNORECASE) is not None
 
 
+@dataclass
+class SlowBoot:
+    """Machines whose name has `name` (a regular expression) take so much longer to boot, and are billed."""
+
+    name: str
+    seconds: float
+    times: int | None = None
+
+
 @dataclass(frozen=True)
 class Policy:
     """An Azure Policy that denies: resources of `type` whose body `denies` says so."""
@@ -97,6 +106,7 @@ class Faults:
         self._random = random.Random(seed)
         self.rules: list[Rule] = []
         self.policies: list[Policy] = []
+        self.slow_boots: list[SlowBoot] = []
         self.denied_actions: list[str] = []
         self.met: list[tuple[Effect, str, str]] = []
 
@@ -125,6 +135,14 @@ class Faults:
                     rule.times -= 1
                 self.met.append((rule.effect, method, path))
                 return rule.effect.seconds
+        return 0.0
+
+    def boot_delay_s(self, name: str) -> float:
+        for slow in self.slow_boots:
+            if slow.times != 0 and re.search(slow.name, name):
+                if slow.times is not None:
+                    slow.times -= 1
+                return slow.seconds
         return 0.0
 
     def check_policies(self, type: str, id: str, body: Json) -> None:

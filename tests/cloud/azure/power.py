@@ -78,7 +78,6 @@ class Power:
         was_off = vm.power == "deallocated"
         await self._cloud.pause(self._cloud.timing.allocation_s)
         self._vms.allocate(vm)
-        await self._cloud.pause(self._cloud.timing.boot_s)
         await self._vms.boot(vm, fresh_temp_disk=was_off)
 
     async def deallocate(self, vm: Vm) -> None:
@@ -115,7 +114,6 @@ class Power:
     async def _again(self, vm: Vm, *, fresh_temp_disk: bool) -> None:
         self._vms.set_power(vm, "starting")
         await self._cloud.really(self._cloud.machines.power_off(str(vm.id)))
-        await self._cloud.pause(self._cloud.timing.boot_s)
         await self._vms.boot(vm, fresh_temp_disk=fresh_temp_disk)
 
     # -- other actions -------------------------------------------------------------------------

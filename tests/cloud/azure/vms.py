@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .cloud import Cloud
 
 VM = "Microsoft.Compute/virtualMachines"
+MOST_BOOT_S = 1200.0
 
 
 @dataclass(eq=False)
@@ -117,7 +118,6 @@ class VirtualMachines(Kind):
         await self.cloud.pause(self.cloud.timing.allocation_s)
         self.allocate(resource)
         self._disks.make_for(resource)
-        await self.cloud.pause(self.cloud.timing.boot_s)
         await self.boot(resource)
 
     def allocate(self, vm: Vm) -> None:
@@ -134,16 +134,21 @@ class VirtualMachines(Kind):
 
     async def boot(self, vm: Vm, *, fresh_temp_disk: bool = False) -> None:
         """Switch it on, its place being there."""
+        await self.cloud.pause(self.cloud.timing.boot_s)
+        await self._be_slow(vm)
         address = str(self.interfaces_of(vm)[0].details["ip"])
         try:
             await self.cloud.really(self._switch_on(vm, address, fresh_temp_disk))
         except MachineTrouble as err:
-            raise ArmError(
-                409,
-                "OSProvisioningTimedOut",
-                f"OS Provisioning for VM '{vm.id.name}' did not finish in the allotted time: {err}",
-            ) from err
+            raise _timed_out(vm, str(err)) from err
         self.set_power(vm, "running")
+
+    async def _be_slow(self, vm: Vm) -> None:
+        delay_s = self.cloud.faults.boot_delay_s(vm.id.name)
+        await self.cloud.clock.sleep(min(delay_s, MOST_BOOT_S))
+        if delay_s > MOST_BOOT_S:
+            self.set_power(vm, "running")  # and billed: only the guest is not heard of
+            raise _timed_out(vm, "However, the VM guest agent was not detected running.")
 
     async def _switch_on(self, vm: Vm, address: str, fresh_temp_disk: bool) -> None:
         if vm.has_booted:
@@ -285,3 +290,11 @@ class VirtualMachines(Kind):
             view["vmAgent"] = {"vmAgentVersion": "2.13.1.1", "statuses": [ready]}
             view["computerName"] = dig(vm.properties, "osProfile.computerName")
         return view
+
+
+def _timed_out(vm: Vm, why: str) -> ArmError:
+    return ArmError(
+        409,
+        "OSProvisioningTimedOut",
+        f"OS Provisioning for VM '{vm.id.name}' did not finish in the allotted time. {why}",
+    )
