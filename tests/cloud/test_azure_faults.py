@@ -6,7 +6,7 @@ import http.client
 
 import pytest
 
-from tests.cloud.azure import Failed, Late, Lost, Refused, SlowBoot, StandIn, Stuck, Throttled
+from tests.cloud.azure import Bucket, Failed, Late, Lost, Refused, SlowBoot, StandIn, Stuck, Throttled
 from tests.cloud.azure.prices import price
 from tests.cloud.rest import Rest, compute, network, vm_body
 from tests.lab.clients import eventually
@@ -23,6 +23,16 @@ def test_scripted_refusals_happen_as_often_as_told(azure: StandIn, rest: Rest) -
     assert [reply.status for reply in replies] == [429, 503, 400, 200]
     assert replies[0].headers["Retry-After"] == "7"
     assert replies[2].code == "Odd"
+
+
+def test_writes_have_a_limit_that_refills(azure: StandIn, rest: Rest) -> None:
+    azure.faults.writes = Bucket(size=2, per_s=0.1)
+    statuses = [rest.ask("PATCH", "/resourceGroups/rg", {}).status for _ in range(4)]
+    assert statuses == [200, 200, 429, 429]
+    assert rest.get("/resourceGroups/rg").status == 200, "reading is free"
+    reply = rest.ask("PATCH", "/resourceGroups/rg", {})
+    azure.jump(float(reply.headers["Retry-After"]))
+    assert rest.ask("PATCH", "/resourceGroups/rg", {}).status == 200
 
 
 def test_rates_come_from_the_seed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -211,6 +212,32 @@ def test_an_eviction_is_announced_to_the_machine_and_then_happens(
     azure.jump(20.0)
     eventually(lambda: rest.power("spot") == "PowerState/deallocated")
     assert login.run(address, "true").returncode == 255
+
+
+LIST = """\
+import json, os, ssl, urllib.request
+identity = os.environ["IDENTITY_ENDPOINT"] + "?api-version=2019-08-01&resource=x"
+ask = urllib.request.Request(identity, headers={"X-IDENTITY-HEADER": os.environ["IDENTITY_HEADER"]})
+token = json.load(urllib.request.urlopen(ask, timeout=10))["access_token"]
+groups = os.environ["ENDPOINT"] + "/subscriptions/" + os.environ["AZURE_SUBSCRIPTION_ID"]
+groups += "/resourcegroups?api-version=2021-04-01"
+ask = urllib.request.Request(groups, headers={"Authorization": "Bearer " + token})
+tls = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
+print([each["name"] for each in json.load(urllib.request.urlopen(ask, timeout=10, context=tls))["value"]])
+"""
+
+
+@pytest.mark.usefixtures("rest")
+def test_a_client_in_the_labs_network_reaches_it(azure: StandIn) -> None:
+    done = subprocess.run(
+        [*azure.hosts.lab.prefix, sys.executable, "-c", LIST],
+        env={**azure.environment_inside, "ENDPOINT": azure.endpoint_inside},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "['rg']\n"), done.stderr
 
 
 def test_deleting_leaves_nothing(azure: StandIn, rest: Rest, login: Login) -> None:

@@ -152,8 +152,24 @@ def test_a_region_without_room_fails_late_and_bills_nothing(
     assert (outcome["status"], outcome["error"]["code"]) == ("Failed", code)
     assert rest.get(compute("vm")).body["properties"]["provisioningState"] == "Failed"
     assert [span.kind for span in azure.meters.running()] == ["address"]
+    azure.cloud.capacity.limits.clear()
+    again = vm_body("vm", rest.root + network("networkInterfaces/vm-nic"), **more)
+    rest.put(compute("vm"), again)
+    assert rest.power("vm") == "PowerState/running", "the same call tries again"
     rest.delete(compute("vm"))
     assert azure.meters.running() == []
+
+
+def test_a_disk_that_stayed_is_in_the_way(azure: StandIn, rest: Rest) -> None:
+    body = vm_body("vm", rest.new_interface("vm"))
+    body["properties"]["storageProfile"]["osDisk"] |= {"name": "vm-disk", "deleteOption": "Detach"}
+    rest.put(compute("vm"), body)
+    rest.delete(compute("vm"))
+    assert [span.kind for span in azure.meters.running()] == ["disk"], "and is billed"
+    body["properties"]["networkProfile"]["networkInterfaces"][0]["id"] = rest.new_interface("vm")
+    assert rest.ask("PUT", compute("vm"), body).code == "ConflictingUserInput"
+    rest.delete("/resourceGroups/rg/providers/Microsoft.Compute/disks/vm-disk")
+    assert rest.ask("PUT", compute("vm"), body).status == 201
 
 
 def test_a_stopped_machine_may_find_its_place_taken(azure: StandIn, rest: Rest) -> None:

@@ -84,6 +84,8 @@ def test_the_life_of_a_machine(azure: StandIn, clients: Clients) -> None:
     assert [each.name for each in machines.list("rg")] == ["vm"]
     assert [each.name for each in machines.list_all()] == ["vm"]
 
+    tags = {"fleet": "f1", "expires": "soon"}
+    assert machines.begin_update("rg", "vm", {"tags": tags}).result().tags == tags
     machines.begin_deallocate("rg", "vm").result()
     assert states(clients, "vm")[-1] == "PowerState/deallocated"
     machines.begin_start("rg", "vm").result()

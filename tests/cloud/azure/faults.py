@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import dataclass
@@ -99,6 +100,25 @@ class Policy:
         return lacks_tag or elsewhere or not (self.required_tag or self.locations)
 
 
+class Bucket:
+    """As ARM limits a subscription's writes: so many at once, refilled at a rate."""
+
+    def __init__(self, size: int, per_s: float) -> None:
+        self._size = size
+        self._per_s = per_s
+        self._left = float(size)
+        self._at = 0.0
+
+    def wait_s(self, now: float) -> int:
+        """0: there was a token, and it is taken."""
+        self._left = min(self._size, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left >= 1.0:
+            self._left -= 1.0
+            return 0
+        return math.ceil((1.0 - self._left) / self._per_s)
+
+
 class Faults:
     """The first rule that fits a call, and that chance picks, has its effect."""
 
@@ -108,6 +128,7 @@ class Faults:
         self.policies: list[Policy] = []
         self.slow_boots: list[SlowBoot] = []
         self.denied_actions: list[str] = []
+        self.writes: Bucket | None = None
         self.met: list[tuple[Effect, str, str]] = []
 
     def add(
@@ -117,7 +138,11 @@ class Faults:
         self.rules.append(rule)
         return rule
 
-    def pick(self, call: Call) -> Effect | None:
+    def pick(self, call: Call, now: float) -> Effect | None:
+        if self.writes is not None and call.method not in ("GET", "HEAD"):
+            wait_s = self.writes.wait_s(now)
+            if wait_s:
+                return Throttled(wait_s)
         for rule in self.rules:
             if rule.fits(call) and (rule.rate >= 1.0 or self._random.random() < rule.rate):
                 if rule.times is not None:

@@ -89,7 +89,7 @@ class Server:
             self._identity.check(request.headers.get("Authorization", ""))
         except ArmError as error:
             return error.answer()
-        effect = self._cloud.faults.pick(call)
+        effect = self._cloud.faults.pick(call, self._cloud.clock.now())
         match effect:
             case Throttled() | Failed() | Refused():
                 return refusal(effect)

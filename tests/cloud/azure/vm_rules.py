@@ -41,11 +41,9 @@ class VmRules:
         size = self._cloud.catalog.size(dig(properties, "hardwareProfile.vmSize"))
         zone = self._zone(body)
         self._cloud.catalog.check_offered(size, body["location"], zone)
-        if dig(properties, "storageProfile.osDisk.createOption") != "Attach":
-            image = self._image(properties, body["location"])
-            self._fits(size, image, properties)
-            self._os(id, properties.get("osProfile"))
-        self._disk(size, properties)
+        self._fits(size, self._image(properties, body["location"]), properties)
+        self._os(id, properties.get("osProfile"))
+        self._disk(id, size, properties)
         self._spot(size, properties)
         self._interfaces(id, body)
 
@@ -205,7 +203,17 @@ class VmRules:
         if len(plain) > MOST_CUSTOM_DATA:
             raise invalid("Custom data in OSProfile is longer than 65535 characters.", "customData")
 
-    def _disk(self, size: Size, properties: Json) -> None:
+    def _disk(self, id: ResourceId, size: Size, properties: Json) -> None:
+        if dig(properties, "storageProfile.osDisk.createOption") != "FromImage":
+            raise invalid("The stand-in makes disks from images alone.", "osDisk.createOption")
+        name = dig(properties, "storageProfile.osDisk.name")
+        if name and self._cloud.store.get(id.sibling("Microsoft.Compute/disks", name)) is not None:
+            raise ArmError(
+                409,
+                "ConflictingUserInput",
+                f"Disk {name} already exists in resource group {id.group.upper()}. Only "
+                "CreateOption.Attach is supported.",
+            )
         kind = dig(properties, "storageProfile.osDisk.managedDisk.storageAccountType") or "Standard_LRS"
         if kind not in DISK_SKUS:
             raise invalid(f"The value '{kind}' of storageAccountType is invalid.", "osDisk.managedDisk")
@@ -215,9 +223,9 @@ class VmRules:
                 f"{size.name} does not support the storage account type {kind} of disk.",
                 "osDisk.managedDisk.storageAccountType",
             )
-        for where in ("storageProfile.osDisk.deleteOption",):
-            if dig(properties, where) not in (None, "Delete", "Detach"):
-                raise invalid(f"Invalid value '{dig(properties, where)}'.", where)
+        option = dig(properties, "storageProfile.osDisk.deleteOption")
+        if option not in (None, "Delete", "Detach"):
+            raise invalid(f"Invalid value '{option}'.", "osDisk.deleteOption")
 
     def _spot(self, size: Size, properties: Json) -> None:
         priority, eviction = properties.get("priority", "Regular"), properties.get("evictionPolicy")

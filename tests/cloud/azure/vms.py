@@ -112,7 +112,7 @@ class VirtualMachines(Kind):
 
     async def bring(self, resource: Resource, is_new: bool) -> None:
         assert isinstance(resource, Vm)
-        if not is_new:
+        if resource.has_booted:
             await self.cloud.pause(self.cloud.timing.network_s)
             return
         await self.cloud.pause(self.cloud.timing.allocation_s)
