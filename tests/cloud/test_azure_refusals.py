@@ -9,6 +9,7 @@ import pytest
 from tests.cloud.azure import Policy, StandIn
 from tests.cloud.azure.catalog import Restriction
 from tests.cloud.rest import Json, Rest, compute, network, vm_body
+from tests.lab.clients import eventually
 
 
 def changed(body: Json, path: str, value: Any) -> Json:
@@ -170,6 +171,35 @@ def test_a_disk_that_stayed_is_in_the_way(azure: StandIn, rest: Rest) -> None:
     assert rest.ask("PUT", compute("vm"), body).code == "ConflictingUserInput"
     rest.delete("/resourceGroups/rg/providers/Microsoft.Compute/disks/vm-disk")
     assert rest.ask("PUT", compute("vm"), body).status == 201
+
+
+def test_an_image_of_ones_own_must_exist(rest: Rest) -> None:
+    gallery = "/resourceGroups/rg/providers/Microsoft.Compute/galleries/g"
+    here: Json = {"location": "eastus", "properties": {}}
+    rest.put(gallery, here)
+    rest.put(f"{gallery}/images/waa", {"location": "eastus", "properties": {"hyperVGeneration": "V2"}})
+    rest.put(f"{gallery}/images/waa/versions/1.0.0", here)
+    body = vm_body("vm", rest.new_interface("vm"))
+    reference = {"id": rest.root + f"{gallery}/images/waa/versions/2.0.0"}
+    body["properties"]["storageProfile"]["imageReference"] = reference
+    assert rest.ask("PUT", compute("vm"), body).code == "GalleryImageNotFound"
+    reference["id"] = rest.root + f"{gallery}/images/waa/versions/1.0.0"
+    rest.put(compute("vm"), body)
+
+
+def test_a_group_that_others_use_stays(rest: Rest) -> None:
+    nic = rest.new_interface("vm")
+    rest.put("/resourceGroups/other", {"location": "eastus"})
+    machine = compute("vm").replace("/rg/", "/other/")
+    rest.put(machine, vm_body("vm", nic))
+    reply = rest.ask("DELETE", "/resourceGroups/rg")
+    where = reply.headers["Location"]
+    eventually(lambda: rest.get(where).status != 202)
+    assert rest.get(where).code == "ResourceGroupDeletionBlocked"
+    assert rest.get("/resourceGroups/rg").body["properties"]["provisioningState"] == "Succeeded"
+    rest.delete(machine)
+    rest.ask("DELETE", "/resourceGroups/rg")
+    eventually(lambda: rest.get("/resourceGroups/rg").status == 404)
 
 
 def test_a_stopped_machine_may_find_its_place_taken(azure: StandIn, rest: Rest) -> None:

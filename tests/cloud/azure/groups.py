@@ -91,10 +91,18 @@ class Groups:
         return Answer(202, None, headers)
 
     async def empty(self, group: Group) -> None:
-        """Everything in it goes, then the group."""
+        """Everything in it goes, then the group; unless something outside holds something in it."""
         while left := self._inside(group):
             await asyncio.gather(*(self._try_delete(each) for each in left))
-            await asyncio.sleep(0.01)
+            if len(self._inside(group)) >= len(left):
+                group.state = "Succeeded"
+                stays = ", ".join(str(each.id) for each in left)
+                raise ArmError(
+                    409,
+                    "ResourceGroupDeletionBlocked",
+                    f"Deletion of resource group '{group.name}' failed: resources with identifiers '{stays}' "
+                    "could not be deleted. The provisioning state of the group will be rolled back.",
+                )
         del self._cloud.store.groups[group.name.lower()]
         for listener in self._cloud.on_group_gone:
             listener(group.name)

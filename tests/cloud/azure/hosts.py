@@ -189,11 +189,11 @@ class Hosts:
             await self._do(host.protect, rules)
 
     async def destroy(self, id: str) -> None:
-        host = await self._arrived(id)
+        await self._arrived(id)
         self._unreachable.discard(id.lower())
+        host = self._hosts.pop(id.lower(), None)  # before it is gone: who asks again has nothing to do
         if host is not None:
             await self._do(self.lab.remove, host)
-            self._hosts.pop(id.lower(), None)
 
     async def make_unreachable(self, id: str, *, also_after_restart: bool) -> None:
         """It runs, but nothing reaches it, until it is restarted, or (`also_after_restart`) redeployed."""

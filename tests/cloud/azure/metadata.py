@@ -55,7 +55,9 @@ class Metadata:
         while not event.agreed and (left := event.at - self._cloud.clock.now()) > 0:
             await self._cloud.clock.sleep(min(left, 0.5))
         vm = event.vm
-        if vm.busy is not None:
+        if vm.busy is not None and vm.state == "Deleting":
+            await vm.busy.done.wait()
+        elif vm.busy is not None:
             await self._cloud.operations.preempt(vm.busy)
         kind = self._cloud.kind(vm.id)
         assert isinstance(kind, VirtualMachines)
