@@ -268,3 +268,18 @@ def test_security_groups_are_in_force(rest: Rest, login: Login) -> None:
     eventually(lambda: login.run(address, "true").returncode == 255)
     allow(rest, "198.18.0.1")
     eventually(lambda: login.run(address, "true").returncode == 0)
+
+
+def test_a_machine_without_public_address_is_reached_from_its_network_alone(rest: Rest, login: Login) -> None:
+    jump = new_vm(rest, login, "jump")
+    subnet = {"id": rest.root + network("virtualNetworks/net/subnets/s")}
+    configuration = {"name": "ip", "properties": {"subnet": subnet}}
+    nic = {"location": "eastus", "properties": {"ipConfigurations": [configuration]}}
+    rest.put(network("networkInterfaces/hidden-nic"), nic)
+    id = rest.root + network("networkInterfaces/hidden-nic")
+    rest.put(compute("hidden"), vm_body("hidden", id, key=login.pair.public, custom_data=login.custom_data()))
+    shown = rest.get(network("networkInterfaces/hidden-nic")).body
+    address = shown["properties"]["ipConfigurations"][0]["properties"]["privateIPAddress"]
+    assert login.run(address, "true").returncode == 255
+    done = login.run(jump, f"timeout 10 bash -c 'head -c 7 </dev/tcp/{address}/22'")
+    assert done.stdout == "SSH-2.0"

@@ -67,6 +67,8 @@ class Cloud:
         self.subscription = SUBSCRIPTION
         self.registered = {name.lower() for name in NAMESPACES}
         self.disks_inherit_tags = True
+        self.clients_are_inside = False
+        """Are clients in the machines' virtual network, as a controller in Azure or behind a VPN is?"""
         self.page_size = 100
         self.kinds: dict[str, Kind] = {}
         self.on_rules: list[Callable[[], None]] = []

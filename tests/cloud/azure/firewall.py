@@ -1,7 +1,8 @@
 """What security groups mean for a host of the lab: rules for `iptables-restore`.
 
 Only who opens a TCP connection is looked at, since flows that are there go on in Azure, too. The lab's
-gateway, where clients are, counts as the internet; the other hosts are the virtual network.
+gateway, where clients are, counts as the internet (unless `clients_are_inside`); the other hosts are the
+virtual network.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ def rules(cloud: Cloud, nic: Resource) -> str:
     """Both the subnet's and the interface's group must let a connection through."""
     groups = [group for group in (_subnet_group(cloud, nic), _group(cloud, nic)) if group is not None]
     chains = [_chain(cloud, f"GROUP{n}", group) for n, group in enumerate(groups)]
-    if not groups and not _is_open(cloud, nic):
-        chains = [[f"-A GROUP0 {OPENING} {OUTSIDE} -j DROP"]]
+    if not cloud.clients_are_inside and not _is_open(cloud, nic, has_group=bool(groups)):
+        chains.append([f"-A GROUP{len(chains)} {OPENING} {OUTSIDE} -j DROP"])
     names = "".join(f":GROUP{n} -\n" for n in range(len(chains)))
     jumps = "".join(f"-A INPUT -i eth0 -j GROUP{n}\n" for n in range(len(chains)))
     lines = "".join(f"{line}\n" for chain in chains for line in chain)
     return f"*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\n{names}{jumps}{lines}COMMIT\n"
 
 
-def _is_open(cloud: Cloud, nic: Resource) -> bool:
-    """Without a group, only a basic public address is open to the internet."""
+def _is_open(cloud: Cloud, nic: Resource, *, has_group: bool) -> bool:
+    """To the internet: never without a public address, and a standard one needs a group that opens it."""
     found = [cloud.store.get(parse_id(id)) for id in public_addresses(nic) if id]
-    return any(each is not None and each.extra["sku"]["name"] == "Basic" for each in found)
+    return any(each is not None and (has_group or each.extra["sku"]["name"] == "Basic") for each in found)
 
 
 def _group(cloud: Cloud, holder: Resource) -> Resource | None:
@@ -69,7 +70,8 @@ def _chain(cloud: Cloud, name: str, group: Resource) -> list[str]:
             for source in _sources(rule)
             for port in _ports(rule)
         ]
-    return [*lines, f"-A {name} {INSIDE} -j RETURN", f"-A {name} {OPENING} -j DROP"]
+    inside = "" if cloud.clients_are_inside else INSIDE
+    return [*lines, f"-A {name} {inside} -j RETURN", f"-A {name} {OPENING} -j DROP"]
 
 
 def _sources(rule: Json) -> list[str]:
