@@ -26,6 +26,7 @@ from .tables import is_struct_type
 Group = Literal["place", "benchmark"]
 BUILT_IN: Mapping[Group, Mapping[str, str]] = {
     "place": {
+        "azure_vm": "evalfleet.providers.azure:AzurePlace",
         "lab": "evalfleet.providers.lab:LabPlace",
         "local": "evalfleet.providers.local:LocalPlace",
         "ssh": "evalfleet.providers.ssh:SshPlace",

@@ -1,0 +1,23 @@
+"""The place `azure_vm`: virtual machines of Azure, made for us and deleted after use.
+
+    settings.py   what the user may say, and what the computer knows (subscription, owner)
+    sizes.py      sizes, what they have and cost: a dated table, and the offers made of it
+    names.py      names and tags: how we tell what is ours
+    expiry.py     the daily time at which Azure itself stops a machine
+    template.py   what is deployed in one call for one machine, and for a region's network
+    keys.py       host keys and the key to come in with, made here
+    arm.py        requests to Azure's Resource Manager
+    refusals.py   what its errors mean to us
+    views.py      what exists, of a few lists
+    ground.py     the group and the network that machines need
+    builds.py     deployments: begun, watched, cancelled
+    place.py      all of that as a Provider
+    checks.py     what can be found out before money is spent
+
+Microsoft's libraries (`pip install 'evalfleet[azure]'`) are imported when the first request is made.
+"""
+
+from .place import AzurePlace
+from .settings import AzureSettings
+
+__all__ = ["AzurePlace", "AzureSettings"]

@@ -1,0 +1,144 @@
+"""Requests to Azure's Resource Manager, through Microsoft's own pipeline: tokens, retries, proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from msgspec import Struct
+
+from .refusals import ArmFault, Problem, fault_of
+from .words import Json
+
+if TYPE_CHECKING:
+    from azure.core.credentials_async import AsyncTokenCredential
+    from azure.mgmt.resource.resources.aio import ResourceManagementClient
+
+PUBLIC = "https://management.azure.com"
+RETRIES = 5
+LONGEST_BACKOFF_S = 20.0
+AT_ONCE = 24
+
+
+class Way(Struct, frozen=True):
+    """How Azure is reached."""
+
+    subscription: str
+    endpoint: str = ""
+    scope: str = ""
+    ca: str = ""
+
+
+class Arm:
+    """Raises ArmFault. 429 and 5xx are asked again, after the time that Azure says, a few times."""
+
+    def __init__(self, way: Way, environ: Mapping[str, str]) -> None:
+        self._way = way
+        self._environ = environ
+        self._client: ResourceManagementClient | None = None
+        self._credential: AsyncTokenCredential | None = None
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    @property
+    def root(self) -> str:
+        return f"/subscriptions/{self._way.subscription}"
+
+    async def get(self, path: str, version: str, **query: str) -> Json:
+        return await self.send("GET", path, version, query=query)
+
+    async def find(self, path: str, version: str) -> Json | None:
+        """None if it is not there."""
+        try:
+            return await self.get(path, version)
+        except ArmFault as fault:
+            if fault.status == 404:
+                return None
+            raise
+
+    async def all(self, path: str, version: str, **query: str) -> list[Json]:
+        """Every page of a list."""
+        answer = await self.get(path, version, **query)
+        found: list[Json] = list(answer.get("value") or [])
+        while link := answer.get("nextLink"):
+            answer = await self.send("GET", str(link), "")
+            found += answer.get("value") or []
+        return found
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        version: str,
+        body: Json | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Json:
+        from azure.core.exceptions import AzureError, ClientAuthenticationError
+        from azure.core.rest import HttpRequest
+
+        client = self._open()
+        given = {**({"api-version": version} if version else {}), **(query or {})}
+        request = HttpRequest(method, path, params=given, json=body)
+        try:
+            async with self._turns:
+                response = await client.send_request(request)
+                text = response.text()
+        except ClientAuthenticationError as err:
+            raise ArmFault(401, (Problem("NoCredentials", _first_line(err)),)) from err
+        except (AzureError, OSError, TimeoutError) as err:
+            raise ArmFault(0, (Problem("NoAnswer", f"Azure does not answer: {_first_line(err)}"),)) from err
+        answer = _parsed(text)
+        if response.status_code >= 400:
+            raise fault_of(response.status_code, answer, response.headers.get("Retry-After"))
+        return answer
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        if self._credential is not None:
+            await self._credential.close()
+
+    def _open(self) -> ResourceManagementClient:
+        if self._client is None:
+            from azure.mgmt.resource.resources.aio import ResourceManagementClient
+
+            self._credential = credential_of(self._environ)
+            endpoint = self._way.endpoint or PUBLIC
+            more: Json = {"connection_verify": self._way.ca} if self._way.ca else {}
+            self._client = ResourceManagementClient(
+                self._credential,
+                self._way.subscription,
+                endpoint,
+                credential_scopes=[self._way.scope or f"{PUBLIC}/.default"],
+                retry_total=RETRIES,
+                retry_backoff_max=LONGEST_BACKOFF_S,
+                **more,
+            )
+        return self._client
+
+
+def credential_of(environ: Mapping[str, str]) -> AsyncTokenCredential:
+    """A service principal's, if the environment (.env files too) names one; else whatever there is."""
+    from azure.identity.aio import ClientSecretCredential, DefaultAzureCredential
+
+    names = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
+    tenant, client, secret = (environ.get(name, "") for name in names)
+    if tenant and client and secret:
+        return ClientSecretCredential(tenant, client, secret, authority=environ.get("AZURE_AUTHORITY_HOST"))
+    return DefaultAzureCredential()
+
+
+def _parsed(text: str) -> Json:
+    try:
+        answer: object = json.loads(text) if text.strip() else {}
+    except ValueError:
+        return {}
+    if isinstance(answer, list):
+        return {"value": answer}
+    return cast("Json", answer) if isinstance(answer, dict) else {}
+
+
+def _first_line(err: BaseException) -> str:
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return lines[0] if lines else type(err).__name__

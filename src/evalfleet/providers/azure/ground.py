@@ -1,0 +1,124 @@
+"""What machines of a region share: the resource group, a network, and a group of rules that lets SSH in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from .arm import Arm
+from .names import HOME, shared_tags
+from .refusals import ArmFault, Problem
+from .settings import Account, AzureSettings
+from .template import API, NSG, RESOURCES, SUBNET, VNET, id_of, network, security_group
+from .words import Json, rows, tags_in
+
+READY_S = 180.0
+Alike = Callable[[Json, Json], bool]
+"""Is what is there what is wanted?"""
+
+
+class Land(Struct, frozen=True):
+    """Ids in one region."""
+
+    subnet: str
+    nsg: str
+
+
+class Ground:
+    """Made once a region, by whoever needs it first. It costs nothing, and stays."""
+
+    def __init__(self, arm: Arm, settings: AzureSettings, account: Account, home: str) -> None:
+        self._arm = arm
+        self._settings = settings
+        self._home = home
+        self._group = account.group
+        self._tags = shared_tags(home, account.owner, settings.tags)
+        self._making: dict[str, asyncio.Task[Land]] = {}
+        self._grouping: asyncio.Task[None] | None = None
+
+    @property
+    def root(self) -> str:
+        return f"{self._arm.root}/resourceGroups/{self._group}"
+
+    async def land(self, region: str) -> Land:
+        """Raises ArmFault."""
+        task = self._making.get(region)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._making[region] = asyncio.create_task(self._make(region))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    def rules_id(self, region: str) -> str:
+        return id_of(self.root, NSG, f"evalfleet-{self._home[:6]}-{region}-ssh")
+
+    async def _make(self, region: str) -> Land:
+        await self._have_group(region)
+        nsg = self.rules_id(region)
+        if self._settings.subnet:
+            await self._have_rules(nsg, region)
+            return Land(self._settings.subnet, nsg)
+        vnet = id_of(self.root, VNET, f"evalfleet-{self._home[:6]}-{region}-net")
+        await asyncio.gather(
+            self._have_rules(nsg, region), self._have(vnet, VNET, network(region, self._tags), _any)
+        )
+        return Land(f"{vnet}/subnets/{SUBNET}", nsg)
+
+    async def _have_group(self, region: str) -> None:
+        """The first region that needs it is where its records are kept."""
+        if self._grouping is None or self._grouping.done():
+            self._grouping = asyncio.create_task(self._make_group(region))
+        await asyncio.shield(self._grouping)
+
+    async def _make_group(self, region: str) -> None:
+        if await self._arm.find(self.root, RESOURCES) is None:
+            await self._arm.send("PUT", self.root, RESOURCES, {"location": region, "tags": self._tags})
+
+    async def _have_rules(self, nsg: str, region: str) -> None:
+        sources, port = self._settings.ssh_from, self._settings.port
+        await self._have(nsg, NSG, security_group(region, self._tags, sources, port), rules_alike)
+
+    async def _have(self, id: str, type: str, wanted: Json, alike: Alike) -> None:
+        there = await self._arm.find(id, API[type])
+        if there is not None:
+            check_ours(there, self._home)
+        if there is None or not alike(there, wanted):
+            there = await self._arm.send("PUT", id, API[type], wanted)
+        await self._settled(id, type, there)
+
+    async def _settled(self, id: str, type: str, shown: Json) -> None:
+        pause = 0.3
+        async with asyncio.timeout(READY_S):
+            while (state := shown["properties"]["provisioningState"]) != "Succeeded":
+                if state in ("Failed", "Canceled"):
+                    raise ArmFault(409, (Problem("RetryableError", f"{id} could not be made"),))
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, 5.0)
+                shown = await self._arm.get(id, API[type])
+
+
+def _any(there: Json, wanted: Json) -> bool:
+    return True
+
+
+def rules_alike(there: Json, wanted: Json) -> bool:
+    """Do they let the same addresses in? Rules that somebody added do not stay."""
+
+    def told(shown: Json) -> list[Json]:
+        rules = rows(shown["properties"].get("securityRules"))
+        keys = ("sourceAddressPrefix", "destinationPortRange", "access", "direction", "priority")
+        many = [sorted(rule["properties"].get("sourceAddressPrefixes") or []) for rule in rules]
+        return [
+            {**{key: rule["properties"].get(key) for key in keys}, "many": each}
+            for rule, each in zip(rules, many, strict=True)
+        ]
+
+    return told(there) == told(wanted)
+
+
+def check_ours(shown: Json, home: str) -> None:
+    """Raises ArmFault if it is somebody else's."""
+    if tags_in(shown).get(HOME) != home:
+        why = f"{shown['id']} is not ours (its tag {HOME} is not this home's); it is left alone"
+        raise ArmFault(400, (Problem("NotOurs", why),))

@@ -1,0 +1,69 @@
+"""Names of what we make, and the tags by which it is known as ours. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+from evalfleet.model import MachineId
+
+HOME, MACHINE, OWNER, EXPIRES = (
+    "evalfleet-home",
+    "evalfleet-machine",
+    "evalfleet-owner",
+    "evalfleet-expires-at",
+)
+LONGEST = 50
+"""Of a machine's name: Azure allows 64, and we append to it."""
+
+
+class Names(Struct, frozen=True):
+    """Of everything that belongs to one machine."""
+
+    vm: str
+    nic: str
+    address: str
+    disk: str
+    schedule: str
+    deployment: str
+
+
+def names_of(machine: MachineId, form: str = "{machine}") -> Names:
+    vm = plain(form.replace("{machine}", machine))
+    return Names(vm, f"{vm}-nic", f"{vm}-ip", f"{vm}-os", f"shutdown-computevm-{vm}", f"evalfleet-{vm}")
+
+
+def plain(text: str) -> str:
+    """As a host may be called. To Azure `A` is `a`: what is changed gets a mark of its own."""
+    cleaned = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
+    if cleaned == text and len(text) <= LONGEST:
+        return text
+    return f"{cleaned[: LONGEST - 7].rstrip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
+
+
+def tags_of(
+    machine: MachineId, home: str, owner: str, expires_at: float, own: Mapping[str, str]
+) -> dict[str, str]:
+    return {**own, HOME: home, MACHINE: machine, OWNER: owner, EXPIRES: stamp(expires_at)}
+
+
+def shared_tags(home: str, owner: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Of what a home's machines share."""
+    return {**own, HOME: home, OWNER: owner}
+
+
+def stamp(at: float) -> str:
+    """Seconds since 1970 as in tags."""
+    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment(text: str) -> float | None:
+    """Of a tag; None if somebody has written something else there."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,162 @@
+"""What `[places.NAME]` with kind = "azure_vm" may say."""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from msgspec import Meta, Struct, field
+
+from evalfleet.errors import RequestError
+from evalfleet.ports import PlaceContext
+
+GROUP = "evalfleet"
+IMAGE = "Canonical:0001-com-ubuntu-server-jammy:22_04-lts-gen2:latest"
+SIZES = ("Standard_D4ds_v5", "Standard_D4s_v5", "Standard_D4ds_v4", "Standard_D4s_v3", "Standard_D8ds_v5")
+REGIONS = ("eastus", "westus2", "centralus", "eastus2")
+_SUBNET = re.compile(
+    r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.Network/virtualNetworks/[^/]+/subnets/[^/]+",
+    re.IGNORECASE,
+)
+_TAG = re.compile(r"[^<>%&\\?/]{1,512}")
+
+
+class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`ssh_from` must be given unless machines have no public address."""
+
+    subscription: Annotated[str, Meta(description="else AZURE_SUBSCRIPTION_ID, else the default of `az`")] = (
+        ""
+    )
+    resource_group: Annotated[
+        str, Meta(description="made if it is not there; else AZURE_DEFAULTS_GROUP, else evalfleet")
+    ] = ""
+    sizes: Annotated[tuple[str, ...], Meta(description="tried in order of price, if they fit")] = SIZES
+    regions: tuple[str, ...] = REGIONS
+    zones: Annotated[tuple[str, ...], Meta(description="such as 1, 2, 3; none: wherever there is room")] = ()
+    spot: Annotated[bool, Meta(description="cheaper machines that Azure may take back")] = False
+    image: Annotated[
+        str, Meta(description="publisher:offer:sku:version, or the id of an image or gallery image")
+    ] = IMAGE
+    security_type: Literal["Standard", "TrustedLaunch"] = "Standard"
+    disk_gb: Annotated[int, Meta(ge=30, le=4095, description="the system disk")] = 128
+    disk: Literal["Premium_LRS", "StandardSSD_LRS", "Standard_LRS"] = "Premium_LRS"
+    identity: Annotated[
+        str, Meta(description="id of a managed identity for the machines; the agent under test can use it")
+    ] = ""
+    user: str = "azureuser"
+    ssh_from: Annotated[
+        tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")
+    ] = ()
+    port: Annotated[int, Meta(ge=1, le=65535, description="of the machines' sshd")] = 22
+    public_ip: Annotated[bool, Meta(description="false: reached inside the network, perhaps by `jump`")] = (
+        True
+    )
+    jump: Annotated[str, Meta(description="[user@]host[:port][,...] to go through")] = ""
+    subnet: Annotated[str, Meta(description="id of a subnet of yours, in the one region of `regions`")] = ""
+    tags: Annotated[Mapping[str, str], Meta(description="of your own, on everything that is made")] = field(
+        default_factory=dict[str, str]
+    )
+    owner: Annotated[str, Meta(description="who is to be asked about the machines; else your user name")] = ""
+    name: Annotated[str, Meta(description="of machines; must have {machine} in it")] = "{machine}"
+    max_vcpus: Annotated[int, Meta(ge=0, description="all machines of this home together; 0: no limit")] = 0
+    prices: Annotated[
+        Mapping[str, float], Meta(description="USD an hour by size, or size@region: yours, not the list's")
+    ] = field(default_factory=dict[str, float])
+    endpoint: Annotated[
+        str, Meta(description="of the Resource Manager, for other clouds than the public one")
+    ] = ""
+    scope: Annotated[str, Meta(description="of the token; else <endpoint>/.default of the public cloud")] = ""
+    ca: Annotated[str, Meta(description="file of the authorities to trust, for endpoints of your own")] = ""
+    settle_s: Annotated[
+        float, Meta(ge=0, description="a machine is gone when two looks so far apart do not find it")
+    ] = 60.0
+
+
+class Account(Struct, frozen=True):
+    """Settings, with what was left open filled in."""
+
+    subscription: str
+    group: str
+    owner: str
+    ca: str
+
+
+def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Account:
+    """Raises RequestError."""
+    _check(name, settings)
+    environ = context.environ
+    subscription = settings.subscription or environ.get("AZURE_SUBSCRIPTION_ID") or _of_az(environ)
+    if not subscription:
+        raise RequestError(
+            f"place {name!r}: no subscription is known; set `subscription` or AZURE_SUBSCRIPTION_ID, or run "
+            "`az login`"
+        )
+    ca = str(context.base / Path(settings.ca).expanduser()) if settings.ca else ""
+    if ca and not Path(ca).is_file():
+        raise RequestError(f"place {name!r}: ca = {ca!r} is no file; correct it")
+    group = settings.resource_group or environ.get("AZURE_DEFAULTS_GROUP") or GROUP
+    return Account(subscription, group, settings.owner or _user(environ), ca)
+
+
+def _check(name: str, settings: AzureSettings) -> None:
+    for problem in _problems(settings):
+        raise RequestError(f"place {name!r}: {problem}")
+
+
+def _problems(settings: AzureSettings) -> list[str]:
+    found: list[str] = []
+    if not settings.sizes or not settings.regions:
+        found.append("`sizes` and `regions` must not be empty")
+    if settings.public_ip and not settings.ssh_from:
+        found.append(
+            '`ssh_from` is not set: say which addresses may connect, such as ssh_from = ["203.0.113.7/32"] '
+            "(`curl https://api.ipify.org` prints yours)"
+        )
+    found += [
+        f"ssh_from: {each!r} is no address or range" for each in settings.ssh_from if not _is_range(each)
+    ]
+    if "{machine}" not in settings.name or not re.fullmatch(r"[A-Za-z0-9{}._-]+", settings.name):
+        found.append("`name` must have {machine} in it, and letters, digits, '.', '_' and '-' only")
+    if settings.subnet and not _SUBNET.fullmatch(settings.subnet):
+        found.append("`subnet` must be a subnet's id, /subscriptions/.../virtualNetworks/NET/subnets/SUBNET")
+    if settings.subnet and len(settings.regions) > 1:
+        found.append("with `subnet`, `regions` must be the one region that it is in")
+    if settings.image.count(":") != 3 and not settings.image.startswith("/subscriptions/"):
+        found.append("`image` must be publisher:offer:sku:version, or an id /subscriptions/...")
+    found += [f"tag {key!r} cannot be used" for key in settings.tags if not _TAG.fullmatch(key)]
+    if settings.endpoint and not settings.endpoint.startswith("https://"):
+        found.append("`endpoint` must begin with https://: tokens are not sent in the clear")
+    return found
+
+
+def _is_range(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return text == "*"
+    return True
+
+
+def _of_az(environ: Mapping[str, str]) -> str:
+    """The subscription that `az account set` chose."""
+    folder = environ.get("AZURE_CONFIG_DIR") or str(Path(environ.get("HOME") or "~").expanduser() / ".azure")
+    try:
+        profile = cast(
+            "dict[str, Any]", json.loads((Path(folder) / "azureProfile.json").read_text("utf-8-sig"))
+        )
+        chosen = [each["id"] for each in profile["subscriptions"] if each.get("isDefault")]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return str(chosen[0]) if chosen else ""
+
+
+def _user(environ: Mapping[str, str]) -> str:
+    try:
+        return environ.get("USER") or getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
