@@ -103,7 +103,7 @@ class Arm:
         if self._client is None:
             from azure.mgmt.resource.resources.aio import ResourceManagementClient
 
-            self._credential = credential_of(self._environ)
+            self._credential = credential_of(self._way, self._environ)
             endpoint = self._way.endpoint or PUBLIC
             more: Json = {"connection_verify": self._way.ca} if self._way.ca else {}
             self._client = ResourceManagementClient(
@@ -118,15 +118,23 @@ class Arm:
         return self._client
 
 
-def credential_of(environ: Mapping[str, str]) -> AsyncTokenCredential:
-    """A service principal's, if the environment (.env files too) names one; else whatever there is."""
+def credential_of(way: Way, environ: Mapping[str, str]) -> AsyncTokenCredential:
+    """A service principal's, if the environment (.env files too) names one; else whatever there is.
+
+    A cloud of somebody's own is not among those that Microsoft's directory of clouds knows.
+    """
     from azure.identity.aio import ClientSecretCredential, DefaultAzureCredential
 
     names = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
     tenant, client, secret = (environ.get(name, "") for name in names)
-    if tenant and client and secret:
-        return ClientSecretCredential(tenant, client, secret, authority=environ.get("AZURE_AUTHORITY_HOST"))
-    return DefaultAzureCredential()
+    if not (tenant and client and secret):
+        return DefaultAzureCredential()
+    more: Json = {"authority": environ["AZURE_AUTHORITY_HOST"]} if environ.get("AZURE_AUTHORITY_HOST") else {}
+    if way.ca:
+        more["connection_verify"] = way.ca
+    return ClientSecretCredential(
+        tenant, client, secret, disable_instance_discovery=bool(way.endpoint), **more
+    )
 
 
 def _parsed(text: str) -> Json:

@@ -25,12 +25,13 @@ class KeyPair(Struct, frozen=True):
 class Keys:
     """Files under the home. Whoever makes a key first has made it for all controllers of the home."""
 
-    def __init__(self, home: Path, place: str) -> None:
+    def __init__(self, home: Path, place: str, key: str) -> None:
         self._folder = home / FOLDER / safe_name(place)
+        self._key = Path(key) if key else self._folder / "id_ed25519"
 
     def own(self) -> KeyPair:
-        """The user's, by which machines let us in."""
-        return _kept(self._folder / "id_ed25519")
+        """By which machines let us in: the user's own, or one that is made here."""
+        return _kept(self._key)
 
     def of_host(self, machine: MachineId) -> KeyPair:
         return _kept(self._host_path(machine))

@@ -36,7 +36,7 @@ HANDSHAKES = 16
 CONNECT_S = 10.0
 ANSWER_S = 600.0
 ADMIT_S = 90.0
-LOOK_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.3, 5.0
 
 
 class AzurePlace:
@@ -57,7 +57,7 @@ class AzurePlace:
         self._ground = Ground(self._arm, settings, account, context.home_id)
         self._looks = Looks(self._arm, account.group, context.home_id)
         self._builder = Builder(self._arm, self._looks, self._ground.root)
-        self._keys = Keys(context.home, name)
+        self._keys = Keys(context.home, name, account.key)
         self._samples = Samples(context.home)
         self._handshakes = asyncio.Semaphore(HANDSHAKES)
         self._turns: dict[MachineId, asyncio.Lock] = {}
@@ -192,26 +192,36 @@ class AzurePlace:
 
     async def _take(self, machine: MachineId, vm: Vm, until: float) -> None:
         """Until its sshd answers and the supervisor there has taken it."""
-        begun = time.monotonic()
+        begun, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
             try:
-                address = await self._address(machine)
-                return await self._order("take", machine, address, until)
+                return await self._order("take", machine, await self._address(vm), until)
             except (HostDown, HostLost) as err:
                 if time.monotonic() - begun > ANSWER_S:
                     raise _no(machine, f"{vm.name} is running but cannot be reached: {err}") from err
             except HostRefused as err:
                 if time.monotonic() - begun > ADMIT_S:  # cloud-init may not have put the keys there yet
                     raise ProviderError(str(err), transient=False, scope="machine") from err
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE_S)
+            vm = await self._still(machine)
 
-    async def _address(self, machine: MachineId) -> str:
-        seen = (await self._machines()).get(machine)
-        if seen is None or seen.phase in ("gone", "evicted"):
+    async def _still(self, machine: MachineId) -> Vm:
+        """It may be gone while we wait for it."""
+        view = await self._view()
+        vm = view.vms.get(machine)
+        if vm is None or view.phase(machine, time.time()) in ("gone", "evicted"):
             raise _no(machine, "it is gone again")
-        if not seen.address:
-            raise HostDown(f"{machine} has no address yet")
-        return seen.address
+        return vm
+
+    async def _address(self, vm: Vm) -> str:
+        try:
+            address = await self._looks.address(vm)
+        except ArmFault as fault:
+            raise refusal(fault, vm.name) from fault
+        if not address:
+            raise HostDown(f"{vm.name} has no address yet")
+        return address
 
     # -- list, extend, stop, delete ------------------------------------------------------------
 
@@ -251,7 +261,7 @@ class AzurePlace:
         except ArmFault as fault:
             raise refusal(fault, machine) from fault
         try:
-            await self._order("extend", machine, await self._address(machine), until)
+            await self._order("extend", machine, await self._address(vm), until)
         except (HostDown, HostLost) as err:
             raise _no(machine, str(err)) from err
         except HostRefused as err:

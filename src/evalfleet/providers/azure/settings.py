@@ -49,6 +49,7 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(description="id of a managed identity for the machines; the agent under test can use it")
     ] = ""
     user: str = "azureuser"
+    key: Annotated[str, Meta(description="a private key of yours to come in with; else one is made")] = ""
     ssh_from: Annotated[
         tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")
     ] = ()
@@ -84,6 +85,7 @@ class Account(Struct, frozen=True):
     group: str
     owner: str
     ca: str
+    key: str
 
 
 def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Account:
@@ -96,11 +98,16 @@ def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Acc
             f"place {name!r}: no subscription is known; set `subscription` or AZURE_SUBSCRIPTION_ID, or run "
             "`az login`"
         )
-    ca = str(context.base / Path(settings.ca).expanduser()) if settings.ca else ""
-    if ca and not Path(ca).is_file():
-        raise RequestError(f"place {name!r}: ca = {ca!r} is no file; correct it")
+
+    def path(setting: str, given: str) -> str:
+        file = str(context.base / Path(given).expanduser()) if given else ""
+        if file and not Path(file).is_file():
+            raise RequestError(f"place {name!r}: {setting} = {file!r} is no file; correct it")
+        return file
+
+    ca, key = path("ca", settings.ca), path("key", settings.key)
     group = settings.resource_group or environ.get("AZURE_DEFAULTS_GROUP") or GROUP
-    return Account(subscription, group, settings.owner or _user(environ), ca)
+    return Account(subscription, group, settings.owner or _user(environ), ca, key)
 
 
 def _check(name: str, settings: AzureSettings) -> None:

@@ -18,7 +18,9 @@ from .template import ADDRESS, COMPUTE, NETWORK, NIC, RESOURCES, VM
 from .words import Json, rows, table, tags_in
 
 Phase = Literal["pending", "up", "gone", "evicted"]
-EVERY_S = 1.0
+SPACING_S = 0.1
+BURST, REFILL_S = 30.0, 1.0
+"""Thirty looks may follow one another closely; in the long run there is one a second."""
 ACTIVE = frozenset(
     {"accepted", "running", "creating", "created", "updating", "deleting", "ready", "notspecified"}
 )
@@ -145,8 +147,22 @@ def _power(shown: Json) -> str:
     return next((code.split("/", 1)[1].lower() for code in codes if code.startswith("PowerState/")), "")
 
 
+class Pace:
+    """How soon the next look may be. No clock of its own: `now` is given."""
+
+    def __init__(self) -> None:
+        self._left, self._at = BURST, 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Take a look from the allowance, and tell how long to wait before it."""
+        self._left = min(BURST, self._left + (now - self._at) / REFILL_S)
+        self._at = now
+        self._left -= 1.0
+        return SPACING_S if self._left >= 0.0 else -self._left * REFILL_S
+
+
 class Looks:
-    """Asks, with at most one question under way and one waiting, and not more often than once a second.
+    """Asks, with at most one question under way and one waiting, and not too often.
 
     An answer is never older than the question: who asks while one is under way gets the next.
     """
@@ -157,7 +173,7 @@ class Looks:
         self._home = home
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[View] | None = None
-        self._asked_at = -EVERY_S
+        self._pace = Pace()
         self._addresses: dict[str, str] = {}
 
     async def fresh(self) -> View:
@@ -169,9 +185,8 @@ class Looks:
 
     async def _ask(self) -> View:
         async with self._lock:
-            await asyncio.sleep(max(0.0, self._asked_at + EVERY_S - time.monotonic()))
+            await asyncio.sleep(self._pace.wait_s(time.monotonic()))
             self._next = None  # from here on the question is put: later askers need another one
-            self._asked_at = time.monotonic()
             return await self._fetch()
 
     async def _fetch(self) -> View:
@@ -208,25 +223,27 @@ class Looks:
     async def machines(self, view: View, now: float) -> dict[MachineId, Machine]:
         """As the engine sees them. One that is up has an address, or is not up yet."""
         phases: dict[MachineId, Phase] = {machine: view.phase(machine, now) for machine in view.machines}
-        await self._learn([view.vms[each] for each, phase in phases.items() if phase == "up"])
+        up = [view.vms[each] for each, phase in phases.items() if phase == "up"]
+        ids = {vm.id.lower() for vm in up}  # what has stopped in between may have another address now
+        self._addresses = {vm: address for vm, address in self._addresses.items() if vm in ids}
+        await self._learn(up)
         return {each: self._machine(view, each, phase) for each, phase in phases.items()}
 
     def _machine(self, view: View, machine: MachineId, phase: Phase) -> Machine:
         vm = view.vms.get(machine)
         if vm is None or phase != "up":
             return Machine(machine, phase)
-        address = self.address(vm)
+        address = self._addresses.get(vm.id.lower())
         node = f"{vm.name} ({vm.region})"
         return Machine(machine, "up", address, node) if address else Machine(machine, "pending")
 
-    def address(self, vm: Vm) -> str:
+    async def address(self, vm: Vm) -> str:
+        """Of one that runs; empty if it has none yet."""
+        await self._learn([vm])
         return self._addresses.get(vm.id.lower(), "")
 
     async def _learn(self, up: list[Vm]) -> None:
-        """What has stopped in between may have another address now."""
-        known = {vm.id.lower(): self.address(vm) for vm in up}
-        self._addresses = {vm: address for vm, address in known.items() if address}
-        if len(self._addresses) == len(up):
+        if all(vm.id.lower() in self._addresses for vm in up):
             return
         nics, publics = await asyncio.gather(
             self._arm.all(f"{self._root}/providers/{NIC}", NETWORK),

@@ -1,0 +1,59 @@
+"""Places `azure_vm` against the stand-in, as a controller would have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evalfleet.model import Offer
+from evalfleet.ports import PlaceContext
+from evalfleet.providers.azure import AzurePlace, AzureSettings
+from tests.cloud.azure import StandIn
+
+HOME = "abc123def456"
+GROUP = "agents"
+SIZE = "Standard_D4ds_v5"
+SETTLE_S = 0.5
+
+
+def settings(azure: StandIn, *, inside: bool = False, **more: Any) -> AzureSettings:
+    given = {
+        "subscription": azure.subscription,
+        "resource_group": GROUP,
+        "ssh_from": ("*",),
+        "sizes": (SIZE,),
+        "regions": ("eastus",),
+        "endpoint": azure.endpoint_inside if inside else azure.endpoint,
+        "ca": str(azure.ca),
+        "owner": "tester",
+        "settle_s": SETTLE_S,
+        **more,
+    }
+    return AzureSettings(**given)
+
+
+def environment(azure: StandIn, *, inside: bool = False) -> dict[str, str]:
+    """A service principal's."""
+    return {
+        "AZURE_TENANT_ID": azure.tenant,
+        "AZURE_CLIENT_ID": azure.client_id,
+        "AZURE_CLIENT_SECRET": azure.client_secret,
+        "AZURE_AUTHORITY_HOST": azure.endpoint_inside if inside else azure.endpoint,
+    }
+
+
+def place(
+    azure: StandIn, home: Path, *, inside: bool = False, home_id: str = HOME, **more: Any
+) -> AzurePlace:
+    context = PlaceContext(home, home_id, {}, environment(azure, inside=inside), home)
+    return AzurePlace.make("azure", settings(azure, inside=inside, **more), context)
+
+
+def offer(region: str = "eastus", size: str = SIZE) -> Offer:
+    return Offer("azure", size, region)
+
+
+def left(azure: StandIn) -> list[str]:
+    """What is there beside the network that machines share, which costs nothing."""
+    shared = ("virtualNetworks", "networkSecurityGroups", "subnets", "securityRules")
+    return [str(each.id) for each in azure.resources() if each.id.types[-1] not in shared]
