@@ -1,0 +1,275 @@
+"""The place `azure_vm`, as far as it needs no Azure: settings, offers, names, expiries, refusals, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import pytest
+
+from evalfleet.errors import RequestError
+from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.ports import PlaceContext
+from evalfleet.providers.azure import AzurePlace, AzureSettings
+from evalfleet.providers.azure.expiry import daily, shutdown_at
+from evalfleet.providers.azure.keys import Keys
+from evalfleet.providers.azure.names import moment, names_of, plain, stamp
+from evalfleet.providers.azure.refusals import fault_of, refusal
+from evalfleet.providers.azure.sizes import extras_usd, size_of
+from evalfleet.providers.azure.template import cloud_config, literal
+from evalfleet.providers.azure.views import BURST, SPACING_S, Pace
+
+ENVIRON = {"AZURE_SUBSCRIPTION_ID": "s"}
+OPEN = {"ssh_from": ("192.0.2.7/32",)}
+
+
+def place(tmp_path: Path, environ: dict[str, str] = ENVIRON, **settings: Any) -> AzurePlace:
+    context = PlaceContext(tmp_path, "abc123", {}, environ, tmp_path)
+    return AzurePlace.make("azure", AzureSettings(**settings), context)
+
+
+def offered(made: AzurePlace, needs: Needs) -> Sequence[Offer]:
+    return asyncio.run(made.offers(needs))
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "`ssh_from` is not set"),
+        ({"ssh_from": ("home",)}, "'home' is no address or range"),
+        ({**OPEN, "sizes": ()}, "must not be empty"),
+        ({**OPEN, "sizes": ("Standard_X1",)}, "Standard_X1 has and costs is not known"),
+        ({**OPEN, "name": "vm"}, "must have {machine} in it"),
+        ({**OPEN, "image": "ubuntu"}, "`image` must be"),
+        ({**OPEN, "subnet": "net1"}, "must be a subnet's id"),
+        ({**OPEN, "tags": {"a/b": "c"}}, "tag 'a/b' cannot be used"),
+        ({**OPEN, "endpoint": "http://arm"}, "must begin with https://"),
+        ({**OPEN, "ca": "nowhere.pem"}, "is no file"),
+    ],
+)
+def test_wrong_settings_are_told_before_anything_is_asked(
+    tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RequestError) as told:
+        place(tmp_path, **settings)
+    assert says in str(told.value)
+
+
+def test_machines_without_a_public_address_need_no_ssh_from(tmp_path: Path) -> None:
+    assert place(tmp_path, public_ip=False).name == "azure"
+
+
+def test_the_subscription_is_that_of_az(tmp_path: Path) -> None:
+    profile = {"subscriptions": [{"id": "other"}, {"id": "chosen", "isDefault": True}]}
+    (tmp_path / "azureProfile.json").write_text("\ufeff" + json.dumps(profile), "utf-8")
+    assert place(tmp_path, {"AZURE_CONFIG_DIR": str(tmp_path)}, **OPEN)._account.subscription == "chosen"
+    with pytest.raises(RequestError, match="no subscription is known"):
+        place(tmp_path, {"AZURE_CONFIG_DIR": str(tmp_path / "none")}, **OPEN)
+
+
+def test_microsofts_libraries_are_loaded_only_when_used() -> None:
+    code = (
+        "import sys; from evalfleet.providers.azure import AzurePlace; "
+        "print([name for name in sys.modules if name.split('.')[0] in ('azure', 'aiohttp', 'asyncssh')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# -- offers --------------------------------------------------------------------------------------
+
+
+def test_offers_are_what_fits_and_cheapest_first(tmp_path: Path) -> None:
+    sizes = ("Standard_D8s_v5", "Standard_D2s_v5", "Standard_D4ds_v5", "Standard_D4s_v5")
+    made = place(tmp_path, sizes=sizes, regions=("centralus", "eastus"), **OPEN)
+    offers = offered(made, Needs(cpus=4, memory_gb=16, disk_gb=100, nested_virtualization=True))
+    assert [(each.size, each.region) for each in offers] == [
+        ("Standard_D4s_v5", "eastus"),
+        ("Standard_D4s_v5", "centralus"),
+        ("Standard_D4ds_v5", "eastus"),
+        ("Standard_D4ds_v5", "centralus"),
+        ("Standard_D8s_v5", "eastus"),
+        ("Standard_D8s_v5", "centralus"),
+    ]
+    assert not offered(made, Needs(disk_gb=129)), "the disk is smaller than what is needed"
+    assert not offered(made, Needs(cpus=16))
+
+
+def test_an_hour_has_its_disk_and_its_address_in_its_price(tmp_path: Path) -> None:
+    made = place(tmp_path, sizes=("Standard_D4ds_v5",), regions=("eastus",), **OPEN)
+    (offer,) = offered(made, Needs())
+    assert offer.usd_per_hour == pytest.approx(0.226 + 19.71 / 730 + 0.005, abs=1e-5)
+    cheap = place(
+        tmp_path, sizes=("Standard_D4ds_v5",), regions=("eastus",), prices={"Standard_D4ds_v5": 0.1}, **OPEN
+    )
+    (offer,) = offered(cheap, Needs())
+    assert offer.usd_per_hour == pytest.approx(0.1 + 19.71 / 730 + 0.005, abs=1e-5)
+
+
+def test_zones_and_the_ceiling_shape_offers(tmp_path: Path) -> None:
+    sizes = ("Standard_D4s_v5", "Standard_D16s_v5")
+    made = place(tmp_path, sizes=sizes, regions=("eastus",), zones=("1", "2"), max_vcpus=9, **OPEN)
+    offers = offered(made, Needs())
+    assert [(each.size, each.region, each.capacity) for each in offers] == [
+        ("Standard_D4s_v5", "eastus-1", 2),
+        ("Standard_D4s_v5", "eastus-2", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "memory", "local"),
+    [("Standard_D4ds_v5", 4, 16, True), ("Standard_D8s_v3", 8, 32, True), ("Standard_E2s_v5", 2, 16, False)],
+)
+def test_sizes(name: str, cpus: int, memory: float, local: bool) -> None:
+    size = size_of(name)
+    assert size is not None
+    assert (size.cpus, size.memory_gb, size.series.local_disk) == (cpus, memory, local)
+
+
+def test_a_disk_is_billed_as_the_next_larger_one() -> None:
+    assert extras_usd("Premium_LRS", 100, False) == extras_usd("Premium_LRS", 128, False)
+    assert extras_usd("Premium_LRS", 4096, False) == pytest.approx(2 * extras_usd("Premium_LRS", 2048, False))
+
+
+# -- names and times -----------------------------------------------------------------------------
+
+
+def test_names_fit_azure_and_do_not_collide() -> None:
+    assert plain("pool-abc123-1") == "pool-abc123-1"
+    ids = ["Pool-abc123-1", "pool-abc123-1", "p.ool-abc123-1", "p_ool-abc123-1", "x" * 90, "x" * 91]
+    made = {plain(each) for each in ids}
+    assert len(made) == len(ids)
+    assert all(len(each) <= 50 and each == each.lower() and "_" not in each for each in made)
+    assert names_of(MachineId("p-abc123-1"), "corp-{machine}").vm == "corp-p-abc123-1"
+
+
+def test_times_in_tags_can_be_read_back() -> None:
+    assert moment(stamp(1_800_000_000.7)) == 1_800_000_000
+    assert moment("tomorrow") is None
+
+
+NOON = datetime(2026, 11, 15, 12, 0, 30, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("expires_s", "time"),
+    [
+        (4 * 3600, "1600"),  # by the minute before, never after
+        (10, "1232"),  # sooner than half an hour Azure cannot
+        (23 * 3600, "1100"),
+        (14 * 86400, "1130"),  # a daily time comes within a day
+    ],
+)
+def test_the_switch_is_set_to_the_expiry_as_far_as_a_daily_time_can(expires_s: float, time: str) -> None:
+    at = shutdown_at(NOON, expires_s)
+    assert daily(at) == time
+    assert NOON + 1800 < at < NOON + 86400
+    assert expires_s < 1860 or at <= NOON + expires_s
+
+
+def test_looks_are_many_at_first_and_few_in_the_long_run() -> None:
+    pace = Pace()
+    now, waits = 100.0, []
+    for _ in range(60):
+        waits.append(pace.wait_s(now))
+        now += waits[-1]
+    assert waits[0] == SPACING_S
+    assert waits[-1] > 0.5
+    assert now - 100.0 > 60 - BURST - 5
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def deployment_error(code: str, message: str = "m", **more: Any) -> dict[str, Any]:
+    inner = {"code": code, "message": message, **more}
+    middle = {"code": "ResourceDeploymentFailure", "message": "it failed", "details": [inner]}
+    return {"code": "DeploymentFailed", "message": "see details", "details": [middle]}
+
+
+REGIONAL = "exceeding approved Total Regional Cores quota"
+FAMILY = "exceeding approved standardDDSv5Family Cores quota"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "transient", "scope"),
+    [
+        (409, "AllocationFailed", "m", False, "offer"),
+        (409, "SkuNotAvailable", "m", False, "offer"),
+        (409, "OperationNotAllowed", FAMILY, False, "offer"),
+        (409, "OperationNotAllowed", REGIONAL, False, "region"),
+        (409, "PublicIPCountLimitReached", "more than 10 public IP addresses", False, "region"),
+        (409, "Conflict", "m", True, "machine"),
+        (409, "PlatformImageNotFound", "m", False, "place"),
+        (401, "InvalidAuthenticationToken", "m", False, "place"),
+        (403, "AuthorizationFailed", "m", False, "place"),
+        (429, "TooManyRequests", "m", True, "place"),
+        (503, "ServerError", "m", True, "place"),
+        (400, "InvalidParameter", "m", False, "offer"),
+    ],
+)
+def test_what_an_error_means(status: int, code: str, message: str, transient: bool, scope: str) -> None:
+    error = refusal(fault_of(status, deployment_error(code, message)), "here")
+    assert (error.transient, error.scope) == (transient, scope)
+    assert code in str(error)
+
+
+def test_full_quota_may_be_free_again_when_machines_of_ours_use_it() -> None:
+    fault = fault_of(409, deployment_error("OperationNotAllowed", FAMILY))
+    assert refusal(fault, "here", have_some=True).transient
+    assert "Microsoft_Azure_Capacity" in str(refusal(fault, "here"))
+
+
+def test_a_policy_that_denies_is_named_and_is_for_good() -> None:
+    info = {"type": "PolicyViolation", "info": {"policyAssignmentDisplayName": "only-in-europe"}}
+    fault = fault_of(403, {"error": deployment_error("RequestDisallowedByPolicy", additionalInfo=[info])})
+    error = refusal(fault, "here")
+    assert not error.transient
+    assert "'only-in-europe'" in str(error)
+
+
+def test_retry_after_is_kept() -> None:
+    assert refusal(fault_of(429, {"error": {"code": "Busy"}}, "17"), "here").retry_after_s == 17
+    assert refusal(fault_of(502, "<html>", "soon"), "here").retry_after_s is None
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+
+def test_keys_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:
+    keys, again = Keys(tmp_path, "azure", ""), Keys(tmp_path, "azure", "")
+    machine = MachineId("p-abc123-1")
+    assert not keys.known(machine)
+    assert keys.of_host(machine) == again.of_host(machine)
+    assert keys.of_host(machine).public != keys.own().public
+    for path in (keys.own().path, keys.of_host(machine).path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    known = keys.known_hosts(machine, "192.0.2.1", 2222)
+    assert known.read_text() == f"[192.0.2.1]:2222 {keys.of_host(machine).public}\n"
+    keys.drop(machine)
+    assert not keys.known(machine)
+    assert not known.exists()
+
+
+def test_the_host_key_survives_the_way_through_custom_data(tmp_path: Path) -> None:
+    pair = Keys(tmp_path, "azure", "").of_host(MachineId("p-abc123-1"))
+    config = cloud_config(pair.private, pair.public)
+    block = config.split("ed25519_private: |\n")[1].split("  ed25519_public: ")[0]
+    private = "\n".join(line.removeprefix("    ") for line in block.splitlines())
+    assert asyncssh.import_private_key(private).export_public_key().decode().strip() == pair.public
+
+
+def test_tags_are_no_expressions() -> None:
+    assert literal("[secret()]") == "[[secret()]"
+    assert literal("plain") == "plain"
