@@ -11,7 +11,7 @@ from evalfleet.providers.azure import AzurePlace, AzureSettings
 from tests.cloud.azure import StandIn
 
 HOME = "abc123def456"
-GROUP = "agents"
+GROUP = "rg"
 SIZE = "Standard_D4ds_v5"
 SETTLE_S = 0.5
 

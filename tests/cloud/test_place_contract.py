@@ -14,7 +14,7 @@ import pytest
 from evalfleet.lab import Lab
 from evalfleet.lab.network import GATEWAY
 from evalfleet.ports import Provider
-from evalfleet.testing import ChannelContract, Harness, ProviderContract, ShellHarness
+from evalfleet.testing import Harness, ProviderContract, ShellHarness
 from tests.cloud.azure import Hosts, StandIn
 from tests.cloud.conftest import FAST
 from tests.cloud.places import left, place
@@ -69,7 +69,9 @@ class AzureHarness(ShellHarness):
         assert not self.azure.meters.running(), "something costs money still"
 
 
-class TestAzurePlace(ProviderContract, ChannelContract):
+class TestAzurePlace(ProviderContract):
+    """Its channels are those of the place `ssh`, whose tests they pass."""
+
     azure: ClassVar[StandIn]
 
     @pytest.fixture(autouse=True, scope="class")

@@ -1,0 +1,271 @@
+"""The life of Azure's machines, on real hosts: made, stopped, started, expired, deleted; what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.errors import ProviderError
+from evalfleet.lab import Lab
+from evalfleet.model import AttemptId, Command, Job, Machine, MachineId
+from evalfleet.ports import Fence
+from evalfleet.providers.azure import AzurePlace
+from evalfleet.testing.harness import find, raised
+from tests.cloud.azure import Failed, Hosts, Late, Lost, StandIn, Throttled
+from tests.cloud.conftest import FAST
+from tests.cloud.places import HOME, SIZE, left, offer, place
+
+CANNOT = Lab.missing()
+pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
+ONE = MachineId("pool-abc123-1")
+LONG_S = 7200.0
+VM = "Microsoft.Compute/virtualMachines"
+SCHEDULE = "Microsoft.DevTestLab/schedules"
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[StandIn]:
+    with StandIn(Hosts(), timing=FAST) as made:
+        yield made
+
+
+@pytest.fixture
+def azure(cloud: StandIn) -> Iterator[StandIn]:
+    """Each test leaves it empty."""
+    cloud.do(lambda: (cloud.server.calls.clear(), cloud.faults.met.clear()))
+    yield cloud
+    cloud.do(lambda: cloud.faults.rules.clear())
+    assert not left(cloud)
+    assert not cloud.meters.running()
+
+
+Work = Callable[[AzurePlace], Awaitable[Any]]
+
+
+def use(azure: StandIn, home: Path, work: Work, **more: Any) -> Any:
+    """With a place, in the machines' network; what the work leaves is deleted."""
+
+    async def main() -> Any:
+        made = place(azure, home, inside=True, **more)
+        try:
+            return await work(made)
+        finally:
+            for machine in await made.list("pool"):
+                await made.delete(machine.id)
+            await made.close()
+
+    with azure.hosts.lab.inside():
+        return asyncio.run(main())
+
+
+async def bring_up(made: AzurePlace, machine: MachineId = ONE) -> Machine:
+    await made.create(machine, offer(), LONG_S)
+    seen = await find(made, machine)
+    assert seen is not None
+    assert seen.phase == "up"
+    return seen
+
+
+async def says(made: AzurePlace, machine: Machine, script: str) -> str:
+    """What people see who look into it."""
+    argv = made.shell(machine, ("sh", "-c", script))
+    done = await asyncio.to_thread(
+        subprocess.run, argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# -- made ----------------------------------------------------------------------------------------
+
+
+def test_a_machine_is_ours_and_has_its_switch(azure: StandIn, tmp_path: Path) -> None:
+    async def work(made: AzurePlace) -> None:
+        seen = await bring_up(made)
+        assert await says(made, seen, "whoami; hostname") == "azureuser\n" + ONE
+        (vm,), (schedule,) = azure.resources(VM), azure.resources(SCHEDULE)
+        for each in (vm, schedule, *azure.resources("Microsoft.Compute/disks")):
+            assert each.tags["evalfleet-home"] == HOME
+            assert each.tags["evalfleet-machine"] == ONE
+            assert each.tags["evalfleet-owner"] == "tester"
+            assert each.tags["team"] == "evals"
+            assert each.tags["evalfleet-expires-at"].endswith("Z")
+        assert schedule.properties["targetResourceId"] == str(vm.id)
+        assert schedule.properties["status"] == "Enabled"
+        assert "identity" not in vm.extra
+
+    use(azure, tmp_path, work, tags={"team": "evals"})
+
+
+def test_only_ssh_is_open_and_only_to_whom_the_settings_name(azure: StandIn, tmp_path: Path) -> None:
+    async def work(made: AzurePlace) -> list[Any]:
+        await bring_up(made)
+        rules = azure.resources("Microsoft.Network/networkSecurityGroups/securityRules")
+        return [rule.properties for rule in rules]
+
+    (first,) = use(azure, tmp_path, work, ssh_from=("10.0.0.0/8",))
+    assert (first["sourceAddressPrefix"], first["destinationPortRange"]) == ("10.0.0.0/8", "22")
+    (then,) = use(azure, tmp_path, work, ssh_from=("10.0.0.0/8", "192.0.2.7/32"))
+    assert then["sourceAddressPrefixes"] == ["10.0.0.0/8", "192.0.2.7/32"]
+
+
+def test_no_list_of_azures_tells_the_host_key(azure: StandIn, tmp_path: Path) -> None:
+    async def work(made: AzurePlace) -> None:
+        await bring_up(made)
+        (key,) = tmp_path.glob(".azure/azure/hosts/*.key")
+        body = key.read_text().splitlines()[2]
+        assert body not in json.dumps(azure.shown())
+
+    use(azure, tmp_path, work)
+
+
+def test_many_machines_at_once_cost_few_requests(azure: StandIn, tmp_path: Path) -> None:
+    ids = [MachineId(f"pool-abc123-{n}") for n in range(1, 9)]
+
+    async def work(made: AzurePlace) -> None:
+        await asyncio.gather(*(made.create(each, offer(), LONG_S) for each in ids))
+        assert [seen.phase for seen in await made.list("pool")] == ["up"] * len(ids)
+        writes = [path for method, path, _ in azure.server.calls if method == "PUT"]
+        assert len([path for path in writes if "/deployments/" in path]) == len(ids)
+        assert len(writes) <= len(ids) + 3, "the group, its network and its rules are made once"
+        reads = [path for method, path, _ in azure.server.calls if method == "GET"]
+        assert len(reads) < 20 * len(ids), "each machine was asked about by itself"
+
+    use(azure, tmp_path, work)
+
+
+def test_throttled_and_failing_calls_are_made_again(azure: StandIn, tmp_path: Path) -> None:
+    azure.faults.add(Throttled(1), path="deployments|virtualMachines", rate=0.1)
+    azure.faults.add(Failed(), path="resources|network", rate=0.05)
+    ids = [MachineId(f"pool-abc123-{n}") for n in range(1, 4)]
+
+    async def work(made: AzurePlace) -> None:
+        await asyncio.gather(*(made.create(each, offer(), LONG_S) for each in ids))
+        assert [seen.phase for seen in await made.list("pool")] == ["up"] * len(ids)
+
+    use(azure, tmp_path, work)
+
+
+# -- lost answers --------------------------------------------------------------------------------
+
+
+def test_a_create_whose_answer_is_lost_is_one_machine(azure: StandIn, tmp_path: Path) -> None:
+    azure.faults.add(Lost(), method="PUT", path="deployments", times=1)
+
+    async def work(made: AzurePlace) -> None:
+        await bring_up(made)
+        assert len(azure.resources(VM)) == 1
+
+    use(azure, tmp_path, work)
+
+
+def test_a_create_that_lands_late_is_found_and_deleted(azure: StandIn, tmp_path: Path) -> None:
+    azure.faults.add(Late(2.0), method="PUT", path="deployments")
+
+    async def work(made: AzurePlace) -> None:
+        creating = asyncio.create_task(made.create(ONE, offer(), LONG_S))
+        while not azure.faults.met:
+            await asyncio.sleep(0.02)
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
+        await made.delete(ONE)
+        assert await find(made, ONE) is None, "it came too soon for this test"
+        async with asyncio.timeout(30):
+            while await find(made, ONE) is None:
+                await asyncio.sleep(0.05)
+        await made.delete(ONE)
+        assert await find(made, ONE) is None
+
+    use(azure, tmp_path, work)
+
+
+def test_deleted_while_it_is_made(azure: StandIn, tmp_path: Path) -> None:
+    async def work(made: AzurePlace) -> None:
+        creating = asyncio.create_task(made.create(ONE, offer(), LONG_S))
+        while not azure.resources(VM):
+            await asyncio.sleep(0.02)
+        await made.delete(ONE)
+        assert await find(made, ONE) is None
+        error = await raised(ProviderError, creating)
+        assert error.transient
+
+    use(azure, tmp_path, work)
+
+
+# -- stopped and started -------------------------------------------------------------------------
+
+
+def test_stopped_costs_no_machine_and_starts_again_with_its_files(azure: StandIn, tmp_path: Path) -> None:
+    async def work(made: AzurePlace) -> None:
+        seen = await bring_up(made)
+        await says(made, seen, "echo kept > file")
+        await made.stop(ONE)
+        await made.stop(ONE)
+        assert {span.kind for span in azure.meters.running()} == {"disk", "address"}
+        stopped = await find(made, ONE)
+        assert stopped is not None
+        assert stopped.phase == "gone"
+        again = await bring_up(made)
+        assert await says(made, again, "cat file") == "kept"
+        channel = made.channel(again, Fence("r", 1))
+        await channel.start(Job(AttemptId("t.0"), Command(("true",)), 60))
+        assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
+        await channel.close()
+
+    use(azure, tmp_path, work)
+
+
+# -- expiry --------------------------------------------------------------------------------------
+
+
+def times(azure: StandIn) -> str:
+    (schedule,) = azure.resources(SCHEDULE)
+    time = schedule.properties["dailyRecurrence"]["time"]
+    assert re.fullmatch(r"\d{4}", time)
+    return str(time)
+
+
+def test_extend_moves_the_switch_and_the_tags(azure: StandIn, tmp_path: Path) -> None:
+    async def work(made: AzurePlace) -> None:
+        await bring_up(made)
+        before, tags = times(azure), dict(azure.resources(VM)[0].tags)
+        await made.extend(ONE, LONG_S + 3600)
+        assert (int(times(azure)[:2]) - int(before[:2])) % 24 == 1
+        costly = [*azure.resources(VM), *azure.resources("Microsoft.Compute/disks")]
+        costly += azure.resources("Microsoft.Network/publicIPAddresses")
+        assert len(costly) == 3
+        assert len({each.tags["evalfleet-expires-at"] for each in costly}) == 1
+        assert azure.resources(VM)[0].tags["evalfleet-expires-at"] > tags["evalfleet-expires-at"]
+
+    use(azure, tmp_path, work)
+
+
+def test_a_dead_controllers_machine_is_stopped_by_azure_itself(cloud: StandIn, tmp_path: Path) -> None:
+    """No call of ours between its creation and its end."""
+
+    async def leave(made: AzurePlace) -> None:
+        await bring_up(made)
+        await made.close()
+
+    async def main() -> None:
+        await leave(place(cloud, tmp_path, inside=True))
+        cloud.jump(LONG_S + 60)
+        async with asyncio.timeout(20):
+            while any(span.kind == "vm" for span in cloud.meters.running()):
+                await asyncio.sleep(0.05)
+        made = place(cloud, tmp_path, inside=True)
+        await made.delete(ONE)
+        await made.close()
+
+    with cloud.hosts.lab.inside():
+        asyncio.run(main())
+    assert not left(cloud)
+    (billed,) = [span for span in cloud.meters.of("vm") if span.sku == SIZE][-1:]
+    assert billed.seconds(0.0) <= LONG_S + 120
