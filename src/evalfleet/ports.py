@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -176,6 +176,49 @@ class Enterable(Protocol):
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         """What to execute here to get a shell there, or to run `command` there."""
+        ...
+
+
+class Check(Struct, frozen=True, omit_defaults=True):
+    """One thing that was looked at before money is spent. `bad`: machines cannot be had so."""
+
+    name: str
+    verdict: Literal["good", "warn", "bad"]
+    found: str
+    remedy: str = ""
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A place that can tell beforehand whether machines can be had."""
+
+    async def examine(self, needs: Needs) -> Sequence[Check]:
+        """Spends nothing and makes nothing. Raises nothing: what cannot be found out is a check, too."""
+        ...
+
+
+class Belonging(Struct, frozen=True, omit_defaults=True):
+    """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is."""
+
+    machine: MachineId
+    home: str
+    owner: str
+    where: str
+    expires_at: Micros | None
+    parts: tuple[str, ...]
+    node: str = ""
+
+
+@runtime_checkable
+class Reapable(Protocol):
+    """A place that knows what evalfleet has made there, whichever home did."""
+
+    async def belongings(self) -> Sequence[Belonging]:
+        """Raises ProviderError."""
+        ...
+
+    async def reap(self, belonging: Belonging) -> None:
+        """Delete all of it. Raises ProviderError."""
         ...
 
 

@@ -15,7 +15,8 @@ from evalfleet.lab import Lab
 from evalfleet.lab.network import GATEWAY
 from evalfleet.ports import Provider
 from evalfleet.testing import Harness, ProviderContract, ShellHarness
-from tests.cloud.azure import Hosts, StandIn
+from tests.cloud.azure import StandIn
+from tests.cloud.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import left, place
 

@@ -18,7 +18,8 @@ from evalfleet.model import AttemptId, Command, Job, Machine, MachineId
 from evalfleet.ports import Fence
 from evalfleet.providers.azure import AzurePlace
 from evalfleet.testing.harness import find, raised
-from tests.cloud.azure import Failed, Hosts, Late, Lost, StandIn, Throttled
+from tests.cloud.azure import Failed, Late, Lost, StandIn, Throttled
+from tests.cloud.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import HOME, SIZE, left, offer, place
 
@@ -39,9 +40,10 @@ def cloud() -> Iterator[StandIn]:
 @pytest.fixture
 def azure(cloud: StandIn) -> Iterator[StandIn]:
     """Each test leaves it empty."""
-    cloud.do(lambda: (cloud.server.calls.clear(), cloud.faults.met.clear()))
+    cloud.do(cloud.server.calls.clear)
+    cloud.do(cloud.faults.met.clear)
     yield cloud
-    cloud.do(lambda: cloud.faults.rules.clear())
+    cloud.do(cloud.faults.rules.clear)
     assert not left(cloud)
     assert not cloud.meters.running()
 

@@ -28,7 +28,7 @@ from evalfleet.providers.azure.template import cloud_config, literal
 from evalfleet.providers.azure.views import BURST, SPACING_S, Pace
 
 ENVIRON = {"AZURE_SUBSCRIPTION_ID": "s"}
-OPEN = {"ssh_from": ("192.0.2.7/32",)}
+OPEN: dict[str, Any] = {"ssh_from": ("192.0.2.7/32",)}
 
 
 def place(tmp_path: Path, environ: dict[str, str] = ENVIRON, **settings: Any) -> AzurePlace:

@@ -40,7 +40,8 @@ def _reservation(machine: MachineState) -> float:
     return billed_usd(machine.offer, machine.requested_at, machine.expires_at)
 
 
-RENEWAL_LEAD_S = 900.0
+RENEWAL_LEAD_S = 2700.0
+"""A cloud's own timer may need half an hour to take note of another time."""
 
 
 def _set_renewal(state: RunState, machine: MachineState, at: Micros) -> None:

@@ -10,8 +10,10 @@
     refusals.py   what its errors mean to us
     views.py      what exists, of a few lists
     ground.py     the group and the network that machines need
-    builds.py     deployments: begun, watched, cancelled
+    builds.py     what is asked of Azure, and waiting until it is so
+    reaching.py   SSH to the machines
     place.py      all of that as a Provider
+    sweeping.py   what evalfleet has made anywhere, by tags alone
     checks.py     what can be found out before money is spent
 
 Microsoft's libraries (`pip install 'evalfleet[azure]'`) are imported when the first request is made.

@@ -65,6 +65,10 @@ class Ground:
         )
         return Land(f"{vnet}/subnets/{SUBNET}", nsg)
 
+    async def admit(self, region: str) -> None:
+        """Let in whom the settings name now, and nobody else. Raises ArmFault."""
+        await self._have_rules(self.rules_id(region), region)
+
     async def _have_group(self, region: str) -> None:
         """The first region that needs it is where its records are kept."""
         if self._grouping is None or self._grouping.done():

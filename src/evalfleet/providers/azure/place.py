@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from evalfleet.channels.samples import Samples
-from evalfleet.channels.ssh.words import Access, HostDown, HostLost, HostRefused, Target, openssh
+from evalfleet.channels.ssh.words import HostDown, HostLost, HostRefused
 from evalfleet.errors import ProviderError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Fence, PlaceContext
+from evalfleet.ports import Belonging, Channel, Check, Fence, PlaceContext
 
+from . import sweeping
 from .arm import Arm, Way
 from .builds import Builder
+from .checks import Checks
 from .expiry import shutdown_at
 from .ground import Ground
 from .keys import Keys
 from .names import Names, names_of, tags_of
+from .reaching import Reach
 from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings, account_of
 from .sizes import Menu, offers_of, region_and_zone, size_of, unknown
 from .template import ADDRESS, NIC, SCHEDULE, VM, Build, cloud_config
 from .views import Looks, View, Vm
 
-if TYPE_CHECKING:
-    from evalfleet.channels.ssh.asking import Lot
-
-HANDSHAKES = 16
-CONNECT_S = 10.0
 ANSWER_S = 600.0
 ADMIT_S = 90.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.3, 5.0
+REARM_S = 6 * 3600.0
+
+log = logging.getLogger(__name__)
 
 
 class AzurePlace:
@@ -51,19 +51,19 @@ class AzurePlace:
         self._account = account
         self._home = context.home_id
         self._secrets = context.secrets
-        self._agent = context.environ.get("SSH_AUTH_SOCK")
         way = Way(account.subscription, settings.endpoint, settings.scope, account.ca)
         self._arm = Arm(way, context.environ)
         self._ground = Ground(self._arm, settings, account, context.home_id)
         self._looks = Looks(self._arm, account.group, context.home_id)
         self._builder = Builder(self._arm, self._looks, self._ground.root)
         self._keys = Keys(context.home, name, account.key)
+        agent = context.environ.get("SSH_AUTH_SOCK")
+        self._reach = Reach(settings, self._keys, context.home_id, agent)
         self._samples = Samples(context.home)
-        self._handshakes = asyncio.Semaphore(HANDSHAKES)
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._coming: dict[MachineId, int] = {}
         self._admitted: set[str] = set()
-        self._lots: dict[MachineId, Lot] = {}
+        self._rearm_at: dict[MachineId, float] = {}
 
     @classmethod
     def make(cls, name: str, settings: AzureSettings, context: PlaceContext) -> AzurePlace:
@@ -133,6 +133,7 @@ class AzurePlace:
                 await self._builder.deploy(
                     self._build(machine, offer.size, region, zone, land.subnet, land.nsg, until)
                 )
+                self._rearm_at[machine] = time.time() + REARM_S
                 return await self._builder.until_deployed(machine)
             if vm.power != "running":
                 await self._switch(machine, vm, until)
@@ -195,7 +196,7 @@ class AzurePlace:
         begun, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
             try:
-                return await self._order("take", machine, await self._address(vm), until)
+                return await self._reach.order("take", machine, await self._address(vm), until)
             except (HostDown, HostLost) as err:
                 if time.monotonic() - begun > ANSWER_S:
                     raise _no(machine, f"{vm.name} is running but cannot be reached: {err}") from err
@@ -231,8 +232,8 @@ class AzurePlace:
 
     async def _machines(self) -> dict[MachineId, Machine]:
         view = await self._view()
+        await self._look_after(view)
         try:
-            await self._admit(view)
             return await self._looks.machines(view, time.time())
         except ArmFault as fault:
             raise refusal(fault, "what exists cannot be seen") from fault
@@ -243,11 +244,28 @@ class AzurePlace:
         except ArmFault as fault:
             raise refusal(fault, "what exists cannot be seen") from fault
 
+    async def _look_after(self, view: View) -> None:
+        """What machines need while they live. If it is refused, they are still seen, and can be deleted."""
+        try:
+            await self._admit(view)
+            await self._move_on(view)
+        except ArmFault as fault:
+            log.warning("%s", refusal(fault, "machines are not looked after"))
+
     async def _admit(self, view: View) -> None:
         """`ssh_from` may have changed since the machines were made: apply it once, where there are any."""
         regions = {vm.region for vm in view.vms.values()} - self._admitted
         self._admitted |= regions
-        await asyncio.gather(*(self._ground.land(region) for region in regions))
+        await asyncio.gather(*(self._ground.admit(region) for region in regions))
+
+    async def _move_on(self, view: View) -> None:
+        """An expiry may be further off than a daily time can say: the switch moves on while they are used."""
+        now = time.time()
+        for machine in self._reach.in_use:
+            vm, due = view.vms.get(machine), now >= self._rearm_at.get(machine, now)
+            if due and vm is not None and vm.power == "running" and vm.expires_at and vm.expires_at > now:
+                self._rearm_at[machine] = now + REARM_S
+                await self._switch(machine, vm, vm.expires_at)
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         until = time.time() + expires_s
@@ -261,7 +279,7 @@ class AzurePlace:
         except ArmFault as fault:
             raise refusal(fault, machine) from fault
         try:
-            await self._order("extend", machine, await self._address(vm), until)
+            await self._reach.order("extend", machine, await self._address(vm), until)
         except (HostDown, HostLost) as err:
             raise _no(machine, str(err)) from err
         except HostRefused as err:
@@ -271,10 +289,11 @@ class AzurePlace:
         now = time.time()
         tags = self._tags(machine, until)
         await self._builder.arm_switch(vm, self._names(machine), tags, shutdown_at(now, until - now))
+        self._rearm_at[machine] = now + REARM_S
 
     async def stop(self, machine: MachineId) -> None:
         """Deallocate it: its disk and its address stay, and are billed."""
-        await self._drop_lot(machine)
+        await self._reach.drop(machine)
         try:
             await self._builder.stop(machine)
         except ArmFault as fault:
@@ -282,7 +301,7 @@ class AzurePlace:
 
     async def delete(self, machine: MachineId) -> None:
         self._samples.drop(machine)
-        await self._drop_lot(machine)
+        await self._reach.drop(machine)
         try:
             gone = await self._builder.remove(machine)
         except ArmFault as fault:
@@ -290,56 +309,40 @@ class AzurePlace:
         if gone:
             self._keys.drop(machine)
 
+    # -- before, and after ---------------------------------------------------------------------
+
+    async def examine(self, needs: Needs) -> Sequence[Check]:
+        """What can be found out before money is spent."""
+        return await Checks(self._arm, self._settings, self._account).all(await self.offers(needs))
+
+    async def belongings(self) -> Sequence[Belonging]:
+        """Of all homes, in the whole subscription."""
+        try:
+            return await sweeping.belongings(self._arm)
+        except ArmFault as fault:
+            raise refusal(fault, "what exists cannot be seen") from fault
+
+    async def reap(self, belonging: Belonging) -> None:
+        try:
+            await sweeping.reap(self._arm, belonging)
+        except ArmFault as fault:
+            raise refusal(fault, belonging.machine) from fault
+
     # -- hosts ---------------------------------------------------------------------------------
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         from evalfleet.channels.ssh.channel import SshChannel
 
         on_load = functools.partial(self._samples.keep, machine.id)
-        return SshChannel(self._lot(machine.id, machine.address), machine.id, fence, self._secrets, on_load)
+        lot = self._reach.lot(machine.id, machine.address)
+        return SshChannel(lot, machine.id, fence, self._secrets, on_load)
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         """OpenSSH's client, with the key and the host key that we made."""
-        where = Target(machine.id, machine.address, self._settings.port)
-        return openssh(where, self._access(machine.id, machine.address), command)
-
-    def _lot(self, machine: MachineId, address: str) -> Lot:
-        from evalfleet.channels.ssh.asking import Lot
-        from evalfleet.channels.ssh.hosts import Host
-
-        lot = self._lots.get(machine)
-        if lot is None or lot.host.where.host != address:
-            where = Target(f"{machine} ({address})", address, self._settings.port)
-            host = Host(where, self._access(machine, address), self._handshakes)
-            lot = self._lots[machine] = Lot(host, self._home)
-        return lot
-
-    def _access(self, machine: MachineId, address: str) -> Access:
-        settings = self._settings
-        others = _users_own() if settings.jump else ""
-        return Access(
-            user=settings.user,
-            key=str(self._keys.own().path),
-            known_hosts=str(self._keys.known_hosts(machine, address, settings.port, others)),
-            jump=settings.jump or None,
-            connect_timeout_s=CONNECT_S,
-            agent=self._agent if settings.jump else None,
-        )
-
-    async def _order(
-        self, verb: Literal["take", "extend"], machine: MachineId, address: str, until: float
-    ) -> None:
-        lot = self._lot(machine, address)
-        answer = await lot.ask(verb, machine, most=1, expires_s=max(0.0, until - time.time()))
-        if answer.error:
-            raise _no(machine, answer.detail)
-
-    async def _drop_lot(self, machine: MachineId) -> None:
-        if (lot := self._lots.pop(machine, None)) is not None:
-            await lot.host.close()
+        return self._reach.shell(machine, command)
 
     async def close(self) -> None:
-        await asyncio.gather(*(lot.host.close() for lot in self._lots.values()))
+        await self._reach.close()
         await self._arm.close()
 
     # -- words ---------------------------------------------------------------------------------
@@ -361,14 +364,6 @@ def _is_installed(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _users_own() -> str:
-    """Who goes through a jump host knows it already."""
-    try:
-        return Path("~/.ssh/known_hosts").expanduser().read_text()
-    except OSError:
-        return ""
 
 
 def _no(machine: MachineId, why: str) -> ProviderError:

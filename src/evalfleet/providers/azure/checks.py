@@ -1,0 +1,214 @@
+"""What can be found out before money is spent: rights, sizes, quota, image, prices; each with its remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+
+from evalfleet.model import Offer
+from evalfleet.ports import Check
+
+from .arm import Arm
+from .refusals import ArmFault, refusal
+from .settings import Account, AzureSettings
+from .sizes import AS_OF, region_and_zone, size_of
+from .template import COMPUTE, NETWORK, RESOURCES
+from .words import Json, rows, table
+
+AUTHORIZATION = "2022-04-01"
+SKUS = "2021-07-01"
+QUOTA_PAGE = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
+NAMESPACES = ("Microsoft.Compute", "Microsoft.Network", "Microsoft.DevTestLab")
+ACTIONS = (
+    "Microsoft.Compute/virtualMachines/write",
+    "Microsoft.Compute/virtualMachines/delete",
+    "Microsoft.Compute/virtualMachines/start/action",
+    "Microsoft.Compute/virtualMachines/deallocate/action",
+    "Microsoft.Compute/disks/delete",
+    "Microsoft.DevTestLab/schedules/write",
+    "Microsoft.Network/networkInterfaces/write",
+    "Microsoft.Network/networkSecurityGroups/write",
+    "Microsoft.Network/publicIPAddresses/write",
+    "Microsoft.Network/virtualNetworks/subnets/join/action",
+    "Microsoft.Resources/deployments/write",
+    "Microsoft.Resources/deployments/cancel/action",
+    "Microsoft.Resources/tags/write",
+)
+NEW_GROUP = "Microsoft.Resources/subscriptions/resourceGroups/write"
+NEW_NETWORK = "Microsoft.Network/virtualNetworks/write"
+
+
+class Checks:
+    def __init__(self, arm: Arm, settings: AzureSettings, account: Account) -> None:
+        self._arm = arm
+        self._settings = settings
+        self._group = f"{arm.root}/resourceGroups/{account.group}"
+        self._name = account.group
+
+    async def all(self, offers: Sequence[Offer]) -> Sequence[Check]:
+        """If we are not let in, nothing else is asked."""
+        first = await _guarded("credentials", self._credentials)
+        if first[0].verdict == "bad":
+            return first
+        regions = [region for region in self._settings.regions if any(_in(each, region) for each in offers)]
+        found = await asyncio.gather(
+            _guarded("permissions", self._permissions),
+            *(_guarded("registration", self._registration(name)) for name in NAMESPACES),
+            *(_guarded(f"image in {region}", self._image(region)) for region in regions),
+            *(_guarded(f"sizes in {region}", self._sizes(region, offers)) for region in regions),
+            *(_guarded(f"addresses in {region}", self._addresses(region)) for region in regions),
+        )
+        return (*first, *(check for some in found for check in some), *_prices(offers))
+
+    # -- who we are ----------------------------------------------------------------------------
+
+    async def _credentials(self) -> list[Check]:
+        shown = await self._arm.get(self._arm.root, RESOURCES)
+        state = str(shown.get("state"))
+        told = f"subscription {shown.get('displayName')} ({shown.get('subscriptionId')}) is {state}"
+        remedy = "" if state == "Enabled" else "choose another with `subscription`"
+        return [Check("credentials", "bad" if remedy else "good", told, remedy)]
+
+    async def _permissions(self) -> list[Check]:
+        there = await self._arm.find(self._group, RESOURCES) is not None
+        scope = self._group if there else self._arm.root
+        granted = await self._arm.all(f"{scope}/providers/Microsoft.Authorization/permissions", AUTHORIZATION)
+        wanted = [*ACTIONS, *(() if there else (NEW_GROUP,))]
+        wanted += [] if self._settings.subnet else [NEW_NETWORK]
+        if missing := [action for action in wanted if not allowed(action, granted)]:
+            remedy = f"ask for the role Contributor on the resource group {self._name}"
+            return [Check("permissions", "bad", f"not allowed: {', '.join(missing)}", remedy)]
+        what = "exists" if there else "will be made"
+        return [Check("permissions", "good", f"all that are needed; resource group {self._name} {what}")]
+
+    def _registration(self, namespace: str) -> Callable[[], Awaitable[list[Check]]]:
+        async def check() -> list[Check]:
+            shown = await self._arm.get(f"{self._arm.root}/providers/{namespace}", RESOURCES)
+            state = str(shown.get("registrationState"))
+            good = state == "Registered"
+            remedy = "" if good else f"az provider register --namespace {namespace}"
+            return [Check("registration", "good" if good else "bad", f"{namespace} is {state}", remedy)]
+
+        return check
+
+    # -- what can be had -----------------------------------------------------------------------
+
+    def _image(self, region: str) -> Callable[[], Awaitable[list[Check]]]:
+        async def check() -> list[Check]:
+            image = self._settings.image
+            if image.startswith("/"):
+                version = "2023-07-03" if "/galleries/" in image.lower() else COMPUTE
+                there = await self._arm.find(image, version) is not None
+            else:
+                publisher, offer, sku, _ = image.split(":")
+                words = f"publishers/{publisher}/artifacttypes/vmimage/offers/{offer}/skus/{sku}/versions"
+                path = f"{self._arm.root}/providers/Microsoft.Compute/locations/{region}/{words}"
+                there = bool(table(await self._arm.find(path, COMPUTE)).get("value"))
+            remedy = (
+                ""
+                if there
+                else "check `image`: `az vm image list --all --publisher NAME` lists those there are"
+            )
+            told = f"{image} {'is there' if there else 'is not there'}"
+            return [Check(f"image in {region}", "good" if there else "bad", told, remedy)]
+
+        return check
+
+    def _sizes(self, region: str, offers: Sequence[Offer]) -> Callable[[], Awaitable[list[Check]]]:
+        """Are they sold there to this subscription, and for how many does the quota last?"""
+
+        async def check() -> list[Check]:
+            root = f"{self._arm.root}/providers/Microsoft.Compute"
+            skus, usages = await asyncio.gather(
+                self._arm.all(f"{root}/skus", SKUS, **{"$filter": f"location eq '{region}'"}),
+                self._arm.all(f"{root}/locations/{region}/usages", COMPUTE),
+            )
+            names = list(dict.fromkeys(each.size for each in offers if _in(each, region)))
+            return [self._size(name, region, skus, free_of(usages)) for name in names]
+
+        return check
+
+    def _size(self, name: str, region: str, skus: list[Json], free: dict[str, int]) -> Check:
+        about = f"{name} in {region}"
+        sku = next((each for each in skus if str(each.get("name")).lower() == name.lower()), None)
+        why = "not sold there" if sku is None else restricted(sku, self._settings.zones)
+        if why:
+            return Check(about, "warn", why, "leave it out of `sizes`, or the region out of `regions`")
+        size = size_of(name)
+        assert size is not None
+        spot = self._settings.spot
+        limits = ("lowPriorityCores",) if spot else (size.series.family, "cores")
+        tightest = min(limits, key=lambda limit: free.get(limit, 1 << 30))
+        many = free.get(tightest, 1 << 30) // size.cpus
+        told = f"quota {tightest} lasts for {many} more of {size.cpus} vCPUs"
+        if many > 0:
+            return Check(about, "good", told)
+        return Check(about, "warn", told, f"ask for more of {tightest} in {region}: {QUOTA_PAGE}")
+
+    def _addresses(self, region: str) -> Callable[[], Awaitable[list[Check]]]:
+        async def check() -> list[Check]:
+            if not self._settings.public_ip:
+                return []
+            path = f"{self._arm.root}/providers/Microsoft.Network/locations/{region}/usages"
+            free = free_of(await self._arm.all(path, NETWORK))
+            many = min((free[key] for key in free if "PublicIP" in key), default=0)
+            remedy = "" if many else f"ask for more public addresses in {region}: {QUOTA_PAGE}"
+            return [Check(f"addresses in {region}", "good" if many else "warn", f"{many} more", remedy)]
+
+        return check
+
+
+async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> list[Check]:
+    try:
+        return await check()
+    except ArmFault as fault:
+        told, _, remedy = str(refusal(fault, name)).partition("; ")
+        return [Check(name, "bad", told.removeprefix(f"{name}: "), remedy)]
+
+
+def _in(offer: Offer, region: str) -> bool:
+    return region_and_zone(offer.region)[0] == region
+
+
+def _prices(offers: Sequence[Offer]) -> list[Check]:
+    if not offers:
+        return [Check("offers", "bad", "none of `sizes` has what is needed", "name larger ones")]
+    first = offers[0]
+    told = (
+        f"from ${first.usd_per_hour:.3f} an hour ({first.size} in {first.region}), disk and address included"
+    )
+    return [Check("prices", "good", f"{told}; list prices of {AS_OF}")]
+
+
+# -- reading Azure's answers: pure ---------------------------------------------------------------
+
+
+def allowed(action: str, granted: list[Json]) -> bool:
+    """By any of the roles, none of which takes away what another gives."""
+
+    def has(patterns: object) -> bool:
+        texts = [str(each) for each in patterns] if isinstance(patterns, list) else []  # pyright: ignore
+        regexes = [re.escape(text).replace(r"\*", ".*") for text in texts]
+        return any(re.fullmatch(regex, action, re.IGNORECASE) for regex in regexes)
+
+    return any(has(each.get("actions")) and not has(each.get("notActions")) for each in granted)
+
+
+def restricted(sku: Json, zones: tuple[str, ...]) -> str:
+    """Why the size cannot be had there; empty if it can."""
+    for each in rows(sku.get("restrictions")):
+        kind, reason = each.get("type"), str(each.get("reasonCode"))
+        shut = {str(zone) for zone in table(each.get("restrictionInfo")).get("zones") or ()}
+        if kind == "Location" or (kind == "Zone" and zones and shut >= set(zones)):
+            return f"restricted: {reason}"
+    return ""
+
+
+def free_of(usages: list[Json]) -> dict[str, int]:
+    """What is left of each quota."""
+    return {
+        str(table(each.get("name")).get("value")): int(each.get("limit", 0))
+        - int(each.get("currentValue", 0))
+        for each in usages
+    }
