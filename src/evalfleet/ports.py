@@ -213,6 +213,11 @@ class Belonging(Struct, frozen=True, omit_defaults=True):
 class Reapable(Protocol):
     """A place that knows what evalfleet has made there, whichever home did."""
 
+    @property
+    def owner(self) -> str:
+        """Who we are there, as in the tags of what we make."""
+        ...
+
     async def belongings(self) -> Sequence[Belonging]:
         """Raises ProviderError."""
         ...

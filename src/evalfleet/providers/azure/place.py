@@ -315,6 +315,10 @@ class AzurePlace:
         """What can be found out before money is spent."""
         return await Checks(self._arm, self._settings, self._account).all(await self.offers(needs))
 
+    @property
+    def owner(self) -> str:
+        return self._account.owner
+
     async def belongings(self) -> Sequence[Belonging]:
         """Of all homes, in the whole subscription."""
         try:

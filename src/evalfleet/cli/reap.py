@@ -1,0 +1,51 @@
+"""Delete what is ours and has expired, and what a run of this home that has ended left behind.
+
+Never what evalfleet did not make, never another home's machines before they expire. Works from tags alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    parser.add_argument(
+        "--all-owners", action="store_true", help="what others own and has expired, too; asks"
+    )
+    parser.add_argument("--pools", action="store_true", help="expired pools of this home, too")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import surveying
+    from evalfleet.cli.machines import show
+
+    now = round(time.time() * 1e6)
+    found = surveying.machines(now, all_owners=args.all_owners, pools=args.pools)
+    going = [each for each in found if each.why]
+    show(going, "nothing of ours has expired", as_json=args.json)
+    if args.dry_run or not going:
+        return 0
+    others = sum(not each.is_own for each in going)
+    if others and not args.yes and not _agreed(others):
+        return 2
+    answers = surveying.reap(going)
+    for machine, problem in answers.items():
+        if problem:
+            print(f"evalfleet: {machine}: {problem}", file=sys.stderr)
+    left = sum(bool(problem) for problem in answers.values())
+    if not args.json:
+        print(f"deleted: {len(answers) - left}" + (f"; still there: {left}" if left else ""))
+    return 1 if left else 0
+
+
+def _agreed(many: int) -> bool:
+    """Only `yes` is yes. Where nobody can answer, nothing is deleted."""
+    if not sys.stdin.isatty():
+        print(f"evalfleet: {many} of these are not yours: say --yes", file=sys.stderr)
+        return False
+    return input(f"{many} of these are not yours. Type yes to delete them: ").strip() == "yes"

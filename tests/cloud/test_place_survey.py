@@ -1,0 +1,164 @@
+"""Azure looked at from outside any run: `doctor` before money is spent, `machines` and `reap` afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from evalfleet.model import MachineId, Needs
+from evalfleet.ports import Check
+from tests.cloud.azure import StandIn
+from tests.cloud.azure.catalog import Restriction
+from tests.cloud.places import GROUP, SIZE, environment, left, offer, place
+from tests.cloud.rest import Rest
+
+ONE = MachineId("pool-abc123-1")
+
+
+def examine(azure: StandIn, home: Path, **more: Any) -> dict[str, Check]:
+    async def main() -> dict[str, Check]:
+        made = place(azure, home, **more)
+        try:
+            return {check.name: check for check in await made.examine(Needs(cpus=4))}
+        finally:
+            await made.close()
+
+    return asyncio.run(main())
+
+
+def test_all_is_well(azure: StandIn, tmp_path: Path) -> None:
+    found = examine(azure, tmp_path)
+    assert {check.verdict for check in found.values()} == {"good"}
+    assert "lasts for 100 more" in found[f"{SIZE} in eastus"].found
+    assert "2026-08" in found["prices"].found
+    assert not azure.resources(), "looking made something"
+
+
+def test_what_is_wrong_has_a_remedy(azure: StandIn, tmp_path: Path) -> None:
+    azure.cloud.registered.discard("microsoft.devtestlab")
+    azure.cloud.quota.limits["eastus", "standardDDSv5Family"] = 3
+    azure.cloud.catalog.restrictions.append(Restriction("Standard_D4s_v5", "eastus"))
+    azure.faults.denied_actions.append("Microsoft.Compute/virtualMachines/write")
+    found = examine(azure, tmp_path, sizes=(SIZE, "Standard_D4s_v5"), image="Canonical:no:such:latest")
+    wrong = {name: check for name, check in found.items() if check.verdict != "good"}
+    assert set(wrong) == {
+        "permissions",
+        "registration",
+        "image in eastus",
+        f"{SIZE} in eastus",
+        "Standard_D4s_v5 in eastus",
+    }
+    assert all(check.remedy for check in wrong.values())
+    assert "standardDDSv5Family" in wrong[f"{SIZE} in eastus"].remedy
+    assert "Microsoft.Compute/virtualMachines/write" in wrong["permissions"].found
+
+
+def test_without_credentials_nothing_else_is_asked(azure: StandIn, tmp_path: Path) -> None:
+    azure.identity.refuses = True
+    (check,) = examine(azure, tmp_path).values()
+    assert (check.name, check.verdict) == ("credentials", "bad")
+    assert "az login" in check.remedy
+
+
+# -- machines and reap ---------------------------------------------------------------------------
+
+
+class Desk:
+    """A folder with an evalfleet.toml, somebody's, who has no journal."""
+
+    def __init__(self, azure: StandIn, folder: Path, owner: str) -> None:
+        self._azure = azure
+        self._folder = folder
+        folder.mkdir()
+        lines = {
+            "kind": "azure_vm",
+            "subscription": azure.subscription,
+            "resource_group": GROUP,
+            "endpoint": azure.endpoint,
+            "ca": str(azure.ca),
+            "owner": owner,
+        }
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
+        (folder / "evalfleet.toml").write_text(f'[places.azure]\n{text}ssh_from = ["192.0.2.1"]\n')
+
+    def say(self, *words: str, code: int = 0) -> str:
+        env = {**os.environ, **environment(self._azure), "EVALFLEET_HOME": str(self._folder / "home")}
+        done = subprocess.run(
+            [sys.executable, "-m", "evalfleet", *words],
+            cwd=self._folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+
+def abandon(azure: StandIn, home: Path, expires_s: float, machine: MachineId = ONE) -> None:
+    """Somebody's controller begins a machine, and is never seen again."""
+
+    async def main() -> None:
+        made = place(azure, home)
+        creating = asyncio.create_task(made.create(machine, offer(), expires_s))
+        async with asyncio.timeout(30):
+            while not any(span.kind == "vm" for span in azure.meters.running()):
+                await asyncio.sleep(0.02)
+            while len(azure.resources("Microsoft.DevTestLab/schedules")) < 1:
+                await asyncio.sleep(0.02)
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
+        await made.close()
+
+    asyncio.run(main())
+
+
+def test_reap_deletes_what_is_mine_and_expired_with_no_local_state(azure: StandIn, tmp_path: Path) -> None:
+    abandon(azure, tmp_path / "lost", expires_s=1)
+    desk = Desk(azure, tmp_path / "desk", owner="tester")
+    (shown,) = json.loads(desk.say("machines", "--json"))
+    assert (shown["machine"], shown["owner"], shown["why"]) == (ONE, "tester", "expired")
+    assert "pool-abc123-1" in desk.say("reap", "--dry-run")
+    assert left(azure)
+    assert "deleted: 1" in desk.say("reap")
+    assert not left(azure)
+    assert not azure.meters.running()
+    assert desk.say("reap") == "nothing of ours has expired\n"
+
+
+def test_reap_leaves_others_machines_and_what_has_not_expired(azure: StandIn, tmp_path: Path) -> None:
+    abandon(azure, tmp_path / "lost", expires_s=7200)
+    desk, other = Desk(azure, tmp_path / "desk", "tester"), Desk(azure, tmp_path / "other", "somebody")
+    rest = Rest(azure)
+    rest.furnish()
+    rest.new_vm(
+        "by-hand", tags={"evalfleet-machine": "by-hand", "evalfleet-expires-at": "2020-01-01T00:00:00Z"}
+    )
+    before = left(azure)
+    desk.say("reap")
+    azure.jump(1)
+    other.say("reap", "--all-owners", "--yes")
+    assert left(azure) == before
+
+
+def test_what_others_own_is_asked_about(azure: StandIn, tmp_path: Path) -> None:
+    abandon(azure, tmp_path / "lost", expires_s=1)
+    other = Desk(azure, tmp_path / "other", "somebody")
+    assert other.say("reap") == "nothing of ours has expired\n"
+    other.say("reap", "--all-owners", code=2)
+    assert left(azure)
+    other.say("reap", "--all-owners", "--yes")
+    assert not left(azure)
+
+
+def test_doctor_prints_each_check(azure: StandIn, tmp_path: Path) -> None:
+    desk = Desk(azure, tmp_path / "desk", "tester")
+    assert "ok    credentials" in desk.say("doctor", "azure", "--nested", "--set", "regions=eastus")
+    azure.identity.refuses = True
+    assert "-> run `az login`" in desk.say("doctor", code=4)
