@@ -14,6 +14,7 @@ import pytest
 
 from evalfleet.errors import ProviderError
 from evalfleet.lab import Lab
+from evalfleet.lab.network import GATEWAY
 from evalfleet.model import AttemptId, Command, Job, Machine, MachineId
 from evalfleet.ports import Fence
 from evalfleet.providers.azure import AzurePlace
@@ -22,11 +23,13 @@ from tests.cloud.azure import Failed, Late, Lost, StandIn, Throttled
 from tests.cloud.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import HOME, SIZE, left, offer, place
+from tests.cloud.rest import Rest, network
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
 ONE = MachineId("pool-abc123-1")
 LONG_S = 7200.0
+HERE = f"{GATEWAY}/32"
 VM = "Microsoft.Compute/virtualMachines"
 SCHEDULE = "Microsoft.DevTestLab/schedules"
 
@@ -112,10 +115,10 @@ def test_only_ssh_is_open_and_only_to_whom_the_settings_name(azure: StandIn, tmp
         rules = azure.resources("Microsoft.Network/networkSecurityGroups/securityRules")
         return [rule.properties for rule in rules]
 
-    (first,) = use(azure, tmp_path, work, ssh_from=("10.0.0.0/8",))
-    assert (first["sourceAddressPrefix"], first["destinationPortRange"]) == ("10.0.0.0/8", "22")
-    (then,) = use(azure, tmp_path, work, ssh_from=("10.0.0.0/8", "192.0.2.7/32"))
-    assert then["sourceAddressPrefixes"] == ["10.0.0.0/8", "192.0.2.7/32"]
+    (first,) = use(azure, tmp_path, work, ssh_from=(HERE,))
+    assert (first["sourceAddressPrefix"], first["destinationPortRange"]) == (HERE, "22")
+    (then,) = use(azure, tmp_path, work, ssh_from=(HERE, "192.0.2.7/32"))
+    assert then["sourceAddressPrefixes"] == [HERE, "192.0.2.7/32"]
 
 
 def test_no_list_of_azures_tells_the_host_key(azure: StandIn, tmp_path: Path) -> None:
@@ -153,6 +156,16 @@ def test_throttled_and_failing_calls_are_made_again(azure: StandIn, tmp_path: Pa
         assert [seen.phase for seen in await made.list("pool")] == ["up"] * len(ids)
 
     use(azure, tmp_path, work)
+
+
+def test_a_machine_that_never_answers_tells_what_its_console_said(azure: StandIn, tmp_path: Path) -> None:
+    async def work(made: AzurePlace) -> None:
+        error = await raised(ProviderError, made.create(ONE, offer(), LONG_S))
+        assert error.transient
+        assert "cannot be reached" in str(error)
+        assert "cloud-init: finished" in str(error)
+
+    use(azure, tmp_path, work, ssh_from=("192.0.2.7/32",), answer_s=1.0)
 
 
 # -- lost answers --------------------------------------------------------------------------------
@@ -271,3 +284,61 @@ def test_a_dead_controllers_machine_is_stopped_by_azure_itself(cloud: StandIn, t
     assert not left(cloud)
     (billed,) = [span for span in cloud.meters.of("vm") if span.sku == SIZE][-1:]
     assert billed.seconds(0.0) <= LONG_S + 120
+
+
+# -- spot, and networks of one's own ---------------------------------------------------------------
+
+
+def test_a_spot_machine_that_azure_takes_back_is_evicted(azure: StandIn, tmp_path: Path) -> None:
+    async def work(made: AzurePlace) -> None:
+        await made.create(ONE, offer(), LONG_S)
+        (vm,) = azure.resources(VM)
+        assert vm.properties["priority"] == "Spot"
+        azure.evict(vm.id.name, notice_s=0.1)
+        async with asyncio.timeout(20):
+            while (seen := await find(made, ONE)) is None or seen.phase == "up":
+                await asyncio.sleep(0.05)
+        assert seen.phase == "evicted"
+
+    use(azure, tmp_path, work, spot=True)
+
+
+def test_a_subnet_of_ones_own_and_no_public_address(azure: StandIn, tmp_path: Path) -> None:
+    rest = Rest(azure)
+    rest.furnish()
+    subnet = rest.root + network("virtualNetworks/net/subnets/s")
+
+    async def work(made: AzurePlace) -> None:
+        seen = await bring_up(made)
+        assert await says(made, seen, "hostname") == ONE
+        assert not azure.resources("Microsoft.Network/publicIPAddresses")
+        (nic,) = azure.resources("Microsoft.Network/networkInterfaces")
+        assert nic.properties["ipConfigurations"][0]["properties"]["subnet"]["id"] == subnet
+
+    use(azure, tmp_path, work, public_ip=False, subnet=subnet, ssh_from=(HERE,))
+
+
+def test_through_a_jump_host(azure: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One machine is the only way to another; the user knows its key."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    known = tmp_path / ".ssh/known_hosts"
+
+    async def work(made: AzurePlace) -> None:
+        jump = await bring_up(made)
+        known.parent.mkdir()
+        (line,) = tmp_path.glob(".azure/azure/hosts/*.known_hosts")
+        known.write_text(line.read_text())
+        behind = place(
+            azure,
+            tmp_path,
+            inside=True,
+            public_ip=False,
+            regions=("westus2",),
+            ssh_from=(f"{jump.address}/32",),
+            jump=f"azureuser@{jump.address}",
+        )
+        await behind.create(MachineId("pool-abc123-2"), offer("westus2"), LONG_S)
+        assert (await find(behind, MachineId("pool-abc123-2"))) is not None
+        await behind.close()
+
+    use(azure, tmp_path, work)

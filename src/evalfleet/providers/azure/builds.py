@@ -19,6 +19,7 @@ from .words import Json, rows
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 DELETE_S = 120.0
+CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
 """Parts of the codes by which Azure says that something else must go first."""
 ORDER: Sequence[tuple[str, ...]] = ((NIC, DISK), (ADDRESS, SCHEDULE))
@@ -88,6 +89,15 @@ class Builder:
             if words[:2] == ["ProvisioningState", "failed"] and len(words) > 2:
                 return ArmFault(409, (Problem(words[2], str(each.get("message", ""))),))
         return ArmFault(409, (Problem("RetryableError", f"{vm.name} did not start"),))
+
+    async def console(self, vm: Vm) -> str:
+        """The end of what it said while it booted; what keeps us from reading it, if something does."""
+        try:
+            shown = await self._arm.send("POST", f"{vm.id}/retrieveBootDiagnosticsData", COMPUTE)
+            text = await self._arm.download(str(shown["serialConsoleLogBlobUri"]))
+        except (ArmFault, KeyError) as err:
+            return f"(it cannot be read: {err})"
+        return "\n".join(text.strip().splitlines()[-CONSOLE_LINES:])[-CONSOLE_CHARACTERS:]
 
     # -- while it lives ------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ from .sizes import Menu, offers_of, region_and_zone, size_of, unknown
 from .template import ADDRESS, NIC, SCHEDULE, VM, Build, cloud_config
 from .views import Looks, View, Vm
 
-ANSWER_S = 600.0
 ADMIT_S = 90.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.3, 5.0
 REARM_S = 6 * 3600.0
@@ -127,6 +126,8 @@ class AzurePlace:
             if vm is not None and not self._keys.known(machine):
                 why = f"{machine} was made by this home elsewhere: its host key is not here"
                 raise ProviderError(why, transient=False, scope="machine")
+            if vm is None and view.has_disk(machine):  # another machine cannot have one of that name
+                await self._builder.remove(machine)
             if vm is None or (vm.state == "failed" and vm.power != "running"):
                 self._check_ceiling(view, machine)
                 land = await self._ground.land(region)
@@ -198,8 +199,10 @@ class AzurePlace:
             try:
                 return await self._reach.order("take", machine, await self._address(vm), until)
             except (HostDown, HostLost) as err:
-                if time.monotonic() - begun > ANSWER_S:
-                    raise _no(machine, f"{vm.name} is running but cannot be reached: {err}") from err
+                if time.monotonic() - begun > self._settings.answer_s:
+                    said = await self._builder.console(vm)
+                    why = f"{vm.name} is running but cannot be reached: {err}; its console ends with {said!r}"
+                    raise _no(machine, why) from err
             except HostRefused as err:
                 if time.monotonic() - begun > ADMIT_S:  # cloud-init may not have put the keys there yet
                     raise ProviderError(str(err), transient=False, scope="machine") from err

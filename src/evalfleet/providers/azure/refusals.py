@@ -88,6 +88,7 @@ SOON = (
     "AnotherOperationInProgress",
     "RetryableError",
     "DeploymentActive",
+    "DeploymentNotFound",
     "ResourceGroupBeingDeleted",
     "OSProvisioningTimedOut",
     "InternalExecutionError",

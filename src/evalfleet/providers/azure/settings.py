@@ -73,6 +73,9 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     scope: Annotated[str, Meta(description="of the token; else <endpoint>/.default of the public cloud")] = ""
     ca: Annotated[str, Meta(description="file of the authorities to trust, for endpoints of your own")] = ""
+    answer_s: Annotated[
+        float, Meta(gt=0, description="a machine that runs must answer within so many seconds")
+    ] = 600.0
     settle_s: Annotated[
         float, Meta(ge=0, description="a machine is gone when two looks so far apart do not find it")
     ] = 60.0

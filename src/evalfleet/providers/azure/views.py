@@ -14,7 +14,7 @@ from evalfleet.model import Machine, MachineId
 from .arm import Arm
 from .names import EXPIRES, HOME, MACHINE, moment
 from .refusals import ArmFault
-from .template import ADDRESS, COMPUTE, NETWORK, NIC, RESOURCES, VM
+from .template import ADDRESS, COMPUTE, DISK, NETWORK, NIC, RESOURCES, VM
 from .words import Json, rows, table, tags_in
 
 Phase = Literal["pending", "up", "gone", "evicted"]
@@ -70,6 +70,9 @@ class View(Struct, frozen=True):
     @property
     def machines(self) -> set[MachineId]:
         return {*self.vms, *self.parts, *self.deployments}
+
+    def has_disk(self, machine: MachineId) -> bool:
+        return any(part.type == DISK.lower() for part in self.parts.get(machine, ()))
 
     def phase(self, machine: MachineId, now: float) -> Phase:
         vm, deployed = self.vms.get(machine), self.deployments.get(machine)
