@@ -7,7 +7,7 @@
 # Python 3.11 or later is all you need. Another one than it finds: make test PYTHON=/path/to/python
 
 SHELL  := bash
-JOBS   ?= 2
+JOBS   ?= 3  # most tests wait more than they compute
 BIN    := .venv/bin
 PYTEST := $(BIN)/python -m pytest -rfEs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from evalfleet.events import AttemptEnded
+from evalfleet.events import AttemptEnded, AttemptStarted
 from tests.e2e.harness import Fleet, task, until
 
 FIRST = 'if [ "$EVALFLEET_ATTEMPT" = 0 ]; then echo working; {}; fi; score 1'
@@ -50,6 +50,7 @@ def test_an_attempt_whose_processes_vanish_is_tried_elsewhere(fleet: Fleet) -> N
         ]
     )
     run = fleet.start_run("--workers", "2")
+    fleet.recorded(AttemptStarted, 2)  # both machines are there
     wrapper = until(lambda: [int(text) for file in wrappers(fleet) if (text := file.read_text().strip())])
     os.killpg(wrapper[0], signal.SIGKILL)
     fleet.recorded(AttemptEnded)

@@ -106,7 +106,7 @@ async def test_a_big_file_is_streamed(hosts: Fleet, tmp_path: Path) -> None:
     assert (tmp_path / "t.0/big").stat().st_size == 100_000_000
     assert seen == Collected(2, 100_000_003)
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown_kb < 40_000, f"{grown_kb} kB for a file of 100 MB"
+    assert grown_kb < 60_000, f"{grown_kb} kB for a file of 100 MB"
 
 
 async def test_a_stream_that_is_cut_is_read_again(hosts: Fleet, tmp_path: Path) -> None:

@@ -46,12 +46,12 @@ async def everything_goes(place: SshPlace, hosts: Fleet) -> None:
 async def test_another_homes_lock_is_respected_until_it_expires(pair: Fleet) -> None:
     theirs, ours = pair.place("b", OTHER_HOME), pair.place()
     for n in (1, 2):
-        await take(theirs, n, 2.5, OTHER_HOME)
+        await take(theirs, n, 8.0, OTHER_HOME)
     with pytest.raises(ProviderError, match=f"2 of 2 hosts .* all taken.*pool-{OTHER_HOME}") as caught:
         await take(ours, 1)
     assert caught.value.transient
     assert await ours.list("pool") == ()
-    await asyncio.sleep(2.6)
+    await asyncio.sleep(8.1)
     await take(ours, 1)
     taken = {seen.address for seen in await ours.list("pool")}
     mine = next(host for host in pair.hosts if host.name in taken)

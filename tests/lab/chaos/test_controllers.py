@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from evalfleet.lab.syscalls import mount_tmpfs
@@ -115,6 +116,9 @@ def test_disk_full(arena: Arena) -> None:
 
 
 def fill(mount: Path, bytes_left: int) -> None:
-    room = os.statvfs(mount)
-    used = (room.f_blocks - room.f_bfree) * room.f_frsize
-    mount_tmpfs(mount, f"size={used + bytes_left}", again=True)
+    for _ in range(100):
+        room = os.statvfs(mount)
+        used = (room.f_blocks - room.f_bfree) * room.f_frsize
+        with suppress(OSError):  # more has been written meanwhile: it cannot be smaller than that
+            return mount_tmpfs(mount, f"size={used + bytes_left}", again=True)
+    raise AssertionError(f"{mount} cannot be made full")
