@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
-
 from .config import home_of
 from .controller import Controller, Order, WallClock
 from .errors import ChannelError, FleetError, ProviderError, RequestError, RunHeld, StaleController
@@ -69,11 +67,14 @@ async def _try_places(plan: Plan, context: PlaceContext) -> None:
 
 def keep_plan(plan: Plan, name: str) -> Plan:
     """The plan of the pool that a run makes and leaves, in the places of the run."""
-    limits = Limits(workers=plan.limits.workers, lease_s=EXPIRES_S)
-    return structs.replace(
-        Plan(name, "", plan.places, home=plan.home, machine_names=PREFIX),
+    return Plan(
+        run=name,
+        benchmark="",
+        places=plan.places,
         place_specs=plan.place_specs,
-        limits=limits,
+        limits=Limits(workers=plan.limits.workers, lease_s=EXPIRES_S),
+        home=plan.home,
+        machine_names=PREFIX,
     )
 
 

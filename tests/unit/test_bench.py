@@ -47,7 +47,10 @@ def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
 
 
-@pytest.mark.parametrize("name", BENCHES)
+ALL = [pytest.param(name, marks=pytest.mark.slow if name in NEED_LAB else ()) for name in BENCHES]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_last_line_is_the_result_and_nothing_is_left(name: str, tmp_path: Path) -> None:
     done = bench(name, "--json", "--quick", scratch=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from . import following
+from .arguments import add_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix", metavar="P", default=None, help="machines are called P-1, P-2, ...")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
     parser.add_argument("--config", metavar="FILE", help="this file instead of the nearest evalfleet.toml")
-    following.add_json(parser)
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -25,6 +25,8 @@ def main(args: argparse.Namespace) -> int:
     from evalfleet.errors import ProviderError
     from evalfleet.plan import PREFIX, PoolRequest
     from evalfleet.values import parse_count, parse_duration, parse_pairs
+
+    from . import following
 
     request = PoolRequest(
         name=args.name,

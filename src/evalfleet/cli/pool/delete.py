@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import following
+from .arguments import add_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    following.add_name(parser)
+    add_name(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
     from evalfleet.views.words import plural
+
+    from . import following
 
     pool = keeping.open_pool(args.name)
     many = plural(len(pool.view().machines), "machine")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from . import following
+from .arguments import add_json, add_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    following.add_name(parser)
+    add_name(parser)
     parser.add_argument("--expires", metavar="14d", default="14d", help="counted from now (default: 14d)")
-    following.add_json(parser)
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
     from evalfleet.values import parse_duration
+
+    from . import following
 
     pool = keeping.open_pool(args.name)
     answers = pool.extend(parse_duration(args.expires, "--expires"))

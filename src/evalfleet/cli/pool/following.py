@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
     from evalfleet.keeping import Answer, Pool
     from evalfleet.pools import PoolView
     from evalfleet.state import MachineState, RunState
-
-
-def add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the pool; `evalfleet pool ls` shows all")
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def follow(pool: Pool) -> RunState:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from . import following
+from .arguments import add_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    following.add_name(parser)
+    add_name(parser)
     parser.add_argument("machine", metavar="MACHINE", nargs="?", help="its name or id (default: all)")
 
 

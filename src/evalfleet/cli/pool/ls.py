@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from . import following
+from .arguments import add_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    following.add_json(parser)
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -17,6 +17,8 @@ def main(args: argparse.Namespace) -> int:
 
     from evalfleet import keeping
     from evalfleet.views.tables import table
+
+    from . import following
 
     shown = [following.document(view) for view in keeping.pools()]
     if args.json:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import following
+from .arguments import add_json, add_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    following.add_name(parser)
+    add_name(parser)
     parser.add_argument("benchmark", metavar="BENCHMARK", help="as for `evalfleet run`")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
     parser.add_argument("--env-file", metavar="FILE", help="read secrets from here; never uploaded")
     parser.add_argument("--config", metavar="FILE", help="this file instead of the nearest evalfleet.toml")
-    following.add_json(parser)
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from evalfleet import api, keeping
     from evalfleet.request import RunRequest
     from evalfleet.values import parse_pairs
+
+    from . import following
 
     request = RunRequest(
         benchmark=args.benchmark,

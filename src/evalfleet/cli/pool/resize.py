@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from . import following
+from .arguments import add_json, add_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    following.add_name(parser)
+    add_name(parser)
     parser.add_argument("workers", metavar="N", help="how many machines")
-    following.add_json(parser)
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
     from evalfleet.values import parse_count
+
+    from . import following
 
     pool = keeping.open_pool(args.name)
     pool.resize(parse_count(args.workers, "N", 1, 10_000))

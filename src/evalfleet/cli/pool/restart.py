@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from . import following
+from .arguments import add_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    following.add_name(parser)
+    add_name(parser)
     parser.add_argument("machine", metavar="MACHINE", help="its name or id")
 
 
 def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
+
+    from . import following
 
     (answer,) = keeping.open_pool(args.name).restart(args.machine)
     if not answer.problem:

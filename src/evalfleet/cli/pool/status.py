@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from . import following
+from .arguments import add_json, add_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    following.add_name(parser)
+    add_name(parser)
     parser.add_argument("--probe", action="store_true", help="ask every machine whether it answers")
-    following.add_json(parser)
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
+
+    from . import following
 
     pool = keeping.open_pool(args.name)
     answers = pool.probe() if args.probe else None
