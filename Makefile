@@ -22,15 +22,13 @@ demo: .venv/core
 	$(BIN)/evalfleet demo
 
 check: lint
-	$(PYTEST) -q -n $(JOBS) -m 'not slow and not serial' tests/unit
+	$(PYTEST) -q -n $(JOBS) -m 'not slow' tests/unit
 	$(BIN)/evalfleet sim --seeds 10
 
 test: lint
 	$(BIN)/pyright
 	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo
-	set -o pipefail; $(PYTEST) -n $(JOBS) -m 'not serial' | tee .venv/tests.log
-	@# 5: there are no serial tests
-	set -o pipefail; ($(PYTEST) -m serial || [ $$? = 5 ]) | tee -a .venv/tests.log
+	set -o pipefail; $(PYTEST) -n $(JOBS) | tee .venv/tests.log
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 	$(BIN)/evalfleet sim --seeds 300
 
