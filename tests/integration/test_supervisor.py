@@ -177,6 +177,26 @@ def test_a_job_runs_and_its_end_is_told(host: Host) -> None:
     assert not (host.job("a.0") / "work").exists()
 
 
+def in_one_packet(peer: Peer, id: str) -> bool:
+    """Do the answer to a job's start and the word of its end come together?"""
+    n = peer.send("start", job={"id": id, "argv": ["true"], "timeout_s": 60})
+    lines = peer.sock.recv(1 << 16).splitlines()
+    assert json.loads(lines[0])["n"] == n
+    if len(lines) == 1:
+        peer.end(id)
+    return len(lines) > 1
+
+
+def test_the_answer_to_a_start_waits_for_company_but_not_for_the_end(host: Host) -> None:
+    """A packet saved an attempt: the end of a short job comes with the answer to its start."""
+    peer = host.peer()
+    assert any(in_one_packet(peer, f"short{n}") for n in range(50))  # a busy computer may be slow at times
+    assert peer.shell("long", UNTIL_GO)["state"] == "running"
+    assert not [message for message in peer.pushed if message.get("job") == "long"]
+    host.go("long")
+    peer.end("long")
+
+
 def test_without_a_result_or_with_an_exit_code_the_end_of_the_log_is_told(host: Host) -> None:
     peer = host.peer()
     ended = peer.run("a.0", "echo why >&2; exit 3")

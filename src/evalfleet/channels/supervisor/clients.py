@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import selectors
 import socket
+import time
+
+from .growth import NEVER
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 
 LINE_CAP = 16 << 20
 BACKLOG_CAP = 64 << 20
+LATE_S = 0.1
 
 
 class Client:
@@ -30,13 +34,18 @@ class Client:
 
 
 class Clients:
-    """All connections. `receive(client, line)` is called for each line; `flush` sends what was said."""
+    """All connections. `receive(client, line)` is called for each line; `flush` sends what was said.
+
+    What nobody is in a hurry to hear may be late: it goes with what is said next, or when `late_due` is due.
+    """
 
     def __init__(self, selector: selectors.BaseSelector, receive: Callable[[Client, bytes], None]) -> None:
         self.all: set[Client] = set()
         self._selector = selector
         self._receive = receive
         self._dirty: set[Client] = set()
+        self._late: set[Client] = set()
+        self.late_due = NEVER
 
     def add(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -81,15 +90,28 @@ class Clients:
                 client.outbox.append(data)
                 self._dirty.add(client)
 
-    def answer(self, client: Client, message: dict[str, Any]) -> None:
+    def answer(self, client: Client, message: dict[str, Any], late: bool = False) -> None:
         client.outbox.append(json.dumps(message).encode() + b"\n")
-        self._dirty.add(client)
+        if not late:
+            self._dirty.add(client)
+        elif client not in self._dirty:
+            self._late.add(client)
+            self.late_due = min(self.late_due, time.monotonic() + LATE_S)
 
     def refuse(self, client: Client, n: Any, error: str, detail: str, close: bool = False) -> None:
         self.answer(client, {"n": n, "error": error, "detail": detail})
         client.closing = client.closing or close
 
+    def hurry(self) -> None:
+        """Let what is late go with the next flush."""
+        self._dirty |= self._late
+        self._late.clear()
+        self.late_due = NEVER
+
     def flush(self) -> None:
+        self._late -= self._dirty
+        if not self._late:
+            self.late_due = NEVER
         while self._dirty:
             client = self._dirty.pop()
             if client in self.all:
@@ -124,6 +146,7 @@ class Clients:
 
     def close(self) -> None:
         """Send what is left, as far as it goes at once, and hang up."""
+        self.hurry()
         self.flush()
         for client in list(self.all):
             self.drop(client)

@@ -101,7 +101,7 @@ class Server:
 
     def run(self) -> None:
         while not self.done:
-            due = min(self.jobs.due, self.beat_at, self.expires)
+            due = min(self.jobs.due, self.clients.late_due, self.beat_at, self.expires)
             for key, events in self.selector.select(max(due - time.monotonic(), 0.0)):
                 self.guarded(key.data, key, key, events)
             now = time.monotonic()
@@ -121,6 +121,8 @@ class Server:
             time.sleep(0.05)  # should it come again and again
 
     def tick(self, now: float) -> None:
+        if now >= self.clients.late_due:
+            self.clients.hurry()
         self.jobs.tick(now, self.heard)
         if now >= self.expires:
             self.expire(now)
@@ -182,7 +184,8 @@ class Server:
             return self.clients.refuse(client, n, "io", str(err))
         if answer is not None and n is not None:
             answer["n"] = n
-            self.clients.answer(client, answer)
+            # that a job runs is no news: the word of its end, if it is short, comes in the same packet
+            self.clients.answer(client, answer, late=op == "start")
         return None
 
     def hello(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
