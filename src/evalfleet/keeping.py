@@ -283,13 +283,30 @@ class Pool:
         return asyncio.run(self._probe())
 
     async def _probe(self) -> list[Answer]:
-        view, places = self.view(), self._places()
-        try:
+        view = self.view()
+        async with self.places() as places:
             asked = [self._ask(view, m, places[m.offer.place]) for m in _running(view)]
             return await asyncio.gather(*asked)
+
+    @asynccontextmanager
+    async def places(self) -> AsyncGenerator[dict[str, Provider]]:
+        """Those of the pool, to look at its machines."""
+        places = self._places()
+        try:
+            yield places
         finally:
             for place in places.values():
                 await place.close()
+
+    def running(self, names: Sequence[str] = ()) -> list[MachineState]:
+        """Of these machines, or of all, those that run. Raises RequestError if there is none."""
+        view = self.view()
+        asked = [view.machine(name) for name in names] or view.machines
+        running = [machine for machine in _running(view) if machine in asked]
+        if not running:
+            hint = f"`evalfleet pool start {self.name}` starts what was stopped"
+            raise RequestError(f"no such machine of pool {self.name!r} is running; {hint}")
+        return running
 
     async def _ask(self, view: PoolView, machine: MachineState, place: Provider) -> Answer:
         hold = view.holds.get(machine.id)

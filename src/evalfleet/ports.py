@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -33,6 +33,9 @@ from .model import (
     Outcome,
     Task,
 )
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Benchmark(Protocol):
@@ -176,6 +179,18 @@ class Enterable(Protocol):
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         """What to execute here to get a shell there, or to run `command` there."""
+        ...
+
+
+Dialled: TypeAlias = "tuple[asyncio.StreamReader, asyncio.StreamWriter]"
+
+
+@runtime_checkable
+class Dialable(Protocol):
+    """A place whose machines' own ports can be reached from here, although they are open to nobody else."""
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        """A connection to 127.0.0.1:`port` as the machine sees it. Raises OSError, ChannelError."""
         ...
 
 

@@ -23,7 +23,7 @@ from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.channels.supervisor.removal import DELETING, halt_machine, open_socket, order, remove_machine
 from evalfleet.errors import ChannelError, ProviderError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Fence, PlaceContext
+from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 
 START_S = 30.0
 
@@ -149,6 +149,9 @@ class LocalPlace:
             raise ProviderError(
                 f"{machine} cannot be removed: {err}", transient=True, scope="machine"
             ) from err
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        return await asyncio.open_connection("127.0.0.1", port)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         directory = Path(machine.address) if machine.address else self._directory(machine.id)

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import asyncssh
 
+from evalfleet.ports import Dialled
+
 from .connecting import Connection, open_connection
 from .words import Access, HostDown, HostLost, Target
 
@@ -101,6 +103,26 @@ class Host:
             return session
 
         return await self._open_session(begin)
+
+    async def dial(self, port: int) -> Dialled:
+        """A connection to one of the host's own ports: no session, so servers do not count it.
+
+        Raises HostDown, HostRefused, and ConnectionRefusedError where nobody listens.
+        """
+        for last in (False, True):
+            wire = await self._wire()
+            try:
+                untyped: Any = wire.connection.ssh
+                streams: Dialled = await untyped.open_connection("127.0.0.1", port, encoding=None)
+                return streams
+            except asyncssh.ChannelOpenError as err:
+                if wire in self._wires:
+                    raise ConnectionRefusedError(f"{self.name} port {port}: {err}") from err
+            except (asyncssh.Error, OSError) as err:
+                self.suspect(wire)
+                if last:
+                    raise HostDown(f"{self.name} port {port}: {err}") from err
+        raise HostDown(f"{self.name} port {port}: the connection was lost")
 
     async def _open_session(
         self, begin: Callable[[asyncssh.SSHClientConnection], Awaitable[T]]

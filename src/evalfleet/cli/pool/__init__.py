@@ -19,6 +19,9 @@ VERBS: dict[str, str] = {
     "extend": "let it live longer",
     "restart": "end all that runs on one machine, and bring it up anew",
     "ssh": "open a shell on a machine, or run a command there",
+    "tunnel": "reach ports of machines on this computer",
+    "vnc": "look at the machines' screens in a browser",
+    "screenshot": "save what the machines' screens show",
     "logs": "print what happened to a pool, or to one of its machines",
     "delete": "delete a pool and all its machines",
 }

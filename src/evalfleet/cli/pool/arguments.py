@@ -11,3 +11,7 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def add_machines(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("machines", metavar="MACHINE", nargs="*", help="its name or id (default: all)")

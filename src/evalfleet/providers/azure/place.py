@@ -14,7 +14,7 @@ from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.words import HostDown, HostLost, HostRefused
 from evalfleet.errors import ProviderError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Belonging, Channel, Check, Fence, PlaceContext
+from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, PlaceContext
 
 from . import sweeping
 from .arm import Arm, Way
@@ -347,6 +347,9 @@ class AzurePlace:
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         """OpenSSH's client, with the key and the host key that we made."""
         return self._reach.shell(machine, command)
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        return await self._reach.lot(machine.id, machine.address).host.dial(port)
 
     async def close(self) -> None:
         await self._reach.close()

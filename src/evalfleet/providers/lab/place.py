@@ -17,7 +17,7 @@ from evalfleet.errors import ProviderError, RequestError
 from evalfleet.lab import Lab
 from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Fence, PlaceContext
+from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 
 from .finding import KeeperLine
 from .settings import LabSettings, Shape, shape_of
@@ -109,6 +109,9 @@ class LabPlace:
         where = Target(machine.id, machine.address, SSH_PORT)
         ssh, *words = openssh(where, self._access(record), command)
         return (*Network(Path(record.network)).prefix, ssh, "-F", "none", *words)
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        return await self._lot(machine.id, machine.address).host.dial(port)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         from evalfleet.channels.ssh.channel import SshChannel

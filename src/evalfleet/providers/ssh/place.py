@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.words import HostDown, HostLost, HostRefused, openssh, target
-from evalfleet.errors import ProviderError, RequestError
+from evalfleet.errors import ChannelError, ProviderError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Fence, PlaceContext
+from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 
 from .records import Records
 from .settings import SshSettings, access_of
@@ -165,6 +165,12 @@ class SshPlace:
         host = target(machine.address)
         access = access_of(self._name, self._settings, self._context)
         return openssh(host, access, command)
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        lot = self._yard.lots.get(machine.address)
+        if lot is None:
+            raise ChannelError(f"{machine.address} is not among the hosts of {self._name} any more")
+        return await lot.host.dial(port)
 
     def _consider(self, host: str) -> None:
         """A machine on it is deleted: should it have another soon?"""

@@ -1,0 +1,94 @@
+"""Screens and ports of a pool's machines, reached through the SSH connection alone."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Fleet, Process, until
+from tests.lab.clients import needs_lab
+from tests.lab.places import end
+
+PNG = b"\x89PNG\r\n\x1a\n"
+# what a guest shows: a picture that tells which machine it is of; only the machine itself may ask
+GUEST = (
+    "mkdir -p /srv/guest; cd /srv/guest; printf '\\211PNG\\r\\n\\032\\n%s' $(hostname) >screenshot; "
+    "for port in 5000 8006; do setsid -f python3 -m http.server --bind 127.0.0.1 $port >/dev/null 2>&1; done"
+)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet.at(tmp_path)
+    assert made("pool", "create", "p", "--on", "lab", "--workers", "2").code == 0
+    yield made
+    for process in made.processes:
+        if process.popen.poll() is None:
+            process.kill()
+    end(made.home)
+
+
+def boot_guest(fleet: Fleet, machine: str) -> None:
+    assert fleet("pool", "ssh", "p", machine, "--", "sh", "-c", GUEST).code == 0
+    ready = "until python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 5000))'; do :; done"
+    assert fleet("pool", "ssh", "p", machine, "--", "sh", "-c", ready).code == 0
+
+
+def ports(process: Process, pattern: str) -> dict[str, int]:
+    """What it prints: a port here by machine."""
+    found = until(lambda: re.findall(pattern, process.out) if "Ctrl-C" in process.err else None, "its lines")
+    return {machine: int(port) for machine, port in found}
+
+
+def get(port: int) -> bytes:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{port}/screenshot", timeout=30) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+@needs_lab
+def test_tunnel_vnc_and_screenshot(fleet: Fleet) -> None:
+    boot_guest(fleet, "waa-eval-1")
+    shots = fleet("pool", "screenshot", "p", "-o", "shots")
+    assert shots.code == 1, "one of the two shows nothing"
+    assert shots.out == "shots/waa-eval-1.png\n"
+    assert re.match(r"evalfleet: waa-eval-2: .* port 5000: .*refused", shots.err)
+    assert (fleet.folder / "shots/waa-eval-1.png").read_bytes() == PNG + b"host-0"
+    boot_guest(fleet, "waa-eval-2")
+
+    tunnel = fleet.start("pool", "tunnel", "p", "--port", "18080:5000")
+    here = ports(tunnel, r"(\S+): 127\.0\.0\.1:(\d+) is its port 5000")
+    assert {machine: get(port) for machine, port in here.items()} == {
+        "waa-eval-1": PNG + b"host-0",
+        "waa-eval-2": PNG + b"host-1",
+    }
+    vnc = fleet.start("pool", "vnc", "p", "waa-eval-2")
+    (port,) = ports(vnc, r"(\S+): http://127\.0\.0\.1:(\d+)/").values()
+    assert get(port) == PNG + b"host-1"
+    with socket.create_connection(("127.0.0.1", port)):  # a browser that never hangs up
+        for process in (tunnel, vnc):
+            process.interrupt()
+            assert process.wait().code == 0
+    with pytest.raises(OSError, match="refused"):
+        get(port)
+
+
+@needs_lab
+def test_what_cannot_be_reached_is_said(fleet: Fleet) -> None:
+    fleet("pool", "tunnel", "p", "--port", "http").refused("--port http: give a port, or two as 8080:80")
+    fleet("pool", "vnc", "p", "nobody").refused("no machine 'nobody'")
+    tunnel = fleet.start("pool", "tunnel", "p", "waa-eval-1", "--port", "18090:9")
+    (port,) = ports(tunnel, r"(\S+): 127\.0\.0\.1:(\d+) is its port 9").values()
+    with pytest.raises(OSError, match=r"."):
+        get(port)
+    until(lambda: re.search(r"evalfleet: .* port 9: .*refused", tunnel.err), "a word of why")
+    tunnel.interrupt()
+    assert tunnel.wait().code == 0
+    fleet("pool", "stop", "p")
+    fleet("pool", "screenshot", "p").refused("no such machine of pool 'p' is running", "pool start p")
