@@ -1,0 +1,185 @@
+"""A whole run on twenty of Azure's machines while Azure is at its worst: all scored, all paid, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from evalfleet.events import Record
+from evalfleet.journal import Store
+from evalfleet.lab import Lab
+from evalfleet.model import Broken, Cause, Scored
+from evalfleet.sim import ledger
+from evalfleet.state import RunState, apply
+from tests.cloud.azure import Failed, StandIn, Stuck, Throttled
+from tests.cloud.azure.hosts import Hosts
+from tests.cloud.conftest import FAST
+from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
+from tests.cloud.rest import Rest
+
+CANNOT = Lab.missing()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}"),
+]
+RUN = "night"
+MACHINES, TASKS = 20, 154
+FULL, ROOMY = "eastus", "westus2"
+PATIENCE_S = 100.0
+SCRIPT = 'sleep 0.5; echo "{\\"score\\": $1}" >"$EVALFLEET_OUT/result.json"'
+
+
+@pytest.fixture
+def azure() -> Iterator[StandIn]:
+    with StandIn(Hosts(), timing=FAST, seed=11) as made:
+        made.cloud.capacity.limits[FULL, "", ""] = 0
+        made.faults.add(Stuck(), method="PUT", path=r"virtualMachines/night-\w+-25$", times=1)
+        made.faults.add(Throttled(1), rate=0.10)
+        made.faults.add(Failed(), rate=0.05)
+        yield made
+
+
+class Night:
+    """The run, by its journal."""
+
+    def __init__(self, azure: StandIn, folder: Path) -> None:
+        self._azure = azure
+        self._folder = folder
+        self._home = folder / "home"
+        self._store: Store | None = None
+        self.state = RunState()
+        self.records: list[Record] = []
+        self._write()
+
+    def _write(self) -> None:
+        place = {
+            "kind": "azure_vm",
+            "subscription": self._azure.subscription,
+            "resource_group": GROUP,
+            "endpoint": self._azure.endpoint_inside,
+            "ca": str(self._azure.ca),
+            "owner": "tester",
+            "ssh_from": ["*"],
+            "sizes": [SIZE],
+            "regions": [FULL, ROOMY],
+            "settle_s": SETTLE_S,
+        }
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in place.items())
+        (self._folder / "evalfleet.toml").write_text(f"[places.azure]\n{lines}spot = true\n")
+        command = ["sh", "-c", SCRIPT, "sh", "{params.score}"]
+        (self._folder / "night.toml").write_text(
+            f'name = "night"\ntasks = "tasks.jsonl"\ntimeout_s = 60\ncommand = {json.dumps(command)}\n'
+        )
+        tasks = [{"id": f"t_{n}", "params": {"score": score(n)}} for n in range(TASKS)]
+        (self._folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """All machines are asked for at once: no canary."""
+        words = ("run", "night.toml", "--on", "azure", "--workers", str(MACHINES), "--canary", "0")
+        argv = [*self._azure.hosts.lab.prefix, sys.executable, "-m", "evalfleet", *words]
+        environ = {**os.environ, **environment(self._azure, inside=True), "EVALFLEET_HOME": str(self._home)}
+        with open(self._folder / "said", "wb") as said:
+            return subprocess.Popen(
+                [*argv, "--name", RUN, "--yes"],
+                cwd=self._folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+
+    @property
+    def said(self) -> str:
+        return (self._folder / "said").read_text("utf-8", "replace")[-3000:]
+
+    def look(self) -> RunState:
+        if self._store is None:
+            if not (self._home / "fleet.db").exists():
+                return self.state
+            self._store = Store.open(self._home, create=False, read_only=True)
+        if RUN in {info.name for info in self._store.streams()}:
+            for record in self._store.read(RUN, after=len(self.records)):
+                self.records.append(record)
+                apply(self.state, record.at, record.event)
+        return self.state
+
+    def until(self, happened: Callable[[RunState], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not happened(self.look()):
+            assert self.state.ended_at is None, f"the run ended before {what}: {self.said}"
+            assert time.monotonic() < end, f"waited in vain for {what}: {self.said}"
+            time.sleep(0.05)
+
+    def violations(self) -> Iterator[str]:
+        yield from ledger.started_and_scored_once(self.records, self.state)
+        yield from ledger.one_writer_at_a_time(self.records)
+        yield from ledger.nothing_under_way(self.state)
+        yield from ledger.causes_are_told(self.state)
+        yield from ledger.artefacts_come_home(self.records, self.state)
+
+
+def score(n: int) -> float:
+    return n % 3 / 2
+
+
+def at_work(state: RunState) -> list[str]:
+    """Machines that run an attempt now, and have scored before: an eviction there breaks one."""
+    busy = {each.machine for each in state.attempts.values() if each.outcome is None}
+    return [machine for machine in sorted(busy) if state.machines[machine].phase == "ready"]
+
+
+def test_twenty_machines_and_154_tasks_while_azure_is_at_its_worst(azure: StandIn, tmp_path: Path) -> None:
+    night = Night(azure, tmp_path)
+    controller = night.start()
+    try:
+        night.until(lambda state: state.scored >= 5 and len(at_work(state)) >= 2, "work on two machines")
+        for machine in at_work(night.state)[:2]:
+            azure.evict(machine, notice_s=0.0)
+        assert controller.wait(PATIENCE_S) == 0, night.said
+    finally:
+        controller.kill()
+        controller.wait()
+    night.look()
+    check_scores(night)
+    check_faults(azure, night)
+    check_nothing_is_left(azure)
+
+
+def check_scores(night: Night) -> None:
+    assert not list(night.violations())
+    outcomes = [known.outcome for known in night.state.tasks.values()]
+    assert [each.score for each in outcomes if isinstance(each, Scored)] == [score(n) for n in range(TASKS)]
+    assert not night.state.undeleted
+
+
+def check_faults(azure: StandIn, night: Night) -> None:
+    """All of them happened, or this test shows nothing."""
+    met = Counter(type(effect) for effect, _, _ in azure.faults.met)
+    calls = len(azure.server.calls)
+    assert met[Stuck] == 1
+    assert 0.05 * calls < met[Throttled] < 0.2 * calls
+    assert 0.02 * calls < met[Failed] < 0.1 * calls
+    causes = Counter(machine.cause for machine in night.state.machines.values())
+    assert causes[Cause.EVICTED] == 2
+    broken = [each.outcome for each in night.state.attempts.values() if isinstance(each.outcome, Broken)]
+    assert {each.cause for each in broken} == {Cause.EVICTED}
+    assert any(FULL in key for key in night.state.blocks)
+
+
+def check_nothing_is_left(azure: StandIn) -> None:
+    azure.do(azure.faults.rules.clear)
+    assert not left(azure)
+    assert not azure.meters.running()
+    assert (
+        Rest(azure).get(f"/resourceGroups/{GROUP}/providers/Microsoft.Resources/deployments").body["value"]
+        == []
+    )
+    assert not azure.hosts.lab.hosts
