@@ -17,6 +17,7 @@ PACKAGES = {
     "ray": "ray==2.60.0",
     "dask": "distributed==2026.8.0",
     "parsl": "parsl==2026.10.26",
+    "azure": "msgspec rich aiohttp asyncssh azure-identity azure-mgmt-resource cryptography pyyaml",
 }
 LIMIT_S = 600.0
 COMPLETE = "complete"

@@ -1,0 +1,130 @@
+"""How long until a fleet of Azure's machines can be used, beside the slowest of them alone: on the stand-in."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalfleet.events import MachineReady, Record
+from evalfleet.journal import Store
+
+from . import clouds
+from .hosts import cannot
+from .result import Aim, Figures, Result, at_most, below, rounded
+from .workspace import EVALFLEET, Workspace
+
+BENCH = "azure-fleet"
+SIZES, QUICK_SIZES = (20, 100), (3,)
+BOOT_S, QUICK_BOOT_S = (20.0, 40.0), (0.2, 0.4)
+SEED = 4
+AIM = 1.3
+POOL = "fleet"
+LIMIT_S = 300.0
+COUNTED = (
+    "ready_s: from the start of `evalfleet pool create` until the last machine is ready, by the journal: SSH "
+    "answers, the supervisor is there and has taken it; slowest_vm_s: of the stand-in's own books, from the "
+    "machine's creation until it runs; machines are lab hosts with a real sshd, all on this computer's cores; "
+    "after_last_boot_s: from the moment the last one runs until all are ready; requests: all that the "
+    "stand-in was asked, per machine"
+)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """By the wall clock, in seconds since 1970."""
+
+    began: float
+    created: Sequence[float]
+    running: Sequence[float]
+    ready: Sequence[float]
+    requests: int
+    busy: float
+    load: float
+
+    @property
+    def slowest_s(self) -> float:
+        return max(up - made for made, up in zip(self.created, self.running, strict=True))
+
+    @property
+    def ready_s(self) -> float:
+        return max(self.ready) - self.began
+
+
+def run(quick: bool) -> Result:
+    if (error := cannot(BENCH)) is not None:
+        return Result(BENCH, dict(error), {})
+    return clouds.where_it_can(BENCH, quick, _measure)
+
+
+def _measure(quick: bool) -> Result:
+    sizes, boot_s = (QUICK_SIZES, QUICK_BOOT_S) if quick else (SIZES, BOOT_S)
+    figures: Figures = {"imports": clouds.import_figures(), "boot_s": list(boot_s), "counted": COUNTED}
+    aims: dict[str, Aim] = {}
+    for count in sizes:
+        fleet = _bring_up(count, boot_s)
+        figures[f"{count}_machines"] = _told(fleet)
+        aims[f"ready_over_slowest_{count}"] = below(rounded(fleet.ready_s / fleet.slowest_s), AIM)
+    loaded = figures["imports"]["azure_modules_after_import_of_evalfleet"]
+    aims["azure_modules_in_core_import"] = at_most(loaded, 0)
+    return Result(BENCH, figures, aims)
+
+
+def _told(fleet: Fleet) -> Figures:
+    return {
+        "ready_s": rounded(fleet.ready_s),
+        "slowest_vm_s": rounded(fleet.slowest_s),
+        "first_request_to_create_s": rounded(min(fleet.created) - fleet.began),
+        "creations_spread_over_s": rounded(max(fleet.created) - min(fleet.created)),
+        "last_boot_s": rounded(max(fleet.running) - fleet.began),
+        "after_last_boot_s": rounded(max(fleet.ready) - max(fleet.running)),
+        "requests_a_machine": rounded(fleet.requests / len(fleet.created)),
+        "load_before": fleet.load,
+        "cpu_busy_share": rounded(fleet.busy),
+    }
+
+
+def _bring_up(count: int, boot_s: tuple[float, float]) -> Fleet:
+    from tests.cloud.azure import Hosts, StandIn, Timing
+    from tests.cloud.azure.vms import VM, Vm
+
+    with StandIn(Hosts(), timing=Timing(boot_s=boot_s), seed=SEED) as azure, Workspace() as space:
+        clouds.write_place(space.folder, azure, azure.endpoint_inside, {"settle_s": 1.0})
+        pool = (*azure.hosts.lab.prefix, *EVALFLEET, "pool")
+        load, busy, began = os.getloadavg()[0], CpuShare(), time.time()
+        words = ("--on", clouds.PLACE, "--workers", str(count))
+        space.finish(space.start(*pool, "create", POOL, *words), LIMIT_S)
+        share, requests = busy.share(), len(azure.server.calls)
+        vms = [each for each in azure.resources(VM) if isinstance(each, Vm)]
+        told = list(Store.open(space.home, create=False).read(POOL))
+        space.finish(space.start(*pool, "delete", POOL, "--yes"), LIMIT_S)
+        if azure.meters.running() or clouds.left(azure):
+            raise RuntimeError(f"left behind: {clouds.left(azure)}")
+    created, running = [vm.created_at for vm in vms], [vm.power_since for vm in vms]
+    return Fleet(began, created, running, _ready(told, count), requests, share, load)
+
+
+def _ready(told: Sequence[Record], count: int) -> list[float]:
+    """Checks, too, that all are: what did not come up is not fast."""
+    found = [record.at / 1e6 for record in told if isinstance(record.event, MachineReady)]
+    if len(found) != count:
+        raise RuntimeError(f"{len(found)} machines are ready instead of {count}")
+    return found
+
+
+class CpuShare:
+    """How busy this computer's cores were since, whoever kept them busy."""
+
+    def __init__(self) -> None:
+        self._idle, self._all = self._read()
+
+    def share(self) -> float:
+        idle, everything = self._read()
+        return 1.0 - (idle - self._idle) / max(1.0, everything - self._all)
+
+    @staticmethod
+    def _read() -> tuple[float, float]:
+        with open("/proc/stat") as file:
+            ticks = [float(word) for word in file.readline().split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)

@@ -1,0 +1,139 @@
+"""The stand-in for Azure as a place that `evalfleet --on azure` uses, in an environment that has what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .environments import NoEnvironment, python_of
+from .result import Aim, Figures, Result
+from .workspace import ROOT, environment
+
+if TYPE_CHECKING:
+    from tests.cloud.azure import StandIn
+
+PLACE = "azure"
+GROUP = "bench"
+SIZE, REGION = "Standard_D4ds_v5", "eastus"
+NEEDED = ("aiohttp", "asyncssh", "azure.identity", "azure.mgmt.resource", "cryptography", "yaml")
+LIMIT_S = 900.0
+
+
+def where_it_can(bench: str, quick: bool, measure: Callable[[bool], Result]) -> Result:
+    """Here, if all that the place and the stand-in need is installed; else in an environment of its own."""
+    if all(map(_is_installed, NEEDED)):
+        return measure(quick)
+    try:
+        python = python_of("azure")
+    except NoEnvironment as err:
+        return Result(bench, {"error": str(err)}, {})
+    argv = [str(python), "-m", "bench", bench, "--json", *(["--quick"] if quick else [])]
+    paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    done = subprocess.run(
+        argv,
+        cwd=ROOT,
+        env=environment(PYTHONPATH=paths),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    return _read(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _read(told: Figures) -> Result:
+    aims = {
+        name: Aim(each["value"], each["aim"], each["sign"]) for name, each in told["aims"].items()
+    }
+    return Result(told["bench"], told["figures"], aims, told["against"])
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+# -- the place ------------------------------------------------------------------------------------
+
+
+def settings(azure: StandIn, endpoint: str) -> dict[str, Any]:
+    """Of a place `azure_vm`; everything else is as users have it."""
+    return {
+        "subscription": azure.subscription,
+        "resource_group": GROUP,
+        "sizes": [SIZE],
+        "regions": [REGION],
+        "ssh_from": ["*"],
+        "owner": "bench",
+        "endpoint": endpoint,
+        "ca": str(azure.ca),
+    }
+
+
+def credentials(azure: StandIn, endpoint: str) -> dict[str, str]:
+    """A service principal's."""
+    return {
+        "AZURE_TENANT_ID": azure.tenant,
+        "AZURE_CLIENT_ID": azure.client_id,
+        "AZURE_CLIENT_SECRET": azure.client_secret,
+        "AZURE_AUTHORITY_HOST": endpoint,
+    }
+
+
+def write_place(folder: Path, azure: StandIn, endpoint: str, more: Mapping[str, Any] | None = None) -> None:
+    """With its credentials in the file .env, which commands read by themselves."""
+    given = {**settings(azure, endpoint), **(more or {})}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+    (folder / "evalfleet.toml").write_text(f'[places.{PLACE}]\nkind = "azure_vm"\n{lines}')
+    secrets = credentials(azure, endpoint).items()
+    (folder / ".env").write_text("".join(f"{key}={value}\n" for key, value in secrets))
+
+
+def left(azure: StandIn) -> list[str]:
+    """What is there beside the network that machines share, which costs nothing."""
+    shared = ("virtualNetworks", "networkSecurityGroups", "subnets", "securityRules")
+    return [str(each.id) for each in azure.resources() if each.id.types[-1] not in shared]
+
+
+def import_figures() -> Figures:
+    """What the place costs before it is used. Each in a Python of its own."""
+    return {
+        "place_import_ms": _import_ms("evalfleet.providers.azure", "evalfleet"),
+        "first_request_import_ms": _import_ms(
+            "azure.identity.aio, azure.mgmt.resource.resources.aio", "evalfleet.providers.azure"
+        ),
+        "azure_modules_after_import_of_evalfleet": _strangers("evalfleet, evalfleet.api, evalfleet.cli"),
+        "azure_modules_after_import_of_the_place": _strangers("evalfleet.providers.azure"),
+    }
+
+
+def _import_ms(modules: str, before: str) -> float:
+    code = (
+        f"import {before}, time; t = time.process_time(); import {modules}; "
+        "print(1000 * (time.process_time() - t))"
+    )
+    return round(min(float(_python(code)) for _ in range(3)), 1)
+
+
+def _strangers(modules: str) -> int:
+    """How many modules of the clouds' libraries are loaded with these."""
+    names = "('azure', 'aiohttp', 'asyncssh', 'msal', 'cryptography')"
+    code = f"import {modules}, sys; print(sum(name.split('.')[0] in {names} for name in sys.modules))"
+    return int(_python(code))
+
+
+def _python(code: str) -> str:
+    paths = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))))
+    argv = [sys.executable, "-c", code]
+    return subprocess.run(
+        argv, env=environment(PYTHONPATH=paths), capture_output=True, text=True, check=True, timeout=60
+    ).stdout
