@@ -1,4 +1,4 @@
-"""How long until a fleet of Azure's machines can be used, beside the slowest of them alone: on the stand-in."""
+"""How long until a fleet of Azure's machines can be used, beside the slowest of them alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 300.0
 COUNTED = (
     "ready_s: from the start of `evalfleet pool create` until the last machine is ready, by the journal: SSH "
     "answers, the supervisor is there and has taken it; slowest_vm_s: of the stand-in's own books, from the "
-    "machine's creation until it runs; machines are lab hosts with a real sshd, all on this computer's cores; "
+    "machine's creation until it runs; machines are lab hosts with a real sshd, all on these cores; "
     "after_last_boot_s: from the moment the last one runs until all are ready; requests: all that the "
     "stand-in was asked, per machine"
 )
@@ -55,10 +55,10 @@ class Fleet:
 def run(quick: bool) -> Result:
     if (error := cannot(BENCH)) is not None:
         return Result(BENCH, dict(error), {})
-    return clouds.where_it_can(BENCH, quick, _measure)
+    return clouds.where_it_can(BENCH, quick, measure)
 
 
-def _measure(quick: bool) -> Result:
+def measure(quick: bool) -> Result:
     sizes, boot_s = (QUICK_SIZES, QUICK_BOOT_S) if quick else (SIZES, BOOT_S)
     figures: Figures = {"imports": clouds.import_figures(), "boot_s": list(boot_s), "counted": COUNTED}
     aims: dict[str, Aim] = {}

@@ -1,4 +1,4 @@
-"""A whole run on twenty of Azure's machines while Azure is at its worst: all scored, all paid, nothing left."""
+"""A whole run on twenty of Azure's machines while Azure is at its worst: all scored, nothing left."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ FIGURES = {
     "ssh-dispatch": {"true", "sleep", "bound_s", "counted"},
     "ssh-scale": {"connect_s", "memory_kb_a_host", "hold_cpu_share", "storm_s", "at_5000_hosts"},
     "lost-host": {"power_loss", "counted"},
+    "azure-fleet": {"imports", "3_machines", "counted"},
+    "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {
     "startup": {"python_pass", "python_import_argparse"},
@@ -36,8 +38,10 @@ AGAINST = {
     "ssh-dispatch": {"bare_asyncssh", "gnu_parallel"},
     "ssh-scale": set[str](),
     "lost-host": set[str](),
+    "azure-fleet": set[str](),
+    "azure-leak": set[str](),
 }
-NEED_LAB = ("ssh-dispatch", "ssh-scale", "lost-host")
+NEED_LAB = ("ssh-dispatch", "ssh-scale", "lost-host", "azure-fleet")
 
 
 def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:

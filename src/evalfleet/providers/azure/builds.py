@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from evalfleet.errors import ProviderError
 from evalfleet.model import MachineId
@@ -16,8 +16,6 @@ from .template import ADDRESS, API, COMPUTE, DISK, NIC, RESOURCES, SCHEDULE, VM,
 from .views import Looks, Part, View, Vm
 from .words import Json, rows
 
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
 DELETE_S = 120.0
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
@@ -45,7 +43,7 @@ class Builder:
                 raise
 
     async def until_deployed(self, machine: MachineId) -> Vm:
-        async for view in self._views():
+        async for view in self._looks.watch():
             record, vm = view.deployments.get(machine), view.vms.get(machine)
             if record is None:
                 raise ArmFault(409, (Problem("Canceled", "its deployment was taken back"),))
@@ -69,7 +67,7 @@ class Builder:
         await self._act(vm, "start")
 
     async def until_running(self, machine: MachineId) -> Vm:
-        async for view in self._views():
+        async for view in self._looks.watch():
             vm = view.vms.get(machine)
             if vm is None or vm.state == "deleting":
                 raise ArmFault(409, (Problem("Canceled", "it was deleted while it came up"),))
@@ -121,7 +119,7 @@ class Builder:
     async def stop(self, machine: MachineId) -> None:
         """Deallocate it; the meter stops, the disk stays."""
         asked = False
-        async for view in self._views():
+        async for view in self._looks.watch():
             vm = view.vms.get(machine)
             if vm is None:
                 raise ProviderError(f"there is no machine {machine}", transient=False, scope="machine")
@@ -134,7 +132,7 @@ class Builder:
     async def remove(self, machine: MachineId) -> bool:
         """Delete what there is of it, until there is nothing or it takes too long. Is there nothing?"""
         until = time.monotonic() + DELETE_S
-        async for view in self._views():
+        async for view in self._looks.watch():
             if machine not in view.machines:
                 return True
             await self._take_down(view, machine)
@@ -175,11 +173,3 @@ class Builder:
 
     def _record(self, name: str) -> str:
         return f"{self._root}/providers/Microsoft.Resources/deployments/{name}"
-
-    async def _views(self) -> AsyncGenerator[View]:
-        """What there is, now and then."""
-        pause = FIRST_PAUSE_S
-        while True:
-            yield await self._looks.fresh()
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.4, LONGEST_PAUSE_S)

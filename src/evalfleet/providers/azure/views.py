@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -12,12 +12,14 @@ from msgspec import Struct
 from evalfleet.model import Machine, MachineId
 
 from .arm import Arm
+from .asking import Shared
 from .names import EXPIRES, HOME, MACHINE, moment
 from .refusals import ArmFault
 from .template import ADDRESS, COMPUTE, DISK, NETWORK, NIC, RESOURCES, VM
 from .words import Json, rows, table, tags_in
 
 Phase = Literal["pending", "up", "gone", "evicted"]
+FIRST_PAUSE_S, LONGEST_PAUSE_S, SHARE = 0.1, 3.0, 0.1
 SPACING_S = 0.1
 BURST, REFILL_S = 30.0, 1.0
 """Thirty looks may follow one another closely; in the long run there is one a second."""
@@ -165,32 +167,33 @@ class Pace:
 
 
 class Looks:
-    """Asks, with at most one question under way and one waiting, and not too often.
-
-    An answer is never older than the question: who asks while one is under way gets the next.
-    """
+    """Many ask at once, and share the answers; Azure is not asked too often."""
 
     def __init__(self, arm: Arm, group: str, home: str) -> None:
         self._arm = arm
         self._root = f"{arm.root}/resourceGroups/{group}"
         self._home = home
-        self._lock = asyncio.Lock()
-        self._next: asyncio.Task[View] | None = None
-        self._pace = Pace()
+        pace = Pace()
+        self._view = Shared(self._fetch, lambda: pace.wait_s(time.monotonic()))
+        self._table = Shared(self._fetch_addresses)
         self._addresses: dict[str, str] = {}
 
     async def fresh(self) -> View:
-        """Raises ArmFault."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._ask())
-            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._next)
+        """Never older than the question. Raises ArmFault."""
+        return await self._view.fresh()
 
-    async def _ask(self) -> View:
-        async with self._lock:
-            await asyncio.sleep(self._pace.wait_s(time.monotonic()))
-            self._next = None  # from here on the question is put: later askers need another one
-            return await self._fetch()
+    async def watch(self) -> AsyncGenerator[View]:
+        """What there is now, and at every later look, whoever asks for it. Raises ArmFault.
+
+        Who has waited for long can wait a little longer: that costs a small share of the whole time, and the
+        most impatient of all that wait decides.
+        """
+        begun = time.monotonic()
+        view = await self.fresh()
+        while True:
+            yield view
+            waited_s = time.monotonic() - begun
+            view = await self._view.soon(min(max(FIRST_PAUSE_S, waited_s * SHARE), LONGEST_PAUSE_S))
 
     async def _fetch(self) -> View:
         arm, root = self._arm, self._root
@@ -248,15 +251,18 @@ class Looks:
     async def _learn(self, up: list[Vm]) -> None:
         if all(vm.id.lower() in self._addresses for vm in up):
             return
-        nics, publics = await asyncio.gather(
-            self._arm.all(f"{self._root}/providers/{NIC}", NETWORK),
-            self._arm.all(f"{self._root}/providers/{ADDRESS}", NETWORK),
-        )
-        by_nic = nic_addresses(nics, publics)
+        by_nic = await self._table.fresh()
         for vm in up:
             address = next((by_nic[nic] for nic in vm.nics if by_nic.get(nic)), "")
             if address:
                 self._addresses[vm.id.lower()] = address
+
+    async def _fetch_addresses(self) -> dict[str, str]:
+        nics, publics = await asyncio.gather(
+            self._arm.all(f"{self._root}/providers/{NIC}", NETWORK),
+            self._arm.all(f"{self._root}/providers/{ADDRESS}", NETWORK),
+        )
+        return nic_addresses(nics, publics)
 
 
 def nic_addresses(nics: list[Json], publics: list[Json]) -> dict[str, str]:
