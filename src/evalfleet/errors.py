@@ -7,6 +7,7 @@ FleetError                  one line for the user: what is wrong and what to do
 |   |-- RunHeld             another controller holds the run                 (exit 2)
 |   `-- LeaseLost           another controller has taken the run             (exit 130)
 |-- ProviderError           the place answered no; `transient` says whether to ask again
+|   `-- MachineMute         the machine runs, but cannot be reached
 `-- ChannelError            the machine cannot be reached now
     |-- StaleController     the machine obeys a newer controller
     `-- SetupFailed         a set-up step failed on the machine
@@ -73,6 +74,14 @@ class ProviderError(FleetError):
         self.transient = transient
         self.scope: Scope = scope
         self.retry_after_s = retry_after_s
+
+
+class MachineMute(ProviderError):
+    """The machine runs, by what its place says, but cannot be reached. `step`: what it did not come past."""
+
+    def __init__(self, message: str, step: str) -> None:
+        super().__init__(message, transient=False, scope="machine")
+        self.step = step
 
 
 class ChannelError(FleetError):

@@ -80,19 +80,24 @@ class MachineRequested(_Event, frozen=True):
 
 
 class MachineUp(_Event, frozen=True):
-    """The provider says that it runs."""
+    """The provider says that it runs. `timings` are seconds by step, as far as it knows them."""
 
     machine: MachineId
     address: str = ""
     node: str = ""
     name: str = ""
+    timings: Mapping[str, float] = {}
 
 
 class MachineReady(_Event, frozen=True):
-    """Set up and probed: it may take attempts. `timings` are seconds by step."""
+    """Set up and probed: it may take attempts. `timings` are seconds by step.
+
+    `address`: where a machine that was mended is found now.
+    """
 
     machine: MachineId
     timings: Mapping[str, float] = {}
+    address: str = ""
 
 
 class MachinePrepared(_Event, frozen=True):
@@ -140,6 +145,22 @@ class MachineAnswered(_Event, frozen=True):
     machine: MachineId
 
 
+class MachineUnreachable(_Event, frozen=True):
+    """Its place says that it runs, but it cannot be reached. `step`: how far it came."""
+
+    machine: MachineId
+    detail: str
+    step: str = ""
+
+
+class MachineMending(_Event, frozen=True):
+    """Decided: the machine shall be mended by this `step` of its place. What ran on it is over."""
+
+    machine: MachineId
+    step: str
+    detail: str
+
+
 class MachineExtended(_Event, frozen=True):
     """Decided: the machine may live until `expires_at`."""
 
@@ -157,7 +178,8 @@ class MachineLeaseSet(_Event, frozen=True):
 class MachineCondemned(_Event, frozen=True):
     """Decided or found: no more work for it, and it shall be deleted.
 
-    No cause: it did nothing wrong (idle, run over, budget). `step` names the set-up step that failed.
+    No cause: it did nothing wrong (idle, run over, budget). `step` names the step that failed, of its set-up
+    or of its boot.
     `scope` and `permanent` say what a provisioning failure blocks besides this machine.
     """
 
@@ -244,6 +266,8 @@ Event = (
     | MachineSilent
     | MachineHeard
     | MachineAnswered
+    | MachineUnreachable
+    | MachineMending
     | MachineExtended
     | MachineLeaseSet
     | MachineCondemned

@@ -86,7 +86,8 @@ class Offer(Struct, frozen=True, omit_defaults=True):
 
     `capacity` is how many machines of it can be had at once (lent hosts, slots of a service);
     `teardown_s` how long a delete may take to end the billing; `settle_s` how far apart two looks
-    must be before an absent machine is believed gone (a create may land after a delete).
+    must be before an absent machine is believed gone (a create may land after a delete); `mends` are what
+    the place can do to a machine that runs but cannot be reached, the mildest first.
     """
 
     place: str
@@ -98,6 +99,7 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     capacity: int | None = None
     teardown_s: float = 0.0
     settle_s: float = 0.0
+    mends: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -144,13 +146,17 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
 
 class Machine(Struct, frozen=True, omit_defaults=True):
-    """What a provider says exists now. `name` is what people call it, if its place knows better than we."""
+    """What a provider says exists now. `name` is what people call it, if its place knows better than we.
+
+    `timings` are seconds by step of how it came up (boot, ssh, cloud_init), if its place has seen it.
+    """
 
     id: MachineId
     phase: Literal["pending", "up", "gone", "evicted"]
     address: str = ""
     node: str = ""
     name: str = ""
+    timings: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 EndReason = Literal[
@@ -214,6 +220,7 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     budget_usd: float | None = None
     max_duration_s: float | None = None
     boot_timeout_s: float = 1800.0
+    mend_s: float = 900.0
     silent_s: float = 8.0
     lost_s: float = 12.0
     fleet_lost_s: float = 600.0

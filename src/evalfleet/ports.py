@@ -165,6 +165,19 @@ class Stoppable(Protocol):
 
 
 @runtime_checkable
+class Mendable(Protocol):
+    """A place that can do something about machines that run but cannot be reached; its offers say what."""
+
+    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
+        """Do this step of the offer's `mends`. All that runs on the machine ends; its disk stays.
+
+        Returns when it can be reached again, set up or not. Raises MachineMute if it still cannot,
+        ProviderError. May be repeated.
+        """
+        ...
+
+
+@runtime_checkable
 class Shared(Protocol):
     """A channel to a machine that one run after another uses."""
 

@@ -44,6 +44,8 @@ EVENTS: tuple[Event, ...] = (
     ev.MachineStarting(M),
     ev.MachineHeard(M),
     ev.MachineAnswered(M),
+    ev.MachineUnreachable(M, "no answer", "ssh"),
+    ev.MachineMending(M, "restart", "silent"),
     ev.MachineExtended(M, 6),
     ev.MachineLeaseSet(M, 6),
     ev.MachineCondemned(M, "why", Cause.SETUP, "install", "place", True),

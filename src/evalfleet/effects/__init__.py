@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from evalfleet.errors import FleetError
 from evalfleet.events import AttemptCollected, MachineCondemned
 from evalfleet.model import AttemptId, Cause, Collected, Needs, Offer
-from evalfleet.policy import BringUp, Collect, Effect, Extend, Listen, RunAttempt, Stop, TearDown
+from evalfleet.policy import BringUp, Collect, Effect, Extend, Listen, Mend, RunAttempt, Stop, TearDown
 from evalfleet.ports import Provider
 
-from . import attempts, machines
+from . import attempts, machines, mending
 from .tools import Tools
 
 DOWNLOADS_AT_ONCE = 8
@@ -58,6 +58,8 @@ class Performer:
                 await machines.extend(tools, state.machines[machine], expires_at)
             case Listen(machine):
                 await machines.listen(tools, state.machines[machine])
+            case Mend(machine, step):
+                await mending.mend(tools, state.machines[machine], step)
             case Stop(machine):
                 await machines.stop(tools, state.machines[machine])
             case TearDown(machine):
@@ -74,7 +76,14 @@ class Performer:
             case RunAttempt(attempt):
                 machine = self._tools.state.attempts[attempt].machine
                 self._tools.report(MachineCondemned(machine, detail, Cause.INTERNAL))
-            case BringUp(machine) | Extend(machine, _) | Listen(machine) | Stop(machine) | TearDown(machine):
+            case (
+                BringUp(machine)
+                | Extend(machine, _)
+                | Listen(machine)
+                | Mend(machine, _)
+                | Stop(machine)
+                | TearDown(machine)
+            ):
                 self._tools.report(MachineCondemned(machine, detail, Cause.INTERNAL))
 
     def forget(self, attempt: AttemptId) -> None:

@@ -20,7 +20,7 @@ COLLECT_LIMIT_S = 600.0
 COLLECT_TRIES = 3
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOKS = 2
-UNREACHABLE = frozenset({Cause.MACHINE_LOST, Cause.EVICTED, Cause.CONNECTION, Cause.BOOT, Cause.PROVISIONING})
+UNREACHABLE = frozenset({Cause.MACHINE_LOST, Cause.CONNECTION, Cause.BOOT, Cause.PROVISIONING})
 
 
 async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
@@ -51,6 +51,8 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
             continue
         seconds, node = round(ended.seconds, 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node))
+        if ended.reason == "evicted" and machine.offer.spot:  # a service may place it anew; a machine goes
+            tools.report(MachineCondemned(machine.id, "its place announced to take it back", Cause.EVICTED))
         return
     detail = f"{attempt.id} was not ended at its limit of {task.timeout_s:g} s"
     tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
@@ -129,7 +131,7 @@ async def _bring_home(tools: Tools, machine: MachineState, attempt: AttemptState
 async def _answers_again(tools: Tools, machine: MachineState) -> bool:
     """Wait until the machine answers. False: it was given up, or the run is over and waits no longer."""
     patience = after(tools.clock.now(), tools.state.limits.lost_s)
-    while machine.phase == "ready" or (machine.cause is None and tools.clock.now() < patience):
+    while machine.phase in ("ready", "mending") or (machine.cause is None and tools.clock.now() < patience):
         if await _answers(tools.channel(machine), None):
             return True
         tools.report(MachineSilent(machine.id, silent_since(tools)))

@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from evalfleet.errors import ChannelError, FleetError, ProviderError, SetupFailed, StaleController
+from evalfleet.errors import (
+    ChannelError,
+    FleetError,
+    MachineMute,
+    ProviderError,
+    SetupFailed,
+    StaleController,
+)
 from evalfleet.events import (
     MachineAnswered,
     MachineCondemned,
@@ -18,6 +25,7 @@ from evalfleet.events import (
     MachineReady,
     MachineSilent,
     MachineStopped,
+    MachineUnreachable,
     MachineUp,
 )
 from evalfleet.model import Cause, Machine, Micros, Needs, Offer, after, seconds_between
@@ -43,6 +51,8 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
     """Create it, wait until it is up, set it up, probe it; or say why it cannot be had."""
     try:
         await _boot_and_set_up(tools, machine)
+    except MachineMute as err:
+        tools.report(MachineUnreachable(machine.id, str(err), err.step))
     except ProviderError as err:
         refusal = MachineCondemned(
             machine.id, str(err), Cause.PROVISIONING, scope=err.scope, permanent=not err.transient
@@ -53,7 +63,10 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
     except StaleController:
         raise
     except ChannelError as err:
-        tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
+        if machine.offer.mends:
+            tools.report(MachineUnreachable(machine.id, str(err), "ssh"))
+        else:
+            tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
     except TimeoutError:
         cause = Cause.BOOT if machine.up_at is None else Cause.READINESS
         detail = f"not ready after {tools.state.limits.boot_timeout_s:g} s ({cause})"
@@ -69,12 +82,20 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
             if seen.phase != "up":
                 report_gone(tools, machine, seen)
                 return
-            tools.report(MachineUp(machine.id, seen.address, seen.node, seen.name))
             timings["boot"] = round(seconds_between(machine.requested_at, tools.clock.now()), 3)
-        channel, bundle = tools.channel(machine, seen), tools.benchmark.bundle
-        await _timed(tools, timings, "setup", _patiently(tools, lambda: channel.prepare(bundle)))
-        await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
+            timings.update(seen.timings)
+            tools.report(MachineUp(machine.id, seen.address, seen.node, seen.name, dict(timings)))
+        await set_up(tools, machine, seen, timings)
     tools.report(MachineReady(machine.id, timings))
+
+
+async def set_up(
+    tools: Tools, machine: MachineState, seen: Machine | None, timings: dict[str, float]
+) -> None:
+    """Bring the benchmark's files there, run its steps, and wait until it is ready for work."""
+    channel, bundle = tools.channel(machine, seen), tools.benchmark.bundle
+    await _timed(tools, timings, "setup", _patiently(tools, lambda: channel.prepare(bundle)))
+    await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
 
 
 def _boot_time_left_s(tools: Tools, machine: MachineState) -> float:

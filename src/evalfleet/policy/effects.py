@@ -32,6 +32,14 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
+class Mend:
+    """The machine runs but cannot be reached: let its place do this to it, and set it up again."""
+
+    machine: MachineId
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunAttempt:
     """Start the attempt, or attach to it, and wait for its end."""
 
@@ -59,7 +67,7 @@ class TearDown:
     machine: MachineId
 
 
-Effect = BringUp | Extend | Listen | RunAttempt | Collect | Stop | TearDown
+Effect = BringUp | Extend | Listen | Mend | RunAttempt | Collect | Stop | TearDown
 Owner = MachineId | AttemptId
 
 
@@ -92,6 +100,8 @@ def _of_machine(machine: MachineState) -> tuple[Effect, ...]:
             return () if busy else (TearDown(machine.id),)
         case "ready":
             own: tuple[Effect, ...] = () if machine.silent_since is None else (Listen(machine.id),)
+        case "mending":
+            own = (Mend(machine.id, machine.mends[-1]),)
         case _:
             own = (BringUp(machine.id),)
     if machine.expires_at != machine.lease_set:

@@ -11,9 +11,9 @@ from evalfleet.state import RunState
 
 def wind_down(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """After a stop: let go of every machine, or, when draining, of those with nothing under way."""
-    if state.stop is None or not state.live:
+    if state.stop is None or not (state.live or state.mending):
         return []
-    leaving: list[MachineId] = list(state.coming)
+    leaving: list[MachineId] = [*state.coming, *state.mending]
     if state.stop.drain:
         leaving += [machine for machine in state.idle if not state.machines[machine].open]
     else:
@@ -25,8 +25,8 @@ def finish(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]
     """Once no task can run any more: let go of all machines, and end when the last one is gone."""
     if state.running or (state.waiting and state.stop is None):
         return []
-    if state.live:
-        return [MachineCondemned(machine, "the run is over") for machine in (*state.coming, *state.ready)]
+    if leaving := (*state.coming, *state.ready, *state.mending):
+        return [MachineCondemned(machine, "the run is over") for machine in leaving]
     if state.undeleted or state.uncollected:
         return []
     return [RunEnded(_status(state))]

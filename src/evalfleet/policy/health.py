@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from evalfleet.events import AttemptEnded, Event, MachineCondemned, StopRequested
+from evalfleet.events import AttemptEnded, Event, MachineCondemned, MachineMending, StopRequested
 from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, after, seconds_between
-from evalfleet.state import RunState
+from evalfleet.state import MachineState, RunState
 
 from .scale import refused_for_good
 
 
 def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """Attempts on condemned machines are over: broken by what broke the machine, or cancelled."""
+    """Attempts on machines that are condemned, or mended, are over: broken by what broke the machine."""
     decided: list[Event] = []
     for attempt in state.orphans:
         known = state.attempts[attempt]
@@ -45,7 +45,7 @@ def proven_online(state: RunState, since: Micros) -> bool:
 
 
 def heed_silence(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """Give up the machine that was silent first, once its time is over."""
+    """Mend or give up the machine that was silent first, once its time is over."""
     given_up_at = silence_ends(state)
     if given_up_at is None or now < given_up_at:
         return []
@@ -53,9 +53,37 @@ def heed_silence(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
 
 
 def _silent(state: RunState, now: Micros, machine: MachineId) -> Event:
-    since = state.machines[machine].silent_since or now
-    seconds = seconds_between(since, now)
-    return MachineCondemned(machine, f"nothing heard of it for {seconds:.0f} s", Cause.CONNECTION)
+    known = state.machines[machine]
+    since = known.silent_since or now
+    detail = f"nothing heard of it for {seconds_between(since, now):.0f} s"
+    step = next_mend(known)
+    # if nobody was heard it may be our own network: a machine that is well is not restarted for that
+    if step is not None and proven_online(state, since) and state.stop is None:
+        return MachineMending(machine, step, detail)
+    return MachineCondemned(machine, detail, Cause.CONNECTION)
+
+
+def next_mend(machine: MachineState) -> str | None:
+    """The mildest that was not tried yet."""
+    return next((step for step in machine.offer.mends if step not in machine.mends), None)
+
+
+def mend(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """Machines that run but cannot be reached: the next step that may help, or they are given up.
+
+    If no machine of the run was ever reached it is hardly this one: a wrong rule of a network, perhaps.
+    """
+    hopeful = state.heard_at > 0 and state.stop is None
+    return [mend_or_give_up(state.machines[machine], hopeful) for machine in state.unreachable]
+
+
+def mend_or_give_up(machine: MachineState, hopeful: bool) -> Event:
+    step = next_mend(machine)
+    if step is not None and hopeful:
+        return MachineMending(machine.id, step, machine.detail)
+    tried = f"; tried: {', '.join(machine.mends)}" if machine.mends else ""
+    cause = Cause.BOOT if machine.ready_at is None else Cause.CONNECTION
+    return MachineCondemned(machine.id, f"{machine.detail}{tried}", cause, step=machine.step)
 
 
 def condemn_suspects(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -91,6 +119,6 @@ def _hopeless(state: RunState, offers: Sequence[Offer]) -> str:
         for cause, count in state.first_broken.items():
             if count >= limits.first_attempts_alike and _not_one_machine_alone(state):
                 return f"the first {count} attempts all broke alike ({cause}) and none scored"
-    if state.waiting and not state.live and offers and refused_for_good(state, offers):
+    if state.waiting and not (state.live or state.mending) and offers and refused_for_good(state, offers):
         return "; ".join(sorted({f"{key}: {block.detail}" for key, block in state.blocks.items()}))
     return ""

@@ -9,6 +9,7 @@ from evalfleet.model import Micros, Offer, after
 from evalfleet.names import machine_id
 from evalfleet.state import MachineState, RunState
 
+from .health import mend_or_give_up
 from .scale import best_offer
 
 ALONE = "{prefix}-vm"
@@ -21,7 +22,12 @@ def decide(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]
         return []
     if _is_deleted(state):
         return _let_go(state) or _end(state)
-    return _request(state, now, offers)
+    return _mend(state) or _request(state, now, offers)
+
+
+def _mend(state: RunState) -> list[Event]:
+    """A pool may have one machine, and what is on its disk is worth a try: there need not be another."""
+    return [mend_or_give_up(state.machines[machine], True) for machine in state.unreachable]
 
 
 def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
 from evalfleet.model import MachineId, Micros, Offer, after
@@ -37,8 +38,13 @@ def _wanted(state: RunState) -> int:
     ceiling = (state.limits.workers if proved else 1) - state.live
     if len(state.fresh) > 1:
         return max(0, min(ceiling, len(_lanes_without_machine(state))))
-    useful = -(-(state.waiting + state.running) // state.plan.slots)
-    return max(0, min(ceiling, useful - state.live))
+    useful = -(-(state.waiting + state.running) // state.plan.slots) - state.live
+    return max(0, min(ceiling, useful) - _kept_for_mended(state))
+
+
+def _kept_for_mended(state: RunState) -> int:
+    """A machine that is mended is replaced only when nothing helps, unless no other one works."""
+    return len(state.mending) if state.live else 0
 
 
 def _needs_witness(state: RunState) -> bool:
@@ -60,12 +66,36 @@ def _free_lane(state: RunState) -> int | None:
 
 
 def best_offer(state: RunState, now: Micros, offers: Sequence[Offer]) -> Offer | None:
-    """The first (offers come cheapest first) that neither refuses us nor is used up."""
+    """The first (offers come cheapest first) that neither refuses us nor is used up.
+
+    One whose machines are taken back again and again is only used when there is no other.
+    """
+    second_best: Offer | None = None
     for offer in offers:
         full = offer.capacity is not None and state.live_by_offer[offer.key] >= offer.capacity
-        if not full and not _blocked(state, now, offer):
+        if full or _blocked(state, now, offer):
+            continue
+        if not _tired(state, offer):
             return offer
-    return None
+        second_best = second_best or offer
+    return second_best
+
+
+OFFER_EVICTIONS = 2
+RUN_EVICTIONS = 3
+
+
+def _tired(state: RunState, offer: Offer) -> bool:
+    """Were so many of its machines taken back that regular ones are cheaper in the end?
+
+    Twice of one offer: its place is short of that size there, and another may do. Three times in all, or as
+    often as a quarter of the workers, if that is more: each eviction costs the attempt that ran, and a boot
+    and a set-up elsewhere, and places run short of spot machines for hours.
+    """
+    if not offer.spot or not state.evictions:
+        return False
+    most = max(RUN_EVICTIONS, state.limits.workers // 4)
+    return state.evictions[offer.key] >= OFFER_EVICTIONS or state.evictions.total() >= most
 
 
 def _blocked(state: RunState, now: Micros, offer: Offer) -> bool:
@@ -89,13 +119,23 @@ def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
     return [StopRequested("budget", detail)]
 
 
+def trim(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """A machine that was replaced while it was mended is one too many when it comes back."""
+    if state.live <= state.limits.workers:
+        return []
+    back = (machine for machine in state.idle if state.machines[machine].mends)
+    return [MachineCondemned(machine, "replaced while it was mended") for machine in islice(back, 1)]
+
+
 def release(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Give back machines that have nothing left to do. Free ones stay for retries, unless in the way."""
-    if not state.idle or state.retries or state.stop is not None:
+    if not (state.idle or state.mending) or state.retries or state.stop is not None:
         return []
     static = len(state.fresh) > 1
     if state.waiting and not static:
         return []
+    if not state.waiting and state.mending:
+        return [MachineCondemned(machine, "nothing left to do") for machine in state.mending]
     in_the_way = static and bool(_lanes_without_machine(state))
     return [
         MachineCondemned(machine, "nothing left to do")

@@ -65,7 +65,7 @@ def resized(view: PoolView, now: Micros, workers: int) -> Change:
 
 
 def stopped(view: PoolView, now: Micros) -> Change:
-    running = [machine.id for machine in in_use(view).machines if machine.phase == "ready"]
+    running = [machine.id for machine in in_use(view).machines if machine.phase in ("ready", "mending")]
     return Change([MachineStopping(machine) for machine in running], running)
 
 

@@ -14,7 +14,7 @@ from evalfleet.errors import ChannelError, LeaseLost, ProviderError, StaleContro
 from evalfleet.journal import Hold, Holds
 from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import Machine, MachineId, Micros, Needs, Offer, after
-from evalfleet.ports import Channel, Fence, Provider, Shared, Stoppable
+from evalfleet.ports import Channel, Fence, Mendable, Provider, Shared, Stoppable
 from evalfleet.state import MachineState
 
 from .reading import PoolView
@@ -46,6 +46,11 @@ class OwnPlace:
         if not isinstance(self._place, Stoppable):
             raise ProviderError(f"machines of {self.name} cannot be stopped", transient=False)
         await self._place.stop(machine)
+
+    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
+        if not isinstance(self._place, Mendable):
+            raise ProviderError(f"machines of {self.name} cannot be mended", transient=False)
+        await self._place.mend(machine, step, expires_s)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         hold = self._holds.all().get(machine.id)
@@ -92,7 +97,9 @@ class LentPlace:
         pool = self._pool()
         offers = [machine.offer for machine in self._own(pool)] or await self._place.offers(needs)
         many = max(len(pool.machines), pool.state.limits.workers)
-        return [structs.replace(each, size=SIZE, capacity=many, settle_s=0.0) for each in offers[:1]]
+        lent = {"size": SIZE, "capacity": many, "settle_s": 0.0}
+        # the pool's machines are the pool's to mend, and its spot machines' places are its own affair
+        return [structs.replace(each, **lent, mends=()) for each in offers[:1]]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         hold = self._take(machine, expires_s)

@@ -11,7 +11,7 @@ from evalfleet.model import MachineId, Micros
 from evalfleet.names import hint
 from evalfleet.state import MachineState, RunState, fold
 
-Standing = Literal["creating", "ready", "held", "stopping", "stopped", "expired", "leaving"]
+Standing = Literal["creating", "ready", "held", "mending", "stopping", "stopped", "expired", "leaving"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PoolView:
                 return "held" if self.holder(machine.id, now) else "ready"
             case "requested" | "up":
                 return "creating"
-            case "stopping" | "stopped":
+            case "mending" | "stopping" | "stopped":
                 return machine.phase
             case _:
                 return "leaving"

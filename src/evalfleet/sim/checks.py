@@ -113,8 +113,19 @@ def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:
     if not sim.scenario.faults.calm or sim.scenario.nap is not None:
         return
     for machine in sim.state.machines.values():
+        if machine.mends:
+            yield f"{machine.id} was mended ({', '.join(machine.mends)}) although it was well"
         if machine.cause in (Cause.CONNECTION, Cause.STUCK, Cause.SETUP, Cause.READINESS):
             yield f"{machine.id} was given up ({machine.cause}: {machine.detail}) although it was well"
+
+
+def nothing_waits_for_repairs(sim: Simulated) -> Iterator[str]:
+    """What ran on a machine that is mended is over at once, and each step is tried once in its life."""
+    records = list(sim.store.read())
+    yield from ledger.nothing_waits_for_repairs(records)
+    for machine in sim.state.machines.values():
+        if len(set(machine.mends)) != len(machine.mends):
+            yield f"{machine.id} was mended by {machine.mends}"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -127,4 +138,5 @@ CHECKS: tuple[Check, ...] = (
     causes_are_told,
     artefacts_come_home,
     healthy_machines_are_kept,
+    nothing_waits_for_repairs,
 )

@@ -20,7 +20,10 @@ class Faults:
     machine_dies_every_s: float = 0.0
     machine_freezes_every_s: float = 0.0
     freeze_s: tuple[float, float] = (20.0, 900.0)
+    machine_hangs_every_s: float = 0.0
+    hangs_from_boot: float = 0.0
     evicted_every_s: float = 0.0
+    eviction_notice_s: float = 0.0
     channel_fails: float = 0.0
     job_hangs: float = 0.0
     job_breaks: float = 0.0
@@ -43,6 +46,8 @@ class Faults:
             or self.job_breaks
             or self.machine_dies_every_s
             or self.machine_freezes_every_s
+            or self.machine_hangs_every_s
+            or self.hangs_from_boot
             or self.evicted_every_s
         )
 
@@ -51,6 +56,9 @@ def draw_faults(rng: random.Random) -> Faults:
     """A world somewhere between calm and awful."""
     misery = rng.choice((0.0, 0.3, 1.0, 1.0, 2.0))
     return Faults(
+        machine_hangs_every_s=rng.choice((0.0, 6000.0)) * (misery > 0),
+        hangs_from_boot=0.04 * misery,
+        eviction_notice_s=rng.choice((0.0, 30.0)),
         call_fails=0.04 * misery,
         call_throttled=0.04 * misery,
         refused_for_good=rng.choice((0.0, 0.0, 0.02)) * misery,

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from evalfleet.events import AttemptCollected, AttemptEnded, AttemptStarted, Record
-from evalfleet.model import AttemptId, Broken, Cause, Scored, TaskId, after
+from evalfleet.events import (
+    AttemptCollected,
+    AttemptEnded,
+    AttemptStarted,
+    MachineCondemned,
+    MachineMending,
+    MachineReady,
+    Record,
+)
+from evalfleet.model import AttemptId, Broken, Cause, MachineId, Micros, Scored, TaskId, after
 from evalfleet.policy import effects
 from evalfleet.state import RunState
 
@@ -81,3 +89,27 @@ def artefacts_come_home(records: Sequence[Record], state: RunState) -> Iterator[
         waited = since is not None and record.at >= after(since, state.limits.lost_s)
         if isinstance(attempt.outcome, Scored) and machine.cause is None and not waited:
             yield f"the artefacts of {attempt.id} were lost: {record.event.collected.problem}"
+
+
+def nothing_waits_for_repairs(records: Sequence[Record]) -> Iterator[str]:
+    """Attempts on a machine that is mended end with the decision, and none begins before it is ready."""
+    running: dict[AttemptId, MachineId] = {}
+    mending: dict[MachineId, Micros] = {}
+    for record in records:
+        match record.event:
+            case AttemptStarted(attempt, _, machine):
+                running[attempt] = machine
+                if machine in mending:
+                    yield f"{attempt} was started on {machine} while that was mended"
+            case AttemptEnded(attempt):
+                machine = running.pop(attempt, MachineId(""))
+                if record.at > mending.get(machine, record.at):
+                    yield f"{attempt} was held back by {machine}, which was mended"
+            case MachineMending(machine):
+                mending[machine] = record.at
+            case MachineReady(machine) | MachineCondemned(machine):
+                if machine in mending and machine in running.values():
+                    yield f"{machine} was mended with an attempt on it"
+                mending.pop(machine, None)
+            case _:
+                pass

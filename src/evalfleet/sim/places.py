@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalfleet.errors import ProviderError, SetupFailed
+from evalfleet.errors import MachineMute, ProviderError, SetupFailed
 from evalfleet.model import (
     AttemptId,
     Bundle,
@@ -196,6 +197,19 @@ class SimVms(_SimPlace):
         await world.provider_call(self._life)
         if world.chance(faults.refused_for_good):
             raise ProviderError("quota exceeded", transient=False, scope="offer")
+
+    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
+        """Returns when it can be reached, as real places do."""
+        await self._world.provider_call(self._life)
+        known = self._world.machines.get(machine)
+        if known is None or known.gone:
+            raise ProviderError(f"there is no machine {machine}", transient=False, scope="machine")
+        boot_s = self._world.rng.uniform(*self._world.faults.boot_s)
+        self._world.mend(known, boot_s, wipe=step == "redeploy")
+        await asyncio.sleep(boot_s)
+        self._world.tick(self._life)
+        if known.hangs:
+            raise MachineMute(f"{machine} is running but cannot be reached", "ssh")
 
 
 class SimHosts(_SimPlace):

@@ -39,10 +39,20 @@ class PlaceClass(Protocol):
 
 PLACES: dict[str, PlaceClass] = {"vms": SimVms, "hosts": SimHosts, "service": SimService}
 
+MENDS = ("restart", "redeploy")
 OFFERS: dict[str, tuple[Offer, ...]] = {
     "vms": tuple(
-        Offer("vms", "D4", region, price, spot, billing_step_s=60.0, teardown_s=120.0, settle_s=60.0)
-        for region, price, spot in (("east", 0.2, True), ("west", 0.36, False), ("north", 0.38, False))
+        Offer(
+            *("vms", "D4", region, price, spot),
+            billing_step_s=60.0,
+            teardown_s=120.0,
+            settle_s=60.0,
+            mends=MENDS,
+        )
+        for region, price, spot in (
+            *(("east", 0.2, True), ("south", 0.21, True)),
+            *(("west", 0.36, False), ("north", 0.38, False)),
+        )
     ),
     "hosts": (Offer("hosts", "host", capacity=4),),
     "service": (Offer("service", "slot", usd_per_hour=0.5, billing_step_s=1.0, teardown_s=30.0),),

@@ -20,6 +20,8 @@ from .loop import SimLoop
 
 HANGS = float("inf")
 """How long a job runs that does nothing any more."""
+HOPELESS = 3
+"""So many mends would help a machine that nothing helps: places know two."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +74,8 @@ class SimMachine:
     gone: bool = False
     evicted: bool = False
     frozen_until: float = 0.0
+    hangs: int = 0  # nothing reaches it until so many mends more
+    leaving: bool = False  # its place has announced to take it back
     epoch: int = 0
     jobs: dict[AttemptId, SimJob] = field(default_factory=dict[AttemptId, SimJob])
     open: list[SimJob] = field(default_factory=list[SimJob])  # those of `jobs` that may still run
@@ -149,8 +153,12 @@ class World:
         self.later(expires_s, self._expire, made)
         self._schedule_fate(made, self.faults.machine_dies_every_s, self.kill)
         if offer.spot:
-            self._schedule_fate(made, self.faults.evicted_every_s, self._evict)
+            self._schedule_fate(made, self.faults.evicted_every_s, self._announce)
         self._schedule_fate(made, self.faults.machine_freezes_every_s, self._freeze)
+        if offer.mends:
+            self._schedule_fate(made, self.faults.machine_hangs_every_s, self._hang)
+            if self.chance(self.faults.hangs_from_boot):
+                self._hang(made)
 
     def _schedule_fate(self, machine: SimMachine, every_s: float, fate: Callable[[SimMachine], None]) -> None:
         if every_s > 0:
@@ -172,9 +180,33 @@ class World:
         machine.gone = True
         if machine.meter.end is None:
             machine.meter.end = self.loop.now()
+        self._end_jobs(machine, Ended("lost"))  # not told so: a keep-alive notices that nobody answers
+
+    def _hang(self, machine: SimMachine) -> None:
+        """It runs and is billed, but answers nobody until it is mended: its processes make no progress."""
+        machine.hangs = self.rng.randint(1, HOPELESS)
+        self._end_jobs(machine, Ended("lost"))
+
+    def mend(self, machine: SimMachine, boot_s: float, *, wipe: bool) -> None:
+        """Booted anew: nothing runs on it. `wipe`: on other hardware, with an empty local disk."""
+        machine.hangs = max(0, machine.hangs - 1)
+        machine.frozen_until = self.loop.time() + boot_s
+        self._end_jobs(machine, Ended("lost"))
+        if wipe:
+            machine.prepared.clear()
+        self._schedule_fate(machine, self.faults.machine_hangs_every_s, self._hang)
+
+    def _end_jobs(self, machine: SimMachine, ended: Ended) -> None:
         for job in machine.jobs.values():
-            job.ended = job.ended or Ended("lost")
-            job.wake()  # not told how it ended: a keep-alive notices that nobody answers
+            job.ended = job.ended or ended
+            job.wake()
+
+    def _announce(self, machine: SimMachine) -> None:
+        """A machine that is told beforehand ends its jobs itself, and takes no more."""
+        if self.faults.eviction_notice_s and not machine.gone:
+            machine.leaving = True
+            self._end_jobs(machine, Ended("evicted"))
+        self.later(self.faults.eviction_notice_s, self._evict, machine)
 
     def _evict(self, machine: SimMachine) -> None:
         machine.evicted = True
@@ -208,9 +240,9 @@ class World:
         deadline = self.loop.time() + silent_s
         while True:
             known = self.machines.get(machine)
-            thaws = known.frozen_until if known is not None and not known.gone else float("inf")
-            thaws = max(thaws, self.offline_until)
-            if known is not None and thaws <= self.loop.time() and not known.gone:
+            dead = known is None or known.gone or known.hangs > 0
+            thaws = max(float("inf") if known is None or dead else known.frozen_until, self.offline_until)
+            if known is not None and thaws <= self.loop.time():
                 break
             await asyncio.sleep(max(0.01, min(thaws, deadline) - self.loop.time()))
             self.tick(life)
@@ -240,12 +272,16 @@ class World:
         if job.id in self.started:
             self.violations.append(f"{job.id} started twice, on {self.started[job.id]} and {machine.id}")
         machine.open = [known for known in machine.open if known.ended is None]
+        if job.bundle and (job.bundle, "") not in machine.prepared:
+            self.violations.append(f"{job.id} was started on {machine.id}, which is not set up")
         if len(machine.open) >= self.slots:
             self.violations.append(f"{machine.id} runs more than {self.slots} attempts at once")
         self.started[job.id] = machine.id
         self.marks[marks[0]] += 1
         if job.stall_s and length_s == HANGS:
             length_s, end = job.stall_s, Ended("stalled", seconds=job.stall_s, node=end.node)
+        if machine.leaving:
+            length_s, end = 0.0, Ended("evicted", node=end.node)
         if length_s > job.timeout_s:
             length_s, end = job.timeout_s, Ended("timed_out", seconds=job.timeout_s, node=end.node)
         made = SimJob(job.id, self.loop.time() + length_s, end, after=marks[1])

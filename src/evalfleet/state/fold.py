@@ -17,6 +17,7 @@ from .machines import (
     machine_extended,
     machine_heard,
     machine_lease_set,
+    machine_mending,
     machine_prepared,
     machine_ready,
     machine_requested,
@@ -24,6 +25,7 @@ from .machines import (
     machine_starting,
     machine_stopped,
     machine_stopping,
+    machine_unreachable,
     machine_up,
 )
 from .nouns import MachinePhase, RunState
@@ -71,6 +73,7 @@ def accepts(state: RunState, event: ev.Event) -> bool:
         case (
             ev.MachineUp()
             | ev.MachineReady()
+            | ev.MachineUnreachable()
             | ev.MachineLeaseSet()
             | ev.MachineStopped()
             | ev.MachineCondemned()
@@ -84,10 +87,11 @@ def accepts(state: RunState, event: ev.Event) -> bool:
 _LIVE: tuple[MachinePhase, ...] = ("requested", "up", "ready")
 _NEWS_IN: dict[type, tuple[MachinePhase, ...]] = {
     ev.MachineUp: ("requested",),
-    ev.MachineReady: ("up",),
-    ev.MachineLeaseSet: _LIVE,
+    ev.MachineReady: ("up", "mending"),
+    ev.MachineUnreachable: ("requested", "up", "mending"),
+    ev.MachineLeaseSet: (*_LIVE, "mending"),
     ev.MachineStopped: ("stopping",),
-    ev.MachineCondemned: (*_LIVE, "stopping", "stopped"),
+    ev.MachineCondemned: (*_LIVE, "mending", "stopping", "stopped"),
     ev.MachineDeleted: ("condemned",),
 }
 """In which phases of its machine an event is news."""
@@ -109,6 +113,8 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.MachineSilent: machine_silent,
     ev.MachineHeard: machine_heard,
     ev.MachineAnswered: machine_answered,
+    ev.MachineUnreachable: machine_unreachable,
+    ev.MachineMending: machine_mending,
     ev.MachineExtended: machine_extended,
     ev.MachineLeaseSet: machine_lease_set,
     ev.MachineCondemned: machine_condemned,

@@ -26,6 +26,18 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
     state.touched_machines[event.machine] = None
 
 
+def _leave_lane(state: RunState, machine: MachineState) -> None:
+    if machine.lane < lanes(state):
+        heapq.heappush(state.free_lanes, machine.lane)
+
+
+def _find_lane(state: RunState, machine: MachineState) -> None:
+    """Its own, if nobody has that now; else any; else one beyond those of the workers."""
+    if machine.lane not in state.free_lanes:
+        machine.lane = state.free_lanes[0] if state.free_lanes else lanes(state)
+    _take_lane(state, machine.lane)
+
+
 def _take_lane(state: RunState, lane: int) -> None:
     if state.free_lanes and state.free_lanes[0] == lane:
         heapq.heappop(state.free_lanes)
@@ -61,14 +73,17 @@ def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
     machine.phase, machine.up_at = "up", at
     machine.address, machine.node = event.address, event.node
     machine.name = event.name or machine.name
+    machine.timings = dict(event.timings)
     state.blocks.pop(machine.offer.key, None)
     state.touched_machines[event.machine] = None
 
 
 def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     machine = state.machines[event.machine]
+    if machine.phase == "mending":
+        _mended(state, machine, event.address)
     machine.phase, machine.ready_at = "ready", at
-    machine.timings = dict(event.timings)
+    machine.timings = {**machine.timings, **event.timings}
     state.coming.pop(event.machine, None)
     state.ready[event.machine] = None
     state.audible[event.machine] = None
@@ -76,6 +91,43 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     state.same_failures.clear()
     refresh_idle(state, machine)
     state.touched_machines[event.machine] = None
+
+
+def machine_unreachable(state: RunState, at: Micros, event: ev.MachineUnreachable) -> None:
+    machine = state.machines[event.machine]
+    machine.detail, machine.step = event.detail, event.step
+    state.unreachable[event.machine] = None
+    state.touched_machines[event.machine] = None
+
+
+def machine_mending(state: RunState, at: Micros, event: ev.MachineMending) -> None:
+    """It takes no work meanwhile, and others may take its lane: no task waits for it."""
+    machine = state.machines[event.machine]
+    was_worker = machine.phase != "mending"
+    machine.phase, machine.mending_since = "mending", at
+    machine.mends.append(event.step)
+    machine.cause, machine.detail = Cause.CONNECTION, event.detail
+    machine.silent_since = None
+    _take_out(state, machine)
+    if was_worker:
+        _leave_lane(state, machine)
+    state.mending[event.machine] = None
+    _orphan(state, machine)
+    state.touched_machines[event.machine] = None
+
+
+def _mended(state: RunState, machine: MachineState, address: str) -> None:
+    machine.address = address or machine.address
+    machine.cause, machine.detail, machine.step, machine.mending_since = None, "", "", None
+    machine.streak = 0
+    state.mending.pop(machine.id, None)
+    _find_lane(state, machine)
+
+
+def _orphan(state: RunState, machine: MachineState) -> None:
+    for attempt in machine.open:
+        state.orphans[attempt] = None
+        state.touched_attempts[attempt] = None
 
 
 def refresh_idle(state: RunState, machine: MachineState) -> None:
@@ -152,6 +204,8 @@ def machine_prepared(state: RunState, at: Micros, event: ev.MachinePrepared) -> 
 
 def machine_stopping(state: RunState, at: Micros, event: ev.MachineStopping) -> None:
     machine = state.machines[event.machine]
+    if machine.phase == "mending":
+        _find_lane(state, machine)
     machine.phase = "stopping"
     _take_out(state, machine)
     state.touched_machines[event.machine] = None
@@ -168,6 +222,8 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
     machine = state.machines[event.machine]
     machine.phase, machine.requested_at = "requested", at
     machine.up_at = machine.ready_at = None
+    machine.prepared = ""  # what was on a local disk is gone: the next run looks
+    machine.mends, machine.cause, machine.detail, machine.step = [], None, "", ""
     state.coming[event.machine] = None
     state.reserved_usd += _reservation(machine)
     _set_renewal(state, machine, at)
@@ -176,7 +232,8 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
 
 def _take_out(state: RunState, machine: MachineState) -> None:
     """It takes no work, and none is expected of it."""
-    for index in (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects):
+    indexes = (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects)
+    for index in (*indexes, state.mending, state.unreachable):
         index.pop(machine.id, None)
 
 
@@ -195,19 +252,19 @@ def machine_lease_set(state: RunState, at: Micros, event: ev.MachineLeaseSet) ->
 
 def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -> None:
     machine = state.machines[event.machine]
-    was_ready, was_stopped = machine.phase == "ready", machine.phase == "stopped"
+    was = machine.phase
     machine.phase, machine.condemned_at = "condemned", at
-    machine.cause, machine.detail = event.cause, event.detail
+    machine.cause, machine.detail, machine.step = event.cause, event.detail, event.step
     _take_out(state, machine)
-    if was_stopped:  # it costs nothing while it goes
+    if was == "stopped":  # it costs nothing while it goes
         machine.requested_at = machine.expires_at
-    if machine.lane < lanes(state):
-        heapq.heappush(state.free_lanes, machine.lane)
+    if was != "mending":
+        _leave_lane(state, machine)
     state.live_by_offer[machine.offer.key] -= 1
-    for attempt in machine.open:
-        state.orphans[attempt] = None
-        state.touched_attempts[attempt] = None
-    if event.cause is not None and not was_ready:
+    _orphan(state, machine)
+    if event.cause is Cause.EVICTED:
+        state.evictions[machine.offer.key] += 1
+    if event.cause is not None and was != "ready":
         _never_ready(state, at, machine, event)
     _trim_deadlines(state)
     state.touched_machines[event.machine] = None
@@ -253,4 +310,4 @@ def _trim_deadlines(state: RunState) -> None:
 
 def _holds(state: RunState, deadline: Deadline) -> bool:
     machine = state.machines[deadline.machine]
-    return machine.phase in ("requested", "up", "ready") and machine.renew_at == deadline.at
+    return machine.phase in ("requested", "up", "ready", "mending") and machine.renew_at == deadline.at

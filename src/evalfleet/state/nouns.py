@@ -23,7 +23,7 @@ from evalfleet.model import (
 )
 
 TaskStatus = Literal["waiting", "running", "scored", "broken", "held"]
-MachinePhase = Literal["requested", "up", "ready", "stopping", "stopped", "condemned", "deleted"]
+MachinePhase = Literal["requested", "up", "ready", "mending", "stopping", "stopped", "condemned", "deleted"]
 QueueEntry = tuple[float, int, TaskId]
 
 
@@ -91,8 +91,11 @@ class MachineState:
     streak: int = 0
     streak_mark: int = 0
     silent_since: Micros | None = None
+    mends: list[str] = field(default_factory=list[str])  # each step is tried once in its life
+    mending_since: Micros | None = None
     cause: Cause | None = None
     detail: str = ""
+    step: str = ""
 
 
 @dataclass(slots=True)
@@ -146,6 +149,8 @@ class RunState:
     idle: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    mending: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    unreachable: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # to be decided about
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
     stirred_at: Micros = 0  # when a long silence of the whole fleet last ended
     orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
@@ -154,6 +159,7 @@ class RunState:
     deadlines: list[Deadline] = field(default_factory=list[Deadline])
     live_by_offer: Counter[str] = field(default_factory=Counter[str])
     blocks: dict[str, Block] = field(default_factory=dict[str, Block])
+    evictions: Counter[str] = field(default_factory=Counter[str])  # by offer
 
     # money: what deleted machines cost, and the most that the others can cost by their expiry
     closed_usd: float = 0.0

@@ -36,13 +36,14 @@ def pool_resized(state: RunState, at: Micros, event: ev.PoolResized) -> None:
 def _ask_anew(state: RunState) -> None:
     """What was refused before may be granted now."""
     state.blocks.clear()
+    state.evictions.clear()
     state.same_failures.clear()
     state.first_broken.clear()
 
 
 def set_limits(state: RunState, limits: Limits) -> None:
     state.limits = limits
-    gone = ("condemned", "deleted")
+    gone = ("mending", "condemned", "deleted")
     known = [state.machines[m] for m in state.undeleted]
     taken = {machine.lane for machine in known if machine.phase not in gone}
     state.free_lanes = [lane for lane in range(lanes(state)) if lane not in taken]
