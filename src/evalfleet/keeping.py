@@ -13,7 +13,15 @@ from pathlib import Path
 
 from .config import home_of
 from .controller import Controller, Order, WallClock
-from .errors import ChannelError, FleetError, ProviderError, RequestError, RunHeld, StaleController
+from .errors import (
+    ChannelError,
+    FleetError,
+    MachineMute,
+    ProviderError,
+    RequestError,
+    RunHeld,
+    StaleController,
+)
 from .events import MachineExtended, MachineLeaseSet, MachinePrepared, PoolPlanned, Record
 from .journal import Holder, Holds, SqliteJournal, Store
 from .model import Limits, Micros, Plan, after, seconds_between
@@ -372,7 +380,19 @@ async def _try(
 
 async def _restart(site: _Site) -> None:
     machine = site.machine
-    await site.place.stop(machine.id)
     left_s = seconds_between(WallClock().now(), machine.expires_at)
-    await site.place.create(machine.id, machine.offer, left_s)
+    if machine.offer.mends:  # to stop it could cost us its place there
+        await _mend(site, left_s)
+    else:
+        await site.place.stop(machine.id)
+        await site.place.create(machine.id, machine.offer, left_s)
     await site.channel.probe(None)
+
+
+async def _mend(site: _Site, left_s: float) -> None:
+    """The mildest way after which it can be reached."""
+    *milder, last = site.machine.offer.mends
+    for step in milder:
+        with suppress(MachineMute):
+            return await site.place.mend(site.machine.id, step, left_s)
+    await site.place.mend(site.machine.id, last, left_s)

@@ -49,8 +49,8 @@ def place(
     return AzurePlace.make("azure", settings(azure, inside=inside, **more), context)
 
 
-def offer(region: str = "eastus", size: str = SIZE) -> Offer:
-    return Offer("azure", size, region)
+def offer(region: str = "eastus", size: str = SIZE, *, spot: bool = False) -> Offer:
+    return Offer("azure", size, region, spot=spot)
 
 
 def left(azure: StandIn) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.errors import ProviderError
+from evalfleet.errors import MachineMute, ProviderError
 from evalfleet.lab import Lab
 from evalfleet.lab.network import GATEWAY
 from evalfleet.model import AttemptId, Command, Job, Machine, MachineId
@@ -159,8 +159,8 @@ def test_throttled_and_failing_calls_are_made_again(azure: StandIn, tmp_path: Pa
 
 def test_a_machine_that_never_answers_tells_what_its_console_said(azure: StandIn, tmp_path: Path) -> None:
     async def work(made: AzurePlace) -> None:
-        error = await raised(ProviderError, made.create(ONE, offer(), LONG_S))
-        assert error.transient
+        error = await raised(MachineMute, made.create(ONE, offer(), LONG_S))
+        assert error.step == "ssh"
         assert "cannot be reached" in str(error)
         assert "cloud-init: finished" in str(error)
 
@@ -290,7 +290,7 @@ def test_a_dead_controllers_machine_is_stopped_by_azure_itself(cloud: StandIn, t
 
 def test_a_spot_machine_that_azure_takes_back_is_evicted(azure: StandIn, tmp_path: Path) -> None:
     async def work(made: AzurePlace) -> None:
-        await made.create(ONE, offer(), LONG_S)
+        await made.create(ONE, offer(spot=True), LONG_S)
         (vm,) = azure.resources(VM)
         assert vm.properties["priority"] == "Spot"
         azure.evict(vm.id.name, notice_s=0.1)

@@ -113,7 +113,7 @@ def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:
     if not sim.scenario.faults.calm or sim.scenario.nap is not None:
         return
     for machine in sim.state.machines.values():
-        if machine.mends:
+        if machine.mends and machine.cause is not Cause.MACHINE_LOST:  # one that expired is silent, too
             yield f"{machine.id} was mended ({', '.join(machine.mends)}) although it was well"
         if machine.cause in (Cause.CONNECTION, Cause.STUCK, Cause.SETUP, Cause.READINESS):
             yield f"{machine.id} was given up ({machine.cause}: {machine.detail}) although it was well"

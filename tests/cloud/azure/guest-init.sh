@@ -17,6 +17,20 @@ run() {
   }
 }
 
+# as cloud-init keeps its account: /run/cloud-init/status.json, replaced whole at each stage
+begun=$(date +%s.%N)
+status() {
+  ended=$1
+  final="{\"errors\": [], \"finished\": $ended, \"start\": $begun}"
+  early="{\"errors\": [], \"finished\": $begun, \"start\": $begun}"
+  stage="\"modules-final\""
+  [ "$ended" = null ] || stage=null
+  printf '{"v1": {"datasource": "DataSourceAzure [seed=/dev/sr0]", "init-local": %s, "init": %s, "modules-config": %s, "modules-final": %s, "stage": %s}}\n' \
+    "$early" "$early" "$early" "$final" "$stage" > /run/cloud-init/status.part
+  mv /run/cloud-init/status.part /run/cloud-init/status.json
+}
+status null
+
 echo "Linux boots on the stand-in" >&2
 cat /var/log/cloud-init.log >&2
 [ -x "$seed/bootcmd" ] && run "$seed/bootcmd" bootcmd
@@ -29,6 +43,7 @@ final() {
   fi
   errors=$(sed 's/.*/"&"/' /run/cloud-init/errors 2>/dev/null | paste -sd, -)
   echo "{\"v1\": {\"datasource\": \"DataSourceAzure\", \"errors\": [$errors]}}" > /run/cloud-init/result.part
+  status "$(date +%s.%N)"
   mv /run/cloud-init/result.part /run/cloud-init/result.json
   echo "cloud-init: finished" >&2
 }

@@ -58,10 +58,15 @@ def shipped() -> Supervisor:
 
 
 class Answer(Struct, frozen=True):
-    """What a verb answers. `error` is a word: taken, deleting, unknown, io, supervisor."""
+    """What a verb answers. `error` is a word: taken, deleting, unknown, io, supervisor.
+
+    `cloud_init`: running or done, in so many seconds; empty if there is none, or nobody asked.
+    """
 
     error: str = ""
     detail: str = ""
+    cloud_init: str = ""
+    cloud_init_s: float = 0.0
 
 
 class Sight(Struct, frozen=True):

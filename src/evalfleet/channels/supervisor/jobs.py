@@ -81,7 +81,7 @@ class Jobs:
         self.known[job.id] = job
         self._adopt(job)
 
-    def start(self, spec: dict[str, Any], refusal: str = "") -> Job | None:
+    def start(self, spec: dict[str, Any], refusal: str = "", why: str = "failed_to_start") -> Job | None:
         """Start the job, unless one of its id was ever started here. None if it is forgotten already.
 
         A failure, or a refusal to start anything new, is told as the job's end.
@@ -95,7 +95,7 @@ class Jobs:
                 raise ValueError(refusal)
             self._launch(job, spec)
         except (OSError, ValueError) as err:
-            job.reason = "failed_to_start"
+            job.reason = why if refusal else "failed_to_start"
             job.detail = str(err)
             self.tell(job)
         self.known[job.id] = job
@@ -359,6 +359,10 @@ class Jobs:
         for job in jobs:
             del self.known[job.id]
             self._discard(job.path)
+
+    def forget_set_up(self) -> None:
+        """What set the machine up may be run again."""
+        self.forget([job.id for job in self.known.values() if job.in_bundle], again=True)
 
     def clear(self) -> bool:
         """End all jobs and drop them as if they had never been; what set the machine up stays."""

@@ -13,6 +13,7 @@ import json
 import os
 import time
 
+from .boot import cloud_init
 from .files import read_file, write_atomic
 from .host import boot_id
 from .main import start
@@ -113,8 +114,17 @@ def supervise(directory: str, request: dict[str, Any]) -> dict[str, Any]:
 
     from .removal import order
 
-    order(Path(os.path.realpath(directory)), {"op": "expire", "seconds": request["expires_s"]}, ORDER_S)
-    return {}
+    home = Path(os.path.realpath(directory))
+    order(home, {"op": "expire", "seconds": request["expires_s"]}, ORDER_S)
+    wishes = [{"op": "watch", **request["watch"]}] if request.get("watch") else []
+    wishes += [{"op": "anew"}] if request.get("anew") else []
+    for wish in wishes:
+        try:
+            order(home, wish, ORDER_S)
+        except OSError as err:
+            if str(err) != "unknown":  # a supervisor of an older version, which leaves soon
+                raise
+    return cloud_init() if request.get("boot") else {}
 
 
 def extend(request: dict[str, Any]) -> dict[str, Any]:

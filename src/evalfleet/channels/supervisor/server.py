@@ -18,6 +18,7 @@ from .growth import NEVER
 from .host import boot_id, cpu_times, memory_used
 from .job import Job
 from .jobs import Jobs
+from .notices import Notices
 from .pack import PROMPT_BYTES, has_bundle, is_light, pack, unpack_bundle
 from .processes import adopt_orphans, host_environment
 
@@ -30,10 +31,11 @@ PROTOCOLS = (1,)
 """What we speak. A release that brings N + 1 still speaks N: a controller may be older than its hosts."""
 BEAT_S = 5.0
 AFTERLIFE_S = 600.0
-WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit"))
+EVICTED_GRACE_S = 3.0
+WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit", "watch", "anew"))
 MODULES = (
-    *("bridge", "clients", "files", "growth", "host", "job", "jobs", "lent", "log", "main"),
-    *("pack", "parcel", "processes", "removal", "server"),
+    *("boot", "bridge", "clients", "files", "growth", "host", "job", "jobs", "lent", "log", "main"),
+    *("notices", "pack", "parcel", "processes", "removal", "server"),
 )
 
 
@@ -58,6 +60,8 @@ class Server:
         self.beat_at = self.heard + BEAT_S
         self.expires = NEVER
         self.expired = False
+        self.notices: Notices | None = None
+        self.evicted = False
         self.cpu = cpu_times()
         self.leaving = False
         self.done = False
@@ -98,10 +102,14 @@ class Server:
             self.expired = True
             self.expires = time.monotonic() + AFTERLIFE_S
         self.jobs.restore()
+        if watched := json.loads(read_file("watch") or b"null"):
+            self.notices = Notices(self.selector, watched, self.on_notice)
 
     def run(self) -> None:
         while not self.done:
             due = min(self.jobs.due, self.clients.late_due, self.beat_at, self.expires)
+            if self.notices is not None:
+                due = min(due, self.notices.due)
             for key, events in self.selector.select(max(due - time.monotonic(), 0.0)):
                 self.guarded(key.data, key, key, events)
             now = time.monotonic()
@@ -124,10 +132,19 @@ class Server:
         if now >= self.clients.late_due:
             self.clients.hurry()
         self.jobs.tick(now, self.heard)
+        if self.notices is not None and now >= self.notices.due:
+            self.notices.tick(now)
         if now >= self.expires:
             self.expire(now)
         elif now >= self.beat_at:
             self.beat(now)
+
+    def on_notice(self) -> None:
+        """The machine is to be taken back: what runs is not to blame for ending, and nothing new begins."""
+        self.evicted = True
+        for job in list(self.jobs.live.values()):
+            if job.why is None and not job.settling:
+                self.jobs.end(job, "evicted", min(job.grace, EVICTED_GRACE_S))
 
     def on_signal(self, key: Any, events: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -208,7 +225,10 @@ class Server:
         return {"protocol": max(spoken), "hash": self.hash, "pid": os.getpid(), "jobs": jobs}
 
     def start(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        job = self.jobs.start(message["job"], "the machine has expired" if self.expired else "")
+        if self.evicted:
+            job = self.jobs.start(message["job"], "the machine is to be taken back", "evicted")
+        else:
+            job = self.jobs.start(message["job"], "the machine has expired" if self.expired else "")
         return {"state": "running" if job is not None and job.reason is None else "ended"}
 
     def stop(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
@@ -273,6 +293,26 @@ class Server:
             os.unlink("expired")
         self.expired = False
         self.expires = expires
+        return {}
+
+    def watch(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """From now on, look for the announcement that the machine is taken back."""
+        where = {name: message[name] for name in ("address", "port", "path", "resource")}
+        write_atomic("watch", json.dumps(where))
+        if self.notices is None:
+            self.notices = Notices(self.selector, where, self.on_notice)
+        return {}
+
+    def anew(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """If the host has booted since this was last asked, what set it up is to be run again.
+
+        A local disk is empty after some boots, and nothing that was started runs after any.
+        """
+        booted = boot_id().encode()
+        before = read_file("boot")
+        if before and before != booted:
+            self.jobs.forget_set_up()
+        write_atomic("boot", booted.decode())
         return {}
 
     def clear(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
@@ -342,6 +382,8 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "put": Server.put,
     "leave": Server.leave,
     "expire": Server.set_expiry,
+    "watch": Server.watch,
+    "anew": Server.anew,
     "clear": Server.clear,
     "quit": Server.quit,
 }

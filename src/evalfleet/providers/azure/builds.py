@@ -17,6 +17,8 @@ from .views import Looks, Part, View, Vm
 from .words import Json, rows
 
 DELETE_S = 120.0
+BUSY_S = 15.0
+"""What Azure has agreed to do shows in its lists within this time."""
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
 """Parts of the codes by which Azure says that something else must go first."""
@@ -77,6 +79,28 @@ class Builder:
                 raise await self._why(vm)
             if vm.power in ("deallocated", "stopped") and vm.state != "updating":
                 await self._act(vm, "start")
+        raise AssertionError("looks never end")
+
+    async def again(self, machine: MachineId, action: str) -> Vm:
+        """Restart or redeploy it. Returns when that is done."""
+        asked_at: float | None = None
+        seen_busy = False
+        async for view in self._views():
+            vm = view.vms.get(machine)
+            if vm is None or vm.state == "deleting":
+                raise ArmFault(409, (Problem("Canceled", "it was deleted"),))
+            if vm.state == "updating":  # by us, or by somebody who came first
+                seen_busy = asked_at is not None
+            elif asked_at is None:
+                if vm.power.startswith("dealloc"):
+                    raise ProviderError(f"{vm.name} is {vm.power}", transient=False, scope="machine")
+                if await self._act(vm, action):
+                    asked_at = time.monotonic()
+            elif seen_busy or time.monotonic() - asked_at > BUSY_S:
+                if vm.state == "failed":
+                    raise await self._why(vm)
+                if vm.power == "running":
+                    return vm
         raise AssertionError("looks never end")
 
     async def _why(self, vm: Vm) -> ArmFault:
@@ -164,12 +188,15 @@ class Builder:
             if fault.status not in (404, 409) and not later:
                 raise
 
-    async def _act(self, vm: Vm, action: str) -> None:
+    async def _act(self, vm: Vm, action: str) -> bool:
+        """False: something is being done to it, and the next look tells how it ended."""
         try:
             await self._arm.send("POST", f"{vm.id}/{action}", COMPUTE)
         except ArmFault as fault:
             if fault.status != 409 or not fault.has("Conflict", "OperationPreempted"):
-                raise  # else something is being done to it, and the next look tells how it ended
+                raise
+            return False
+        return True
 
     def _record(self, name: str) -> str:
         return f"{self._root}/providers/Microsoft.Resources/deployments/{name}"

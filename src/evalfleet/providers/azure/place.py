@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 
+from msgspec import structs
+
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.words import HostDown, HostLost, HostRefused
 from evalfleet.errors import ProviderError, RequestError
@@ -18,6 +20,7 @@ from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, PlaceCont
 
 from . import sweeping
 from .arm import Arm, Way
+from .arrivals import Arrivals
 from .builds import Builder
 from .checks import Checks
 from .expiry import shutdown_at
@@ -31,9 +34,10 @@ from .sizes import Menu, offers_of, region_and_zone, size_of, unknown
 from .template import ADDRESS, NIC, SCHEDULE, VM, Build, cloud_config
 from .views import Looks, View, Vm
 
-ADMIT_S = 90.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.3, 5.0
 REARM_S = 6 * 3600.0
+MENDED_S = 300.0
+"""A machine that was restarted answers sooner than a new one."""
+MENDS = ("restart", "redeploy")
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,7 @@ class AzurePlace:
         self._keys = Keys(context.home, name, account.key)
         agent = context.environ.get("SSH_AUTH_SOCK")
         self._reach = Reach(settings, self._keys, context.home_id, agent)
+        self._arrivals = Arrivals(self._looks, self._builder, self._reach)
         self._samples = Samples(context.home)
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._coming: dict[MachineId, int] = {}
@@ -81,14 +86,27 @@ class AzurePlace:
         return self._name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        """By the built-in table: nothing is asked."""
+        """By the built-in table: nothing is asked. Beside spot machines there are regular ones.
+
+        Spot machines are not mended: they watch for notices, and whoever does is given a quarter of an hour
+        to agree to a restart.
+        """
+        regular = offers_of(self._menu(spot=False), needs)
+        mended = [structs.replace(each, mends=MENDS) for each in regular]
+        if not self._settings.spot:
+            return mended
+        spot = offers_of(self._menu(spot=True), needs)
+        found = [*spot, *(() if self._settings.spot_only else mended)]
+        return sorted(found, key=lambda offer: offer.usd_per_hour)
+
+    def _menu(self, *, spot: bool) -> Menu:
         s = self._settings
-        menu = Menu(
+        return Menu(
             place=self._name,
             sizes=s.sizes,
             regions=s.regions,
             zones=s.zones,
-            spot=s.spot,
+            spot=spot,
             disk=s.disk,
             disk_gb=s.disk_gb,
             public_ip=s.public_ip,
@@ -96,7 +114,6 @@ class AzurePlace:
             max_vcpus=s.max_vcpus,
             settle_s=s.settle_s,
         )
-        return offers_of(menu, needs)
 
     # -- create --------------------------------------------------------------------------------
 
@@ -105,7 +122,7 @@ class AzurePlace:
         async with self._turns.setdefault(machine, asyncio.Lock()), self._counted(machine, offer):
             until = time.time() + expires_s
             vm = await self._have(machine, offer, until)
-            await self._take(machine, vm, until)
+            await self._arrivals.take(machine, vm, until, self._settings.answer_s)
 
     @asynccontextmanager
     async def _counted(self, machine: MachineId, offer: Offer) -> AsyncGenerator[None]:
@@ -132,7 +149,7 @@ class AzurePlace:
                 self._check_ceiling(view, machine)
                 land = await self._ground.land(region)
                 await self._builder.deploy(
-                    self._build(machine, offer.size, region, zone, land.subnet, land.nsg, until)
+                    self._build(machine, offer, region, zone, land.subnet, land.nsg, until)
                 )
                 self._rearm_at[machine] = time.time() + REARM_S
                 return await self._builder.until_deployed(machine)
@@ -144,7 +161,7 @@ class AzurePlace:
             raise refusal(fault, f"{offer.size} in {offer.region}", have_some=have_some) from fault
 
     def _build(
-        self, machine: MachineId, size: str, region: str, zone: str, subnet: str, nsg: str, until: float
+        self, machine: MachineId, offer: Offer, region: str, zone: str, subnet: str, nsg: str, until: float
     ) -> Build:
         s, host = self._settings, self._keys.of_host(machine)
         now = time.time()
@@ -153,8 +170,8 @@ class AzurePlace:
             names=self._names(machine),
             region=region,
             zone=zone,
-            size=size,
-            spot=s.spot,
+            size=offer.size,
+            spot=offer.spot,
             image=s.image,
             security_type=s.security_type,
             disk=s.disk,
@@ -192,41 +209,6 @@ class AzurePlace:
                 f"{machine}: {used} of max_vcpus = {ceiling} are in use", transient=True, scope="place"
             )
 
-    async def _take(self, machine: MachineId, vm: Vm, until: float) -> None:
-        """Until its sshd answers and the supervisor there has taken it."""
-        begun, pause = time.monotonic(), FIRST_PAUSE_S
-        while True:
-            try:
-                return await self._reach.order("take", machine, await self._address(vm), until)
-            except (HostDown, HostLost) as err:
-                if time.monotonic() - begun > self._settings.answer_s:
-                    said = await self._builder.console(vm)
-                    why = f"{vm.name} is running but cannot be reached: {err}; its console ends with {said!r}"
-                    raise _no(machine, why) from err
-            except HostRefused as err:
-                if time.monotonic() - begun > ADMIT_S:  # cloud-init may not have put the keys there yet
-                    raise ProviderError(str(err), transient=False, scope="machine") from err
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_PAUSE_S)
-            vm = await self._still(machine)
-
-    async def _still(self, machine: MachineId) -> Vm:
-        """It may be gone while we wait for it."""
-        view = await self._view()
-        vm = view.vms.get(machine)
-        if vm is None or view.phase(machine, time.time()) in ("gone", "evicted"):
-            raise _no(machine, "it is gone again")
-        return vm
-
-    async def _address(self, vm: Vm) -> str:
-        try:
-            address = await self._looks.address(vm)
-        except ArmFault as fault:
-            raise refusal(fault, vm.name) from fault
-        if not address:
-            raise HostDown(f"{vm.name} has no address yet")
-        return address
-
     # -- list, extend, stop, delete ------------------------------------------------------------
 
     async def list(self, pool: str) -> Sequence[Machine]:
@@ -237,9 +219,13 @@ class AzurePlace:
         view = await self._view()
         await self._look_after(view)
         try:
-            return await self._looks.machines(view, time.time())
+            found = await self._looks.machines(view, time.time())
         except ArmFault as fault:
             raise refusal(fault, "what exists cannot be seen") from fault
+        return {
+            machine: structs.replace(seen, timings=self._arrivals.timings(machine))
+            for machine, seen in found.items()
+        }
 
     async def _view(self) -> View:
         try:
@@ -282,7 +268,7 @@ class AzurePlace:
         except ArmFault as fault:
             raise refusal(fault, machine) from fault
         try:
-            await self._reach.order("extend", machine, await self._address(vm), until)
+            await self._reach.extend(machine, await self._arrivals.address(vm), until)
         except (HostDown, HostLost) as err:
             raise _no(machine, str(err)) from err
         except HostRefused as err:
@@ -293,6 +279,17 @@ class AzurePlace:
         tags = self._tags(machine, until)
         await self._builder.arm_switch(vm, self._names(machine), tags, shutdown_at(now, until - now))
         self._rearm_at[machine] = now + REARM_S
+
+    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
+        """Restart it, or let Azure move it to other hardware; there, its local disk is empty."""
+        async with self._turns.setdefault(machine, asyncio.Lock()):
+            await self._reach.drop(machine)
+            try:
+                vm = await self._builder.again(machine, step)
+            except ArmFault as fault:
+                raise refusal(fault, f"{machine}: {step}") from fault
+            patience_s = min(self._settings.answer_s, MENDED_S)
+            await self._arrivals.take(machine, vm, time.time() + expires_s, patience_s)
 
     async def stop(self, machine: MachineId) -> None:
         """Deallocate it: its disk and its address stay, and are billed."""
@@ -311,6 +308,7 @@ class AzurePlace:
             raise refusal(fault, machine) from fault
         if gone:
             self._keys.drop(machine)
+            self._arrivals.forget(machine)
 
     # -- before, and after ---------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from evalfleet.channels.ssh.words import Access, Target, openssh
 from evalfleet.errors import ProviderError
@@ -14,12 +14,19 @@ from evalfleet.model import Machine, MachineId
 
 from .keys import Keys
 from .settings import AzureSettings
+from .views import Vm
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.asking import Lot
+    from evalfleet.channels.ssh.asking import Answer, Lot
 
 HANDSHAKES = 16
 CONNECT_S = 10.0
+NOTICES = {
+    "address": "169.254.169.254",
+    "port": 80,
+    "path": "/metadata/scheduledevents?api-version=2020-07-01",
+}
+"""Where Azure tells a machine that it takes it back."""
 
 
 class Reach:
@@ -49,14 +56,23 @@ class Reach:
             lot = self._lots[machine] = Lot(host, self._home)
         return lot
 
-    async def order(
-        self, verb: Literal["take", "extend"], machine: MachineId, address: str, until: float
-    ) -> None:
-        """To the supervisor there. Raises HostDown, HostLost, HostRefused, ProviderError."""
+    async def take(self, machine: MachineId, vm: Vm, address: str, until: float) -> Answer:
+        """Bring the supervisor there. Raises HostDown, HostLost, HostRefused, ProviderError."""
+        watch = {**NOTICES, "resource": vm.name} if vm.spot else None
+        return await self._order("take", machine, address, until, anew=True, boot=True, watch=watch)
+
+    async def extend(self, machine: MachineId, address: str, until: float) -> None:
+        """Raises as `take` does."""
+        await self._order("extend", machine, address, until)
+
+    async def _order(
+        self, verb: Literal["take", "extend"], machine: MachineId, address: str, until: float, **more: Any
+    ) -> Answer:
         lot = self.lot(machine, address)
-        answer = await lot.ask(verb, machine, most=1, expires_s=max(0.0, until - time.time()))
+        answer = await lot.ask(verb, machine, most=1, expires_s=max(0.0, until - time.time()), **more)
         if answer.error:
             raise ProviderError(f"{machine}: {answer.detail}", transient=True, scope="machine")
+        return answer
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         where = Target(machine.id, machine.address, self._settings.port)

@@ -39,6 +39,9 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
     regions: tuple[str, ...] = REGIONS
     zones: Annotated[tuple[str, ...], Meta(description="such as 1, 2, 3; none: wherever there is room")] = ()
     spot: Annotated[bool, Meta(description="cheaper machines that Azure may take back")] = False
+    spot_only: Annotated[
+        bool, Meta(description="with `spot`: no regular machines, whatever is taken back or cannot be had")
+    ] = False
     image: Annotated[
         str, Meta(description="publisher:offer:sku:version, or the id of an image or gallery image")
     ] = IMAGE
