@@ -207,6 +207,8 @@ def _borrowed(request: RunRequest, home: Path, dry: bool) -> tuple[RunRequest, P
     view = read_pool(Store.open(home, create=False, read_only=True), request.pool)
     if request.keep:
         raise RequestError(f"--keep makes a pool, and {request.pool!r} is one: leave --keep out")
+    if request.spot:
+        raise RequestError(f"--spot: the machines of pool {request.pool!r} are there already: leave it out")
     if not dry and (problem := view.unusable(WallClock().now())):
         raise RequestError(problem)
     workers = request.workers if request.workers is not None else max(1, len(view.machines))

@@ -19,7 +19,7 @@ SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles"})
 
 FLAGS = frozenset(
     {
-        *("on", "workers", "attempts", "schedule", "canary", "keep", "budget", "max_duration"),
+        *("on", "workers", "attempts", "schedule", "canary", "spot", "keep", "budget", "max_duration"),
         *("tasks", "seed", "first", "task", "domain", "repeat", "task_timeout", "model", "set", "agent"),
         *("allow_broken", "fail_under"),
     }

@@ -42,6 +42,7 @@ from .sources import (
     lent_sources,
     place_settings,
     place_sources,
+    spot_sources,
 )
 from .tables import convert, expand
 
@@ -92,7 +93,7 @@ def resolve(
     merged = _environment(request, environ, cwd, config)
     flags = settle(request, merged, config, request.profile or merged.get("EVALFLEET_PROFILE", ""))
     source = benchmark_source(request.benchmark, config, cwd)
-    given = _given(flags, source, config, pool)
+    given = _given(flags, source, config, pool, spot_asked=bool(request.spot))
     loaded = given.benchmark.load()
     _check_env_file(request, environ, cwd, loaded)
     selection = _selected(flags, loaded)
@@ -113,9 +114,14 @@ def resolve(
     )
 
 
-def _given(flags: Flags, source: BenchmarkSource, config: Config, pool: Plan | None) -> Given:
+def _given(
+    flags: Flags, source: BenchmarkSource, config: Config, pool: Plan | None, *, spot_asked: bool
+) -> Given:
     if pool is None:
-        return give_settings(flags.set, source, place_sources(flags.on, config))
+        places = place_sources(flags.on, config)
+        if flags.spot:
+            places = spot_sources(places, strict=spot_asked)
+        return give_settings(flags.set, source, places)
     lent = lent_sources(specs_of(pool))
     return msgspec.structs.replace(give_settings(flags.set, source, ()), places=lent)
 

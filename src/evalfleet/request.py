@@ -38,6 +38,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     attempts: int | str | None = None
     schedule: str | None = None
     canary: int | str | None = None
+    spot: bool | None = None
     keep: bool | None = None
     allow_broken: Number | None = None
     fail_under: Number | None = None
@@ -67,6 +68,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     attempts: int = 3
     schedule: ScheduleName = "dynamic"
     canary: int | None = None
+    spot: bool = False
     keep: bool = False
     allow_broken: Verdict = Verdict()
     fail_under: float | None = None
@@ -112,6 +114,7 @@ _PARSERS: Mapping[str, Callable[[Any, str], Any]] = {
     "attempts": _count(1, 100),
     "schedule": values.parse_schedule,
     "canary": _count(0, 1000),
+    "spot": values.parse_switch,
     "keep": values.parse_switch,
     "allow_broken": values.parse_allow_broken,
     "fail_under": values.parse_share,

@@ -17,6 +17,9 @@ from .registry import PlaceKind, benchmark_kind, known, place_kind
 from .tables import convert
 from .values import as_text
 
+SPOT = "spot"
+"""The setting of places that have machines which may be taken back."""
+
 
 class BenchmarkSource(Struct, frozen=True):
     """A benchmark found, not yet read. `where` is who named its settings."""
@@ -106,6 +109,18 @@ def place_settings(given: Mapping[str, str], places: Sequence[PlaceSource]) -> t
         for place, name in takers:
             by_place[place.name][name] = _coerced(text, _types(place.kind.Settings)[name], key)
     return tuple(_checked(place, by_place[place.name]) for place in places)
+
+
+def spot_sources(places: Sequence[PlaceSource], *, strict: bool) -> tuple[PlaceSource, ...]:
+    """With spot machines, where there are any. `strict`: RequestError if no place has them."""
+    able = [SPOT in _types(place.kind.Settings) for place in places]
+    if strict and not any(able):
+        names = ", ".join(place.name for place in places)
+        raise RequestError(f"--spot: {names} has no spot machines; leave it out, or choose another place")
+    return tuple(
+        msgspec.structs.replace(place, settings={**place.settings, SPOT: True}) if has_them else place
+        for place, has_them in zip(places, able, strict=True)
+    )
 
 
 def give_settings(

@@ -44,14 +44,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _print_events(run: Run, machine: str | None, follow: bool) -> int:
-    from evalfleet.views.lines import event_line
+    from evalfleet.views.lines import MOST, MOST_OF_ONE, event_line
 
     seen = 0
     while True:
         over = run.state().ended_at is not None or not run.is_live()
         for record in run.records(after=seen):
             seen = record.seq
-            line = event_line(record)
+            line = event_line(record, MOST if machine is None else MOST_OF_ONE)
             if machine is None or _concerns(run, record.event, machine):
                 print(line, flush=follow)
         if over or not follow:

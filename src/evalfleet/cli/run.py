@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--pool", metavar="NAME", help="borrow the machines of this pool instead")
     where.add_argument("--workers", metavar="N", help="how many machines at once (default: 1, or the pool)")
     where.add_argument(
+        "--spot", action="store_true", default=None, help="prefer cheaper machines that may be taken back"
+    )
+    where.add_argument(
         "--keep", action="store_true", default=None, help="leave the machines behind, as pool RUN-pool"
     )
     where.add_argument("--canary", metavar="N", help="attempts that must end before more machines are made")

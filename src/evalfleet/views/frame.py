@@ -194,6 +194,8 @@ def doing(machine: MachineState) -> Piece:
         return "booting", "warn"
     if machine.phase == "up":
         return "preparing", "warn"
+    if machine.phase == "mending":
+        return machine.mends[-1], "bad"
     if machine.phase == "condemned":
         return "leaving", "dim" if machine.cause is None else "bad"
     if machine.silent_since is not None:
@@ -218,7 +220,7 @@ def _machine(state: RunState, machine: MachineId, now: Micros, width: int, names
 
 
 def _why(machine: MachineState) -> str:
-    if machine.phase == "condemned":
+    if machine.phase in ("condemned", "mending"):
         return clean(machine.detail)
     if machine.phase in ("requested", "up"):
         offer = machine.offer
@@ -234,7 +236,11 @@ def _since(state: RunState, machine: MachineState, now: Micros) -> str:
     elif attempt is not None:
         began = state.attempts[attempt].started_at
     else:
-        began = {"requested": machine.requested_at, "up": machine.up_at}.get(machine.phase)
+        began = {
+            "requested": machine.requested_at,
+            "up": machine.up_at,
+            "mending": machine.mending_since,
+        }.get(machine.phase)
     return "" if began is None else hms(seconds_between(began, now))
 
 

@@ -10,9 +10,11 @@ from evalfleet.events import Record, RunPlanned, TasksPlanned
 
 from .words import clean, iso
 
+MOST, MOST_OF_ONE = 400, 4000
 
-def event_line(record: Record) -> str:
-    """When, what, and its fields as `name=value`."""
+
+def event_line(record: Record, most: int = MOST) -> str:
+    """When, what, and its fields as `name=value`, cut at so many characters."""
     event = record.event
     if isinstance(event, RunPlanned):
         fields: dict[str, Any] = {
@@ -26,7 +28,7 @@ def event_line(record: Record) -> str:
         fields = msgspec.to_builtins(event)
         fields.pop("kind", None)
     words = " ".join(f"{name}={_value(value)}" for name, value in fields.items())
-    return f"{iso(record.at)} {type(event).__name__} {clean(words, 400)}".rstrip()
+    return f"{iso(record.at)} {type(event).__name__} {clean(words, most)}".rstrip()
 
 
 def _value(value: Any) -> str:

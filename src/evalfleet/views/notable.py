@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,7 @@ from evalfleet.model import (
     Scored,
     seconds_between,
 )
-from evalfleet.state import RunState
+from evalfleet.state import MachineState, RunState
 
 from .words import clean, counted, duration, plural
 
@@ -86,10 +87,10 @@ def _machine(state: RunState, record: ev.Record) -> Line | None:
             return Line(
                 at, "news", f"{clean(name)} requested ({clean(where)}{', spot' if offer.spot else ''})"
             )
-        case ev.MachineReady(machine):
-            known = state.machines[machine]
-            took = seconds_between(known.requested_at, at)
-            return Line(at, "news", f"{clean(known.name)} ready after {duration(took)}")
+        case ev.MachineReady(machine, timings):
+            return _ready(state.machines[machine], at, timings)
+        case ev.MachineMending(machine, step, detail):
+            return Line(at, "trouble", f"{_name(state, machine)}: {step}, since {clean(detail)}", good=False)
         case ev.MachinePrepared(machine, benchmark):
             return Line(at, "news", f"{_name(state, machine)} is prepared for {clean(benchmark)}")
         case ev.MachineStopped(machine):
@@ -105,6 +106,25 @@ def _machine(state: RunState, record: ev.Record) -> Line | None:
             return Line(at, "trouble", text.removesuffix(": "), good=False)
         case _:
             return None
+
+
+def _ready(machine: MachineState, at: Micros, timings: Mapping[str, float]) -> Line:
+    step = next((step for step in machine.mends if step in timings), None)
+    if step is not None:
+        return Line(at, "news", f"{clean(machine.name)} is well again after {clean(step)}")
+    took = duration(seconds_between(machine.requested_at, at))
+    return Line(at, "news", f"{clean(machine.name)} ready after {took}{_steps(timings)}")
+
+
+SHORT_S = 0.95
+
+
+def _steps(timings: Mapping[str, float]) -> str:
+    """What took long, if its place tells more than that it booted."""
+    if "ssh" not in timings:
+        return ""
+    long = [f"{step.replace('_', '-')} {duration(s)}" for step, s in timings.items() if s >= SHORT_S]
+    return f" ({', '.join(long)})" if long else ""
 
 
 def _name(state: RunState, machine: MachineId) -> str:

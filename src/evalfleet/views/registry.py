@@ -23,7 +23,7 @@ WAA, CONTAINER = "waa", "winarena"
 
 def worker_status(machine: MachineState) -> str:
     """In the words of the files other tools read."""
-    if machine.phase in ("requested", "up"):
+    if machine.phase in ("requested", "up", "mending"):
         return "creating"
     if machine.phase == "ready":
         return "running" if machine.open else "ready"

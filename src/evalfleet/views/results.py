@@ -224,8 +224,11 @@ def machine_entry(machine: MachineState, now: Micros) -> Document:
         "ended_at": iso(machine.gone_at),
         "uptime_seconds": _rounded(seconds_between(machine.requested_at, ended)),
         "cost_usd": _rounded(machine_usd(machine, now)),
+        "timings": {step: round(seconds, 3) for step, seconds in machine.timings.items()},
+        "mended_by": list(machine.mends),
         "attempts": machine.attempts,
         "scored": machine.scored,
+        "step": machine.step or None,
         "cause": None if machine.cause is None else str(machine.cause),
         "detail": machine.detail or None,
     }

@@ -8,6 +8,9 @@ from .summary import summary
 from .tables import pairs, table
 from .words import clean, duration, usd
 
+SHORT_S = 0.95
+"""Steps that took less are of no interest."""
+
 Document = dict[str, Any]
 
 TASKS_SHOWN = 200
@@ -59,12 +62,18 @@ def _machines(machines: list[Document]) -> str:
             machine["scored"],
             duration(machine["uptime_seconds"]),
             usd(machine["cost_usd"]),
+            _steps(machine["timings"]),
             machine["detail"],
         )
         for machine in machines
     ]
-    head = ("machine", "phase", "place", "attempts", "scored", "up", "cost", "ended because")
-    return table(head, rows, right=("attempts", "scored", "up", "cost"), width=160)
+    head = ("machine", "phase", "place", "attempts", "scored", "up", "cost", "came up in", "ended because")
+    return table(head, rows, right=("attempts", "scored", "up", "cost"), width=180)
+
+
+def _steps(timings: Document) -> str | None:
+    long = [f"{step.replace('_', '-')} {duration(s)}" for step, s in timings.items() if s >= SHORT_S]
+    return ", ".join(long) or None
 
 
 def show_task(detail: Document) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec import Struct
 
@@ -32,6 +32,13 @@ class Way(Struct, frozen=True):
     endpoint: str = ""
     scope: str = ""
     ca: str = ""
+
+
+class _Answer(NamedTuple):
+    """`operation`: where to ask about what has only begun."""
+
+    body: Json
+    operation: str
 
 
 class Arm:
@@ -77,6 +84,15 @@ class Arm:
         body: Json | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Json:
+        return (await self._exchange(method, path, version, body, query)).body
+
+    async def begin(self, path: str, version: str) -> str:
+        """Have something done that takes time. Returns where to ask how it goes; empty: it is done."""
+        return (await self._exchange("POST", path, version, None, None)).operation
+
+    async def _exchange(
+        self, method: str, path: str, version: str, body: Json | None, query: Mapping[str, str] | None
+    ) -> _Answer:
         from azure.core.exceptions import AzureError, ClientAuthenticationError
         from azure.core.rest import HttpRequest
 
@@ -94,7 +110,7 @@ class Arm:
         answer = _parsed(text)
         if response.status_code >= 400:
             raise fault_of(response.status_code, answer, response.headers.get("Retry-After"))
-        return answer
+        return _Answer(answer, response.headers.get("Azure-AsyncOperation") or "")
 
     async def download(self, url: str) -> str:
         """What a link that Azure gave us leads to. It has its own signature, and gets no token."""

@@ -17,8 +17,6 @@ from .views import Looks, Part, View, Vm
 from .words import Json, rows
 
 DELETE_S = 120.0
-BUSY_S = 15.0
-"""What Azure has agreed to do shows in its lists within this time."""
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
 """Parts of the codes by which Azure says that something else must go first."""
@@ -83,25 +81,19 @@ class Builder:
 
     async def again(self, machine: MachineId, action: str) -> Vm:
         """Restart or redeploy it. Returns when that is done."""
-        asked_at: float | None = None
-        seen_busy = False
-        async for view in self._views():
-            vm = view.vms.get(machine)
-            if vm is None or vm.state == "deleting":
-                raise ArmFault(409, (Problem("Canceled", "it was deleted"),))
-            if vm.state == "updating":  # by us, or by somebody who came first
-                seen_busy = asked_at is not None
-            elif asked_at is None:
-                if vm.power.startswith("dealloc"):
-                    raise ProviderError(f"{vm.name} is {vm.power}", transient=False, scope="machine")
-                if await self._act(vm, action):
-                    asked_at = time.monotonic()
-            elif seen_busy or time.monotonic() - asked_at > BUSY_S:
-                if vm.state == "failed":
-                    raise await self._why(vm)
-                if vm.power == "running":
-                    return vm
-        raise AssertionError("looks never end")
+        vm = (await self._looks.fresh()).vms.get(machine)
+        if vm is None or vm.state == "deleting" or vm.power.startswith("dealloc"):
+            raise ProviderError(f"{machine} does not run", transient=False, scope="machine")
+        operation, pause = await self._arm.begin(f"{vm.id}/{action}", COMPUTE), FIRST_PAUSE_S
+        while operation:
+            shown = await self._arm.send("GET", operation, "")
+            if shown.get("status") == "Succeeded":
+                break
+            if shown.get("status") in ("Failed", "Canceled"):
+                raise fault_of(409, shown.get("error") or {"code": "Canceled"})
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.4, LONGEST_PAUSE_S)
+        return await self.until_running(machine)
 
     async def _why(self, vm: Vm) -> ArmFault:
         """It did not start: Azure tells in its instance view."""
@@ -188,15 +180,12 @@ class Builder:
             if fault.status not in (404, 409) and not later:
                 raise
 
-    async def _act(self, vm: Vm, action: str) -> bool:
-        """False: something is being done to it, and the next look tells how it ended."""
+    async def _act(self, vm: Vm, action: str) -> None:
         try:
             await self._arm.send("POST", f"{vm.id}/{action}", COMPUTE)
         except ArmFault as fault:
             if fault.status != 409 or not fault.has("Conflict", "OperationPreempted"):
-                raise
-            return False
-        return True
+                raise  # else something is being done to it, and the next look tells how it ended
 
     def _record(self, name: str) -> str:
         return f"{self._root}/providers/Microsoft.Resources/deployments/{name}"

@@ -86,7 +86,7 @@ class Reach:
             key=str(self._keys.own().path),
             known_hosts=str(self._keys.known_hosts(machine, address, settings.port, others)),
             jump=settings.jump or None,
-            connect_timeout_s=CONNECT_S,
+            connect_timeout_s=min(CONNECT_S, settings.answer_s),
             agent=self._agent if settings.jump else None,
         )
 
