@@ -95,7 +95,7 @@ def live(
 
 
 def clean_up(folder: str, now: float, answer: str) -> None:
-    """`evalfleet reap` at a later time, on a computer that has the place in its evalfleet.toml and no home."""
+    """`evalfleet reap` at a later time, on a computer that has the place in evalfleet.toml and no home."""
     os.chdir(folder)
     os.environ["EVALFLEET_HOME"] = f"{folder}/nowhere"
     found = surveying.machines(round(now * 1e6))

@@ -16,6 +16,7 @@ from .template import ADDRESS, API, COMPUTE, DISK, NIC, RESOURCES, SCHEDULE, VM,
 from .views import Looks, Part, View, Vm
 from .words import Json, rows
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 DELETE_S = 120.0
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
