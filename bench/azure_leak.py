@@ -34,7 +34,8 @@ COUNTED = (
     "-9) at a request chosen by a seed, which is either never carried out or carried out unheard; the "
     f"stand-in's clock then moves to {REAP_AFTER_S:g} s after the last expiry that was decided, `reap` runs "
     "on a computer without a home, and a day later the stand-in's books are read; vm: billed after the "
-    "expiry, whoever stopped it; disk, address: billed after reap had ended, since they are billed until then; "
+    "expiry, whoever stopped it; disk, address: billed after reap had ended, since they are billed until "
+    "then; "
     "records: of deployments, which cost nothing"
 )
 
