@@ -33,7 +33,7 @@ from .journal.sqlite import StreamKind
 from .keeping import keep_plan, tend
 from .model import AttemptId, Limits, Plan, RunStatus, TaskId
 from .names import hint, safe_name
-from .plan import Resolved, resolve, resumed_secrets, weigh
+from .plan import PlaceSettings, Resolved, changed_settings, resolve, resumed_secrets, weigh
 from .pools import read_pool
 from .request import RunRequest
 from .state import AttemptState, RunState
@@ -400,7 +400,8 @@ def resume_order(
     secrets, environ = resumed_secrets(
         state.plan, environ=dict(os.environ), cwd=Path.cwd(), env_file=env_file
     )
-    return Order(found.home, found.name, secrets, environ, take_over, first)
+    settings = changed_settings(state.plan, environ=os.environ, cwd=Path.cwd())
+    return Order(found.home, found.name, secrets, environ, take_over, first, settings=settings)
 
 
 def cancelling_order(run: Run) -> Order:
@@ -413,7 +414,10 @@ def cancelling_order(run: Run) -> Order:
         secrets, environ = resumed_secrets(state.plan, environ=environ, cwd=Path.cwd())
     stopped = state.stop is not None and not state.stop.drain
     first = () if stopped else (StopRequested("user", "cancelled"),)
-    return Order(run.home, run.name, secrets, environ, first=first)
+    settings: PlaceSettings = {}
+    with suppress(RequestError):
+        settings = changed_settings(state.plan, environ=os.environ, cwd=Path.cwd())
+    return Order(run.home, run.name, secrets, environ, first=first, settings=settings)
 
 
 def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:

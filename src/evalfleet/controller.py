@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .engine import Engine
 from .errors import FleetError
@@ -18,7 +19,7 @@ from .events import ControllerStarted, Event, StopRequested
 from .journal import Holder, Holds, Store
 from .model import MachineId, Micros, Plan
 from .names import safe_name
-from .plan import benchmark_of, places_of
+from .plan import PlaceSettings, benchmark_of, places_of
 from .policy import POOL, RUN
 from .pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .ports import PlaceContext, Provider
@@ -46,6 +47,7 @@ class Order:
     """What a controller is started with. `first` are events to record before anything else.
 
     `change` says it for a pool, once nobody else can change that, and which machines it must have to itself.
+    `settings` of places are those that have changed since the plan was made.
     """
 
     home: Path
@@ -55,6 +57,7 @@ class Order:
     take_over: bool = False
     first: tuple[Event, ...] = ()
     change: Callable[[PoolView, Micros], Change] | None = None
+    settings: PlaceSettings = field(default_factory=dict[str, Mapping[str, Any]])
 
 
 class Controller:
@@ -142,7 +145,7 @@ class Controller:
             context = PlaceContext(order.home, self._store.home_id, order.secrets, order.environ)
             places = {
                 name: self._borrowed(plan, place, journal.epoch, is_pool)
-                for name, place in places_of(plan, context).items()
+                for name, place in places_of(plan, context, order.settings).items()
             }
             for place in places.values():
                 stack.push_async_callback(place.close)

@@ -31,6 +31,7 @@ from .plan import (
     PoolRequest,
     Resolved,
     benchmark_of,
+    changed_settings,
     environment_of,
     places_of,
     resolve_pool,
@@ -160,7 +161,9 @@ class Pool:
     def control(self, change: Callable[[PoolView, Micros], Change] | None = None) -> None:
         """Change it, and bring it to where it shall be, in a thread of this process."""
         environ = environment_of(os.environ, Path.cwd())
-        order = Order(self.store.home, self.name, {}, environ, change=change)
+        plan = look_at(self.store, self.name).state.plan
+        settings = {} if change is None else changed_settings(plan, environ=os.environ, cwd=Path.cwd())
+        order = Order(self.store.home, self.name, {}, environ, change=change, settings=settings)
         self._controller = Controller(order)
         self._controller.start()
 
@@ -282,7 +285,8 @@ class Pool:
     def _places(self, secrets: Mapping[str, str] | None = None) -> dict[str, Provider]:
         environ = environment_of(os.environ, Path.cwd())
         context = PlaceContext(self.store.home, self.store.home_id, secrets or {}, environ)
-        return places_of(self.view().state.plan, context)
+        plan = self.view().state.plan
+        return places_of(plan, context, changed_settings(plan, environ=os.environ, cwd=Path.cwd()))
 
     # -- looking ---------------------------------------------------------------------------------
 

@@ -184,12 +184,32 @@ def secret_names(plan: Plan) -> tuple[str, ...]:
     return msgspec.convert(plan.benchmark_spec, BenchmarkSpec).secrets
 
 
-def places_of(plan: Plan, context: PlaceContext) -> dict[str, Provider]:
-    """The plan's places by name, in order."""
+PlaceSettings = Mapping[str, Mapping[str, Any]]
+
+
+def changed_settings(plan: Plan, *, environ: Mapping[str, str], cwd: Path) -> dict[str, dict[str, Any]]:
+    """Place -> what evalfleet.toml says now of settings that may change while machines live.
+
+    A plan keeps what it was made with, but who has moved to another network must be let in again. A kind of
+    place names such settings in `changeable`. Only the file that the plan was made with is asked.
+    """
+    config = _config(RunRequest(benchmark=""), environ, cwd)
+    found: dict[str, dict[str, Any]] = {}
+    for name, spec in specs_of(plan).items():
+        told = config.places.get(name, {}) if str(config.base) == spec.base else {}
+        keys = getattr(place_kind(spec.kind), "changeable", ())
+        if told.get("kind", name) == spec.kind:
+            found[name] = {key: told[key] for key in keys if key in told}
+    return found
+
+
+def places_of(plan: Plan, context: PlaceContext, changed: PlaceSettings | None = None) -> dict[str, Provider]:
+    """The plan's places by name, in order; with settings that have changed since."""
     made: dict[str, Provider] = {}
     for name, envelope in specs_of(plan).items():
         kind = place_kind(envelope.kind)
-        settings = convert(dict(envelope.settings), kind.Settings, f"place {name!r}")
+        given = {**envelope.settings, **(changed or {}).get(name, {})}
+        settings = convert(given, kind.Settings, f"place {name!r}")
         made[name] = kind.make(name, settings, replace(context, base=Path(envelope.base)))
     return made
 

@@ -43,10 +43,16 @@ def environment(azure: StandIn, *, inside: bool = False) -> dict[str, str]:
 
 
 def place(
-    azure: StandIn, home: Path, *, inside: bool = False, home_id: str = HOME, **more: Any
+    azure: StandIn,
+    home: Path,
+    *,
+    inside: bool = False,
+    home_id: str = HOME,
+    name: str = "azure",
+    **more: Any,
 ) -> AzurePlace:
     context = PlaceContext(home, home_id, {}, environment(azure, inside=inside), home)
-    return AzurePlace.make("azure", settings(azure, inside=inside, **more), context)
+    return AzurePlace.make(name, settings(azure, inside=inside, **more), context)
 
 
 def offer(region: str = "eastus", size: str = SIZE, *, spot: bool = False) -> Offer:

@@ -120,6 +120,44 @@ def test_only_ssh_is_open_and_only_to_whom_the_settings_name(azure: StandIn, tmp
     assert then["sourceAddressPrefixes"] == [HERE, "192.0.2.7/32"]
 
 
+def sources(azure: StandIn) -> dict[str, str]:
+    """Group of rules -> who is let in."""
+    rules = azure.resources("Microsoft.Network/networkSecurityGroups/securityRules")
+    return {rule.id.names[-2]: str(rule.properties.get("sourceAddressPrefix")) for rule in rules}
+
+
+def test_two_places_of_one_home_let_different_addresses_in(azure: StandIn, tmp_path: Path) -> None:
+    """The second is used while the first has a machine, which stays reachable."""
+
+    async def work(made: AzurePlace) -> None:
+        seen = await bring_up(made)
+        other = place(azure, tmp_path, inside=True, name="other", ssh_from=("198.18.0.0/16",))
+        await bring_up(other, MachineId("pool-abc123-2"))
+        await other.list("pool")
+        assert await says(made, seen, "hostname") == ONE
+        await other.close()
+        assert sources(azure)["evalfleet-abc123-eastus-azure-ssh"] == HERE
+        assert sources(azure)["evalfleet-abc123-eastus-other-ssh"] == "198.18.0.0/16"
+
+    use(azure, tmp_path, work, ssh_from=(HERE,))
+
+
+def test_who_may_connect_is_applied_again_by_the_next_controller(azure: StandIn, tmp_path: Path) -> None:
+    """Whoever has moved says so in the settings, and goes on with the machines there are."""
+
+    async def work(made: AzurePlace) -> None:
+        await bring_up(made)
+        for source in ("192.0.2.7/32", HERE):
+            then = place(azure, tmp_path, inside=True, ssh_from=(source,))
+            await then.list("pool")
+            assert sources(azure)["evalfleet-abc123-eastus-azure-ssh"] == source
+            if source == HERE:
+                await then.extend(ONE, LONG_S)
+            await then.close()
+
+    use(azure, tmp_path, work, ssh_from=(HERE,))
+
+
 def test_no_list_of_azures_tells_the_host_key(azure: StandIn, tmp_path: Path) -> None:
     async def work(made: AzurePlace) -> None:
         await bring_up(made)

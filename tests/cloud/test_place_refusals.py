@@ -138,7 +138,7 @@ def test_a_strangers_machine_is_left_alone(azure: StandIn, tmp_path: Path, tags:
 def test_a_strangers_network_is_left_alone(azure: StandIn, tmp_path: Path) -> None:
     rest = Rest(azure)
     rest.furnish()
-    path = network("networkSecurityGroups/evalfleet-abc123-eastus-ssh")
+    path = network("networkSecurityGroups/evalfleet-abc123-eastus-azure-ssh")
     rest.put(path, {"location": "eastus", "properties": {}})
     error = refused(azure, tmp_path)
     assert "is not ours" in str(error)

@@ -11,7 +11,15 @@ import pytest
 from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Limits, Plan, Task, TaskId, Verdict
-from evalfleet.plan import Resolved, benchmark_of, places_of, resolve, secret_names, weigh
+from evalfleet.plan import (
+    Resolved,
+    benchmark_of,
+    changed_settings,
+    places_of,
+    resolve,
+    secret_names,
+    weigh,
+)
 from evalfleet.ports import PlaceContext
 from evalfleet.request import RunRequest
 
@@ -35,6 +43,7 @@ from msgspec import Struct
 
 class Shed:
     default_canary = 1
+    changeable = ("hosts",)
     class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         door: str
         hosts: tuple[str, ...] = ()
@@ -215,6 +224,20 @@ def test_profiles_and_configs_are_chosen_by_flag_or_variable(cwd: Path) -> None:
     assert resolved(cwd, env=env).plan.limits.workers == 3
     assert resolved(cwd, config="other.toml").plan.place_specs["shed"]["settings"] == {"door": "other"}
     fails(cwd, "@/none.toml: no such file; check the path", config="none.toml")
+
+
+def test_what_may_change_while_machines_live_is_read_again(cwd: Path) -> None:
+    configure(cwd, SHED_PLACE + 'hosts = ["a"]\n')
+    plan = resolved(cwd).plan
+    configure(cwd, SHED_PLACE.replace("left", "right") + 'hosts = ["b"]\n')
+    changed = changed_settings(plan, environ={}, cwd=cwd)
+    assert changed == {"shed": {"hosts": ["b"]}}
+    made: Any = places_of(plan, PlaceContext(cwd, "h"), changed)["shed"]
+    assert (made[1].door, made[1].hosts) == ("left", ("b",))
+    elsewhere = cwd / "deep"
+    elsewhere.mkdir()
+    (elsewhere / "evalfleet.toml").write_text((cwd / "evalfleet.toml").read_text())
+    assert changed_settings(plan, environ={}, cwd=elsewhere) == {"shed": {}}, "another file's place"
 
 
 def test_a_benchmark_of_the_config_is_beside_it_and_has_default_settings(cwd: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,9 +27,18 @@ class Errand(msgspec.Struct, frozen=True):
     environ: dict[str, str]
     take_over: bool
     first: tuple[Event, ...]
+    settings: dict[str, dict[str, Any]]
 
     def order(self) -> Order:
-        return Order(Path(self.home), self.run, self.secrets, self.environ, self.take_over, self.first)
+        return Order(
+            Path(self.home),
+            self.run,
+            self.secrets,
+            self.environ,
+            self.take_over,
+            self.first,
+            settings=self.settings,
+        )
 
 
 def detach(order: Order, *, as_json: bool) -> int:
@@ -50,6 +60,7 @@ def detach(order: Order, *, as_json: bool) -> int:
         dict(order.environ),
         order.take_over,
         order.first,
+        {name: dict(given) for name, given in order.settings.items()},
     )
     assert process.stdin is not None
     assert process.stdout is not None

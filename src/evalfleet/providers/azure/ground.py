@@ -1,4 +1,7 @@
-"""What machines of a region share: the resource group, a network, and a group of rules that lets SSH in."""
+"""What machines of a region share: the resource group, a network, and a group of rules that lets SSH in.
+
+The rules are a place's own: two places of one home may let different addresses in.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from .arm import Arm
-from .names import HOME, shared_tags
+from .names import HOME, plain, shared_name, shared_tags
 from .refusals import ArmFault, Problem
 from .settings import Account, AzureSettings
 from .template import API, NSG, RESOURCES, SUBNET, VNET, id_of, network, security_group
@@ -29,8 +32,9 @@ class Land(Struct, frozen=True):
 class Ground:
     """Made once a region, by whoever needs it first. It costs nothing, and stays."""
 
-    def __init__(self, arm: Arm, settings: AzureSettings, account: Account, home: str) -> None:
+    def __init__(self, arm: Arm, place: str, settings: AzureSettings, account: Account, home: str) -> None:
         self._arm = arm
+        self._place = place
         self._settings = settings
         self._home = home
         self._group = account.group
@@ -51,7 +55,7 @@ class Ground:
         return await asyncio.shield(task)
 
     def rules_id(self, region: str) -> str:
-        return id_of(self.root, NSG, f"evalfleet-{self._home[:6]}-{region}-ssh")
+        return id_of(self.root, NSG, shared_name(self._home, region, f"{plain(self._place)}-ssh"))
 
     async def _make(self, region: str) -> Land:
         await self._have_group(region)
@@ -59,15 +63,19 @@ class Ground:
         if self._settings.subnet:
             await self._have_rules(nsg, region)
             return Land(self._settings.subnet, nsg)
-        vnet = id_of(self.root, VNET, f"evalfleet-{self._home[:6]}-{region}-net")
+        vnet = id_of(self.root, VNET, shared_name(self._home, region, "net"))
         await asyncio.gather(
             self._have_rules(nsg, region), self._have(vnet, VNET, network(region, self._tags), _any)
         )
         return Land(f"{vnet}/subnets/{SUBNET}", nsg)
 
     async def admit(self, region: str) -> None:
-        """Let in whom the settings name now, and nobody else. Raises ArmFault."""
-        await self._have_rules(self.rules_id(region), region)
+        """Let in whom the settings name now, and nobody else, where machines of this place may be.
+
+        Raises ArmFault.
+        """
+        if await self._arm.find(self.rules_id(region), API[NSG]) is not None:
+            await self._have_rules(self.rules_id(region), region)
 
     async def _have_group(self, region: str) -> None:
         """The first region that needs it is where its records are kept."""

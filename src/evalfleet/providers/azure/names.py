@@ -56,6 +56,11 @@ def shared_tags(home: str, owner: str, own: Mapping[str, str]) -> dict[str, str]
     return {**own, HOME: home, OWNER: owner}
 
 
+def shared_name(home: str, region: str, what: str) -> str:
+    """Of a network, or of rules."""
+    return f"evalfleet-{home[:6]}-{region}-{what}"
+
+
 def stamp(at: float) -> str:
     """Seconds since 1970 as in tags."""
     return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

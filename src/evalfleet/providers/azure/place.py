@@ -47,6 +47,7 @@ class AzurePlace:
 
     Settings = AzureSettings
     default_canary = 1
+    changeable = ("ssh_from",)
 
     def __init__(self, name: str, settings: AzureSettings, account: Account, context: PlaceContext) -> None:
         self._name = name
@@ -56,7 +57,7 @@ class AzurePlace:
         self._secrets = context.secrets
         way = Way(account.subscription, settings.endpoint, settings.scope, account.ca)
         self._arm = Arm(way, context.environ)
-        self._ground = Ground(self._arm, settings, account, context.home_id)
+        self._ground = Ground(self._arm, name, settings, account, context.home_id)
         self._looks = Looks(self._arm, account.group, context.home_id)
         self._builder = Builder(self._arm, self._looks, self._ground.root)
         self._keys = Keys(context.home, name, account.key)
