@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Scope = Literal["machine", "offer", "region", "place"]
+Scope = Literal["machine", "offer", "family", "region", "place"]
 
 
 class FleetError(Exception):

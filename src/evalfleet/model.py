@@ -87,7 +87,9 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     `capacity` is how many machines of it can be had at once (lent hosts, slots of a service);
     `teardown_s` how long a delete may take to end the billing; `settle_s` how far apart two looks
     must be before an absent machine is believed gone (a create may land after a delete); `mends` are what
-    the place can do to a machine that runs but cannot be reached, the mildest first.
+    the place can do to a machine that runs but cannot be reached, the mildest first. `area` is what a
+    refusal of the whole region is about, where `region` says more than that; offers of one `family` in one
+    area share a quota.
     """
 
     place: str
@@ -100,6 +102,8 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     teardown_s: float = 0.0
     settle_s: float = 0.0
     mends: tuple[str, ...] = ()
+    area: str = ""
+    family: str = ""
 
     @property
     def key(self) -> str:
@@ -231,6 +235,7 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     machine_streak: int = 3
     same_failure_machines: int = 3
     first_attempts_alike: int = 10
+    offer_tries: int = 3
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):

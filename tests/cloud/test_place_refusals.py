@@ -60,7 +60,7 @@ def test_no_room_in_a_zone(azure: StandIn, tmp_path: Path) -> None:
     assert "ZonalAllocationFailed" in str(refused(azure, tmp_path, "eastus-2", zones=("2",)))
 
 
-@pytest.mark.parametrize(("quota", "scope"), [("standardDDSv5Family", "offer"), ("cores", "region")])
+@pytest.mark.parametrize(("quota", "scope"), [("standardDDSv5Family", "family"), ("cores", "region")])
 def test_no_quota(azure: StandIn, tmp_path: Path, quota: str, scope: str) -> None:
     azure.cloud.quota.limits["eastus", quota] = 3
     error = refused(azure, tmp_path)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,8 @@ from evalfleet.model import MachineId, Needs
 from evalfleet.ports import Check
 from tests.cloud.azure import StandIn
 from tests.cloud.azure.catalog import Restriction
-from tests.cloud.places import GROUP, SIZE, environment, left, offer, place
+from tests.cloud.desk import Desk
+from tests.cloud.places import SIZE, left, offer, place
 from tests.cloud.rest import Rest
 
 ONE = MachineId("pool-abc123-1")
@@ -66,39 +64,6 @@ def test_without_credentials_nothing_else_is_asked(azure: StandIn, tmp_path: Pat
 
 
 # -- machines and reap ---------------------------------------------------------------------------
-
-
-class Desk:
-    """A folder with an evalfleet.toml, somebody's, who has no journal."""
-
-    def __init__(self, azure: StandIn, folder: Path, owner: str) -> None:
-        self._azure = azure
-        self._folder = folder
-        folder.mkdir()
-        lines = {
-            "kind": "azure_vm",
-            "subscription": azure.subscription,
-            "resource_group": GROUP,
-            "endpoint": azure.endpoint,
-            "ca": str(azure.ca),
-            "owner": owner,
-        }
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
-        (folder / "evalfleet.toml").write_text(f'[places.azure]\n{text}ssh_from = ["192.0.2.1"]\n')
-
-    def say(self, *words: str, code: int = 0) -> str:
-        env = {**os.environ, **environment(self._azure), "EVALFLEET_HOME": str(self._folder / "home")}
-        done = subprocess.run(
-            [sys.executable, "-m", "evalfleet", *words],
-            cwd=self._folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=60,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
 
 
 def abandon(azure: StandIn, home: Path, expires_s: float, machine: MachineId = ONE) -> None:

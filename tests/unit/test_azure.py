@@ -207,7 +207,7 @@ FAMILY = "exceeding approved standardDDSv5Family Cores quota"
     [
         (409, "AllocationFailed", "m", False, "offer"),
         (409, "SkuNotAvailable", "m", False, "offer"),
-        (409, "OperationNotAllowed", FAMILY, False, "offer"),
+        (409, "OperationNotAllowed", FAMILY, False, "family"),
         (409, "OperationNotAllowed", REGIONAL, False, "region"),
         (409, "PublicIPCountLimitReached", "more than 10 public IP addresses", False, "region"),
         (409, "Conflict", "m", True, "machine"),

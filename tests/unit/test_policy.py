@@ -70,6 +70,75 @@ def test_a_refusal_of_the_whole_place_blocks_all_its_offers() -> None:
     assert again.offer.place == "b"
 
 
+def test_a_refusal_of_a_region_is_one_of_all_its_zones() -> None:
+    zones = [Offer("a", "x", f"r-{n}", area="r") for n in (1, 2)]
+    elsewhere = Offer("a", "x", "s", usd_per_hour=1.0)
+    run = Run(3, (*zones, elsewhere), workers=1)
+    run.turn()
+    refusal = MachineCondemned(M1, "no quota", Cause.PROVISIONING, scope="region", permanent=True)
+    assert [m.offer for m in requested(run.tell(refusal))] == [elsewhere]
+
+
+def test_a_refusal_of_a_family_is_one_of_its_sizes_there() -> None:
+    here = [Offer("a", size, "r", family=family) for size, family in (("x", "f"), ("y", "f"), ("z", "g"))]
+    run = Run(3, here, workers=1)
+    run.turn()
+    refusal = MachineCondemned(M1, "no quota", Cause.PROVISIONING, scope="family", permanent=True)
+    assert [m.offer for m in requested(run.tell(refusal))] == [here[2]]
+
+
+def test_what_was_refused_for_good_stays_so_when_earlier_machines_come_up() -> None:
+    """Two were asked for at once, and one got the last there was."""
+    full, other = Offer("a", "x"), Offer("b", "x", usd_per_hour=1.0)
+    run = Run(9, (full, other), workers=2)
+    run.turn()
+    run.tell(MachineCondemned(M2, "full", Cause.PROVISIONING, scope="offer", permanent=True))
+    run.ready(M1)
+    run.lose(M1)
+    assert {m.offer for m in run.state.machines.values() if m.phase == "requested"} == {other}
+
+
+def test_a_success_lifts_what_was_refused_before_it_was_asked_for() -> None:
+    run = Run(9, (Offer("a", "x", "r"),), workers=1)
+    run.turn()
+    for n in (1, 2):
+        busy = MachineCondemned(MachineId(f"r-h-{n}"), "busy", Cause.PROVISIONING, scope="place")
+        run.tell(busy)
+        run.wait(60.0)
+    assert run.state.blocks["a/"].failures == 2
+    run.ready(M3)
+    assert not run.state.blocks
+
+
+def test_machines_refused_at_once_are_one_refusal() -> None:
+    run = Run(9, workers=3)
+    run.turn()
+    busy = [MachineCondemned(m, "busy", Cause.PROVISIONING, scope="place") for m in (M1, M2, M3)]
+    run.tell(*busy)
+    assert next_deadline(run.state, run.now) == after(run.now, 15.0)
+    assert len(requested(run.wait(15.0))) == 3
+
+
+def test_an_offer_that_only_ever_refuses_for_now_is_given_up_after_three_times() -> None:
+    run = Run(9, workers=1)
+    run.turn()
+    for n in (1, 2, 3):
+        assert run.state.stop is None
+        run.tell(MachineCondemned(MachineId(f"r-h-{n}"), "busy", Cause.PROVISIONING, scope="place"))
+        run.wait(300.0)
+    assert run.stop.reason == "refused"
+    assert [refusal.tries for refusal in run.state.refusals.values()] == [3]
+
+
+def test_what_others_have_borrowed_is_waited_for() -> None:
+    run = Run(9, (Offer("a", "host", capacity=1),), workers=1)
+    run.turn()
+    for n in range(1, 8):
+        run.tell(MachineCondemned(MachineId(f"r-h-{n}"), "taken", Cause.PROVISIONING))
+        run.wait(601.0)
+    assert run.state.stop is None
+
+
 def test_the_run_stops_when_every_offer_is_refused_for_good() -> None:
     run = Run(3, workers=1)
     run.turn()

@@ -44,6 +44,7 @@ BEYOND = {
     "task_seconds",
     "stop",
     "controllers",
+    "refusals",
     "machines",
 }
 

@@ -12,6 +12,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from evalfleet.controller import WallClock
+from evalfleet.verdict import REFUSED
+from evalfleet.views.refusals import refusals_table
 from evalfleet.views.terminal import summary, view_for
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ def follow(run: Run, *, as_json: bool) -> int:
     """
     with _signals(_Interrupts(run)), _notes():
         _show(run, as_json=as_json)
+    if run.exit_code == REFUSED and (told := refusals_table(run.results()["refusals"])):
+        print(f"\n{told}", file=sys.stderr)
     if run.left:
         print(f"evalfleet: left {run.name}: attempts go on; `evalfleet resume {run.name}`", file=sys.stderr)
     return run.exit_code

@@ -8,7 +8,7 @@ from itertools import islice
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
 from evalfleet.model import MachineId, Micros, Offer, after
 from evalfleet.names import machine_id
-from evalfleet.state import RunState
+from evalfleet.state import Block, RunState, scopes
 
 from .limits import grant_s, worthwhile
 
@@ -98,17 +98,27 @@ def _tired(state: RunState, offer: Offer) -> bool:
     return state.evictions[offer.key] >= OFFER_EVICTIONS or state.evictions.total() >= most
 
 
-def _blocked(state: RunState, now: Micros, offer: Offer) -> bool:
+def _blocks(state: RunState, offer: Offer) -> list[Block]:
     if not state.blocks:
-        return False
-    keys = (offer.key, f"{offer.place}/{offer.region}/", f"{offer.place}/")
-    found = [state.blocks[key] for key in keys if key in state.blocks]
-    return any(block.permanent or block.until > now for block in found)
+        return []
+    return [state.blocks[key] for key in scopes(offer).values() if key in state.blocks]
+
+
+def _blocked(state: RunState, now: Micros, offer: Offer) -> bool:
+    return any(block.permanent or block.until > now for block in _blocks(state, offer))
 
 
 def refused_for_good(state: RunState, offers: Sequence[Offer]) -> bool:
-    """Every offer said no, and asking again does not help."""
-    return all(_blocked(state, 1 << 62, offer) for offer in offers)
+    """Every offer said no, and asking again does not help, or did not help often enough.
+
+    What others have only borrowed (an offer with a capacity) will be free again some time.
+    """
+
+    def is_final(offer: Offer) -> bool:
+        most = state.limits.offer_tries if offer.capacity is None else 1 << 62
+        return any(block.permanent or block.failures >= most for block in _blocks(state, offer))
+
+    return all(map(is_final, offers))
 
 
 def _out_of_money(state: RunState, offer: Offer) -> list[Event]:

@@ -4,8 +4,9 @@ State is mutable and indexed, so that no step costs time proportional to the num
 machines: every question that policy asks has its answer kept current here.
 """
 
+from .blocks import scopes
 from .fold import accepts, apply, fold
-from .nouns import AttemptState, Block, Deadline, MachineState, RunState, TaskState
+from .nouns import AttemptState, Block, Deadline, MachineState, Refusal, RunState, TaskState
 from .queue import lane_of
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "Block",
     "Deadline",
     "MachineState",
+    "Refusal",
     "RunState",
     "TaskState",
     "accepts",
     "apply",
     "fold",
     "lane_of",
+    "scopes",
 ]

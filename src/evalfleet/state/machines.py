@@ -8,7 +8,8 @@ from evalfleet import events as ev
 from evalfleet.cost import billed_usd
 from evalfleet.model import SECOND, Cause, Micros, after
 
-from .nouns import Block, Deadline, MachineState, RunState
+from .blocks import lift, refuse
+from .nouns import Deadline, MachineState, RunState
 from .run import lanes
 
 
@@ -74,7 +75,7 @@ def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
     machine.address, machine.node = event.address, event.node
     machine.name = event.name or machine.name
     machine.timings = dict(event.timings)
-    state.blocks.pop(machine.offer.key, None)
+    lift(state, machine)
     state.touched_machines[event.machine] = None
 
 
@@ -282,13 +283,7 @@ def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.M
         state.same_failures[f"{event.cause}:{event.step}"] += 1
         state.last_failure = event.detail
         return
-    key = {
-        "place": f"{machine.offer.place}/",
-        "region": f"{machine.offer.place}/{machine.offer.region}/",
-    }.get(event.scope, machine.offer.key)
-    failures = state.blocks[key].failures + 1 if key in state.blocks else 1
-    until = after(at, min(600.0, 15.0 * 2.0 ** (failures - 1)))
-    state.blocks[key] = Block(until, failures, event.permanent, event.detail)
+    refuse(state, at, machine, event)
 
 
 def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> None:

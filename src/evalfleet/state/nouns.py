@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from evalfleet import events as ev
+from evalfleet.errors import Scope
 from evalfleet.model import (
     AttemptId,
     Cause,
@@ -111,12 +112,24 @@ class Deadline:
 
 @dataclass(slots=True)
 class Block:
-    """An offer that refused us: until when, how often in a row, and what it said."""
+    """An offer, or several, that refused us at `at`: until when, how often in a row, and what was said."""
 
+    at: Micros
     until: Micros
     failures: int
     permanent: bool
     detail: str
+
+
+@dataclass(slots=True)
+class Refusal:
+    """What came of asking for machines of one offer: how often it refused, and what it said last."""
+
+    offer: Offer
+    tries: int
+    detail: str
+    scope: Scope
+    permanent: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -160,6 +173,7 @@ class RunState:
     live_by_offer: Counter[str] = field(default_factory=Counter[str])
     blocks: dict[str, Block] = field(default_factory=dict[str, Block])
     evictions: Counter[str] = field(default_factory=Counter[str])  # by offer
+    refusals: dict[str, Refusal] = field(default_factory=dict[str, Refusal])
 
     # money: what deleted machines cost, and the most that the others can cost by their expiry
     closed_usd: float = 0.0

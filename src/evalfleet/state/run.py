@@ -37,6 +37,7 @@ def _ask_anew(state: RunState) -> None:
     """What was refused before may be granted now."""
     state.blocks.clear()
     state.evictions.clear()
+    state.refusals.clear()
     state.same_failures.clear()
     state.first_broken.clear()
 

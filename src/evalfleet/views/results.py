@@ -11,6 +11,7 @@ from evalfleet.model import Broken, Micros, Outcome, Scored, TaskId, seconds_bet
 from evalfleet.names import hint, safe_name
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
+from .refusals import refusals
 from .stats import Tally, by_domain, machine_end, machine_usd, machines_usd, percentile, tally
 from .words import iso
 
@@ -114,6 +115,7 @@ def _beyond(state: RunState, now: Micros) -> Document:
         "task_seconds": {name: _rounded(percentile(scored, share)) for name, share in shares.items()},
         "stop": None if stop is None else {"reason": stop.reason, "detail": stop.detail},
         "controllers": state.controllers,
+        "refusals": refusals(state),
     }
 
 

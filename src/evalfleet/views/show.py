@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .refusals import refusals_table
 from .summary import summary
 from .tables import pairs, table
 from .words import clean, duration, usd
@@ -17,8 +18,9 @@ TASKS_SHOWN = 200
 
 
 def show_run(results: Document) -> str:
-    """The summary, then tasks that need a look first, then machines."""
-    parts = [summary(results), _tasks(results["tasks"]), _machines(results["machines"])]
+    """The summary, then tasks that need a look first, then machines, then offers that refused some."""
+    refused = refusals_table(results["refusals"])
+    parts = [summary(results), _tasks(results["tasks"]), _machines(results["machines"]), refused]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -20,6 +20,8 @@ def summary(results: Document, run_dir: Path | None = None) -> str:
     ]
     if results["broken"]:
         rows.append(("broken", counted(results["broken_causes"])))
+    if results["refusals"]:
+        rows.append(("machines", _machines(results)))
     rows += [("attempts", _attempts(results)), ("cost", _cost(results["cost"]))]
     if run_dir is not None:
         rows.append(("results", str(run_dir / "results.json")))
@@ -56,6 +58,13 @@ def _attempts(results: Document) -> str:
     causes = f" ({counted(results['causes'])})" if results["causes"] else ""
     retries = plural(results["retries"], "retry")
     return f"{results['attempts']:,} on {plural(used, 'machine')}, {retries}{causes}"
+
+
+def _machines(results: Document) -> str:
+    """Said where fewer were had than were asked for, or not at the first offer."""
+    got = sum(machine["ready_at"] is not None for machine in results["machines"])
+    workers, offers = plural(results["workers"], "worker"), plural(len(results["refusals"]), "offer")
+    return f"{got:,} for {workers}; {offers} refused some: `evalfleet show {results['run']}`"
 
 
 def _cost(cost: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from .arguments import add_json
 
@@ -25,6 +26,7 @@ def main(args: argparse.Namespace) -> int:
     from evalfleet.errors import ProviderError
     from evalfleet.plan import PREFIX, PoolRequest
     from evalfleet.values import parse_count, parse_duration, parse_pairs
+    from evalfleet.views.refusals import refusals, refusals_table
 
     from . import following
 
@@ -45,6 +47,8 @@ def main(args: argparse.Namespace) -> int:
         pool.delete()
         pool.wait()
         why = why or "no place offers any"
+        if told := refusals_table(refusals(state)):
+            print(told, file=sys.stderr)
         raise ProviderError(f"pool {pool.name!r} got no machine: {why}", transient=False)
     following.show(view, as_json=args.json)
     return 0

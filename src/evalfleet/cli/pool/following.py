@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalfleet.controller import WallClock
 from evalfleet.views.notable import notable
+from evalfleet.views.refusals import refusals, refusals_table
 from evalfleet.views.tables import table
 from evalfleet.views.words import clock_time, iso, plural
 
@@ -59,6 +60,7 @@ def document(view: PoolView, answers: Sequence[Answer] | None = None) -> dict[st
         "created_at": iso(view.state.planned_at),
         "expires_at": iso(view.expires_at),
         "machines": [_machine(view, machine, now, answers) for machine in view.machines],
+        "refusals": refusals(view.state),
     }
 
 
@@ -91,4 +93,5 @@ def text(view: PoolView, answers: Sequence[Answer] | None = None) -> str:
     if missing > 0:
         asked = "more was" if missing == 1 else "more were"
         lines += ["", f"{missing} {asked} asked for: `evalfleet pool start {view.name}` tries again"]
+        lines += ["", refusals_table(told["refusals"])] if told["refusals"] else []
     return "\n".join(lines)

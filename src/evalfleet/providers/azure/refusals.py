@@ -126,7 +126,7 @@ def refusal(fault: ArmFault, what: str, *, have_some: bool = False) -> ProviderE
     if fault.has(*IMAGE):
         return no(f"{told}; check `image`", "place")
     if quota := _quota(fault):
-        scope: Scope = "region" if _is_regional(quota.message) else "offer"
+        scope: Scope = "region" if _is_regional(quota.message) else "family"
         return no(
             f"{told}; https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade raises it",
             scope,
@@ -161,5 +161,5 @@ def _quota(fault: ArmFault) -> Problem | None:
 
 
 def _is_regional(message: str) -> bool:
-    """Else it is a family's."""
-    return re.search(r"Regional|LowPriority|public IP", message, re.IGNORECASE) is not None
+    """Else it is a family's, or that of all spot machines."""
+    return re.search(r"Regional|public IP|Disk", message, re.IGNORECASE) is not None

@@ -123,6 +123,8 @@ class Menu(Struct, frozen=True):
 
 
 TEARDOWN_S = 120.0
+SPOT_FAMILY = "spot"
+"""Spot machines of all sizes share one quota of their region."""
 
 
 def offers_of(menu: Menu, needs: Needs) -> Sequence[Offer]:
@@ -150,6 +152,8 @@ def _offer(menu: Menu, size: Size, region: str, zone: str) -> Offer:
         capacity=menu.max_vcpus // size.cpus if menu.max_vcpus else None,
         teardown_s=TEARDOWN_S,
         settle_s=menu.settle_s,
+        area=region if zone else "",
+        family=SPOT_FAMILY if menu.spot else size.series.family,
     )
 
 
