@@ -324,7 +324,7 @@ class AzurePlace:
     async def belongings(self) -> Sequence[Belonging]:
         """Of all homes, in the whole subscription."""
         try:
-            return await sweeping.belongings(self._arm)
+            return await sweeping.belongings(self._arm, self._account.group)
         except ArmFault as fault:
             raise refusal(fault, "what exists cannot be seen") from fault
 

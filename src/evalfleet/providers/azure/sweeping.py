@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 
 from evalfleet.errors import ProviderError
@@ -14,17 +15,32 @@ from .arm import Arm
 from .builds import ORDER
 from .names import EXPIRES, HOME, MACHINE, OWNER, moment
 from .refusals import ArmFault
-from .template import API, RESOURCES, VM
+from .template import API, DEPLOYMENT, RESOURCES, VM
+from .views import ACTIVE
 from .words import Json, tags_in
 
 GONE_S = 300.0
 LONGEST_PAUSE_S = 5.0
 
 
-async def belongings(arm: Arm) -> Sequence[Belonging]:
-    """Raises ArmFault."""
+async def belongings(arm: Arm, group: str) -> Sequence[Belonging]:
+    """In the whole subscription; deployments, which are no resources, in the group alone. Raises ArmFault."""
     tagged = {"$filter": f"tagName eq '{MACHINE}'"}
-    return read(await arm.all(f"{arm.root}/resources", RESOURCES, **tagged))
+    resources, records = await asyncio.gather(
+        arm.all(f"{arm.root}/resources", RESOURCES, **tagged),
+        _records(arm, f"{arm.root}/resourceGroups/{group}"),
+    )
+    return read([*resources, *records])
+
+
+async def _records(arm: Arm, group: str) -> list[Json]:
+    try:
+        found = await arm.all(f"{group}/providers/{DEPLOYMENT}", RESOURCES)
+    except ArmFault as fault:
+        if fault.status != 404:
+            raise
+        return []  # there is no such group
+    return [{**each, "type": DEPLOYMENT} for each in found]
 
 
 def read(resources: list[Json]) -> Sequence[Belonging]:
@@ -47,7 +63,7 @@ def _belonging(home: str, machine: str, some: list[tuple[dict[str, str], Json]])
         machine=MachineId(machine),
         home=home,
         owner=some[0][0].get(OWNER, ""),
-        where=str(some[0][1].get("location", "")),
+        where=next((str(each["location"]) for _, each in some if each.get("location")), ""),
         expires_at=round(max(known) * SECOND) if known else None,
         parts=tuple(str(each["id"]) for _, each in some),
         node=vms[0] if vms else "",
@@ -55,18 +71,26 @@ def _belonging(home: str, machine: str, some: list[tuple[dict[str, str], Json]])
 
 
 async def reap(arm: Arm, belonging: Belonging) -> None:
-    """The machine first: its switch must outlive it. Each part's tags are read again before it goes."""
+    """The machine first: its switch must outlive it. Each part's tags are read again before it goes.
+
+    Nothing may be under way that makes it anew; the record of that goes last.
+    """
+    records = [part for part in belonging.parts if _type(part) == DEPLOYMENT.lower()]
+    await asyncio.gather(*(_cancel(arm, belonging, record) for record in records))
     vms = [part for part in belonging.parts if _type(part) == VM.lower()]
     await asyncio.gather(*(_remove(arm, belonging, vm, VM) for vm in vms))
     for kinds in ORDER:
         going = [(part, kind) for kind in kinds for part in belonging.parts if _type(part) == kind.lower()]
         await asyncio.gather(*(_remove(arm, belonging, part, kind) for part, kind in going))
-    for vm in vms:
-        group, name = vm.split("/providers/")[0], vm.rsplit("/", 1)[1]
-        record = f"{group}/providers/Microsoft.Resources/deployments/evalfleet-{name}"
-        shown = await arm.find(record, RESOURCES)
-        if shown is not None and _is_of(shown, belonging):
-            await arm.send("DELETE", record, RESOURCES)
+    await asyncio.gather(*(_remove(arm, belonging, record, DEPLOYMENT) for record in records))
+
+
+async def _cancel(arm: Arm, belonging: Belonging, record: str) -> None:
+    shown = await arm.find(record, RESOURCES)
+    active = shown is not None and str(shown["properties"]["provisioningState"]).lower() in ACTIVE
+    if shown is not None and active and _is_of(shown, belonging):
+        with suppress(ArmFault):  # it may have ended just now
+            await arm.send("POST", f"{record}/cancel", RESOURCES)
 
 
 async def _remove(arm: Arm, belonging: Belonging, id: str, kind: str) -> None:

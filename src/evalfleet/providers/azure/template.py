@@ -30,7 +30,9 @@ ADDRESS = "Microsoft.Network/publicIPAddresses"
 NSG = "Microsoft.Network/networkSecurityGroups"
 VNET = "Microsoft.Network/virtualNetworks"
 SCHEDULE = "Microsoft.DevTestLab/schedules"
+DEPLOYMENT = "Microsoft.Resources/deployments"
 API: Mapping[str, str] = {
+    DEPLOYMENT: RESOURCES,
     VM: COMPUTE,
     DISK: DISKS,
     NIC: NETWORK,
