@@ -14,6 +14,9 @@ from .model import SECOND, AttemptId, MachineId, Micros, TaskId
 MAX_FILE_NAME = 180
 """Bytes; file systems allow 255, and others append suffixes such as `.partial` to our names."""
 
+NO_HOME = "xxxxxx"
+"""Stands for the id that a home gets once something is written there."""
+
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-")
 _PLAIN = re.compile(rf"[A-Za-z0-9_~-][A-Za-z0-9_.~-]{{0,{MAX_FILE_NAME - 1}}}")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")

@@ -225,6 +225,33 @@ class Examinable(Protocol):
         ...
 
 
+class Made(Struct, frozen=True, omit_defaults=True):
+    """Something that a place would make, in words."""
+
+    kind: str
+    name: str
+    where: str = ""
+    detail: str = ""
+
+
+@runtime_checkable
+class Foretelling(Protocol):
+    """A place that tells what would come of a run before it is started."""
+
+    @property
+    def machine_s(self) -> float:
+        """How long it takes, about, until a machine is ready."""
+        ...
+
+    def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
+        """What would be made for these machines. Asks nobody."""
+        ...
+
+    async def doubts(self, lasts_s: float) -> Sequence[str]:
+        """What may go wrong with a run of so many seconds, and what to do. Raises nothing."""
+        ...
+
+
 class Belonging(Struct, frozen=True, omit_defaults=True):
     """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is."""
 

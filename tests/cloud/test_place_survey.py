@@ -56,6 +56,25 @@ def test_what_is_wrong_has_a_remedy(azure: StandIn, tmp_path: Path) -> None:
     assert "Microsoft.Compute/virtualMachines/write" in wrong["permissions"].found
 
 
+def test_disks_zones_and_sizes_are_looked_at(azure: StandIn, tmp_path: Path) -> None:
+    azure.cloud.quota.limits["eastus", "PremiumDiskCount"] = 0
+    azure.cloud.quota.limits["eastus", "lowPriorityCores"] = 3
+    azure.cloud.catalog.restrictions.append(Restriction(SIZE, "eastus", zones=("2",)))
+    found = examine(azure, tmp_path, sizes=(SIZE, "Standard_D2s_v5"), zones=("1", "2"))
+    assert "in zone 2" in found[f"{SIZE} in eastus"].found
+    assert "PremiumDiskCount" in found["disks in eastus"].remedy
+    assert "Standard_D2s_v5" in found["sizes"].found
+    assert all(found[name].remedy for name in (f"{SIZE} in eastus", "disks in eastus", "sizes"))
+    spot = examine(azure, tmp_path, spot=True, disk="Standard_LRS")
+    assert "lowPriorityCores" in spot[f"{SIZE} in eastus"].remedy
+    assert spot["disks in eastus"].verdict == "good"
+
+
+def test_addresses_are_looked_at(azure: StandIn, tmp_path: Path) -> None:
+    azure.cloud.quota.limits["eastus", "PublicIPAddresses"] = 0
+    assert "addresses" in examine(azure, tmp_path)["addresses in eastus"].remedy
+
+
 def test_without_credentials_nothing_else_is_asked(azure: StandIn, tmp_path: Path) -> None:
     azure.identity.refuses = True
     (check,) = examine(azure, tmp_path).values()

@@ -9,20 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from evalfleet.api import kept_pool
+from evalfleet.names import NO_HOME, machine_id
 from evalfleet.plan import benchmark_of, places_of
-from evalfleet.ports import PlaceContext
+from evalfleet.ports import Foretelling, PlaceContext
+from evalfleet.views.tables import table
 from evalfleet.views.words import plural
 
 if TYPE_CHECKING:
-    from evalfleet.model import Offer
+    from collections.abc import Mapping, Sequence
+
+    from evalfleet.model import MachineId, Offer
     from evalfleet.plan import Resolved
+    from evalfleet.ports import Made, Provider
+
+
+MACHINES_SHOWN = OFFERS_SHOWN = 8
+HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`basis` says what the figures rest on: earlier runs, or every task at its time limit."""
+    """`basis` says what the figures rest on: earlier runs, or every task at its time limit.
+
+    `made`: what places would make. `task_s` is the mean of all tasks, `machine_s` until a machine is ready.
+    """
 
     offers: tuple[Offer, ...]
+    made: Mapping[str, Sequence[Made]]
+    at_once: int
+    task_s: float
+    machine_s: float
     duration_s: float
     machine_hours: float
     usd: float | None
@@ -30,29 +47,89 @@ class Estimate:
 
 
 def estimate(resolved: Resolved) -> Estimate:
-    """Tasks over workers times the time of a task, at the price of the cheapest offer."""
-    offers = asyncio.run(_offers(resolved))
+    """Tasks over workers times the time of a task, and the time of a machine, at the cheapest prices."""
     tasks, limits = resolved.tasks, resolved.plan.limits
     known = [task.weight_s for task in tasks if task.weight_s is not None]
     mean_known = sum(known) / len(known) if known else 0.0
     seconds = [task.weight_s or (mean_known if known else task.timeout_s) for task in tasks]
     slots = max(1, min(limits.workers * resolved.plan.slots, len(tasks)))
     machines = -(-slots // resolved.plan.slots)
-    duration_s = max(sum(seconds) / slots, max(seconds))
-    hours = duration_s * machines / 3600
-    usd = hours * offers[0].usd_per_hour if offers else None
+    prospect = asyncio.run(_ask(resolved, machines))
+    duration_s = max(sum(seconds) / slots, max(seconds)) + prospect.machine_s
+    hours = duration_s / HOUR_S
+    usd = sum(offer.usd_per_hour * hours for _, offer in prospect.machines) if prospect.offers else None
     basis = "what earlier runs took" if known else "at most: every task at its time limit, tried once"
-    return Estimate(offers, duration_s, hours, usd, basis)
+    mean = sum(seconds) / len(seconds)
+    return Estimate(
+        prospect.offers,
+        prospect.made,
+        slots,
+        mean,
+        prospect.machine_s,
+        duration_s,
+        hours * machines,
+        usd,
+        basis,
+    )
 
 
-async def _offers(resolved: Resolved) -> tuple[Offer, ...]:
-    context = PlaceContext(resolved.home, resolved.plan.home, resolved.secrets, resolved.environ)
+@dataclass(frozen=True)
+class _Prospect:
+    """What the places say."""
+
+    offers: tuple[Offer, ...]
+    machines: Sequence[tuple[MachineId, Offer]]
+    made: Mapping[str, Sequence[Made]]
+    machine_s: float
+
+
+async def _ask(resolved: Resolved, count: int) -> _Prospect:
     needs = benchmark_of(resolved.plan).needs
-    found: list[Offer] = []
-    for place in places_of(resolved.plan, context).values():
-        found.extend(await place.offers(needs))
-        await place.close()
-    return tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.key)))
+    places = _places(resolved)
+    try:
+        found = [offer for place in places.values() for offer in await place.offers(needs)]
+        offers = tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.key)))
+        pool = kept_pool(resolved.plan.run) if resolved.keep else resolved.plan.run
+        machines = _assigned(offers, pool, resolved.plan.home or NO_HOME, count)
+        made: dict[str, Sequence[Made]] = {}
+        for name, place in places.items():
+            own = [(machine, offer) for machine, offer in machines if offer.place == name]
+            if own and isinstance(place, Foretelling) and not resolved.plan.pool:
+                made[name] = place.outline(own)
+        waits = [p.machine_s for name, p in places.items() if name in made and isinstance(p, Foretelling)]
+        return _Prospect(offers, machines, made, max(waits, default=0.0))
+    finally:
+        for place in places.values():
+            await place.close()
+
+
+def _places(resolved: Resolved) -> dict[str, Provider]:
+    context = PlaceContext(resolved.home, resolved.plan.home, resolved.secrets, resolved.environ)
+    return places_of(resolved.plan, context)
+
+
+def _assigned(offers: Sequence[Offer], pool: str, home: str, count: int) -> Sequence[tuple[MachineId, Offer]]:
+    """Each machine by the cheapest offer that has one left. Fewer, if there are no more."""
+    each = [offer for offer in offers for _ in range(count if offer.capacity is None else offer.capacity)]
+    return [(machine_id(pool, home, n), offer) for n, offer in enumerate(each[:count], 1)]
+
+
+def forewarned(resolved: Resolved, expected: Estimate) -> Sequence[str]:
+    """What may go wrong with it, as its places tell: looked up before it is started."""
+    limit = resolved.plan.limits.max_duration_s
+    lasts_s = limit if limit is not None else expected.duration_s
+    return asyncio.run(_doubts(resolved, lasts_s))
+
+
+async def _doubts(resolved: Resolved, lasts_s: float) -> list[str]:
+    told: list[str] = []
+    for place in _places(resolved).values():
+        try:
+            if isinstance(place, Foretelling):
+                told += await place.doubts(lasts_s)
+        finally:
+            await place.close()
+    return told
 
 
 def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
@@ -68,12 +145,33 @@ def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
         ("model", plan.model or "-"),
         ("secrets", ", ".join(resolved.secrets) or "-"),
         ("limits", _limits(resolved)),
-        ("offers", "; ".join(map(_offer, expected.offers)) or "none"),
-        ("estimate", _figures(expected)),
+        ("offers", _offers(expected.offers)),
+        ("estimate", _figures(resolved, expected)),
         ("home", str(resolved.home)),
     ]
     lines = [f"{name:<11}{value}" for name, value in rows]
+    for place, made in expected.made.items():
+        lines += ["", _made(place, made)]
     return "\n".join((*lines, "", "Nothing was started. Leave out --dry-run to run it."))
+
+
+def _made(place: str, made: Sequence[Made]) -> str:
+    """A table of what would be made; of many machines the first few."""
+    shared = [each for each in made if each.kind != "machine"]
+    machines = [each for each in made if each.kind == "machine"]
+    shown = [*shared, *machines[:MACHINES_SHOWN]]
+    rows = [(each.kind, each.name, each.where or None, each.detail) for each in shown]
+    more = len(machines) - MACHINES_SHOWN
+    lines = [table((f"{place} would make", "name", "where", "what"), rows)]
+    lines += [f"... and {plural(more, 'machine')} more like these"] if more > 0 else []
+    return "\n".join((*lines, f"`evalfleet doctor {place}` looks whether they can be had"))
+
+
+def _offers(offers: Sequence[Offer]) -> str:
+    if not offers:
+        return "none"
+    more = len(offers) - OFFERS_SHOWN
+    return "; ".join([*map(_offer, offers[:OFFERS_SHOWN]), *([f"and {more} more"] if more > 0 else [])])
 
 
 def _where(resolved: Resolved) -> str:
@@ -93,10 +191,15 @@ def _limits(resolved: Resolved) -> str:
     return f"{budget}, {time}"
 
 
-def _figures(expected: Estimate) -> str:
+def _figures(resolved: Resolved, expected: Estimate) -> str:
+    """As people reckon: tasks over workers times a task's minutes, and those of a machine."""
     usd = f"${expected.usd:.2f}" if expected.usd is not None else "unknown cost"
-    minutes = expected.duration_s / 60
-    return f"{minutes:.1f} min, {expected.machine_hours:.2f} machine-hours, {usd} ({expected.basis})"
+    tasks, task_s = len(resolved.tasks), expected.task_s
+    sum_up = f"{plural(tasks, 'task')} / {expected.at_once} at once x {task_s / 60:.1f} min a task"
+    if expected.machine_s:
+        sum_up += f" + {expected.machine_s / 60:.1f} min a machine"
+    figures = f"{expected.duration_s / 60:.1f} min, {expected.machine_hours:.2f} machine-hours, {usd}"
+    return f"{figures} ({expected.basis}; {sum_up})"
 
 
 def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
@@ -104,7 +207,11 @@ def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
         "plan": msgspec.to_builtins(resolved.plan),
         "tasks": [task.id for task in resolved.tasks],
         "offers": msgspec.to_builtins(expected.offers),
+        "creates": {place: msgspec.to_builtins(made) for place, made in expected.made.items()},
         "estimate": {
+            "at_once": expected.at_once,
+            "task_seconds": round(expected.task_s, 1),
+            "machine_seconds": round(expected.machine_s, 1),
             "duration_seconds": round(expected.duration_s, 1),
             "machine_hours": round(expected.machine_hours, 3),
             "usd": None if expected.usd is None else round(expected.usd, 4),

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from evalfleet import api
     from evalfleet.cli.following import follow
-    from evalfleet.cli.planned import describe, estimate
+    from evalfleet.cli.planned import describe, estimate, forewarned
 
     resolved = api.resolve_request(_request(args), dry=args.dry_run)
     for warning in resolved.warnings:
@@ -78,6 +78,8 @@ def main(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(describe(resolved, expected, as_json=args.json))
         return 0
+    for warning in forewarned(resolved, expected):
+        print(f"evalfleet: note: {warning}", file=sys.stderr)
     if not _agreed(expected.usd, resolved, args):
         return 2
     if args.detach:

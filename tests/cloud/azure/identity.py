@@ -23,6 +23,8 @@ class Identity:
         self.lifetime_s = 3600.0
         self.refuses = False
         """Are credentials turned down?"""
+        self.more: Json = {}
+        """What else tokens say."""
         self._valid: dict[str, float] = {}
 
     def token(self) -> str:
@@ -34,6 +36,7 @@ class Identity:
             "oid": CLIENT_ID,
             "appid": CLIENT_ID,
             "exp": int(expires),
+            **self.more,
         }
         words = [_coded({"alg": "none", "typ": "JWT"}), _coded(claims), secrets.token_urlsafe(16)]
         token = ".".join(words)

@@ -15,6 +15,9 @@
     reaching.py   SSH to the machines
     place.py      all of that as a Provider
     sweeping.py   what evalfleet has made anywhere, by tags alone
+    lasting.py    for how long we stay logged in
+    login.py      that, asked of Azure
+    outline.py    what would be made, in words
     checks.py     what can be found out before money is spent
 
 Microsoft's libraries (`pip install 'evalfleet[azure]'`) are imported when the first request is made.

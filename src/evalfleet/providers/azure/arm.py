@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec import Struct
 
+from .lasting import claims_of
 from .refusals import ArmFault, Problem, fault_of
 from .words import Json
 
@@ -127,6 +128,24 @@ class Arm:
             raise ArmFault(0, (Problem("NoAnswer", _first_line(err)),)) from err
         return data.decode("utf-8", "replace")
 
+    async def claims(self) -> Json:
+        """What our token says of itself; empty if it does not. Raises ArmFault."""
+        from azure.core.exceptions import AzureError, ClientAuthenticationError
+
+        self._open()
+        assert self._credential is not None
+        try:
+            token = await self._credential.get_token(self._scope)
+        except ClientAuthenticationError as err:
+            raise ArmFault(401, (Problem("NoCredentials", _first_line(err)),)) from err
+        except (AzureError, OSError, TimeoutError) as err:
+            raise ArmFault(0, (Problem("NoAnswer", _first_line(err)),)) from err
+        return claims_of(token.token)
+
+    @property
+    def _scope(self) -> str:
+        return self._way.scope or f"{PUBLIC}/.default"
+
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
@@ -144,7 +163,7 @@ class Arm:
                 self._credential,
                 self._way.subscription,
                 endpoint,
-                credential_scopes=[self._way.scope or f"{PUBLIC}/.default"],
+                credential_scopes=[self._scope],
                 retry_total=RETRIES,
                 retry_backoff_max=LONGEST_BACKOFF_S,
                 **more,

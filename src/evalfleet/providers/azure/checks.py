@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from evalfleet.model import Offer
+from evalfleet.model import Needs, Offer
 from evalfleet.ports import Check
 
 from .arm import Arm
+from .login import Login
 from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings
-from .sizes import AS_OF, region_and_zone, size_of
+from .sizes import AS_OF, fits, region_and_zone, size_of
 from .template import COMPUTE, NETWORK, RESOURCES
 from .words import Json, rows, table
 
@@ -35,18 +37,25 @@ ACTIONS = (
     "Microsoft.Resources/deployments/cancel/action",
     "Microsoft.Resources/tags/write",
 )
+DISK_QUOTA = {
+    "Premium_LRS": "PremiumDiskCount",
+    "StandardSSD_LRS": "StandardSSDDiskCount",
+    "Standard_LRS": "StandardDiskCount",
+}
+LONG_RUN_S = 4 * 3600.0
 NEW_GROUP = "Microsoft.Resources/subscriptions/resourceGroups/write"
 NEW_NETWORK = "Microsoft.Network/virtualNetworks/write"
 
 
 class Checks:
-    def __init__(self, arm: Arm, settings: AzureSettings, account: Account) -> None:
+    def __init__(self, arm: Arm, login: Login, settings: AzureSettings, account: Account) -> None:
         self._arm = arm
+        self._login = login
         self._settings = settings
         self._group = f"{arm.root}/resourceGroups/{account.group}"
         self._name = account.group
 
-    async def all(self, offers: Sequence[Offer]) -> Sequence[Check]:
+    async def all(self, offers: Sequence[Offer], needs: Needs) -> Sequence[Check]:
         """If we are not let in, nothing else is asked."""
         first = await _guarded("credentials", self._credentials)
         if first[0].verdict == "bad":
@@ -58,8 +67,24 @@ class Checks:
             *(_guarded(f"image in {region}", self._image(region)) for region in regions),
             *(_guarded(f"sizes in {region}", self._sizes(region, offers)) for region in regions),
             *(_guarded(f"addresses in {region}", self._addresses(region)) for region in regions),
+            *(_guarded(f"disks in {region}", self._disks(region)) for region in regions),
         )
-        return (*first, *(check for some in found for check in some), *_prices(offers))
+        return (*first, *(check for some in found for check in some), *self._fitting(needs), *_prices(offers))
+
+    def _fitting(self, needs: Needs) -> list[Check]:
+        """Sizes that do not have what is needed are not offered. Azure does not list which can nest."""
+        found: list[Check] = []
+        sizes = [size for name in self._settings.sizes if (size := size_of(name)) is not None]
+        if needs.nested_virtualization:
+            nesting = [size.name for size in sizes if size.series.nested]
+            told = f"{', '.join(nesting) or 'none of `sizes`'} can run virtual machines"
+            remedy = "" if nesting else "name sizes of other series"
+            found.append(Check("nested virtualisation", "good" if nesting else "bad", told, remedy))
+        unfit = [size.name for size in sizes if not fits(size, needs, self._settings.disk_gb)]
+        if unfit:
+            told = f"{', '.join(unfit)}: less than the {words_of(needs)} that are needed"
+            found.append(Check("sizes", "warn", told, "leave them out of `sizes`, or raise `disk_gb`"))
+        return found
 
     # -- who we are ----------------------------------------------------------------------------
 
@@ -68,7 +93,12 @@ class Checks:
         state = str(shown.get("state"))
         told = f"subscription {shown.get('displayName')} ({shown.get('subscriptionId')}) is {state}"
         remedy = "" if state == "Enabled" else "choose another with `subscription`"
-        return [Check("credentials", "bad" if remedy else "good", told, remedy)]
+        found = [Check("credentials", "bad" if remedy else "good", told, remedy)]
+        if doubt := await self._login.doubt(time.time(), LONG_RUN_S):
+            why, _, advice = doubt.rpartition("; ")
+            told = why.replace("this run", f"a run of {LONG_RUN_S / 3600:g} h")
+            found.append(Check("login", "warn", told, advice))
+        return found
 
     async def _permissions(self) -> list[Check]:
         there = await self._arm.find(self._group, RESOURCES) is not None
@@ -132,7 +162,7 @@ class Checks:
     def _size(self, name: str, region: str, skus: list[Json], free: dict[str, int]) -> Check:
         about = f"{name} in {region}"
         sku = next((each for each in skus if str(each.get("name")).lower() == name.lower()), None)
-        why = "not sold there" if sku is None else restricted(sku, self._settings.zones)
+        why = "not sold there" if sku is None else restricted(sku, region, self._settings.zones)
         if why:
             return Check(about, "warn", why, "leave it out of `sizes`, or the region out of `regions`")
         size = size_of(name)
@@ -145,6 +175,19 @@ class Checks:
         if many > 0:
             return Check(about, "good", told)
         return Check(about, "warn", told, f"ask for more of {tightest} in {region}: {QUOTA_PAGE}")
+
+    def _disks(self, region: str) -> Callable[[], Awaitable[list[Check]]]:
+        async def check() -> list[Check]:
+            path = f"{self._arm.root}/providers/Microsoft.Compute/locations/{region}/usages"
+            quota = DISK_QUOTA[self._settings.disk]
+            many = free_of(await self._arm.all(path, COMPUTE)).get(quota)
+            if many is None:
+                return [Check(f"disks in {region}", "good", f"there is no quota of {self._settings.disk}")]
+            remedy = "" if many > 0 else f"ask for more of {quota} in {region}: {QUOTA_PAGE}"
+            told = f"quota {quota} lasts for {max(0, many)} more"
+            return [Check(f"disks in {region}", "warn" if remedy else "good", told, remedy)]
+
+        return check
 
     def _addresses(self, region: str) -> Callable[[], Awaitable[list[Check]]]:
         async def check() -> list[Check]:
@@ -195,14 +238,28 @@ def allowed(action: str, granted: list[Json]) -> bool:
     return any(has(each.get("actions")) and not has(each.get("notActions")) for each in granted)
 
 
-def restricted(sku: Json, zones: tuple[str, ...]) -> str:
-    """Why the size cannot be had there; empty if it can."""
+def restricted(sku: Json, region: str, zones: tuple[str, ...]) -> str:
+    """Why the size cannot be had there, or not in some of the zones; empty if it can."""
     for each in rows(sku.get("restrictions")):
         kind, reason = each.get("type"), str(each.get("reasonCode"))
         shut = {str(zone) for zone in table(each.get("restrictionInfo")).get("zones") or ()}
-        if kind == "Location" or (kind == "Zone" and zones and shut >= set(zones)):
+        if kind == "Location":
             return f"restricted: {reason}"
-    return ""
+        if kind == "Zone" and (wanted := shut & set(zones)):
+            return f"restricted in zone {', '.join(sorted(wanted))}: {reason}"
+    places = [each for each in rows(sku.get("locationInfo")) if str(each.get("location")).lower() == region]
+    sold = {str(zone) for each in places for zone in each.get("zones") or ()}
+    missing = set(zones) - sold if places else set[str]()
+    return f"not sold in zone {', '.join(sorted(missing))}" if missing else ""
+
+
+def words_of(needs: Needs) -> str:
+    words = (
+        f"{needs.cpus} vCPUs",
+        f"{needs.memory_gb:g} GB of memory" if needs.memory_gb else "",
+        f"{needs.disk_gb:g} GB of disk" if needs.disk_gb else "",
+    )
+    return ", ".join(filter(None, words))
 
 
 def free_of(usages: list[Json]) -> dict[str, int]:

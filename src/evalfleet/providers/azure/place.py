@@ -16,7 +16,8 @@ from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.words import HostDown, HostLost, HostRefused
 from evalfleet.errors import ProviderError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, PlaceContext
+from evalfleet.names import NO_HOME
+from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Made, PlaceContext
 
 from . import sweeping
 from .arm import Arm, Way
@@ -26,7 +27,9 @@ from .checks import Checks
 from .expiry import shutdown_at
 from .ground import Ground
 from .keys import Keys
+from .login import Login
 from .names import Names, names_of, tags_of
+from .outline import outline
 from .reaching import Reach
 from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings, account_of
@@ -38,6 +41,7 @@ REARM_S = 6 * 3600.0
 MENDED_S = 300.0
 """A machine that was restarted answers sooner than a new one."""
 MENDS = ("restart", "redeploy")
+CLAIMS_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ class AzurePlace:
     Settings = AzureSettings
     default_canary = 1
     changeable = ("ssh_from",)
+    machine_s = 300.0
 
     def __init__(self, name: str, settings: AzureSettings, account: Account, context: PlaceContext) -> None:
         self._name = name
@@ -57,6 +62,7 @@ class AzurePlace:
         self._secrets = context.secrets
         way = Way(account.subscription, settings.endpoint, settings.scope, account.ca)
         self._arm = Arm(way, context.environ)
+        self._login = Login(self._arm, context.environ)
         self._ground = Ground(self._arm, name, settings, account, context.home_id)
         self._looks = Looks(self._arm, account.group, context.home_id)
         self._builder = Builder(self._arm, self._looks, self._ground.root)
@@ -313,9 +319,21 @@ class AzurePlace:
 
     # -- before, and after ---------------------------------------------------------------------
 
+    def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
+        return tuple(outline(self._name, self._settings, self._account, self._home or NO_HOME, machines))
+
+    async def doubts(self, lasts_s: float) -> Sequence[str]:
+        """Will our login outlive the run?"""
+        try:
+            async with asyncio.timeout(CLAIMS_S):
+                return tuple(filter(None, [await self._login.doubt(time.time(), lasts_s)]))
+        except (ArmFault, TimeoutError):
+            return ()  # the run itself tells what is wrong
+
     async def examine(self, needs: Needs) -> Sequence[Check]:
         """What can be found out before money is spent."""
-        return await Checks(self._arm, self._settings, self._account).all(await self.offers(needs))
+        checks = Checks(self._arm, self._login, self._settings, self._account)
+        return await checks.all(await self.offers(needs), needs)
 
     @property
     def owner(self) -> str:

@@ -155,9 +155,14 @@ def _is_range(text: str) -> bool:
     return True
 
 
+def az_folder(environ: Mapping[str, str]) -> str:
+    """Where `az` keeps its files."""
+    return environ.get("AZURE_CONFIG_DIR") or str(Path(environ.get("HOME") or "~").expanduser() / ".azure")
+
+
 def _of_az(environ: Mapping[str, str]) -> str:
     """The subscription that `az account set` chose."""
-    folder = environ.get("AZURE_CONFIG_DIR") or str(Path(environ.get("HOME") or "~").expanduser() / ".azure")
+    folder = az_folder(environ)
     try:
         profile = cast(
             "dict[str, Any]", json.loads((Path(folder) / "azureProfile.json").read_text("utf-8-sig"))

@@ -1,0 +1,123 @@
+"""What is told before money is spent: what would be made where, at what price, how long we may act."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from evalfleet.ports import PlaceContext
+from evalfleet.providers.azure import AzurePlace
+from tests.cloud.azure import StandIn
+from tests.cloud.desk import Desk
+from tests.cloud.places import SIZE, environment, settings
+
+LONG_S = 7200
+
+AZ = """#!/bin/sh
+echo '{"accessToken": "%s", "expires_on": %d, "tokenType": "Bearer"}'
+"""
+
+
+def test_a_dry_run_tells_what_would_be_made_and_asks_nobody(azure: StandIn, tmp_path: Path) -> None:
+    desk = Desk(
+        azure,
+        tmp_path / "desk",
+        regions=["eastus", "westus2"],
+        zones=["2"],
+        ssh_from=["192.0.2.7/32"],
+        spot=True,
+    )
+    desk.bench(12)
+    words = ("run", "b.toml", "--on", "azure", "--workers", "3", "--name", "r", "--dry-run")
+    shown = desk.say(*words)
+    found = json.loads(desk.say(*words, "--json"))
+    made = found["creates"]["azure"]
+    assert [each["kind"] for each in made] == [
+        "resource group",
+        "network",
+        "security group",
+        *["machine"] * 3,
+    ]
+    rules, machine = made[2], made[3]
+    assert "port 22 from 192.0.2.7/32" in rules["detail"]
+    assert (machine["name"], machine["where"]) == ("r-xxxxxx-1", "eastus, zone 2")
+    assert all(word in machine["detail"] for word in (SIZE, "spot", "128 GB", "public address", "$0."))
+    assert all(each["name"] in shown for each in made)
+    told = found["estimate"]
+    assert (told["at_once"], told["task_seconds"], told["machine_seconds"]) == (3, 60.0, 300.0)
+    assert told["duration_seconds"] == 12 / 3 * 60 + 300
+    assert told["machine_hours"] == 0.45
+    assert abs(told["usd"] - 0.45 * found["offers"][0]["usd_per_hour"]) < 0.001
+    assert "12 tasks / 3 at once x 1.0 min a task + 5.0 min a machine" in shown
+    assert not azure.server.calls
+    assert not desk.home.exists()
+
+
+class Person:
+    """Somebody who is logged in with `az`: a program on the path that answers as az does."""
+
+    def __init__(self, azure: StandIn, folder: Path) -> None:
+        self._azure = azure
+        self._folder = folder
+        (folder / "bin").mkdir()
+        (folder / ".azure").mkdir()
+        self.log_in(upn="ada@example.org", scp="user_impersonation", idtyp="user")
+
+    def log_in(self, **claims: str) -> None:
+        self._azure.identity.more = dict(claims)
+        program = self._folder / "bin/az"
+        program.write_text(AZ % (self._azure.token(), 1 << 31))
+        program.chmod(0o755)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(self._folder),
+            "AZURE_TOKEN_CREDENTIALS": "AzureCliCredential",
+            **dict.fromkeys(("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"), ""),
+        }
+
+
+def doubts(azure: StandIn, home: Path, lasts_s: float, environ: dict[str, str]) -> str:
+    async def main() -> str:
+        made = AzurePlace.make("azure", settings(azure), PlaceContext(home, "h", {}, environ, home))
+        try:
+            return "; ".join(await made.doubts(lasts_s))
+        finally:
+            await made.close()
+
+    return asyncio.run(main())
+
+
+def test_a_login_that_may_not_outlive_the_run(
+    azure: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    person = Person(azure, tmp_path)
+    for name, value in person.environ.items():
+        monkeypatch.setenv(name, value)
+    assert not doubts(azure, tmp_path, 600.0, person.environ)
+    assert "logged in to Azure as ada@example.org" in doubts(azure, tmp_path, LONG_S, person.environ)
+    person.log_in(appid="app", idtyp="app")
+    assert not doubts(azure, tmp_path, LONG_S, person.environ), "it renews itself"
+    entry = {"client_id": "app", "tenant": "t", "client_assertion": "x.y.z"}
+    (tmp_path / ".azure/service_principal_entries.json").write_text(json.dumps([entry]))
+    note = doubts(azure, tmp_path, LONG_S, person.environ)
+    assert "federated token" in note
+    assert "x.y.z" not in note
+    assert not doubts(azure, tmp_path, LONG_S, environment(azure)), "a secret gets new tokens"
+
+
+def test_it_is_told_before_the_run_starts(azure: StandIn, tmp_path: Path) -> None:
+    azure.cloud.capacity.limits["eastus", "", ""] = 0
+    desk = Desk(azure, tmp_path / "desk")
+    desk.bench(3)
+    environ = Person(azure, tmp_path).environ
+    words = ("run", "b.toml", "--on", "azure", "--name", "r", "--task-timeout", str(LONG_S))
+    note, *_ = desk.done(*words, code=4, env=environ).err.splitlines()
+    assert note.startswith("evalfleet: note: you are logged in to Azure as ada@example.org")
+    assert "warn  login" in desk.done("doctor", "azure", env=environ).out
