@@ -31,7 +31,7 @@ from .journal import Store
 from .journal.database import FILE, refuse_file
 from .journal.sqlite import StreamKind
 from .keeping import keep_plan, tend
-from .model import AttemptId, Limits, Plan, RunStatus, TaskId
+from .model import AttemptId, Limits, Micros, Plan, RunStatus, TaskId
 from .names import hint, safe_name
 from .plan import PlaceSettings, Resolved, changed_settings, resolve, resumed_secrets, weigh
 from .pools import read_pool
@@ -195,7 +195,16 @@ def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
         raise RequestError(f"the name {name!r} is taken; choose another with --name")
     plan = msgspec.structs.replace(resolved.plan, run=name, home=home_id)
     tasks = weigh(resolved.tasks, known_durations(resolved.home, plan.benchmark))
-    return replace(resolved, plan=plan, tasks=tasks, made_up=request.name is None)
+    warnings = (*resolved.warnings, *_expiry(resolved.home, plan.pool, now))
+    return replace(resolved, plan=plan, tasks=tasks, made_up=request.name is None, warnings=warnings)
+
+
+def _expiry(home: Path, pool: str, now: Micros) -> list[str]:
+    """A pool whose end is near may take the run's machines away."""
+    if not pool:
+        return []
+    told = read_pool(Store.open(home, create=False, read_only=True), pool).expiry(now)
+    return [told] if told else []
 
 
 def _borrowed(request: RunRequest, home: Path, dry: bool) -> tuple[RunRequest, Plan | None]:

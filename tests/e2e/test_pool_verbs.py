@@ -151,6 +151,22 @@ def test_ssh_restart_and_logs(fleet: Fleet) -> None:
     pool(fleet, "delete", "--yes")
 
 
+def test_an_expiry_that_is_near_or_over_is_told(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    made = pool(fleet, "create")
+    assert "expires" not in made.out
+    assert say(fleet, "pool", "ls").err == ""
+    soon = "pool 'p' expires in 60 min; `evalfleet pool extend p` keeps it"
+    assert soon in pool(fleet, "extend", "--expires", "1h").out
+    assert soon in say(fleet, "pool", "ls").err
+    assert soon in say(fleet, "run", "./b.toml", "--pool", "p", "--dry-run").err
+    assert pool(fleet, "status", "--json").json["warning"] == soon
+    pool(fleet, "extend", "--expires", "1s")
+    until(lambda: "has expired" in pool(fleet, "status").out, "its end")
+    pool(fleet, "delete", "--yes")
+    fleet.settled()
+
+
 def test_extend_and_expiry(fleet: Fleet) -> None:
     pool(fleet, "create", "--expires", "3s")
     fleet.bench(tasks(1))

@@ -17,10 +17,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pools", action="store_true", help="expired pools of this home, too")
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument(
+        "--install",
+        nargs="?",
+        const="cron",
+        choices=("cron", "github"),
+        help="do it every hour: a line in your crontab (default), or print a workflow for GitHub",
+    )
+    parser.add_argument("--uninstall", action="store_true", help="take the line out of your crontab again")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.install or args.uninstall:
+        return _schedule(args)
     from evalfleet import surveying
     from evalfleet.cli.machines import show
 
@@ -41,6 +51,25 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"deleted: {len(answers) - left}" + (f"; still there: {left}" if left else ""))
     return 1 if left else 0
+
+
+def _schedule(args: argparse.Namespace) -> int:
+    from evalfleet.cli import crontab
+
+    if args.install == "github":
+        print(crontab.WORKFLOW, end="")
+        return 0
+    if args.uninstall:
+        print(crontab.uninstall())
+        return 0
+    print(crontab.install(("--pools",) if args.pools else ()))
+    if names := crontab.unseen():
+        print(
+            f"evalfleet: note: cron does not see {', '.join(names)}: put what `reap` logs in with into .env "
+            "beside evalfleet.toml",
+            file=sys.stderr,
+        )
+    return 0
 
 
 def _agreed(many: int) -> bool:

@@ -7,11 +7,15 @@ from typing import Literal
 
 from evalfleet.errors import RequestError
 from evalfleet.journal import Hold, Holds, Store
-from evalfleet.model import MachineId, Micros
+from evalfleet.model import MachineId, Micros, after, seconds_between
 from evalfleet.names import hint
 from evalfleet.state import MachineState, RunState, fold
 
 Standing = Literal["creating", "ready", "held", "mending", "stopping", "stopped", "expired", "leaving"]
+
+
+NEAR_S = 2 * 86_400.0
+"""Who is to look after a pool is told of its end so long ahead."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,18 @@ class PoolView:
     def expires_at(self) -> Micros | None:
         """When the first of its machines ends by itself."""
         return min((machine.expires_at for machine in self.machines), default=None)
+
+    def expiry(self, now: Micros) -> str:
+        """What is to be said of its expiry, if it is near or over; else empty."""
+        at = self.expires_at
+        near_s = min(NEAR_S, self.state.limits.lease_s / 2)
+        if at is None or now < after(at, -near_s):
+            return ""
+        if now >= at:
+            hint = f"`evalfleet pool start {self.name}` brings its machines back, `pool delete` ends it"
+            return f"pool {self.name!r} has expired; {hint}"
+        left = _hours(seconds_between(now, at))
+        return f"pool {self.name!r} expires in {left}; `evalfleet pool extend {self.name}` keeps it"
 
     def machine(self, name: str) -> MachineState:
         """By its name or id. Raises RequestError."""
@@ -80,6 +96,12 @@ class PoolView:
                 f"go on with it (`evalfleet resume {run}`), or free them (`evalfleet cancel {run}`)"
             )
         return f"no machine of pool {self.name!r} is running; `evalfleet pool start {self.name}` starts them"
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 2 * 86_400 else f"{seconds / 86_400:.0f} days"
 
 
 def read_pool(store: Store, name: str) -> PoolView:

@@ -59,6 +59,7 @@ def document(view: PoolView, answers: Sequence[Answer] | None = None) -> dict[st
         "workers": view.state.limits.workers,
         "created_at": iso(view.state.planned_at),
         "expires_at": iso(view.expires_at),
+        "warning": view.expiry(now) or None,
         "machines": [_machine(view, machine, now, answers) for machine in view.machines],
         "refusals": refusals(view.state),
     }
@@ -94,4 +95,5 @@ def text(view: PoolView, answers: Sequence[Answer] | None = None) -> str:
         asked = "more was" if missing == 1 else "more were"
         lines += ["", f"{missing} {asked} asked for: `evalfleet pool start {view.name}` tries again"]
         lines += ["", refusals_table(told["refusals"])] if told["refusals"] else []
+    lines += ["", told["warning"]] if told["warning"] else []
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from .arguments import add_json
@@ -28,6 +29,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         head = ("pool", "place", "machines", "held", "created", "expires")
         print(table(head, [_cells(pool) for pool in shown]))
+        for warning in filter(None, (pool["warning"] for pool in shown)):
+            print(f"evalfleet: note: {warning}", file=sys.stderr)
     return 0
 
 

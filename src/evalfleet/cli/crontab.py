@@ -1,0 +1,138 @@
+"""`reap` every hour, without anybody looking: a line in the user's crontab, or a workflow for GitHub."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from evalfleet.config import find_config, home_of, read_dotenv
+from evalfleet.errors import RequestError
+
+CRONTAB_S = 30.0
+LOGS_IN = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")
+
+
+def install(more: tuple[str, ...] = ()) -> str:
+    """Add the line, or put the new one in the place of ours; what was done. Raises RequestError."""
+    folder = _folder()
+    home = home_of(dict(os.environ), Path.cwd()).absolute()
+    line = line_of(folder, home, sys.executable, os.environ.get("PATH", os.defpath), more)
+    before = _read()
+    after = with_line(before, folder, line)
+    if after != before:
+        _write(after)
+    return f"`evalfleet reap` runs every hour in {folder}; {home}/reap.log has what it said last"
+
+
+def uninstall() -> str:
+    """Take our line out, and leave the others. Raises RequestError."""
+    folder = _folder()
+    before = _read()
+    after = with_line(before, folder, None)
+    if after == before:
+        return f"there is no job for {folder}"
+    _write(after)
+    return f"the job for {folder} is gone"
+
+
+def unseen() -> list[str]:
+    """What logs us in here, but is not where a job would find it."""
+    lying = read_dotenv(_folder())
+    return [name for name in LOGS_IN if os.environ.get(name) and name not in lying]
+
+
+def _folder() -> Path:
+    found = find_config(Path.cwd())
+    if found is None:
+        raise RequestError(
+            "there is no evalfleet.toml here, whose places `reap` looks after; go to its folder"
+        )
+    return found.parent.absolute()
+
+
+# -- the table: pure -----------------------------------------------------------------------------
+
+
+def line_of(folder: Path, home: Path, python: str, path: str, more: tuple[str, ...] = ()) -> str:
+    """With absolute paths, since cron knows next to nothing; no secret, since anybody may read it."""
+    words = [python, "-m", "evalfleet", "reap", *more]
+    command = (
+        f"cd {shlex.quote(str(folder))} && mkdir -p {shlex.quote(str(home))} && "
+        f"PATH={shlex.quote(path)} EVALFLEET_HOME={shlex.quote(str(home))} {shlex.join(words)} "
+        f">{shlex.quote(f'{home}/reap.log')} 2>&1 </dev/null {_mark(folder)}"
+    )
+    if "\n" in command:
+        raise RequestError("a crontab cannot name a folder with a line break in it")
+    minute = int(hashlib.sha256(str(folder).encode()).hexdigest(), 16) % 60  # not all at once
+    return f"{minute} * * * * " + command.replace("%", r"\%")
+
+
+def _mark(folder: Path) -> str:
+    return f"# evalfleet reap in {folder}"
+
+
+def with_line(table: str, folder: Path, line: str | None) -> str:
+    """The table with the line for this folder, or without one. Others' lines stay as they are."""
+    mark = _mark(folder).replace("%", r"\%")
+    kept = [each for each in table.splitlines() if not each.endswith(mark)]
+    return "".join(f"{each}\n" for each in [*kept, *([line] if line else [])])
+
+
+# -- the program ---------------------------------------------------------------------------------
+
+
+def _read() -> str:
+    done = _crontab("-l")
+    return done.stdout if done.returncode == 0 else ""  # so it answers who has none
+
+
+def _write(table: str) -> None:
+    done = _crontab("-", given=table)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RequestError(f"crontab refuses the job: {said[0]}; run `evalfleet reap` by other means")
+
+
+def _crontab(word: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    program = shutil.which("crontab")
+    if program is None:
+        hint = "`evalfleet reap --install=github` prints a workflow, or run `evalfleet reap` by other means"
+        raise RequestError(f"there is no crontab on this computer; {hint}")
+    return subprocess.run(
+        [program, word], input=given, capture_output=True, text=True, timeout=CRONTAB_S, check=False
+    )
+
+
+# -- elsewhere -----------------------------------------------------------------------------------
+
+WORKFLOW = """\
+# .github/workflows/reap.yml: delete what evalfleet has left and has expired, every hour.
+# evalfleet.toml must be in the repository, with `owner = "..."` in its places: what is that owner's goes.
+# The secrets are a service principal's: Settings, Secrets and variables, Actions.
+name: reap
+on:
+  schedule:
+    - cron: "17 * * * *"
+  workflow_dispatch:
+jobs:
+  reap:
+    runs-on: ubuntu-latest
+    timeout-minutes: 30
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.12"
+      - run: pip install 'evalfleet[azure]'
+      - run: evalfleet reap
+        env:
+          AZURE_TENANT_ID: ${{ secrets.AZURE_TENANT_ID }}
+          AZURE_CLIENT_ID: ${{ secrets.AZURE_CLIENT_ID }}
+          AZURE_CLIENT_SECRET: ${{ secrets.AZURE_CLIENT_SECRET }}
+          AZURE_SUBSCRIPTION_ID: ${{ secrets.AZURE_SUBSCRIPTION_ID }}
+"""
