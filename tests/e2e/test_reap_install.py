@@ -1,4 +1,4 @@
-"""`reap --install`: a line in the crontab of whoever asks, that works by itself and can be taken out again."""
+"""`reap --install`: a line in the crontab of whoever asks, that works by itself and can be removed again."""
 
 from __future__ import annotations
 
