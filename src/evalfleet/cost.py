@@ -9,8 +9,27 @@ from .model import Micros, Offer, seconds_between
 
 def billed_usd(offer: Offer, start: Micros, end: Micros) -> float:
     """The price of one machine from `start` to `end`, each begun billing step counted whole."""
+    return _usd(offer, offer.usd_per_hour, start, end)
+
+
+def idle_usd(offer: Offer, start: Micros, end: Micros) -> float:
+    """The same of one that is stopped: its disk and its address stay."""
+    return _usd(offer, offer.idle_usd_per_hour, start, end)
+
+
+def _usd(offer: Offer, usd_per_hour: float, start: Micros, end: Micros) -> float:
     steps = math.ceil(max(0.0, seconds_between(start, end)) / offer.billing_step_s)
-    return steps * offer.billing_step_s * offer.usd_per_hour / 3600
+    return steps * offer.billing_step_s * usd_per_hour / 3600
+
+
+def sweep_usd(offer: Offer) -> float:
+    """What is kept back for a machine that nobody deletes at its expiry."""
+    return offer.sweep_s * offer.idle_usd_per_hour / 3600
+
+
+def reserved_usd(offer: Offer, start: Micros, end: Micros) -> float:
+    """The most that a machine can cost whose place ends it at `end`, if it is swept in time."""
+    return billed_usd(offer, start, end) + sweep_usd(offer)
 
 
 def affordable_s(offer: Offer, usd: float) -> float:
@@ -19,4 +38,4 @@ def affordable_s(offer: Offer, usd: float) -> float:
         return math.inf
     step_usd = offer.billing_step_s * offer.usd_per_hour / 3600
     # a hair of tolerance, or 0.3 / 0.1 would buy two steps instead of three
-    return math.floor(usd / step_usd + 1e-9) * offer.billing_step_s
+    return math.floor((usd - sweep_usd(offer)) / step_usd + 1e-9) * offer.billing_step_s

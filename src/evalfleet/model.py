@@ -90,6 +90,10 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     the place can do to a machine that runs but cannot be reached, the mildest first. `area` is what a
     refusal of the whole region is about, where `region` says more than that; offers of one `family` in one
     area share a quota.
+
+    `idle_usd_per_hour` is the part of the price that goes on while a machine is stopped, and after its
+    expiry, until it is deleted: disks, addresses. A budget pays `sweep_s` of it after the expiry.
+    `least_life_s`: a place cannot be told to end a machine sooner. `priced` says of when the price is.
     """
 
     place: str
@@ -104,6 +108,10 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     mends: tuple[str, ...] = ()
     area: str = ""
     family: str = ""
+    idle_usd_per_hour: float = 0.0
+    sweep_s: float = 0.0
+    least_life_s: float = 0.0
+    priced: str = ""
 
     @property
     def key(self) -> str:

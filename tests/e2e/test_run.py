@@ -42,7 +42,7 @@ def test_outcomes_and_results(fleet: Fleet) -> None:
     assert all(each.keys() >= TASK_KEYS for each in found["tasks"])
     assert found["by_domain"].keys() == {"n", "m"}
     assert all(each.keys() >= DOMAIN_KEYS for each in found["by_domain"].values())
-    assert found["cost"].keys() == {"machines_usd", "models_usd", "per_task_usd"}
+    assert found["cost"].keys() == {"machines_usd", "models_usd", "per_task_usd", "prices_as_of"}
     counts = {
         key: found[key] for key in ("status", "model", "scored", "broken", "unrun", "succeeded", "failed")
     }

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from evalfleet.cost import billed_usd
+from evalfleet.cost import billed_usd, idle_usd, reserved_usd
 from evalfleet.events import (
     AttemptEnded,
     MachineAnswered,
@@ -95,10 +95,11 @@ def check_money(state: RunState) -> None:
     for m in state.machines.values():
         closed += m.closed_usd
         if m.gone_at is not None:
-            last = billed_usd(m.offer, m.requested_at, m.gone_at)
+            off = min(m.gone_at, m.ends_at)
+            last = billed_usd(m.offer, m.requested_at, off) + idle_usd(m.offer, off, m.gone_at)
             assert m.closed_usd == last or not state.plan.benchmark, "only pools stop machines"
-        elif m.phase != "stopped":
-            reserved += billed_usd(m.offer, m.requested_at, m.expires_at)
+        elif m.stopped_at is None:
+            reserved += reserved_usd(m.offer, m.requested_at, m.ends_at)
     assert state.closed_usd == pytest.approx(closed)
     assert state.reserved_usd == pytest.approx(reserved, abs=1e-6)
 

@@ -56,8 +56,8 @@ def mixed() -> dict[str, Any]:
 
 def test_the_keys_are_those_of_the_contract(mixed: dict[str, Any]) -> None:
     assert set(mixed) == set(CONTRACT) | BEYOND
-    assert set(mixed["tasks"][0]) == set(CONTRACT["tasks"][0]) | {"status", "limit_seconds"}
-    assert set(mixed["cost"]) == set(CONTRACT["cost"])
+    assert set(mixed["tasks"][0]) == set(CONTRACT["tasks"][0]) | {"status", "limit_seconds", "machine_usd"}
+    assert set(mixed["cost"]) == set(CONTRACT["cost"]) | {"prices_as_of"}
     assert set(mixed["by_domain"]["odd"]) == set(CONTRACT["by_domain"]["notepad"]) | {"mean_score"}
 
 
@@ -68,7 +68,8 @@ def test_the_counts_are_right(mixed: dict[str, Any]) -> None:
     assert (mixed["mean_score"], mixed["status"], mixed["causes"]) == (0.5, "stopped", {"result": 1})
     assert (mixed["started_at"], mixed["ended_at"]) == ("2026-01-02T14:30:52Z", "2026-01-02T14:34:52Z")
     # two machines at $3.60 an hour for four minutes, and the one price that a task told
-    assert mixed["cost"] == {"machines_usd": 0.48, "models_usd": 0.25, "per_task_usd": 0.243333}
+    costs = {"machines_usd": 0.48, "models_usd": 0.25, "per_task_usd": 0.243333, "prices_as_of": None}
+    assert mixed["cost"] == costs
     assert mixed["by_domain"]["even"]["total"] == 3
 
 

@@ -45,6 +45,11 @@ class Estimate:
     usd: float | None
     basis: str
 
+    @property
+    def priced(self) -> str:
+        """Of when the price is that `usd` rests on."""
+        return self.offers[0].priced if self.offers else ""
+
 
 def estimate(resolved: Resolved) -> Estimate:
     """Tasks over workers times the time of a task, and the time of a machine, at the cheapest prices."""
@@ -181,7 +186,8 @@ def _where(resolved: Resolved) -> str:
 
 def _offer(offer: Offer) -> str:
     words = (offer.place, offer.region, offer.size, "spot" if offer.spot else "")
-    return f"{' '.join(word for word in words if word)} at ${offer.usd_per_hour:g}/h"
+    of_when = f" (price of {offer.priced})" if offer.priced else ""
+    return f"{' '.join(word for word in words if word)} at ${offer.usd_per_hour:g}/h{of_when}"
 
 
 def _limits(resolved: Resolved) -> str:
@@ -199,7 +205,8 @@ def _figures(resolved: Resolved, expected: Estimate) -> str:
     if expected.machine_s:
         sum_up += f" + {expected.machine_s / 60:.1f} min a machine"
     figures = f"{expected.duration_s / 60:.1f} min, {expected.machine_hours:.2f} machine-hours, {usd}"
-    return f"{figures} ({expected.basis}; {sum_up})"
+    basis = f"{expected.basis}; prices of {expected.priced}" if expected.priced else expected.basis
+    return f"{figures} ({basis}; {sum_up})"
 
 
 def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
@@ -215,6 +222,7 @@ def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
             "duration_seconds": round(expected.duration_s, 1),
             "machine_hours": round(expected.machine_hours, 3),
             "usd": None if expected.usd is None else round(expected.usd, 4),
+            "prices_as_of": expected.priced or None,
             "basis": expected.basis,
         },
         "home": str(resolved.home),

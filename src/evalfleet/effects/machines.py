@@ -114,7 +114,7 @@ async def _boot(tools: Tools, machine: MachineState) -> Machine:
     """Create the machine and wait until its place says that it is up, or gone again."""
     place = tools.place_of(machine)
     await tools.persist(
-        lambda: place.create(machine.id, machine.offer, lifetime_s(tools, machine, machine.expires_at)),
+        lambda: place.create(machine.id, machine.offer, lifetime_s(tools, machine, machine.ends_at)),
         PROVISIONING_TRIES,
     )
     delay = tools.pace.poll_s

@@ -126,6 +126,9 @@ def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
     if state.limits.budget_usd is None or state.undeleted:
         return []
     detail = f"the budget of ${state.limits.budget_usd:g} does not pay another machine"
+    if offer.least_life_s:
+        minutes = offer.least_life_s / 60
+        detail += f" for the {minutes:.0f} minutes after which {offer.place} can stop it by itself"
     return [StopRequested("budget", detail)]
 
 

@@ -98,8 +98,10 @@ class LentPlace:
         offers = [machine.offer for machine in self._own(pool)] or await self._place.offers(needs)
         many = max(len(pool.machines), pool.state.limits.workers)
         lent = {"size": SIZE, "capacity": many, "settle_s": 0.0}
-        # the pool's machines are the pool's to mend, and its spot machines' places are its own affair
-        return [structs.replace(each, **lent, mends=()) for each in offers[:1]]
+        # the pool's machines are the pool's to mend, its spot machines' places are its own affair, and it
+        # pays what they cost when no run has them
+        free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "least_life_s": 0.0}
+        return [structs.replace(each, **lent, **free, mends=()) for each in offers[:1]]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         hold = self._take(machine, expires_s)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from evalfleet.cost import billed_usd
+from evalfleet.cost import billed_usd, idle_usd
 from evalfleet.events import AttemptStarted
 from evalfleet.model import Cause, after
 from evalfleet.policy import effects
+from evalfleet.state import MachineState
 
 from . import ledger
 from .simulate import Simulated
+from .world import Meter
 
 Check = Callable[[Simulated], Iterator[str]]
 
@@ -71,22 +73,42 @@ def one_writer_at_a_time(sim: Simulated) -> Iterator[str]:
 
 
 def within_limits(sim: Simulated) -> Iterator[str]:
-    """7: neither the budget nor the time limit is passed by more than one billing step."""
+    """7: neither the budget nor the time limit is passed by more than one billing step.
+
+    What is left of machines that nobody deleted costs on: a budget covers `sweep_s` of that, the journal all.
+    Where a place cannot end a machine soon, one that nobody ends may outlive the time limit.
+    """
     limits, meters = sim.state.limits, sim.world.meters
     one_step = sum(m.offer.billing_step_s * m.offer.usd_per_hour / 3600 for m in meters)
-    spent = sum(billed_usd(m.offer, m.start, m.end or m.expires_at) for m in meters)
-    if limits.budget_usd is not None and spent > limits.budget_usd + one_step + 1e-9:
+    spent = sum(billed_usd(m.offer, m.start, m.end or m.expires_at) + _idle(m) for m in meters)
+    late = sum(_idle(m, m.offer.sweep_s) for m in meters)
+    if limits.budget_usd is not None and spent - late > limits.budget_usd + one_step + 1e-9:
         yield f"spent ${spent:.4f} of a budget of ${limits.budget_usd:g}"
-    booked = sim.state.closed_usd
-    if limits.budget_usd is not None and booked > limits.budget_usd + one_step + 1e-9:
+    booked, unswept = sim.state.closed_usd, sum(map(_unswept, sim.state.machines.values()))
+    if limits.budget_usd is not None and booked - unswept > limits.budget_usd + one_step + 1e-9:
         yield f"the journal accounts for ${booked:.4f} of a budget of ${limits.budget_usd:g}"
-    if not sim.scenario.abandoned and spent > booked + 1e-9:
+    # a machine that its place ended begins one more step than the journal knows of
+    begun = sum(m.offer.billing_step_s * m.offer.idle_usd_per_hour / 3600 for m in meters)
+    if not sim.scenario.abandoned and spent > booked + begun + 1e-9:
         yield f"the places billed ${spent:.4f} but the journal accounts for ${booked:.4f}"
     if limits.max_duration_s is not None:
         end = after(sim.state.started_at, limits.max_duration_s)
         for meter in (m for m in meters if m.offer.usd_per_hour > 0):
-            if meter.end is not None and meter.end > after(end, meter.offer.billing_step_s):
+            last = max(end, after(meter.start, meter.offer.least_life_s))
+            if meter.end is not None and meter.end > after(last, meter.offer.billing_step_s):
                 yield f"{meter.machine} was billed past the run's time limit"
+
+
+def _idle(meter: Meter, since_s: float = 0.0) -> float:
+    """What was left of a machine cost, from so long after its end on."""
+    end = meter.end or meter.expires_at
+    return idle_usd(meter.offer, after(end, since_s), meter.swept or end)
+
+
+def _unswept(machine: MachineState) -> float:
+    """What the journal counts of that beyond what a budget covers."""
+    covered = after(machine.ends_at, machine.offer.sweep_s)
+    return idle_usd(machine.offer, covered, machine.gone_at or covered)
 
 
 def effects_are_kept_current(sim: Simulated) -> Iterator[str]:

@@ -58,6 +58,15 @@ OFFERS: dict[str, tuple[Offer, ...]] = {
     "service": (Offer("service", "slot", usd_per_hour=0.5, billing_step_s=1.0, teardown_s=30.0),),
 }
 
+LEFTOVERS: dict[str, tuple[Offer, ...]] = {
+    **OFFERS,
+    "vms": tuple(
+        msgspec.structs.replace(offer, idle_usd_per_hour=0.03, sweep_s=3600.0, least_life_s=2400.0)
+        for offer in OFFERS["vms"]
+    ),
+}
+"""Machines whose disk costs on when they are off, and whose place cannot end them soon."""
+
 
 class SimBenchmark:
     """Tasks whose command means nothing, or `sleep N` when the scenario gives durations."""
@@ -169,6 +178,7 @@ def draw(seed: int) -> Scenario:
         outage=_span(rng, 0.2, (30.0, 420.0)),
         nap=_span(rng, 0.1, (600.0, 30_000.0)),
         resumes=rng.choice(((), (), ("broken",), ("unrun",), ("broken", "unrun"))),
+        offers=random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS)),
     )
 
 

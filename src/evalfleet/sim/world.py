@@ -38,13 +38,14 @@ class Life:
 
 @dataclass(slots=True)
 class Meter:
-    """What a place bills one machine for."""
+    """What a place bills one machine for: in full until `end`, its disk and address until `swept`."""
 
     machine: MachineId
     offer: Offer
     start: Micros
     expires_at: Micros
     end: Micros | None = None
+    swept: Micros | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -231,6 +232,7 @@ class World:
     def remove(self, machine: MachineId) -> None:
         if (known := self.machines.pop(machine, None)) is not None:
             self.kill(known)
+            known.meter.swept = self.loop.now()
 
     # -- jobs --------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from evalfleet import events as ev
-from evalfleet.cost import billed_usd
+from evalfleet.cost import reserved_usd
 from evalfleet.model import SECOND, Cause, Micros, after
 
 from .blocks import lift, refuse
@@ -48,9 +48,9 @@ def _take_lane(state: RunState, lane: int) -> None:
 
 
 def _reservation(machine: MachineState) -> float:
-    if machine.phase == "stopped":
+    if machine.stopped_at is not None:
         return 0.0
-    return billed_usd(machine.offer, machine.requested_at, machine.expires_at)
+    return reserved_usd(machine.offer, machine.requested_at, machine.ends_at)
 
 
 RENEWAL_LEAD_S = 2700.0
@@ -215,13 +215,14 @@ def machine_stopping(state: RunState, at: Micros, event: ev.MachineStopping) -> 
 def machine_stopped(state: RunState, at: Micros, event: ev.MachineStopped) -> None:
     machine = state.machines[event.machine]
     _close_account(state, machine, at)
-    machine.phase = "stopped"
+    machine.phase, machine.stopped_at = "stopped", at
     state.touched_machines[event.machine] = None
 
 
 def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> None:
     machine = state.machines[event.machine]
-    machine.phase, machine.requested_at = "requested", at
+    _close_account(state, machine, at)
+    machine.phase, machine.requested_at, machine.stopped_at = "requested", at, None
     machine.up_at = machine.ready_at = None
     machine.prepared = ""  # what was on a local disk is gone: the next run looks
     machine.mends, machine.cause, machine.detail, machine.step = [], None, "", ""
@@ -239,9 +240,9 @@ def _take_out(state: RunState, machine: MachineState) -> None:
 
 
 def _close_account(state: RunState, machine: MachineState, end: Micros) -> None:
-    """What it has cost since it was asked for is paid, and nothing more is reserved for it."""
+    """What it has cost since it was asked for or stopped is paid, and nothing more is reserved for it."""
     state.reserved_usd -= _reservation(machine)
-    paid = billed_usd(machine.offer, machine.requested_at, min(end, machine.expires_at))
+    paid = machine.open_usd(end)
     machine.closed_usd += paid
     state.closed_usd += paid
 
@@ -257,8 +258,6 @@ def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -
     machine.phase, machine.condemned_at = "condemned", at
     machine.cause, machine.detail, machine.step = event.cause, event.detail, event.step
     _take_out(state, machine)
-    if was == "stopped":  # it costs nothing while it goes
-        machine.requested_at = machine.expires_at
     if was != "mending":
         _leave_lane(state, machine)
     state.live_by_offer[machine.offer.key] -= 1
@@ -288,10 +287,12 @@ def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.M
 
 def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> None:
     machine = state.machines[event.machine]
-    # whoever looks late, its place ended the billing at its expiry
-    machine.phase, machine.gone_at = "deleted", min(event.gone_at, at, machine.expires_at)
+    machine.gone_at = min(event.gone_at, at)
+    if not machine.offer.idle_usd_per_hour:  # whoever looks late, its place ended the billing
+        machine.gone_at = min(machine.gone_at, machine.ends_at)
     state.undeleted.pop(event.machine, None)
     _close_account(state, machine, machine.gone_at)
+    machine.phase = "deleted"
     if not state.undeleted:
         state.reserved_usd = 0.0  # sums of floats drift; nothing reserved is exactly nothing
     state.touched_machines[event.machine] = None

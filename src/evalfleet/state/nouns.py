@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from evalfleet import events as ev
+from evalfleet.cost import billed_usd, idle_usd
 from evalfleet.errors import Scope
 from evalfleet.model import (
     AttemptId,
@@ -21,6 +22,7 @@ from evalfleet.model import (
     RunStatus,
     Task,
     TaskId,
+    after,
 )
 
 TaskStatus = Literal["waiting", "running", "scored", "broken", "held"]
@@ -71,7 +73,7 @@ class MachineState:
     name: str
     lane: int
     offer: Offer
-    requested_at: Micros  # since when it is billed: a machine that was stopped is asked for anew
+    requested_at: Micros  # since when it is billed in full: one that was stopped is asked for anew
     expires_at: Micros
     lease_set: Micros
     renew_at: Micros
@@ -81,6 +83,7 @@ class MachineState:
     up_at: Micros | None = None
     ready_at: Micros | None = None
     condemned_at: Micros | None = None
+    stopped_at: Micros | None = None  # since when only what is left of it is billed: disk, address
     gone_at: Micros | None = None
     timings: dict[str, float] = field(default_factory=dict[str, float])
     prepared: str = ""
@@ -97,6 +100,20 @@ class MachineState:
     cause: Cause | None = None
     detail: str = ""
     step: str = ""
+
+    @property
+    def ends_at(self) -> Micros:
+        """When its place ends it, if nobody does: at its expiry, or as soon after as the place can."""
+        return max(self.expires_at, after(self.requested_at, self.offer.least_life_s))
+
+    def open_usd(self, now: Micros) -> float:
+        """What it has cost by `now` that is not in `closed_usd`."""
+        if self.phase == "deleted":
+            return 0.0
+        if self.stopped_at is not None:
+            return idle_usd(self.offer, self.stopped_at, now)
+        off = min(now, self.ends_at)
+        return billed_usd(self.offer, self.requested_at, off) + idle_usd(self.offer, off, now)
 
 
 @dataclass(slots=True)

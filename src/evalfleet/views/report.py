@@ -124,7 +124,13 @@ def _cost(results: Document) -> str:
         ("Models", usd(cost["models_usd"])),
         ("A scored task", usd(cost["per_task_usd"]) if cost["per_task_usd"] is not None else "-"),
     ]
-    return "## Cost\n\n" + _table(["", "USD"], rows, right=(1,))
+    text = "## Cost\n\n" + _table(["", "USD"], rows, right=(1,))
+    if cost.get("prices_as_of"):
+        text += (
+            f"\n\nMachines: list prices of {_cell(cost['prices_as_of'])}, disks and addresses included, from "
+            "each request until the machine was seen to be gone."
+        )
+    return text
 
 
 def _slowest(results: Document) -> str:

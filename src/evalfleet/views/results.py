@@ -12,7 +12,17 @@ from evalfleet.names import hint, safe_name
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .refusals import refusals
-from .stats import Tally, by_domain, machine_end, machine_usd, machines_usd, percentile, tally
+from .stats import (
+    Tally,
+    attempt_usd,
+    by_domain,
+    machine_end,
+    machine_usd,
+    machines_usd,
+    percentile,
+    prices_as_of,
+    tally,
+)
 from .words import iso
 
 Document = dict[str, Any]
@@ -32,7 +42,7 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Docume
         "by_domain": {domain: _shares(part) for domain, part in by_domain(state.tasks.values()).items()},
         "causes": {str(cause): n for cause, n in state.causes.most_common()},
         "cost": _cost(state, at),
-        "tasks": [_task(state, known, run_dir.name) for known in state.tasks.values()],
+        "tasks": [_task(state, known, run_dir.name, at) for known in state.tasks.values()],
         **_beyond(state, at),
         "machines": [machine_entry(machine, at) for machine in state.machines.values()],
     }
@@ -93,7 +103,8 @@ def _cost(state: RunState, now: Micros) -> Document:
     models = sum(prices) if prices else None
     each = (machines + (models or 0.0)) / state.scored if state.scored else None
     prices_usd = {"machines_usd": machines, "models_usd": models, "per_task_usd": each}
-    return {name: _rounded(value) for name, value in prices_usd.items()}
+    figures = {name: _rounded(value) for name, value in prices_usd.items()}
+    return {**figures, "prices_as_of": prices_as_of(state)}
 
 
 def _beyond(state: RunState, now: Micros) -> Document:
@@ -133,7 +144,7 @@ def task_status(state: RunState, known: TaskState) -> str:
     return "unrun" if over and known.status not in ("scored", "broken") else known.status
 
 
-def _task(state: RunState, known: TaskState, run: str) -> Document:
+def _task(state: RunState, known: TaskState, run: str, now: Micros) -> Document:
     """`machine`, `duration_seconds` and `artifacts` are of the attempt that decided; else of the newest."""
     shown = known.decided_by or (known.attempts[-1] if known.attempts else None)
     attempt = None if shown is None else state.attempts[shown]
@@ -143,6 +154,7 @@ def _task(state: RunState, known: TaskState, run: str) -> Document:
         **_verdict(known.outcome),
         "duration_seconds": _seconds(attempt),
         "attempts": len(known.attempts),
+        "machine_usd": _rounded(sum(attempt_usd(state, state.attempts[a], now) for a in known.attempts)),
         "machine": None if attempt is None else state.machines[attempt.machine].name,
         "artifacts": None if attempt is None else artefacts_path(run, known.task.id, attempt.id),
         "status": task_status(state, known),
@@ -179,7 +191,7 @@ def task_detail(state: RunState, task: TaskId) -> Document:
     run = state.plan.run
     return {
         "run": run,
-        **_task(state, known, run),
+        **_task(state, known, run, state.last_at),
         "params": dict(known.task.params),
         "timeout_seconds": known.task.timeout_s,
         "decided_by": known.decided_by,
@@ -198,6 +210,7 @@ def attempt_entry(state: RunState, attempt: AttemptState) -> Document:
         "started_at": iso(attempt.started_at),
         "ended_at": iso(attempt.ended_at),
         "duration_seconds": _seconds(attempt),
+        "machine_usd": _rounded(attempt_usd(state, attempt, state.last_at)),
         **_verdict(outcome),
         "artifacts": artefacts_path(state.plan.run, attempt.task, attempt.id),
         "files": None if collected is None else collected.files,
@@ -220,6 +233,8 @@ def machine_entry(machine: MachineState, now: Micros) -> Document:
         "size": machine.offer.size,
         "spot": machine.offer.spot,
         "usd_per_hour": machine.offer.usd_per_hour,
+        "idle_usd_per_hour": machine.offer.idle_usd_per_hour,
+        "priced": machine.offer.priced or None,
         "address": machine.address or None,
         "requested_at": iso(machine.requested_at),
         "ready_at": iso(machine.ready_at),

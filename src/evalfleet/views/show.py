@@ -103,6 +103,7 @@ def _attempt(attempt: Document) -> str:
         ("machine", f"{attempt['machine']} on {attempt['node'] or '?'}"),
         ("started", attempt["started_at"]),
         ("took", duration(attempt["duration_seconds"]) if attempt["duration_seconds"] is not None else None),
+        ("machine cost", usd(attempt["machine_usd"]) if attempt["machine_usd"] else None),
         ("artefacts", attempt["artifacts"]),
         ("error", attempt["error"]),
         ("problem", attempt["problem"]),

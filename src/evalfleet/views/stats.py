@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from evalfleet.cost import billed_usd
 from evalfleet.model import Cause, MachineId, Micros, Scored, TaskId, seconds_between
-from evalfleet.state import MachineState, RunState, TaskState
+from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 _Z95 = 1.959963984540054
 
@@ -93,32 +92,43 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def machine_end(machine: MachineState, now: Micros) -> Micros:
-    """When its billing ended, or `now`; never past its expiry, at which the place ends it by itself."""
-    if machine.gone_at is not None:
-        return machine.gone_at
-    return max(machine.requested_at, min(now, machine.expires_at))
+    """When it ceased to run, or `now`; never past its expiry, at which the place ends it by itself."""
+    end = now if machine.gone_at is None else machine.gone_at
+    off = machine.ends_at if machine.stopped_at is None else machine.stopped_at
+    return max(machine.requested_at, min(end, off))
 
 
 def machine_usd(machine: MachineState, now: Micros) -> float:
-    return machine.closed_usd + _open_usd(machine, now)
-
-
-def _open_usd(machine: MachineState, now: Micros) -> float:
-    """What it has cost that is not paid yet."""
-    if machine.phase in ("stopped", "deleted"):
-        return 0.0
-    return billed_usd(machine.offer, machine.requested_at, machine_end(machine, now))
+    return machine.closed_usd + machine.open_usd(now)
 
 
 def machines_usd(state: RunState, now: Micros) -> float:
     """What all machines of the run have cost until now."""
-    return state.closed_usd + sum(_open_usd(state.machines[m], now) for m in state.undeleted)
+    return state.closed_usd + sum(state.machines[m].open_usd(now) for m in state.undeleted)
 
 
 def hourly_usd(state: RunState, now: Micros) -> float:
     """What the machines that exist cost an hour."""
-    alive = (state.machines[m] for m in state.undeleted)
-    return sum((machine.offer.usd_per_hour for machine in alive if machine.expires_at > now), 0.0)
+    return sum((machine_hourly_usd(state.machines[m], now) for m in state.undeleted), 0.0)
+
+
+def machine_hourly_usd(machine: MachineState, now: Micros) -> float:
+    """One that is stopped, or has expired, costs what its disk and its address cost."""
+    off = machine.stopped_at is not None or machine.ends_at <= now
+    return machine.offer.idle_usd_per_hour if off else machine.offer.usd_per_hour
+
+
+def attempt_usd(state: RunState, attempt: AttemptState, now: Micros) -> float:
+    """Its machine's price while it ran, or its slot's share. Boot, set-up and idle time are nobody's."""
+    end = now if attempt.ended_at is None else attempt.ended_at
+    offer = state.machines[attempt.machine].offer
+    return seconds_between(attempt.started_at, end) * offer.usd_per_hour / 3600 / state.plan.slots
+
+
+def prices_as_of(state: RunState) -> str | None:
+    """The dates of the price tables that the machines were bought by."""
+    dates = {machine.offer.priced for machine in state.machines.values()} - {""}
+    return ", ".join(sorted(dates)) or None
 
 
 # -- pace ------------------------------------------------------------------------------------------

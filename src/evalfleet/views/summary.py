@@ -73,7 +73,8 @@ def _cost(cost: dict[str, Any]) -> str:
         parts.append(f"{usd(cost['models_usd'])} for models")
     if cost["per_task_usd"]:
         parts.append(f"{usd(cost['per_task_usd'])} a scored task")
-    return ", ".join(parts)
+    of_when = f" (prices of {cost['prices_as_of']})" if cost.get("prices_as_of") else ""
+    return ", ".join(parts) + of_when
 
 
 def next_steps(results: Document) -> list[str]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from evalfleet.controller import WallClock
 from evalfleet.views.notable import notable
 from evalfleet.views.refusals import refusals, refusals_table
+from evalfleet.views.stats import hourly_usd, machine_hourly_usd, machine_usd, machines_usd, prices_as_of
 from evalfleet.views.tables import table
-from evalfleet.views.words import clock_time, iso, plural
+from evalfleet.views.words import clock_time, iso, plural, usd
 
 if TYPE_CHECKING:
     from evalfleet.events import Record
@@ -60,6 +61,11 @@ def document(view: PoolView, answers: Sequence[Answer] | None = None) -> dict[st
         "created_at": iso(view.state.planned_at),
         "expires_at": iso(view.expires_at),
         "warning": view.expiry(now) or None,
+        "cost": {
+            "machines_usd": round(machines_usd(view.state, now), 6),
+            "usd_per_hour": round(hourly_usd(view.state, now), 6),
+            "prices_as_of": prices_as_of(view.state),
+        },
         "machines": [_machine(view, machine, now, answers) for machine in view.machines],
         "refusals": refusals(view.state),
     }
@@ -75,6 +81,8 @@ def _machine(
         "status": view.standing(machine, now),
         "run": view.holder(machine.id, now),
         "prepared": machine.prepared or None,
+        "usd_per_hour": machine_hourly_usd(machine, now),
+        "cost_usd": round(machine_usd(machine, now), 6),
     }
     if answers is not None:
         found = [answer for answer in answers if answer.machine.id == machine.id]
@@ -82,15 +90,25 @@ def _machine(
     return shown
 
 
+def _cost(cost: dict[str, Any]) -> list[str]:
+    if not cost["machines_usd"] and not cost["usd_per_hour"]:
+        return []
+    of_when = f" (prices of {cost['prices_as_of']})" if cost["prices_as_of"] else ""
+    return [f"cost: {usd(cost['machines_usd'])} so far, {usd(cost['usd_per_hour'])} an hour now{of_when}"]
+
+
 def text(view: PoolView, answers: Sequence[Answer] | None = None) -> str:
     told = document(view, answers)
     columns = ["name", "address", "status", "run", "prepared", *(["probe"] if answers is not None else [])]
     rows = [[machine[column] for column in columns] for machine in told["machines"]]
+    if told["cost"]["machines_usd"]:
+        columns.append("cost")
+        rows = [[*row, usd(m["cost_usd"])] for row, m in zip(rows, told["machines"], strict=True)]
     missing = told["workers"] - len(rows)
     head = f"pool {view.name}: {plural(len(rows), 'machine')} on {told['place']}"
     if view.expires_at is not None:
         head += f", until {str(told['expires_at'])[:16].replace('T', ' ')} UTC"
-    lines = [head, *(["", table(columns, rows)] if rows else [])]
+    lines = [head, *_cost(told["cost"]), *(["", table(columns, rows)] if rows else [])]
     if missing > 0:
         asked = "more was" if missing == 1 else "more were"
         lines += ["", f"{missing} {asked} asked for: `evalfleet pool start {view.name}` tries again"]
