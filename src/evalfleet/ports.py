@@ -252,6 +252,48 @@ class Foretelling(Protocol):
         ...
 
 
+class Price(Struct, frozen=True, omit_defaults=True):
+    """What an hour of something costs in a region. `what` is a size, or what comes with a machine.
+
+    `estimated`: no list says so.
+    """
+
+    what: str
+    region: str
+    usd_per_hour: float
+    spot_usd_per_hour: float | None = None
+    estimated: bool = False
+
+
+class PriceTable(Struct, frozen=True):
+    """List prices of one kind of place, as of a day, and where they are from."""
+
+    as_of: str
+    source: str
+    prices: tuple[Price, ...]
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A kind of place with list prices. `tables` are the settings of the places of this kind."""
+
+    price_source: str
+
+    def prices(self, home: Path) -> PriceTable:
+        """Those in force in this home."""
+        ...
+
+    def wanted(self, tables: Sequence[Mapping[str, object]]) -> Sequence[tuple[str, str]]:
+        """What of them, and in which region, these places would use."""
+        ...
+
+    def update_prices(
+        self, home: Path, tables: Sequence[Mapping[str, object]], source: str, today: str
+    ) -> PriceTable:
+        """Fetch them and keep them in the home. Raises ProviderError; then the old ones stay in force."""
+        ...
+
+
 class Belonging(Struct, frozen=True, omit_defaults=True):
     """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is."""
 

@@ -22,8 +22,9 @@ from evalfleet.providers.azure import AzurePlace, AzureSettings
 from evalfleet.providers.azure.expiry import daily, shutdown_at
 from evalfleet.providers.azure.keys import Keys
 from evalfleet.providers.azure.names import moment, names_of, plain, stamp
+from evalfleet.providers.azure.prices import Book, disk
 from evalfleet.providers.azure.refusals import fault_of, refusal
-from evalfleet.providers.azure.sizes import extras_usd, size_of
+from evalfleet.providers.azure.sizes import size_of
 from evalfleet.providers.azure.template import cloud_config, literal
 from evalfleet.providers.azure.views import BURST, SPACING_S, Pace
 
@@ -138,8 +139,10 @@ def test_sizes(name: str, cpus: int, memory: float, local: bool) -> None:
 
 
 def test_a_disk_is_billed_as_the_next_larger_one() -> None:
-    assert extras_usd("Premium_LRS", 100, False) == extras_usd("Premium_LRS", 128, False)
-    assert extras_usd("Premium_LRS", 4096, False) == pytest.approx(2 * extras_usd("Premium_LRS", 2048, False))
+    book = Book(None)
+    assert disk("Premium_LRS", 100) == disk("Premium_LRS", 128)
+    twice = 2 * book.extra(disk("Premium_LRS", 2048), "eastus").usd
+    assert book.extra(disk("Premium_LRS", 4096), "eastus").usd == pytest.approx(twice, abs=1e-5)
 
 
 # -- names and times -----------------------------------------------------------------------------

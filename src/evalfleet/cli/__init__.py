@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "machines": "list everything of ours that exists anywhere",
     "reap": "delete what is ours and has expired",
     "doctor": "look at a place before money is spent",
+    "prices": "show list prices and their date, or fetch newer ones",
     "places": "list the places that machines can come from",
     "benchmarks": "list the benchmarks that are installed",
     "demo": "run a real benchmark on this computer, in about a minute",

@@ -1,4 +1,7 @@
-"""Azure's public price list, as prices.azure.com answers. The prices are made up: linear in vCPUs."""
+"""Azure's public price list, as prices.azure.com answers. The prices are made up: linear in vCPUs.
+
+With what else is sold under the names that one looks for: Windows, low priority, prices that are no longer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from .words import Answer, Call, Json
 PAGE = 100
 USD_A_CPU = 0.048
 SPOT_SHARE = 0.2
+DISK_USD_A_GB = {"P": 0.15, "E": 0.075, "S": 0.045}
+PRODUCTS = {"P": "Premium SSD", "E": "Standard SSD", "S": "Standard HDD"}
+TIERS = {4: 32, 6: 64, 10: 128, 15: 256, 20: 512, 30: 1024, 40: 2048, 50: 4096}
+ADDRESS_USD = 0.006
 
 
 def retail_prices(call: Call) -> Answer:
@@ -56,9 +63,49 @@ def _fits(item: Json, text: str) -> bool:
 def _items() -> Iterator[Json]:
     for region in REGIONS:
         for size in SIZES.values():
-            yield _item(size, region, "")
-            if size.spot:
-                yield _item(size, region, " Spot")
+            yield from _machine(size, region)
+        yield from _extras(region)
+
+
+def _machine(size: Size, region: str) -> Iterator[Json]:
+    plain = _item(size, region, "")
+    yield plain
+    yield {**plain, "effectiveStartDate": "2024-01-01T00:00:00Z", "retailPrice": plain["retailPrice"] * 2}
+    yield {**plain, "productName": f"{plain['productName']} Windows", "retailPrice": 9.0}
+    if size.spot:
+        yield _item(size, region, " Spot")
+        yield {**_item(size, region, " Low Priority"), "retailPrice": 0.0001}
+
+
+def _extras(region: str) -> Iterator[Json]:
+    for letter, product in PRODUCTS.items():
+        for tier, gigabytes in TIERS.items():
+            usd, sku = round(DISK_USD_A_GB[letter] * gigabytes, 4), f"{letter}{tier} LRS"
+            names = {"productName": f"{product} Managed Disks", "skuName": sku, "serviceName": "Storage"}
+            yield _thing(region, usd, "1/Month", meterName=f"{sku} Disk", **names)
+            yield _thing(region, 0.0005, "10K", meterName=f"{sku} Disk Operations", **names)
+    names = {"productName": "IP Addresses", "skuName": "Standard", "serviceName": "Virtual Network"}
+    yield _thing(region, ADDRESS_USD, "1 Hour", meterName="Standard IPv4 Static Public IP", **names)
+    yield _thing(region, 0.1, "1 Hour", meterName="Global IPv4 Static Public IP", **names)
+
+
+def _thing(region: str, usd: float, unit: str, **names: str) -> Json:
+    return {
+        "currencyCode": "USD",
+        "tierMinimumUnits": 0.0,
+        "retailPrice": usd,
+        "unitPrice": usd,
+        "armRegionName": region,
+        "location": region,
+        "effectiveStartDate": "2026-08-01T00:00:00Z",
+        "unitOfMeasure": unit,
+        "type": "Consumption",
+        "priceType": "Consumption",
+        "serviceFamily": "Storage",
+        "isPrimaryMeterRegion": True,
+        "armSkuName": "",
+        **names,
+    }
 
 
 def _item(size: Size, region: str, suffix: str) -> Json:

@@ -1,7 +1,12 @@
 """The place `azure_vm`: virtual machines of Azure, made for us and deleted after use.
 
     settings.py   what the user may say, and what the computer knows (subscription, owner)
-    sizes.py      sizes, what they have and cost: a dated table, and the offers made of it
+    sizes.py      sizes, and what they have
+    listed.py     the prices that come with evalfleet
+    prices.py     what things cost: the list that was fetched last, or the one that came with us
+    retail.py     fetching Azure's public price list
+    pricelist.py  both, for `evalfleet prices`
+    offers.py     what can be had, at what price
     names.py      names and tags: how we tell what is ours
     expiry.py     the daily time at which Azure itself stops a machine
     template.py   what is deployed in one call for one machine, and for a region's network

@@ -14,7 +14,7 @@ from .arm import Arm
 from .login import Login
 from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings
-from .sizes import AS_OF, fits, region_and_zone, size_of
+from .sizes import fits, region_and_zone, size_of
 from .template import COMPUTE, NETWORK, RESOURCES
 from .words import Json, rows, table
 
@@ -221,7 +221,8 @@ def _prices(offers: Sequence[Offer]) -> list[Check]:
     told = (
         f"from ${first.usd_per_hour:.3f} an hour ({first.size} in {first.region}), disk and address included"
     )
-    return [Check("prices", "good", f"{told}; list prices of {AS_OF}")]
+    update = "`evalfleet prices --update` fetches today's"
+    return [Check("prices", "good", f"{told}; prices of {first.priced}; {update}")]
 
 
 # -- reading Azure's answers: pure ---------------------------------------------------------------

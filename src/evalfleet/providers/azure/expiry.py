@@ -10,6 +10,14 @@ FARTHEST_S = 23.5 * 3600.0
 """A time further ahead than a day would come a day early. It is moved on while the machine is in use."""
 
 
+STOPPING_S = 120.0
+"""How long Azure may take to stop it, during which it is billed."""
+SHORTEST_S = LEAD_S + 60.0 + STOPPING_S
+"""With less time left, a switch that is set now acts too late."""
+LEAST_LIFE_S = 40 * 60.0
+"""Of a new machine: the shortest, and some minutes until its deployment has begun."""
+
+
 def shutdown_at(now: float, expires_s: float) -> float:
     """When a machine with so long to live is stopped: at its expiry, as far as a daily time can say."""
     at = min(now + expires_s, now + FARTHEST_S)

@@ -24,29 +24,31 @@ from .arm import Arm, Way
 from .arrivals import Arrivals
 from .builds import Builder
 from .checks import Checks
-from .expiry import shutdown_at
+from .expiry import SHORTEST_S, STOPPING_S, shutdown_at
 from .ground import Ground
 from .keys import Keys
 from .login import Login
 from .names import Names, names_of, tags_of
+from .offers import offers_of
 from .outline import outline
+from .pricelist import PriceList
+from .prices import Book
 from .reaching import Reach
 from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings, account_of
-from .sizes import Menu, offers_of, region_and_zone, size_of, unknown
+from .sizes import region_and_zone, size_of, unknown
 from .template import ADDRESS, NIC, SCHEDULE, VM, Build, cloud_config
 from .views import Looks, View, Vm
 
 REARM_S = 6 * 3600.0
 MENDED_S = 300.0
 """A machine that was restarted answers sooner than a new one."""
-MENDS = ("restart", "redeploy")
 CLAIMS_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
-class AzurePlace:
+class AzurePlace(PriceList):
     """Virtual machines of Azure, made for us, stopped by Azure itself at their expiry, deleted after use."""
 
     Settings = AzureSettings
@@ -59,6 +61,7 @@ class AzurePlace:
         self._settings = settings
         self._account = account
         self._home = context.home_id
+        self._prices = context.home
         self._secrets = context.secrets
         way = Way(account.subscription, settings.endpoint, settings.scope, account.ca)
         self._arm = Arm(way, context.environ)
@@ -93,34 +96,8 @@ class AzurePlace:
         return self._name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        """By the built-in table: nothing is asked. Beside spot machines there are regular ones.
-
-        Spot machines are not mended: they watch for notices, and whoever does is given a quarter of an hour
-        to agree to a restart.
-        """
-        regular = offers_of(self._menu(spot=False), needs)
-        mended = [structs.replace(each, mends=MENDS) for each in regular]
-        if not self._settings.spot:
-            return mended
-        spot = offers_of(self._menu(spot=True), needs)
-        found = [*spot, *(() if self._settings.spot_only else mended)]
-        return sorted(found, key=lambda offer: offer.usd_per_hour)
-
-    def _menu(self, *, spot: bool) -> Menu:
-        s = self._settings
-        return Menu(
-            place=self._name,
-            sizes=s.sizes,
-            regions=s.regions,
-            zones=s.zones,
-            spot=spot,
-            disk=s.disk,
-            disk_gb=s.disk_gb,
-            public_ip=s.public_ip,
-            prices=s.prices,
-            max_vcpus=s.max_vcpus,
-            settle_s=s.settle_s,
-        )
+        """By the price list of the home, or the built-in one: nothing is asked."""
+        return offers_of(self._name, self._settings, Book.of(self._prices), needs)
 
     # -- create --------------------------------------------------------------------------------
 
@@ -154,6 +131,7 @@ class AzurePlace:
                 await self._builder.remove(machine)
             if vm is None or (vm.state == "failed" and vm.power != "running"):
                 self._check_ceiling(view, machine)
+                _check_time(machine, offer, until)
                 land = await self._ground.land(region)
                 await self._builder.deploy(
                     self._build(machine, offer, region, zone, land.subnet, land.nsg, until)
@@ -191,7 +169,7 @@ class AzurePlace:
             public_ip=s.public_ip,
             identity=s.identity,
             tags=self._tags(machine, until),
-            shutdown_at=shutdown_at(now, until - now),
+            shutdown_at=shutdown_at(now, until - now - STOPPING_S),
         )
 
     def _check_names(self, view: View, machine: MachineId) -> None:
@@ -259,9 +237,10 @@ class AzurePlace:
         now = time.time()
         for machine in self._reach.in_use:
             vm, due = view.vms.get(machine), now >= self._rearm_at.get(machine, now)
-            if due and vm is not None and vm.power == "running" and vm.expires_at and vm.expires_at > now:
+            # with less time left the switch could only be moved past the expiry
+            if due and vm is not None and vm.power == "running" and (vm.expires_at or 0.0) > now + SHORTEST_S:
                 self._rearm_at[machine] = now + REARM_S
-                await self._switch(machine, vm, vm.expires_at)
+                await self._switch(machine, vm, vm.expires_at or now)
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         until = time.time() + expires_s
@@ -284,7 +263,8 @@ class AzurePlace:
     async def _switch(self, machine: MachineId, vm: Vm, until: float) -> None:
         now = time.time()
         tags = self._tags(machine, until)
-        await self._builder.arm_switch(vm, self._names(machine), tags, shutdown_at(now, until - now))
+        at = shutdown_at(now, until - now - STOPPING_S)
+        await self._builder.arm_switch(vm, self._names(machine), tags, at)
         self._rearm_at[machine] = now + REARM_S
 
     async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
@@ -379,6 +359,14 @@ class AzurePlace:
 
     def _tags(self, machine: MachineId, until: float) -> dict[str, str]:
         return tags_of(machine, self._home, self._account.owner, until, self._settings.tags)
+
+
+def _check_time(machine: MachineId, offer: Offer, until: float) -> None:
+    """Who counts on the machine's end by itself is refused when Azure could not keep it any more."""
+    if offer.least_life_s and until - time.time() < SHORTEST_S:
+        raise _no(
+            machine, f"less than {SHORTEST_S / 60:.0f} minutes are left: Azure could not stop it in time"
+        )
 
 
 def _cpus(size: str) -> int:

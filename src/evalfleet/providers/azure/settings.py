@@ -79,6 +79,13 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
     answer_s: Annotated[
         float, Meta(gt=0, description="a machine that runs must answer within so many seconds")
     ] = 600.0
+    teardown_s: Annotated[
+        float, Meta(gt=0, description="so many seconds before the end of its time a machine is deleted")
+    ] = 120.0
+    sweep_s: Annotated[
+        float,
+        Meta(ge=0, description="a budget pays disk and address for so long after the expiry; then `reap`"),
+    ] = 3600.0
     settle_s: Annotated[
         float, Meta(ge=0, description="a machine is gone when two looks so far apart do not find it")
     ] = 60.0
