@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from . import notifying
 from .channels.artefacts import LOG
 from .channels.live import live_log
 from .config import home_of
@@ -33,7 +34,7 @@ from .journal.sqlite import StreamKind
 from .keeping import keep_plan, tend
 from .model import AttemptId, Limits, Micros, Plan, RunStatus, TaskId
 from .names import hint, safe_name
-from .plan import PlaceSettings, Resolved, changed_settings, resolve, resumed_secrets, weigh
+from .plan import PlaceSettings, Resolved, changed_settings, notify_here, resolve, resumed_secrets, weigh
 from .pools import read_pool
 from .request import RunRequest
 from .state import AttemptState, RunState
@@ -316,7 +317,8 @@ def _first_events(resolved: Resolved) -> list[Event]:
 
 
 def order_of(resolved: Resolved) -> Order:
-    return Order(resolved.home, resolved.plan.run, resolved.secrets, resolved.environ)
+    plan, notify = resolved.plan, resolved.notify
+    return Order(resolved.home, plan.run, resolved.secrets, resolved.environ, notify=notify)
 
 
 def kept_pool(run: str) -> str:
@@ -410,7 +412,8 @@ def resume_order(
         state.plan, environ=dict(os.environ), cwd=Path.cwd(), env_file=env_file
     )
     settings = changed_settings(state.plan, environ=os.environ, cwd=Path.cwd())
-    return Order(found.home, found.name, secrets, environ, take_over, first, settings=settings)
+    notify = notify_here(os.environ, Path.cwd(), env_file)
+    return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
 
 
 def cancelling_order(run: Run) -> Order:
@@ -426,7 +429,20 @@ def cancelling_order(run: Run) -> Order:
     settings: PlaceSettings = {}
     with suppress(RequestError):
         settings = changed_settings(state.plan, environ=os.environ, cwd=Path.cwd())
-    return Order(run.home, run.name, secrets, environ, first=first, settings=settings)
+    notify = notify_here(environ, Path.cwd())
+    return Order(run.home, run.name, secrets, environ, first=first, notify=notify, settings=settings)
+
+
+def tell_overdue() -> None:
+    """Of runs of this home that ended when nobody was there to tell it, to whom [notify] names."""
+    home = home_of(dict(os.environ), Path.cwd())
+    notifying.overdue(notify_here(os.environ, Path.cwd()), home, WallClock().now())
+
+
+def tell_reaped(found: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> None:
+    """That something was left behind, and deleted, or not."""
+    notify = notify_here(os.environ, Path.cwd())
+    notifying.reaped(notify, [dict(each) for each in found], problems, WallClock().now())
 
 
 def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:

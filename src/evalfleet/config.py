@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct, field
 
@@ -15,7 +16,7 @@ from .tables import check_keys, expand, read_text, read_toml
 
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
-SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles"})
+SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify"})
 
 FLAGS = frozenset(
     {
@@ -29,13 +30,32 @@ FLAGS = frozenset(
 ENVIRONMENT = FLAGS - {"first", "task", "domain", "repeat", "set", "agent"}
 """Flags with a variable `EVALFLEET_<FLAG>`. The others would collide with what a task's command is given."""
 
-_NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE")
+_NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE", "NOTIFY_COMMAND", "NOTIFY_WEBHOOK")
 _TASKS_OWN = ("TASK_ID", "ATTEMPT", "PARAMS", "OUT", "AGENT", "SETTINGS", "REPEAT")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
 
 Table = Mapping[str, Any]
+
+
+class Notify(Struct, frozen=True):
+    """Whom to tell how runs went: a program and its arguments, a webhook, or both. False: nobody.
+
+    The address of a webhook is a secret: whoever knows it can write there.
+    """
+
+    command: tuple[str, ...] = ()
+    webhook: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.command or self.webhook)
+
+    def __repr__(self) -> str:
+        return f"Notify(command={self.command!r}, webhook={'...' if self.webhook else ''!r})"
+
+
+NOBODY = Notify()
 
 
 class Config(Struct, frozen=True):
@@ -47,6 +67,7 @@ class Config(Struct, frozen=True):
     profiles: Mapping[str, Table] = field(default_factory=dict[str, Table])
     places: Mapping[str, Table] = field(default_factory=dict[str, Table])
     benchmarks: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    notify: Notify = NOBODY
 
 
 def find_config(cwd: Path) -> Path | None:
@@ -75,7 +96,35 @@ def load_config(path: Path | None, cwd: Path) -> Config:
         },
         places=sections["places"],
         benchmarks=sections["benchmarks"],
+        notify=_notify(sections["notify"], f"{path}: [notify]"),
     )
+
+
+def notify_of(config: Config, environ: Mapping[str, str]) -> Notify:
+    """The environment goes before the file, where an address that is a secret need not stand."""
+    command, webhook = (environ.get(f"EVALFLEET_NOTIFY_{name}") for name in ("COMMAND", "WEBHOOK"))
+    try:
+        argv = None if command is None else shlex.split(command)
+    except ValueError:
+        raise RequestError("EVALFLEET_NOTIFY_COMMAND has a quote that is not closed") from None
+    given = {"command": argv, "webhook": webhook}
+    nearer = _notify({key: value for key, value in given.items() if value is not None}, "EVALFLEET_NOTIFY_*")
+    return Notify(
+        config.notify.command if argv is None else nearer.command,
+        config.notify.webhook if webhook is None else nearer.webhook,
+    )
+
+
+def _notify(table: Table, where: str) -> Notify:
+    """Errors do not show the address."""
+    check_keys(dict(table), frozenset({"command", "webhook"}), where)
+    command, webhook = table.get("command", []), table.get("webhook", "")
+    words = cast("list[object]", command) if isinstance(command, list) else [None]
+    if not all(isinstance(word, str) for word in words):
+        raise RequestError(f'{where}: \'command\' must be a list of words, such as ["notify-send", "evals"]')
+    if not isinstance(webhook, str) or (webhook and not webhook.startswith(("https://", "http://"))):
+        raise RequestError(f"{where}: 'webhook' must be an address that begins with https://")
+    return Notify(tuple(str(word) for word in words), webhook)
 
 
 def home_of(environ: Mapping[str, str], cwd: Path) -> Path:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import notifying
+from .config import NOBODY, Notify
 from .engine import Engine
-from .errors import FleetError
+from .errors import FleetError, LeaseLost, StaleController
 from .events import ControllerStarted, Event, StopRequested
 from .journal import Holder, Holds, Store
 from .model import MachineId, Micros, Plan
@@ -56,6 +58,7 @@ class Order:
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     take_over: bool = False
     first: tuple[Event, ...] = ()
+    notify: Notify = NOBODY
     change: Callable[[PoolView, Micros], Change] | None = None
     settings: PlaceSettings = field(default_factory=dict[str, Mapping[str, Any]])
 
@@ -115,15 +118,30 @@ class Controller:
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._run())
+            self._tell()
         except asyncio.CancelledError:
             self.left = True
+        except (LeaseLost, StaleController) as err:
+            self.failure = err  # whoever has the run now tells how it went
         except FleetError as err:
             self.failure = err
+            self._tell(str(err))
         except BaseException as err:
             log.exception("the controller of %s fell over", self._order.run)
             self.failure = err
+            self._tell(f"its controller fell over ({type(err).__name__})")
         finally:
             self._started.set()
+
+    def _tell(self, failure: str = "") -> None:
+        """Whoever wants to know. That this fails changes nothing."""
+        order = self._order
+        if self._engine is None:
+            return  # the run is not ours
+        try:
+            notifying.run_over(order.notify, order.home, order.run, WallClock().now(), failure)
+        except (FleetError, OSError) as err:
+            log.warning("the notification was not sent: %s", err)
 
     async def _run(self) -> None:
         order, clock = self._order, WallClock()
@@ -159,6 +177,8 @@ class Controller:
                 rules=POOL if is_pool else RUN,
             )
             stack.push_async_callback(self._start_scribe(is_pool))
+            if not is_pool:
+                notifying.expect(order.notify, order.home, order.run)
             self._loop.create_task(self._leave_with_the_program())
             self._started.set()
             await self._engine.run()

@@ -18,11 +18,14 @@ from msgspec import Struct
 from .benchmarks.loaded import Loaded, Repeated
 from .benchmarks.selection import Selection, select
 from .config import (
+    NOBODY,
     Config,
+    Notify,
     environment_warnings,
     find_config,
     home_of,
     load_config,
+    notify_of,
     read_dotenv,
     read_env_file,
 )
@@ -72,6 +75,7 @@ class Resolved:
     environ: Mapping[str, str] = field(repr=False)
     made_up: bool = False
     keep: bool = False
+    notify: Notify = NOBODY
 
 
 def resolve(
@@ -111,6 +115,7 @@ def resolve(
         secrets=secret_values(loaded.secrets, merged),
         environ=merged,
         keep=flags.keep and pool is None,
+        notify=notify_of(config, merged),
     )
 
 
@@ -170,6 +175,13 @@ def environment_of(environ: Mapping[str, str], cwd: Path) -> dict[str, str]:
     """The environment with what a .env beside evalfleet.toml adds."""
     asked = RunRequest(benchmark="")
     return _environment(asked, environ, cwd, _config(asked, environ, cwd))
+
+
+def notify_here(environ: Mapping[str, str], cwd: Path, env_file: str | None = None) -> Notify:
+    """Whom to tell how things went, by the evalfleet.toml that is found here."""
+    asked = RunRequest(benchmark="", env_file=env_file)
+    config = _config(asked, environ, cwd)
+    return notify_of(config, _environment(asked, environ, cwd, config))
 
 
 def benchmark_of(plan: Plan) -> Benchmark:

@@ -26,6 +26,7 @@ def main(args: argparse.Namespace) -> int:
     if run.state().ended_at is None:
         run = api.control(api.cancelling_order(run))
         run.wait()
+    api.tell_overdue()
     results = run.results()
     print(json.dumps(results) if args.json else summary(results))
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from evalfleet.config import Notify
 from evalfleet.controller import Order, folder_of
 from evalfleet.errors import FleetError
 from evalfleet.events import Event
@@ -27,6 +28,7 @@ class Errand(msgspec.Struct, frozen=True):
     environ: dict[str, str]
     take_over: bool
     first: tuple[Event, ...]
+    notify: Notify
     settings: dict[str, dict[str, Any]]
 
     def order(self) -> Order:
@@ -37,6 +39,7 @@ class Errand(msgspec.Struct, frozen=True):
             self.environ,
             self.take_over,
             self.first,
+            self.notify,
             settings=self.settings,
         )
 
@@ -60,6 +63,7 @@ def detach(order: Order, *, as_json: bool) -> int:
         dict(order.environ),
         order.take_over,
         order.first,
+        order.notify,
         {name: dict(given) for name, given in order.settings.items()},
     )
     assert process.stdin is not None

@@ -8,6 +8,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evalfleet.surveying import Found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.install or args.uninstall:
         return _schedule(args)
-    from evalfleet import surveying
+    from evalfleet import api, surveying
     from evalfleet.cli.machines import show
 
     now = round(time.time() * 1e6)
+    if not args.dry_run:
+        api.tell_overdue()
     found = surveying.machines(now, all_owners=args.all_owners, pools=args.pools)
     going = [each for each in found if each.why]
     show(going, "nothing of ours has expired", as_json=args.json)
@@ -47,6 +54,7 @@ def main(args: argparse.Namespace) -> int:
     for machine, problem in answers.items():
         if problem:
             print(f"evalfleet: {machine}: {problem}", file=sys.stderr)
+    _tell(going, answers)
     left = sum(bool(problem) for problem in answers.values())
     if not args.json:
         print(f"deleted: {len(answers) - left}" + (f"; still there: {left}" if left else ""))
@@ -70,6 +78,15 @@ def _schedule(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _tell(going: Sequence[Found], answers: Mapping[str, str]) -> None:
+    """Whom evalfleet.toml names under [notify]: something was left behind."""
+    from evalfleet import api
+    from evalfleet.cli.machines import document
+
+    problems = [f"{machine}: {problem}" for machine, problem in answers.items() if problem]
+    api.tell_reaped([document(each) for each in going], problems)
 
 
 def _agreed(many: int) -> bool:

@@ -28,6 +28,7 @@ def main(args: argparse.Namespace) -> int:
     from evalfleet import api
     from evalfleet.cli.following import follow
 
+    api.tell_overdue()
     order = api.resume_order(
         args.run,
         only_broken=args.only == "broken",

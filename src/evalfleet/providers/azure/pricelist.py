@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from evalfleet.ports import PriceTable
 
@@ -37,7 +38,7 @@ class PriceList:
 
 def _named(tables: Sequence[Mapping[str, object]], setting: str) -> list[str]:
     """What the places name; the default, for one that names nothing, or if there is none."""
-    default: object = getattr(AzureSettings(), setting)
+    default: tuple[str, ...] = getattr(AzureSettings(), setting)
     lists = [table.get(setting) or default for table in tables] or [default]
-    named = [str(each) for given in lists if isinstance(given, list | tuple) for each in given]
-    return list(dict.fromkeys(named))
+    named = [cast("list[Any]", given) for given in lists if isinstance(given, list | tuple)]
+    return list(dict.fromkeys(str(each) for given in named for each in given))

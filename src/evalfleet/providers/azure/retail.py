@@ -24,7 +24,7 @@ ALL_S, ONE_S = 120.0, 20.0
 TRIES = 3
 AT_ONCE = 4
 PAGES = 40
-PAGE_BYTES = 4_000_000
+PAGE_BYTES, PIECE_BYTES = 4_000_000, 65_536
 BUSY = (429, 500, 502, 503, 504)
 PRODUCTS = {
     "Premium_LRS": ("Premium SSD Managed Disks", "P"),
@@ -77,10 +77,9 @@ class Pages:
         found: list[Json] = []
         for _ in range(PAGES):
             page = self._page(link)
-            items = page.get("Items")
-            if not isinstance(items, list) or page.get("BillingCurrency", "USD") != "USD":
+            if not isinstance(page.get("Items"), list) or page.get("BillingCurrency", "USD") != "USD":
                 raise _bad(f"{self._source} does not answer as a price list in USD does")
-            found += [each for each in rows(items) if _agrees(each, wanted)]
+            found += [each for each in rows(page["Items"]) if _agrees(each, wanted)]
             link = str(page.get("NextPageLink") or "")
             if not link:
                 return found
@@ -93,6 +92,7 @@ class Pages:
             try:
                 return _decoded(self._read(link), self._source)
             except urllib.error.HTTPError as err:
+                err.close()
                 if err.code not in BUSY or tries == TRIES:
                     raise _bad(f"{self._source} answers {err.code} {err.reason}") from err
                 self._rest(err.headers.get("Retry-After"), tries)
@@ -103,9 +103,14 @@ class Pages:
         raise AssertionError("the last try returns or raises")
 
     def _read(self, link: str) -> bytes:
+        """Piece by piece, so that one who dribbles does not keep us for ever."""
+        body = b""
         with urllib.request.urlopen(link.replace(" ", "%20"), timeout=self._left_s(ONE_S)) as answer:
-            read: bytes = answer.read(PAGE_BYTES)
-            return read
+            while self._left_s(ONE_S) and (piece := answer.read1(PIECE_BYTES)):
+                body += piece
+                if len(body) > PAGE_BYTES:
+                    raise _bad(f"{self._source} answers with more than {PAGE_BYTES:,} bytes a page")
+        return body
 
     def _rest(self, asked: str | None, tries: int) -> None:
         seconds = float(asked) if asked and asked.isdecimal() else 0.5 * tries
