@@ -208,7 +208,7 @@ def changed_settings(plan: Plan, *, environ: Mapping[str, str], cwd: Path) -> di
     config = _config(RunRequest(benchmark=""), environ, cwd)
     found: dict[str, dict[str, Any]] = {}
     for name, spec in specs_of(plan).items():
-        told = config.places.get(name, {}) if str(config.base) == spec.base else {}
+        told: Mapping[str, Any] = config.places.get(name, {}) if str(config.base) == spec.base else {}
         keys = getattr(place_kind(spec.kind), "changeable", ())
         if told.get("kind", name) == spec.kind:
             found[name] = {key: told[key] for key in keys if key in told}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import structs
 
@@ -27,8 +27,8 @@ def offers_of(place: str, settings: AzureSettings, book: Book, needs: Needs) -> 
     to agree to a restart.
     """
     only_spot = settings.spot and settings.spot_only
-    regular = [] if only_spot else _priced(place, settings, book, needs, spot=False)
-    spot = _priced(place, settings, book, needs, spot=True) if settings.spot else []
+    regular: Iterable[Offer] = () if only_spot else _priced(place, settings, book, needs, spot=False)
+    spot: Iterable[Offer] = _priced(place, settings, book, needs, spot=True) if settings.spot else ()
     mended = [structs.replace(each, mends=MENDS) for each in regular]
     return sorted((*spot, *mended), key=lambda offer: offer.usd_per_hour)
 
