@@ -33,7 +33,7 @@ from evalfleet.state import MachineState, RunState, accepts, apply, fold
 
 from .runs import PRICED, Run
 
-LIVE = ("requested", "up", "ready", "stopping", "stopped")
+LIVE = ("requested", "up", "ready", "mending", "stopping", "stopped")
 
 
 # -- recounts --------------------------------------------------------------------------------------
@@ -55,7 +55,9 @@ def check_tasks(state: RunState) -> None:
 def check_attempts(state: RunState) -> None:
     attempts = state.attempts.values()
     open_on = {a.id: state.machines[a.machine] for a in attempts if a.outcome is None}
-    assert set(state.orphans) == {a for a, machine in open_on.items() if machine.phase == "condemned"}
+    assert set(state.orphans) == {
+        a for a, machine in open_on.items() if machine.phase in ("condemned", "mending")
+    }
     assert state.uncollected == sum(a.outcome is not None and a.collected is None for a in attempts)
     assert state.causes == Counter(a.outcome.cause for a in attempts if isinstance(a.outcome, Broken))
     for machine in state.machines.values():
@@ -78,11 +80,13 @@ def check_machines(state: RunState) -> None:
     assert set(state.idle) == ready & those(lambda m: len(m.open) < slots and m.silent_since is None)
     assert set(state.audible) == ready & those(lambda m: m.silent_since is None)
     assert set(state.silent) == ready & those(lambda m: m.silent_since is not None)
+    assert set(state.mending) == those(lambda m: m.phase == "mending")
+    assert set(state.unreachable) <= set(state.coming) | set(state.mending)
     assert set(state.suspects) == ready & those(lambda m: m.streak >= streak)
     assert set(state.undeleted) == those(lambda m: m.phase != "deleted")
     live = [m for m in state.machines.values() if m.phase in LIVE]
     assert +state.live_by_offer == Counter(m.offer.key for m in live)
-    taken = {m.lane for m in live}
+    taken = {m.lane for m in live if m.phase != "mending"}
     lanes = max(state.limits.workers, len(state.fresh))
     assert sorted(state.free_lanes) == [n for n in range(lanes) if n not in taken]
     due = {(deadline.at, deadline.machine) for deadline in state.deadlines}

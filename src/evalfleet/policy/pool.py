@@ -10,7 +10,7 @@ from evalfleet.names import machine_id
 from evalfleet.state import MachineState, RunState
 
 from .health import mend_or_give_up
-from .scale import best_offer
+from .scale import best_offers
 
 ALONE = "{prefix}-vm"
 MANY = "{prefix}-{n}"
@@ -32,8 +32,8 @@ def _mend(state: RunState) -> list[Event]:
 
 def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     hopeless = state.same_failures.total() >= state.limits.same_failure_machines
-    offer = None if hopeless else best_offer(state, now, offers)
-    if offer is None or present(state) >= state.limits.workers:
+    offer = next(iter(best_offers(state, now, offers)), None)
+    if hopeless or offer is None or present(state) >= state.limits.workers:
         return []
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)

@@ -17,13 +17,14 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     """Ask for one more machine when there is work for it, and an offer and money to have it."""
     if state.stop is not None or not _wanted(state):
         return []
-    lane = _free_lane(state)
-    offer = best_offer(state, now, offers)
-    if lane is None or offer is None:
+    lane, choices = _free_lane(state), best_offers(state, now, offers)
+    if lane is None or not choices:
         return []
-    seconds = grant_s(state, now, offer, sharers=_wanted(state))
-    if not worthwhile(offer, seconds):
-        return _out_of_money(state, offer)
+    granted = ((offer, grant_s(state, now, offer, sharers=_wanted(state))) for offer in choices)
+    found = next(((offer, seconds) for offer, seconds in granted if worthwhile(offer, seconds)), None)
+    if found is None:
+        return _out_of_money(state)
+    offer, seconds = found
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)
     name = state.plan.machine_names.replace("{n}", str(n))
@@ -65,20 +66,21 @@ def _free_lane(state: RunState) -> int | None:
     return state.free_lanes[0] if state.free_lanes else None
 
 
-def best_offer(state: RunState, now: Micros, offers: Sequence[Offer]) -> Offer | None:
+def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Offer]:
     """The first (offers come cheapest first) that neither refuses us nor is used up.
 
-    One whose machines are taken back again and again is only used when there is no other.
+    Is it one whose machines are taken back again and again, it comes second to the first that is not: what
+    to use if that is too dear, or there is none.
     """
-    second_best: Offer | None = None
+    tired: list[Offer] = []
     for offer in offers:
         full = offer.capacity is not None and state.live_by_offer[offer.key] >= offer.capacity
         if full or _blocked(state, now, offer):
             continue
         if not _tired(state, offer):
-            return offer
-        second_best = second_best or offer
-    return second_best
+            return [offer, *tired]
+        tired = tired or [offer]
+    return tired
 
 
 OFFER_EVICTIONS = 2
@@ -121,7 +123,7 @@ def refused_for_good(state: RunState, offers: Sequence[Offer]) -> bool:
     return all(map(is_final, offers))
 
 
-def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
+def _out_of_money(state: RunState) -> list[Event]:
     """Stop once no machine is left whose end could free some of the budget."""
     if state.limits.budget_usd is None or state.undeleted:
         return []
