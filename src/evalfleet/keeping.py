@@ -137,6 +137,7 @@ class _Site:
 
     machine: MachineState
     place: OwnPlace
+    fence: Fence
     channel: Channel
     journal: SqliteJournal
 
@@ -374,7 +375,7 @@ async def _try(
 ) -> Answer:
     channel = place.channel(machine_of(machine), fence)
     try:
-        await work(_Site(machine, place, channel, journal))
+        await work(_Site(machine, place, fence, channel, journal))
     except (FleetError, OSError) as err:
         return Answer(machine, str(err))
     finally:
@@ -390,7 +391,11 @@ async def _restart(site: _Site) -> None:
     else:
         await site.place.stop(machine.id)
         await site.place.create(machine.id, machine.offer, left_s)
-    await site.channel.probe(None)
+    anew = site.place.channel(machine_of(machine), site.fence)  # what led there before may have been closed
+    try:
+        await anew.probe(None)
+    finally:
+        await anew.close()
 
 
 async def _mend(site: _Site, left_s: float) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evalfleet.errors import MachineMute
@@ -20,7 +25,7 @@ from evalfleet.testing.harness import find, raised
 from tests.cloud.azure import StandIn
 from tests.cloud.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
-from tests.cloud.places import left, offer, place
+from tests.cloud.places import environment, left, offer, place, settings
 from tests.cloud.running import Sleepy, Stage, when
 from tests.cloud.test_place_life import says
 
@@ -156,3 +161,53 @@ def check_timings(machine: MachineState) -> None:
     assert machine.ready_at is not None
     steps = sum(seconds for step, seconds in machine.timings.items() if step != "cloud_init")
     assert steps == pytest.approx((machine.ready_at - machine.requested_at) / 1e6, abs=1.5)
+
+
+# -- pools -----------------------------------------------------------------------------------------
+
+
+class Shell:
+    """The command line, in the machines' network."""
+
+    def __init__(self, azure: StandIn, folder: Path) -> None:
+        self._azure = azure
+        self._folder = folder
+        chosen = settings(azure, inside=True, answer_s=3.0)
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in msgspec.to_builtins(chosen).items()]
+        (folder / "evalfleet.toml").write_text(f'[places.azure]\nkind = "azure_vm"\n{"".join(lines)}')
+
+    def say(self, *words: str) -> str:
+        """Standard error with it: there one sees what happens."""
+        env = {**os.environ, **environment(self._azure, inside=True), "EVALFLEET_HOME": str(self._folder)}
+        done = subprocess.run(
+            [*self._azure.hosts.lab.prefix, sys.executable, "-m", "evalfleet", *words],
+            cwd=self._folder,
+            env=env,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn, tmp_path: Path) -> None:
+    shell = Shell(azure, tmp_path)
+    try:
+        shell.say("pool", "create", "p", "--on", "azure", "--workers", "1")
+        (vm,) = azure.resources("Microsoft.Compute/virtualMachines")
+        azure.make_unreachable(vm.id.name)
+        assert "restarted and answers" in shell.say("pool", "restart", "p", "waa-eval-vm")
+        azure.make_unreachable(vm.id.name, also_after_restart=True)
+        shell.say("pool", "stop", "p")
+        told = shell.say("pool", "start", "p")
+        assert "waa-eval-vm: restart" in told
+        assert "cannot be reached" in told
+        assert "waa-eval-vm is well again after redeploy" in told
+        assert [each.id for each in azure.resources("Microsoft.Compute/virtualMachines")] == [vm.id]
+    finally:
+        shell.say("pool", "delete", "p", "--yes")
+    assert not left(azure)

@@ -53,7 +53,7 @@ class Arrivals:
                 trouble, step = f"{vm.name} answers, but its cloud-init does not finish", "cloud-init"
             if time.monotonic() - begun > patience_s:
                 said = await self._builder.console(vm)
-                raise MachineMute(f"{machine}: {trouble}; its console ends with {said!r}", step)
+                raise MachineMute(f"{trouble}; its console ends with {said!r}", step)
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE_S)
             vm = await self._still(machine)
