@@ -23,7 +23,7 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     granted = ((offer, grant_s(state, now, offer, sharers=_wanted(state))) for offer in choices)
     found = next(((offer, seconds) for offer, seconds in granted if worthwhile(offer, seconds)), None)
     if found is None:
-        return _out_of_money(state)
+        return _out_of_money(state, choices[0])
     offer, seconds = found
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)
@@ -123,7 +123,7 @@ def refused_for_good(state: RunState, offers: Sequence[Offer]) -> bool:
     return all(map(is_final, offers))
 
 
-def _out_of_money(state: RunState) -> list[Event]:
+def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
     """Stop once no machine is left whose end could free some of the budget."""
     if state.limits.budget_usd is None or state.undeleted:
         return []
