@@ -98,6 +98,7 @@ def test_a_machine_is_ours_and_has_its_switch(azure: StandIn, tmp_path: Path) ->
         for each in (vm, schedule, *azure.resources("Microsoft.Compute/disks")):
             assert each.tags["evalfleet-home"] == HOME
             assert each.tags["evalfleet-machine"] == ONE
+            assert each.tags["evalfleet-pool"] == "pool"
             assert each.tags["evalfleet-owner"] == "tester"
             assert each.tags["team"] == "evals"
             assert each.tags["evalfleet-expires-at"].endswith("Z")

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from evalfleet.model import MachineId, Needs
 from evalfleet.ports import Check
 from tests.cloud.azure import StandIn
@@ -70,8 +72,9 @@ def test_disks_zones_and_sizes_are_looked_at(azure: StandIn, tmp_path: Path) -> 
     assert spot["disks in eastus"].verdict == "good"
 
 
-def test_addresses_are_looked_at(azure: StandIn, tmp_path: Path) -> None:
-    azure.cloud.quota.limits["eastus", "PublicIPAddresses"] = 0
+@pytest.mark.parametrize("quota", ["PublicIPAddresses", "IPv4StandardSkuPublicIpAddresses"])
+def test_addresses_are_looked_at(azure: StandIn, tmp_path: Path, quota: str) -> None:
+    azure.cloud.quota.limits["eastus", quota] = 0
     assert "addresses" in examine(azure, tmp_path)["addresses in eastus"].remedy
 
 

@@ -42,6 +42,14 @@ DISK_QUOTA = {
     "StandardSSD_LRS": "StandardSSDDiskCount",
     "Standard_LRS": "StandardDiskCount",
 }
+ADDRESS_QUOTAS = frozenset(
+    {
+        "publicipaddresses",
+        "staticpublicipaddresses",
+        "standardskupublicipaddresses",
+        "ipv4standardskupublicipaddresses",
+    }
+)
 LONG_RUN_S = 4 * 3600.0
 NEW_GROUP = "Microsoft.Resources/subscriptions/resourceGroups/write"
 NEW_NETWORK = "Microsoft.Network/virtualNetworks/write"
@@ -195,9 +203,11 @@ class Checks:
                 return []
             path = f"{self._arm.root}/providers/Microsoft.Network/locations/{region}/usages"
             free = free_of(await self._arm.all(path, NETWORK))
-            many = min((free[key] for key in free if "PublicIP" in key), default=0)
-            remedy = "" if many else f"ask for more public addresses in {region}: {QUOTA_PAGE}"
-            return [Check(f"addresses in {region}", "good" if many else "warn", f"{many} more", remedy)]
+            many = min((free[key] for key in free if key.lower() in ADDRESS_QUOTAS), default=0)
+            remedy = "" if many > 0 else f"ask for more public addresses in {region}: {QUOTA_PAGE}"
+            return [
+                Check(f"addresses in {region}", "warn" if remedy else "good", f"{max(0, many)} more", remedy)
+            ]
 
         return check
 

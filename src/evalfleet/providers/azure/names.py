@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from evalfleet.model import MachineId
 
-HOME, MACHINE, OWNER, EXPIRES = (
+HOME, POOL, MACHINE, OWNER, EXPIRES = (
     "evalfleet-home",
+    "evalfleet-pool",
     "evalfleet-machine",
     "evalfleet-owner",
     "evalfleet-expires-at",
@@ -48,7 +49,9 @@ def plain(text: str) -> str:
 def tags_of(
     machine: MachineId, home: str, owner: str, expires_at: float, own: Mapping[str, str]
 ) -> dict[str, str]:
-    return {**own, HOME: home, MACHINE: machine, OWNER: owner, EXPIRES: stamp(expires_at)}
+    """`evalfleet-pool` is the run or the pool that it was made for."""
+    pool = machine.rsplit("-", 2)[0]
+    return {**own, HOME: home, POOL: pool, MACHINE: machine, OWNER: owner, EXPIRES: stamp(expires_at)}
 
 
 def shared_tags(home: str, owner: str, own: Mapping[str, str]) -> dict[str, str]:
