@@ -85,6 +85,22 @@ def test_without_credentials_nothing_else_is_asked(azure: StandIn, tmp_path: Pat
     assert "az login" in check.remedy
 
 
+def test_requests_share_connections(azure: StandIn, tmp_path: Path) -> None:
+    """Each costs a handshake, which takes longer than most requests."""
+
+    async def main() -> int:
+        made = place(azure, tmp_path)
+        try:
+            for _ in range(4):
+                await made.list("pool")
+            return azure.do(lambda: azure.server.connections)
+        finally:
+            await made.close()
+
+    lists_at_once, token = 3, 1
+    assert asyncio.run(main()) <= lists_at_once + token
+
+
 # -- machines and reap ---------------------------------------------------------------------------
 
 

@@ -43,6 +43,11 @@ class Server:
         for runner in self._runners:
             await serving.end(runner)
 
+    @property
+    def connections(self) -> int:
+        """How many clients have open now."""
+        return sum(len(each.server.connections) for each in self._runners if each.server is not None)
+
     # -- requests ------------------------------------------------------------------------------
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:

@@ -158,7 +158,7 @@ class Arm:
 
             self._credential = credential_of(self._way, self._environ)
             endpoint = self._way.endpoint or PUBLIC
-            more: Json = {"connection_verify": self._way.ca} if self._way.ca else {}
+            more: Json = {"transport": _transport(self._way.ca)} if self._way.ca else {}
             self._client = ResourceManagementClient(
                 self._credential,
                 self._way.subscription,
@@ -169,6 +169,23 @@ class Arm:
                 **more,
             )
         return self._client
+
+
+def _transport(ca: str) -> object:
+    """One that trusts the authorities in a file.
+
+    Told by `connection_verify`, it would read the file for each request, and use no connection twice.
+    """
+    import aiohttp
+    from azure.core.pipeline.transport import AioHttpTransport
+
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=ca)),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=True,
+        auto_decompress=False,
+    )
+    return AioHttpTransport(session=session)
 
 
 def credential_of(way: Way, environ: Mapping[str, str]) -> AsyncTokenCredential:
