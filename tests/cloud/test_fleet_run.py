@@ -28,6 +28,7 @@ from tests.cloud.rest import Rest
 CANNOT = Lab.missing()
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}"),
 ]
 RUN = "night"
@@ -141,8 +142,8 @@ def test_twenty_machines_and_154_tasks_while_azure_is_at_its_worst(azure: StandI
     controller = night.start()
     try:
         night.until(lambda state: state.scored >= 5 and len(at_work(state)) >= 2, "work on two machines")
-        for machine in at_work(night.state)[:2]:
-            azure.evict(machine, notice_s=0.0)
+        for machine, notice_s in zip(at_work(night.state), (0.0, 5.0), strict=False):
+            azure.evict(machine, notice_s)
         assert controller.wait(PATIENCE_S) == 0, night.said
     finally:
         controller.kill()
@@ -166,11 +167,11 @@ def check_faults(azure: StandIn, night: Night) -> None:
     calls = len(azure.server.calls)
     assert met[Stuck] == 1
     assert 0.05 * calls < met[Throttled] < 0.2 * calls
-    assert 0.02 * calls < met[Failed] < 0.1 * calls
-    causes = Counter(machine.cause for machine in night.state.machines.values())
-    assert causes[Cause.EVICTED] == 2
-    broken = [each.outcome for each in night.state.attempts.values() if isinstance(each.outcome, Broken)]
-    assert {each.cause for each in broken} == {Cause.EVICTED}
+    assert 0.01 * calls < met[Failed] < 0.1 * calls
+    evicted = {machine.id for machine in night.state.machines.values() if machine.cause is Cause.EVICTED}
+    assert len(evicted) == 2
+    hit = [each.outcome for each in night.state.attempts.values() if each.machine in evicted]
+    assert {each.cause for each in hit if isinstance(each, Broken)} == {Cause.EVICTED}
     assert any(FULL in key for key in night.state.blocks)
 
 
