@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.cloud.azure import StandIn
 
 BENCH = "azure-leak"
-POINTS, QUICK_POINTS = 200, 6
+POINTS, QUICK_POINTS = 200, 3
 TOGETHER = 4
 SEED = 11
 REAP_AFTER_S, LOOK_AFTER_S = 60.0, 86_400.0

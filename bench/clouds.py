@@ -100,24 +100,24 @@ def left(azure: StandIn) -> list[str]:
     return [str(each.id) for each in azure.resources() if each.id.types[-1] not in shared]
 
 
-def import_figures() -> Figures:
-    """What the place costs before it is used. Each in a Python of its own."""
+def import_figures(rounds: int) -> Figures:
+    """What the place costs before it is used, in CPU; the least of some rounds."""
     return {
-        "place_import_ms": _import_ms("evalfleet.providers.azure", "evalfleet"),
+        "place_import_ms": _import_ms("evalfleet.providers.azure", "evalfleet", rounds),
         "first_request_import_ms": _import_ms(
-            "azure.identity.aio, azure.mgmt.resource.resources.aio", "evalfleet.providers.azure"
+            "azure.identity.aio, azure.mgmt.resource.resources.aio", "evalfleet.providers.azure", rounds
         ),
         "azure_modules_after_import_of_evalfleet": _strangers("evalfleet, evalfleet.api, evalfleet.cli"),
         "azure_modules_after_import_of_the_place": _strangers("evalfleet.providers.azure"),
     }
 
 
-def _import_ms(modules: str, before: str) -> float:
+def _import_ms(modules: str, before: str, rounds: int) -> float:
     code = (
         f"import {before}, time; t = time.process_time(); import {modules}; "
         "print(1000 * (time.process_time() - t))"
     )
-    return round(min(float(_python(code)) for _ in range(3)), 1)
+    return round(min(float(_python(code)) for _ in range(rounds)), 1)
 
 
 def _strangers(modules: str) -> int:

@@ -17,7 +17,11 @@ PACKAGES = {
     "ray": "ray==2.60.0",
     "dask": "distributed==2026.8.0",
     "parsl": "parsl==2026.10.26",
-    "azure": "msgspec rich aiohttp asyncssh azure-identity azure-mgmt-resource cryptography pyyaml",
+    # what the place and its stand-in need
+    "azure": (
+        "azure-mgmt-resource==26.0.0 azure-identity>=1.19 aiohttp>=3.10 asyncssh>=2.14 cryptography>=42 "
+        "msgspec>=0.19 pyyaml>=6 rich>=13"
+    ),
 }
 LIMIT_S = 600.0
 COMPLETE = "complete"
@@ -35,7 +39,8 @@ def cache() -> Path:
 def python_of(name: str) -> Path:
     """The Python of a tool's environment. Raises NoEnvironment."""
     version = f"py{sys.version_info.major}.{sys.version_info.minor}"
-    folder = cache() / f"{PACKAGES[name].replace('==', '-')}-{version}"
+    first, *_ = PACKAGES[name].split()
+    folder = cache() / f"{first.replace('==', '-')}-{version}"
     try:
         with _locked(folder):
             if not (folder / COMPLETE).exists():
@@ -49,7 +54,7 @@ def _make(folder: Path, package: str) -> None:
     """What is half made, because somebody ended us, is made anew."""
     shutil.rmtree(folder, ignore_errors=True)
     python = folder / "bin/python"
-    argv = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", package]
+    argv = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *package.split()]
     try:
         venv.create(folder, with_pip=True)
         done = subprocess.run(

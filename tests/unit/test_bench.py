@@ -51,7 +51,8 @@ def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
 
 
-ALL = [pytest.param(name, marks=pytest.mark.slow if name in NEED_LAB else ()) for name in BENCHES]
+SLOW = (*NEED_LAB, "azure-leak")
+ALL = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BENCHES]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -68,7 +69,14 @@ def test_last_line_is_the_result_and_nothing_is_left(name: str, tmp_path: Path) 
     assert set(found["against"]) == AGAINST[name]
     assert all(set(aim) == {"value", "aim", "met"} for aim in found["aims"].values())
     assert list(tmp_path.iterdir()) == []
-    for exact in ("tasks_lost", "tasks_scored_twice", "attempts_started_twice", "jobs_lost", "left_behind"):
+    for exact in (
+        "tasks_lost",
+        "tasks_scored_twice",
+        "attempts_started_twice",
+        "jobs_lost",
+        "left_behind",
+        "resources_left",
+    ):
         assert found["aims"].get(exact, {"met": True})["met"], exact  # counts, not timings
 
 
