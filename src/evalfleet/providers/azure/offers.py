@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -27,15 +27,17 @@ def offers_of(place: str, settings: AzureSettings, book: Book, needs: Needs) -> 
     to agree to a restart.
     """
     only_spot = settings.spot and settings.spot_only
-    regular: Iterable[Offer] = () if only_spot else _priced(place, settings, book, needs, spot=False)
-    spot: Iterable[Offer] = _priced(place, settings, book, needs, spot=True) if settings.spot else ()
+    regular = () if only_spot else _priced(place, settings, book, needs, spot=False)
+    spot = _priced(place, settings, book, needs, spot=True) if settings.spot else ()
     mended = [structs.replace(each, mends=MENDS) for each in regular]
     return sorted((*spot, *mended), key=lambda offer: offer.usd_per_hour)
 
 
-def _priced(place: str, settings: AzureSettings, book: Book, needs: Needs, *, spot: bool) -> Iterator[Offer]:
+def _priced(
+    place: str, settings: AzureSettings, book: Book, needs: Needs, *, spot: bool
+) -> tuple[Offer, ...]:
     ceiling = settings.max_vcpus
-    return (
+    return tuple(
         _offer(place, settings, book, size, where(region, zone), spot=spot)
         for size in filter(None, map(size_of, settings.sizes))
         if fits(size, needs, settings.disk_gb) and not (ceiling and size.cpus > ceiling)

@@ -1,0 +1,187 @@
+"""What Azure's meters say against the budget, the time limit and the journal: also if nobody comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.journal import Store
+from evalfleet.lab import Lab
+from evalfleet.providers.azure.expiry import LEAST_LIFE_S
+from evalfleet.providers.azure.prices import ADDRESS, Book, disk
+from evalfleet.providers.azure.sizes import size_of
+from evalfleet.state import RunState, fold
+from evalfleet.views.stats import machines_usd
+from tests.cloud.azure import StandIn
+from tests.cloud.azure.hosts import Hosts
+from tests.cloud.conftest import FAST
+from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
+
+CANNOT = Lab.missing()
+pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
+PATIENCE_S = 60.0
+BOOK = Book(None)
+REGION = "eastus"
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[StandIn]:
+    with StandIn(Hosts(), timing=FAST) as made:
+        yield made
+
+
+@pytest.fixture
+def azure(cloud: StandIn) -> Iterator[StandIn]:
+    """Each test leaves it empty, and finds the meters at nothing."""
+    cloud.do(cloud.meters.spans.clear)
+    yield cloud
+    assert not left(cloud)
+    assert not cloud.meters.running()
+
+
+def metered_usd(azure: StandIn) -> float:
+    """What Azure would bill for all that the meters have counted, at the list's prices."""
+    size, now = size_of(SIZE), azure.clock.now()
+    assert size is not None
+    usd_per_hour = {
+        "vm": BOOK.machine(size, REGION, spot=False).usd,
+        "disk": BOOK.extra(disk("Premium_LRS", 128), REGION).usd,
+        "address": BOOK.extra(ADDRESS, REGION).usd,
+    }
+    spans = azure.do(lambda: list(azure.meters.spans))
+    return sum(span.seconds(now) * usd_per_hour[span.kind] / 3600 for span in spans)
+
+
+class Desk:
+    """A folder with a place, a benchmark whose tasks wait, and a home; commands run beside the machines."""
+
+    def __init__(self, azure: StandIn, folder: Path, seconds: float, count: int = 4, **more: Any) -> None:
+        self._azure, self._folder = azure, folder
+        self.home = folder / "home"
+        place = {
+            "kind": "azure_vm",
+            "subscription": azure.subscription,
+            "resource_group": GROUP,
+            "endpoint": azure.endpoint_inside,
+            "ca": str(azure.ca),
+            "owner": "tester",
+            "ssh_from": ["*"],
+            "sizes": [SIZE],
+            "regions": [REGION],
+            "settle_s": SETTLE_S,
+            **more,
+        }
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in place.items())
+        (folder / "evalfleet.toml").write_text(f"[places.azure]\n{lines}")
+        script = f'sleep {seconds}; echo "{{\\"score\\": 1}}" >"$EVALFLEET_OUT/result.json"'
+        command = json.dumps(["sh", "-c", script])
+        (folder / "b.toml").write_text(
+            f'name = "b"\ntasks = "tasks.jsonl"\ntimeout_s = 600\ncommand = {command}\n'
+        )
+        tasks = "".join(json.dumps({"id": f"t_{n}"}) + "\n" for n in range(count))
+        (folder / "tasks.jsonl").write_text(tasks)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        argv = [*self._azure.hosts.lab.prefix, sys.executable, "-m", "evalfleet", *words]
+        environ = {**os.environ, **environment(self._azure, inside=True), "EVALFLEET_HOME": str(self.home)}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            argv, cwd=self._folder, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def run(self, *words: str) -> subprocess.Popen[str]:
+        return self.start("run", "b.toml", "--on", "azure", "--name", "r", "--canary", "0", "--yes", *words)
+
+    def say(self, *words: str, code: int = 0) -> str:
+        return ended(self.start(*words), code)
+
+    def state(self) -> RunState:
+        if not (self.home / "fleet.db").exists():
+            return RunState()
+        store = Store.open(self.home, create=False, read_only=True)
+        return fold(store.read("r")) if "r" in {info.name for info in store.streams()} else RunState()
+
+
+def ended(process: subprocess.Popen[str], code: int) -> str:
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == code, out + err
+    return out + err
+
+
+def until(fact: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not fact():
+        assert time.monotonic() < end, f"in vain: {what}"
+        time.sleep(0.1)
+
+
+def test_the_journal_accounts_for_all_that_the_meters_count(azure: StandIn, tmp_path: Path) -> None:
+    desk = Desk(azure, tmp_path, seconds=0.5)
+    assert "(prices of 2026-08)" in ended(desk.run("--workers", "2", "--budget", "1"), 0)
+    counted = machines_usd(desk.state(), desk.state().last_at)
+    assert 0 < metered_usd(azure) <= counted <= 1.0
+    assert json.loads(desk.say("show", "r", "--json"))["cost"]["machines_usd"] == pytest.approx(
+        counted, abs=1e-6
+    )
+
+
+def test_a_budget_that_cannot_hold_spends_nothing(azure: StandIn, tmp_path: Path) -> None:
+    """Azure needs half an hour to stop a machine by itself: what does not pay that pays no machine."""
+    desk = Desk(azure, tmp_path, seconds=0.5)
+    said = ended(desk.run("--budget", "0.10"), 3)
+    assert "the budget of $0.1 does not pay another machine for the 40 minutes" in said
+    assert metered_usd(azure) == 0.0
+
+
+def test_the_time_limit_holds_on_the_meters(azure: StandIn, tmp_path: Path) -> None:
+    desk = Desk(azure, tmp_path, seconds=300, teardown_s=8)
+    limit_s = 24.0
+    ended(desk.run("--workers", "2", "--max-duration", f"{limit_s:g}s"), 3)
+    spans = azure.do(lambda: list(azure.meters.spans))
+    started = desk.state().started_at / 1e6
+    ahead = azure.clock.now() - time.time()
+    assert {span.kind for span in spans} == {"vm", "disk", "address"}
+    assert max((span.end or 0.0) - ahead for span in spans) <= started + limit_s
+
+
+def test_the_budget_holds_on_the_meters_when_the_controller_is_killed(azure: StandIn, tmp_path: Path) -> None:
+    """Nobody comes back until an hour after their expiry, for which the budget pays disks and addresses.
+
+    The only test here that moves the stand-in's clock: afterwards it is not the controllers' any more.
+    """
+    budget = 0.5
+    desk = Desk(azure, tmp_path, seconds=300)
+    run = desk.run("--workers", "9", "--budget", f"{budget:g}")
+    try:
+        until(lambda: desk.state().running >= 2, "two machines at work")
+        state = desk.state()
+    finally:
+        run.kill()
+        ended(run, -9)
+    assert 2 <= len(state.machines) < 9, "no more than the budget pays for as long as Azure needs"
+    assert state.reserved_usd + state.closed_usd <= budget + 1e-9
+    now = time.time()
+    assert all(
+        machine.ends_at / 1e6 - now >= LEAST_LIFE_S - PATIENCE_S for machine in state.machines.values()
+    )
+    last_s = max(machine.ends_at for machine in state.machines.values()) / 1e6 - now
+    azure.jump(last_s)
+    assert not [span for span in azure.meters.running() if span.kind == "vm"], "Azure has stopped them itself"
+    azure.jump(3600.0)
+    assert {span.kind for span in azure.meters.running()} == {"disk", "address"}, "these go on, as docs say"
+    assert metered_usd(azure) <= budget
+    desk.say("cancel", "r")
+    assert not azure.meters.running(), "cancel cleans up, disks and addresses too"
+    assert metered_usd(azure) <= budget
