@@ -18,6 +18,7 @@ from evalfleet.plan import (
     places_of,
     resolve,
     secret_names,
+    specs_of,
     weigh,
 )
 from evalfleet.ports import PlaceContext
@@ -50,6 +51,10 @@ class Shed:
         watts: int = 1
     @classmethod
     def make(cls, name, settings, context): return (name, settings, context)
+
+class Barn(Shed):
+    class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+        spot: bool = False
 
 class Fixed:
     """A benchmark whose settings are its own."""
@@ -336,3 +341,22 @@ def test_the_same_request_gives_the_same_plan(cwd: Path) -> None:
     assert msgspec.json.encode(resolved(cwd, tasks=2).plan) == msgspec.json.encode(
         resolved(cwd, tasks=2).plan
     )
+
+
+# -- spot ------------------------------------------------------------------------------------------
+
+BARN_PLACE = '[places.barn]\nkind = "MODULE:Barn"\n'
+
+
+def test_spot_is_the_setting_of_the_places_that_have_it(cwd: Path) -> None:
+    configure(cwd, SHED_PLACE + BARN_PLACE)
+    specs = specs_of(resolved(cwd, on="barn,shed", spot=True).plan)
+    assert specs["barn"].settings["spot"] is True
+    assert "spot" not in specs["shed"].settings
+    assert "spot" not in specs_of(resolved(cwd, on="barn").plan)["barn"].settings
+
+
+def test_spot_where_there_is_none_is_refused_unless_it_is_only_a_default(cwd: Path) -> None:
+    fails(cwd, "--spot: shed has no spot machines; leave it out, or choose another place", spot=True)
+    configure(cwd, SHED_PLACE + "[defaults]\nspot = true\n")
+    assert "spot" not in specs_of(resolved(cwd).plan)["shed"].settings
