@@ -1,0 +1,1 @@
+"""Windows Agent Arena."""
