@@ -127,7 +127,7 @@ def _judge(found: Reading, directory: str) -> None:
     """result.txt wins over an Error line: the client may fail after it has scored."""
     text = _read(os.path.join(directory, RESULT), 1 << 16)
     score = "" if text is None else read_score(text.decode("utf-8", "replace"))
-    if isinstance(score, float):
+    if not isinstance(score, str):
         found.score = score
     elif found.part == "agent":
         found.score = 0.0

@@ -1,0 +1,7 @@
+"""The names that tracebacks show."""
+
+
+class RequestException(OSError): ...
+
+
+class ConnectionError(RequestException): ...
