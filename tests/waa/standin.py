@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import marshal
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +24,7 @@ SHEBANG = b"#!/usr/bin/python3 -IS\n"  # a host's own Python, quick to start
 MAIN = "import sys\nfrom engine.commands import main\nsys.exit(main(sys.argv[1:]))\n"
 STORAGE_FILES = ("windows.base", "windows.boot", "windows.mac", "windows.rom", "windows.vars", "windows.ver")
 DISK_MARK = b"stand-in disk\n"
+PROC_FLAGS = "ro,nosuid,nodev,noexec"
 ENGINE_ROOT = "/var/lib/stand-in-docker"
 
 Tasks = Mapping[str, Sequence[str]]
@@ -91,8 +94,16 @@ def build_docker(path: Path) -> Path:
             )
             for module in sorted((HERE / "engine").glob("*.py")):
                 archive.write(module, f"engine/{module.name}")
+                archive.writestr(f"engine/{module.stem}.pyc", _compiled(module))
     path.chmod(0o755)
     return path
+
+
+def _compiled(module: Path) -> bytes:
+    """Where the host's Python is of our version, it need not compile at every call."""
+    code = compile(module.read_bytes(), module.name, "exec", dont_inherit=True)
+    unchecked = (1).to_bytes(4, "little")
+    return MAGIC_NUMBER + unchecked + bytes(8) + marshal.dumps(code)
 
 
 def build_kit(folder: Path, **image: Any) -> Path:
@@ -107,12 +118,16 @@ def build_kit(folder: Path, **image: Any) -> Path:
 def equip(host: Host, kit: Path, *, kvm: bool = True) -> None:
     """Install docker on a host, which sees `kit` at the same path as we do.
 
+    Hosts of a lab have parts of /proc masked; with a second one in sight, containers may have their own, and
+    what runs there sees its processes by their right numbers. That one is gone after a reboot.
     /dev/kvm is a plain file: hosts of a lab may make no devices, and this engine asks only whether it exists.
     """
     steps = (
         f"mkdir -p {ENGINE_ROOT} /usr/local/bin",
         f"cp {kit}/engine.json {ENGINE_ROOT}/",
         f"rm -f /usr/local/bin/docker && cp {kit}/docker /usr/local/bin/docker",
+        f"mkdir -p {ENGINE_ROOT}/proc",
+        f"(mountpoint -q {ENGINE_ROOT}/proc || mount -t proc -o {PROC_FLAGS} proc {ENGINE_ROOT}/proc)",
         "touch /dev/kvm" if kvm else "rm -f /dev/kvm",
     )
     host.run(["sh", "-c", " && ".join(steps)])

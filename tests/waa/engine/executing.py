@@ -86,7 +86,7 @@ def _show(link: socket.socket) -> int:
             head = stream.read(HEAD.size)
             if len(head) < HEAD.size:
                 return 137
-            kind, size = HEAD.unpack(head)
+            kind, size = (int(number) for number in HEAD.unpack(head))
             if kind == CODE:
                 return size
             output = sys.stdout.buffer if kind == OUT else sys.stderr.buffer

@@ -13,12 +13,13 @@ USUAL_RIGHTS = (
 )
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # The first child is process 1. `unshare --fork` would give a wrong exit code when that is killed.
-WAIT = 'sh -c "$0" & wait $!'
+WAIT = 'exec 4<&0; sh -c "$0" <&4 4<&- & wait $!'
+PROC_FLAGS = "ro,nosuid,nodev,noexec"
 KINDS = ("user", "mount", "pid", "ipc", "uts")
 
 
 def unshare(container: Container) -> list[str]:
-    """Start process 1, which says `ready` before it becomes the command; its output goes to the log then."""
+    """Start process 1. It says `ready`, hears a line, and becomes the command, its output in the log."""
     kinds = [f"--{kind}" for kind in (*KINDS, *([] if on_host_network(container) else ["net"]))]
     return ["unshare", *kinds, "--map-root-user", "sh", "-c", WAIT, _script(container)]
 
@@ -47,14 +48,16 @@ def _script(container: Container) -> str:
         f"cd {root}",
         *_host_folders(),
         "mkdir -p proc sys dev tmp run root; chmod 1777 tmp",
-        "mount -t proc proc proc 2>/dev/null || mount --rbind /proc proc",
+        # where the host's own /proc is masked in parts, the kernel allows no better one than it finds
+        f"mount -t proc proc proc 2>/dev/null || mount -t proc -o {PROC_FLAGS} proc proc 2>/dev/null"
+        " || mount --rbind /proc proc",
         *_devices(container),
         *(line for mount in container.config["mounts"] for line in _mount(mount)),
         "" if on_host_network(container) else "ip link set lo up",
         f"hostname {container.id[:12]}",
         "pivot_root . . && umount -l . && cd /",
         f"cd {shlex.quote(container.config['workdir'] or '/')}",
-        "echo ready; exec >&2",
+        "echo ready; read -r _; exec </dev/null >&2",
         "exec " + " ".join(shlex.quote(word) for word in [*_rights(container), *container.config["command"]]),
     ]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -62,7 +63,7 @@ def _live(
     with open(container.log, "ab") as log:
         process = subprocess.Popen(
             launching.unshare(container),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=say,
             stderr=log,
             env=container.config["env"],
@@ -88,6 +89,9 @@ def _live(
         error="",
     )
     _tell(told, "up")
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # now that its number is known
+        pipe.write(b"go\n")
     code = process.wait()
     if proxy:
         os.kill(proxy, signal.SIGKILL)

@@ -145,7 +145,7 @@ def _config(given: flags.Flags, image: dict[str, Any], words: list[str]) -> dict
         "mounts": [_volume(text) for text in given.all("volume")],
         "restart": _restart(given),
         "stop_timeout": int(given.of("stop-timeout") or 10),
-        "labels": dict(label.partition("=")[::2] for label in given.all("label")),
+        "labels": {label.partition("=")[0]: label.partition("=")[2] for label in given.all("label")},
     }
 
 
