@@ -15,7 +15,14 @@ from evalfleet.lab import Lab
 from evalfleet.lab.host import Host
 from tests.waa import standin
 
-TASKS = {"notepad": ("one", "two"), "vlc": ("three",)}
+TASKS = {
+    "notepad": ("one", "two"),
+    "vlc": ("three",),
+    "behaviours": (
+        *("score", "controller", "set-up", "evaluator", "recorder", "agent", "unauthorized", "throttled"),
+        *("quota", "model-down", "bad-result", "bad-exit", "no-result", "killed", "guest-dies"),
+    ),
+}
 UP = (
     *(
         "run",
@@ -30,6 +37,7 @@ UP = (
     ),
     *("-p", "8006:8006", "-p", "5000:5000", "-v", "/data/storage:/storage", "-e", "OPENAI_API_KEY=sk-test"),
 )
+CLIENT = ("-w", "/client", "winarena", "python", "run.py", "--result_dir", "/results", "--model", "m")
 COMMAND = ("-c", "./entry.sh --prepare-image false --start-client false")
 
 
@@ -62,8 +70,10 @@ class Docker:
             time.sleep(0.05)
 
     def client(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        base = ("exec", "-w", "/client", "winarena", "python", "run.py", "--result_dir", "/results")
-        return self(*base, "--model", "m", *flags)
+        return self("exec", *CLIENT, *flags)
+
+    def client_in_background(self) -> None:
+        self.ok("exec", "-d", *CLIENT)
 
     def clean(self) -> None:
         """As after the first boot, but for the image."""

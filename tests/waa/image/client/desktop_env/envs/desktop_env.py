@@ -14,6 +14,7 @@ class DesktopEnv:
         self.wish = None
 
     def reset(self, task_config: dict) -> dict:
+        self.controller.http_server = self.setup_controller.http_server
         self.setup_controller.close_all()
         self.setup_controller.setup(task_config.get("config", []), fails=self.wish.do == "set-up")
         return self._get_obs()
