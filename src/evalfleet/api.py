@@ -402,6 +402,10 @@ def resume_order(
     """What it takes to take a run up again. Raises RequestError when there is nothing left to do."""
     found = open(name, home=home)
     state = found.state()
+    if not state.plan.benchmark_spec:
+        raise RequestError(
+            f"run {found.name!r} was imported, and cannot be taken up: start a run of its tasks"
+        )
     first = tuple(_resumption(state, only_broken, limits or {}))
     if state.ended_at is not None and not first:
         hint = "; `--only broken` runs the broken ones again" if state.broken else ""

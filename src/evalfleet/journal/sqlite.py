@@ -139,7 +139,15 @@ class Store(Struct, frozen=True):
         """All of them, or none. Raises RequestError: a name is taken."""
         with self.connected() as conn, transaction(conn):
             for name, kind, events in streams:
-                _create(conn, name, kind, at, events)
+                _create(conn, name, kind, at, [(at, event) for event in events])
+
+    def create_past(self, name: str, at: Micros, events: Sequence[tuple[Micros, Event]]) -> None:
+        """A run that is over already, made at `at` of what happened earlier. Raises RequestError: name taken.
+
+        Each event has its own time, and none is earlier than the one before it.
+        """
+        with self.connected() as conn, transaction(conn):
+            _create(conn, name, "run", at, events)
 
     def ask(self, stream: str, event: Event, at: Micros) -> int:
         """Ask the stream's controller, from any process, to record `event`. The request's id."""
@@ -235,16 +243,20 @@ def _info(row: tuple[str, StreamKind, Micros, int, str | None, Micros]) -> Strea
 
 
 def _create(
-    conn: sqlite3.Connection, name: str, kind: StreamKind, at: Micros, events: Sequence[Event]
+    conn: sqlite3.Connection,
+    name: str,
+    kind: StreamKind,
+    created_at: Micros,
+    events: Sequence[tuple[Micros, Event]],
 ) -> None:
     taken = conn.execute("SELECT kind FROM stream WHERE name = ?", (name,)).fetchone()
     if taken is not None:
         hint = "choose another with --name" if kind == "run" else f"by a {taken[0]}; choose another"
         raise RequestError(f"the name {name!r} is taken{';' if kind == 'run' else ''} {hint}")
-    conn.execute("INSERT INTO stream VALUES (?, ?, 0, NULL, 0, ?)", (name, kind, at))
+    conn.execute("INSERT INTO stream VALUES (?, ?, 0, NULL, 0, ?)", (name, kind, created_at))
     rows = [
         (name, seq, SCHEMA, at, kind_of(event), encode(event).decode())
-        for seq, event in enumerate(events, start=1)
+        for seq, (at, event) in enumerate(events, start=1)
     ]
     conn.executemany("INSERT INTO event VALUES (?, ?, 0, ?, ?, ?, ?)", rows)
 

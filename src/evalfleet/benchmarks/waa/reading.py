@@ -53,6 +53,7 @@ _WORDS: dict[Part, str] = {
 _TEXT_CAP = 2000
 _READ_CAP = 64 << 20  # trajectories are some kB a step
 _SCREENSHOT = re.compile(r"^screenshot-step_(reset|\d+)_(\d{8}@\d{6})\.png$")
+_KEY = re.compile(r"\bsk-[\w*-]{8,}")  # as OpenAI's and others' keys look: messages may repeat them
 _ANY_ZONE_S = 15 * 3600.0  # between a local time that is taken for UTC, and UTC
 _ELAPSED = re.compile(rb"Elapsed Time: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
@@ -141,7 +142,7 @@ def _judge(found: Reading, directory: str) -> None:
 def _blame(found: Reading, error: dict[str, Any]) -> None:
     traceback, exception = _text(error.get("Traceback")), _text(error.get("Exception"))
     found.part = part_of(traceback or exception)
-    told = summary_of(traceback, exception) or _text(error.get("Error"))
+    told = _KEY.sub("sk-***", summary_of(traceback, exception) or _text(error.get("Error")))
     found.error = f"{_WORDS[found.part]}: {told}"[:_TEXT_CAP]
 
 
@@ -213,8 +214,9 @@ def _stamp(value: object) -> float | None:
 
 
 def _written(directory: str) -> list[float]:
+    """Of its files; of the directory itself, if there are none."""
     times: list[float] = []
-    for name in _names(directory):
+    for name in _names(directory) or ["."]:
         try:
             times.append(os.lstat(os.path.join(directory, name)).st_mtime)
         except OSError:

@@ -1,0 +1,165 @@
+"""Imported results as events: what a fleet would have recorded, had it been there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from evalfleet.api import CHUNK
+from evalfleet.benchmarks.waa.reading import Reading
+from evalfleet.events import (
+    AttemptCollected,
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    MachineCondemned,
+    MachineDeleted,
+    MachineReady,
+    MachineRequested,
+    MachineUp,
+    RunEnded,
+    RunPlanned,
+    TasksPlanned,
+    TasksReopened,
+)
+from evalfleet.model import (
+    SECOND,
+    AttemptId,
+    Broken,
+    Cause,
+    Collected,
+    Limits,
+    MachineId,
+    Micros,
+    Offer,
+    Outcome,
+    Plan,
+    Scored,
+    Task,
+    TaskId,
+    after,
+)
+from evalfleet.names import attempt_number, machine_id
+
+from .choice import Past, numbered
+
+PLACE = "imported"
+Dated = tuple[Micros, Event]
+
+
+def plan_of(run: str, home_id: str, tries: Mapping[TaskId, Sequence[Past]]) -> Plan:
+    action, observation, model = next(iter(tries.values()))[0].folder.settings
+    settings = {"action_space": action, "observation_type": observation}
+    return Plan(
+        run=run,
+        benchmark="waa",
+        places=(PLACE,),
+        model=model,
+        settings={key: value for key, value in settings.items() if value},
+        home=home_id,
+    )
+
+
+def _outcome(reading: Reading) -> Outcome:
+    if reading.score is None:
+        return Broken(Cause(reading.cause), reading.error)
+    return Scored(
+        reading.score,
+        success=reading.score == 1.0,
+        num_steps=reading.steps,
+        error=reading.error or None,
+        screenshots=reading.screenshots,
+    )
+
+
+class History:
+    """Tries at tasks, as the events that a fleet would have recorded.
+
+    A machine had one attempt at a time: where times overlap (clocks in whole seconds, copied files), an
+    attempt is moved behind the one before it, and where they overlap by much, it had another machine.
+    """
+
+    OVERLAP = 5 * SECOND
+
+    def __init__(
+        self,
+        plan: Plan,
+        tries: Mapping[TaskId, Sequence[Past]],
+        collected: Mapping[AttemptId, Collected],
+        now: Micros,
+    ) -> None:
+        self._plan = plan
+        self._tries = tries
+        self._collected = collected
+        self._now = now
+        self._free: dict[MachineId, Micros] = {}
+        self._workers: dict[str, list[MachineId]] = {}
+        self._events: list[Dated] = []
+
+    def events(self) -> list[Dated]:
+        """In order of time."""
+        order = [
+            (self._since(past.began), task, n)
+            for task, some in self._tries.items()
+            for n, past in enumerate(some)
+        ]
+        settled: dict[TaskId, Micros] = {}
+        waiting: dict[TaskId, list[tuple[AttemptId, Past]]] = {
+            task: numbered(task, some) for task, some in self._tries.items()
+        }
+        for began, task, _ in sorted(order):
+            attempt, past = waiting[task].pop(0)
+            settled[task] = self._attempt(task, attempt, past, max(began, settled.get(task, 0)))
+        began, ended = min(at for at, _ in self._events), max(at for at, _ in self._events)
+        for machine, free in self._free.items():
+            self._events.append((free, MachineCondemned(machine, "the results were imported")))
+            self._events.append((free, MachineDeleted(machine, free)))
+        return [
+            *self._head(began),
+            *sorted(self._events, key=lambda dated: dated[0]),
+            (ended, RunEnded("done")),
+        ]
+
+    def _head(self, at: Micros) -> list[Dated]:
+        tasks = tuple(Task(task, some[0].folder.domain) for task, some in self._tries.items())
+        chunks = [TasksPlanned(tasks[n : n + CHUNK]) for n in range(0, len(tasks), CHUNK)]
+        limits = Limits(workers=len(self._free), attempts=1, attempts_ceiling=1)
+        plan = structs.replace(self._plan, limits=limits)
+        return [(at, RunPlanned(plan, len(tasks))), *((at, chunk) for chunk in chunks)]
+
+    def _attempt(self, task: TaskId, attempt: AttemptId, past: Past, earliest: Micros) -> Micros:
+        machine = self._machine(past.folder.worker, earliest)
+        began = max(earliest, self._free[machine])
+        seconds = past.reading.seconds or 0.0
+        ended = min(self._now, after(began, seconds))
+        self._free[machine] = ended
+        outcome = _outcome(past.reading)
+        if attempt_number(attempt) > 0:
+            self._events.append((began, TasksReopened((task,))))
+        self._events += [
+            (began, AttemptStarted(attempt, task, machine)),
+            (ended, AttemptEnded(attempt, outcome, seconds, f"trial {past.folder.trial}")),
+            (ended, AttemptCollected(attempt, self._collected[attempt])),
+        ]
+        return ended
+
+    def _machine(self, worker: str, at: Micros) -> MachineId:
+        its = self._workers.setdefault(worker, [])
+        for machine in its:
+            if self._free[machine] <= at + self.OVERLAP:
+                return machine
+        machine = machine_id(self._plan.run, self._plan.home, len(self._free) + 1)
+        name = worker if not its else f"{worker}-{len(its) + 1}"
+        lane = len(self._free)
+        its.append(machine)
+        self._free[machine] = at
+        self._events += [
+            (at, MachineRequested(machine, name, lane, Offer(PLACE, "worker"), self._now)),
+            (at, MachineUp(machine)),
+            (at, MachineReady(machine)),
+        ]
+        return machine
+
+    def _since(self, seconds: float) -> Micros:
+        return min(self._now, max(0, round(seconds * SECOND)))

@@ -1,0 +1,311 @@
+"""Results of WAA's client, of whatever shape, become a run: one score a task, nothing made up."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from evalfleet.api import Run, list_runs
+from evalfleet.benchmarks.waa.trees import find_tasks
+from evalfleet.channels.artefacts import Caps
+from evalfleet.cli import main
+from evalfleet.errors import RequestError
+from evalfleet.importing import Keep, import_waa
+from evalfleet.sim import ledger
+from tests.unit.test_waa_reading import TRACEBACKS
+
+START = datetime(2024, 11, 2, 10, 0, 0, tzinfo=UTC)
+CONFIG = "pyautogui/som/gpt-4o"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    monkeypatch.setenv("EVALFLEET_HOME", str(folder))
+    return folder
+
+
+def leave(
+    root: Path,
+    task: str,
+    result: str | None = "1.0",
+    *,
+    domain: str = "notepad",
+    config: str = CONFIG,
+    trial: str = "0",
+    began_s: float = 0,
+    took_s: float = 60,
+    error: str = "",
+    worker: int | None = None,
+) -> Path:
+    """What the client leaves of one task."""
+    folder = root / config / trial / domain / task
+    (folder / "logs").mkdir(parents=True)
+    if worker is not None:
+        (folder / "logs" / f"task-{worker}-20241102@100000.log").write_text("log\n")
+    stamps = [START + timedelta(seconds=began_s + share * took_s) for share in (0, 0.5, 1)]
+    lines = [
+        json.dumps({"step_num": n, "action_timestamp": f"{stamp:%Y%m%d@%H%M%S}", "action": "click()"})
+        for n, stamp in enumerate(stamps)
+    ]
+    if error:
+        words = {"Error": f"Exception in {domain}/{task}", "Exception": "", "Traceback": TRACEBACKS[error][1]}
+        lines.append(json.dumps(words))
+    (folder / "traj.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / f"screenshot-step_reset_{stamps[0]:%Y%m%d@%H%M%S}.png").write_bytes(b"\x89PNG")
+    if result is not None:
+        (folder / "result.txt").write_text(f"{result}\n")
+    return folder
+
+
+def imported(
+    *roots: Path, name: str | None = None, trial: str | None = None, keep: Keep | None = None
+) -> Run:
+    """The run, whose journal keeps what every journal must."""
+    run = import_waa(roots, name=name, trial=trial, keep=keep)
+    records, state = list(run.records()), run.state()
+    wrong = [
+        *ledger.started_and_scored_once(records, state),
+        *ledger.one_writer_at_a_time(records),
+        *ledger.nothing_under_way(state),
+        *ledger.causes_are_told(state),
+        *ledger.artefacts_come_home(records, state),
+    ]
+    assert not wrong
+    found = run.results()
+    assert found["status"] == "done"
+    assert found["scored"] + found["broken"] == found["total_tasks"]
+    return run
+
+
+def test_each_kind_of_ending(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "good")
+    leave(tmp_path, "bad", "0.0", domain="vlc", began_s=100)
+    leave(tmp_path, "partly", "0.4", began_s=200)
+    leave(tmp_path, "cut", None, began_s=300)
+    leave(tmp_path, "keyless", None, error="a key that is refused", began_s=400)
+    leave(tmp_path, "clumsy", None, error="the agent's code", began_s=500)
+    leave(tmp_path, "unset", None, error="set-up", began_s=600)
+    found = imported(tmp_path, name="old").results()
+    by_id = {task["task_id"]: task for task in found["tasks"]}
+    assert {name: (task["score"], task["cause"]) for name, task in by_id.items()} == {
+        "good": (1.0, None),
+        "bad": (0.0, None),
+        "partly": (0.4, None),
+        "cut": (None, "result"),
+        "keyless": (None, "model"),
+        "clumsy": (0.0, None),
+        "unset": (None, "readiness"),
+    }
+    assert found["success_rate"] == 0.25
+    assert by_id["bad"]["domain"] == "vlc"
+    assert by_id["clumsy"]["error"] == "the agent failed: ValueError: min() arg is an empty sequence"
+    assert (found["model"], found["benchmark"], found["run"]) == ("gpt-4o", "waa", "old")
+    assert found["cost"]["models_usd"] is None
+    good = by_id["good"]
+    assert (good["num_steps"], good["duration_seconds"]) == (2, 60)
+    assert good["screenshots"] == ["screenshot-step_reset_20241102@100000.png"]
+    copied = home / good["artifacts"]
+    assert (copied / "result.txt").read_text() == "1.0\n"
+    assert (copied / good["screenshots"][0]).exists()
+    assert found["started_at"] == "2024-11-02T10:00:00Z"
+    assert json.loads((home / "old/results.json").read_text())["tasks"] == found["tasks"]
+
+
+def test_workers_beside_one_another(tmp_path: Path, home: Path) -> None:
+    for n in range(3):
+        for k in range(4):
+            leave(tmp_path / f"worker_{n}/results", f"t{n}{k}", began_s=100 * k)
+    found = imported(tmp_path).results()
+    assert [machine["name"] for machine in found["machines"]] == [f"worker_{n}/results" for n in range(3)]
+    assert found["workers"] == 3
+    assert found["duration_seconds"] == 360
+
+
+def test_workers_in_one_folder_are_told_apart_by_their_logs(tmp_path: Path, home: Path) -> None:
+    for n in range(6):
+        leave(tmp_path, f"t{n}", worker=n % 2, began_s=100 * (n // 2))
+    found = imported(tmp_path).results()
+    assert [machine["name"] for machine in found["machines"]] == ["worker-0", "worker-1"]
+    assert found["duration_seconds"] == 260
+
+
+def test_several_folders(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path / "a", "one")
+    leave(tmp_path / "b", "two")
+    found = imported(tmp_path / "a", tmp_path / "b").results()
+    assert {task["task_id"]: task["machine"] for task in found["tasks"]} == {"one": "a", "two": "b"}
+
+
+def test_what_overlaps_was_on_several_machines(tmp_path: Path, home: Path) -> None:
+    for n in range(3):
+        leave(tmp_path, f"t{n}", began_s=20 * n)
+    assert len(imported(tmp_path).results()["machines"]) == 3
+
+
+@pytest.mark.parametrize("part", ["", "pyautogui", "pyautogui/som", CONFIG, f"{CONFIG}/0"])
+def test_any_folder_of_a_tree_will_do(tmp_path: Path, home: Path, part: str) -> None:
+    leave(tmp_path / "results", "one")
+    found = imported(tmp_path / "results" / part).results()
+    assert (found["model"], found["tasks"][0]["domain"]) == ("gpt-4o", "notepad")
+
+
+def test_a_tree_that_was_moved_out_of_its_folders(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one")
+    moved = tmp_path / "mine"
+    (tmp_path / CONFIG / "0").rename(moved)
+    found = imported(moved).results()
+    assert (found["model"], found["tasks"][0]["domain"], found["scored"]) == (None, "notepad", 1)
+
+
+def test_a_model_whose_name_has_slashes(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one", config="pyautogui/a11y_tree/meta/llama-3")
+    assert imported(tmp_path).results()["model"] == "meta/llama-3"
+
+
+def test_a_task_that_left_nothing(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one")
+    (tmp_path / CONFIG / "0/notepad/empty").mkdir()
+    (tmp_path / CONFIG / "0/notepad/onboard").mkdir()
+    found = imported(tmp_path).results()
+    assert {task["task_id"]: task["cause"] for task in found["tasks"]} == {"empty": "result", "one": None}
+
+
+def test_trials_that_were_retries_are_attempts(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one", None, error="set-up", trial="0")
+    leave(tmp_path, "one", None, trial="1", began_s=100)
+    leave(tmp_path, "one", "1.0", trial="2", began_s=200)
+    leave(tmp_path, "two", None, trial="0", began_s=300)
+    run = imported(tmp_path)
+    assert [attempt["outcome"] for attempt in run.task("one")["attempts"]] == ["broken", "broken", "scored"]
+    assert run.task("one")["decided_by"] == "one.2"
+    assert run.task("two")["cause"] == "result"
+
+
+def test_a_failed_try_after_the_score_changes_nothing(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one", "1.0", trial="0")
+    leave(tmp_path, "one", None, error="memory", trial="1", began_s=500)
+    assert imported(tmp_path).task("one")["score"] == 1.0
+
+
+def test_more_than_one_score_is_the_users_to_settle(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one", "1.0", trial="0")
+    leave(tmp_path, "one", "0.0", trial="10", began_s=500)
+    with pytest.raises(RequestError, match=r"1 of 1 tasks have more than one score \(one has in trials"):
+        imported(tmp_path)
+    assert list_runs() == []
+    assert imported(tmp_path, trial="10").task("one")["score"] == 0.0
+    assert imported(tmp_path, name="first", keep="first").task("one")["score"] == 1.0
+    assert imported(tmp_path, name="newest", keep="newest").task("one")["score"] == 0.0
+    with pytest.raises(RequestError, match="there is no trial '2' in these results: there is 0, 10"):
+        imported(tmp_path, trial="2")
+
+
+def test_the_same_task_by_two_workers(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path / "a", "one", "1.0")
+    leave(tmp_path / "b", "one", "0.0")
+    with pytest.raises(RequestError, match="from several workers"):
+        imported(tmp_path)
+
+
+def test_the_same_id_in_two_domains(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one", domain="vlc")
+    leave(tmp_path, "one", domain="clock", began_s=100)
+    assert sorted(task["task_id"] for task in imported(tmp_path).tasks()) == ["clock/one", "vlc/one"]
+
+
+def test_two_configurations_are_no_run(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one")
+    leave(tmp_path, "one", config="pyautogui/som/gpt-5")
+    with pytest.raises(RequestError, match=r"2 configurations .*gpt-4o, .*gpt-5\).*name the folder of one"):
+        imported(tmp_path)
+    assert imported(tmp_path / "pyautogui/som/gpt-5").results()["model"] == "gpt-5"
+
+
+def test_a_name_is_taken_once(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path / "r", "one")
+    imported(tmp_path / "r", name="mine")
+    before = sorted(home.glob("[!f]*/**/*"))
+    with pytest.raises(RequestError, match="the name 'mine' is taken; choose another with --name"):
+        imported(tmp_path / "r", name="mine")
+    assert sorted(home.glob("[!f]*/**/*")) == before
+    (home / "somebodys").mkdir()
+    with pytest.raises(RequestError, match="somebodys exists and is no run's"):
+        imported(tmp_path / "r", name="somebodys")
+    with pytest.raises(RequestError, match="cannot be used"):
+        imported(tmp_path / "r", name="../x")
+
+
+def test_artefacts_have_caps_and_links_stay_behind(tmp_path: Path, home: Path) -> None:
+    folder = leave(tmp_path / "r", "one")
+    (folder / "secret").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "pipe")
+    (folder / "zz").write_bytes(b"x" * 5000)
+    run = import_waa([tmp_path / "r"], name="capped", caps=Caps(bytes=4000))
+    copied = home / run.tasks()[0]["artifacts"]
+    assert (copied / "result.txt").exists()
+    left_out = {drop["name"]: drop["reason"] for drop in json.loads((copied / "left_out.json").read_text())}
+    assert left_out == {"pipe": "not a file", "secret": "not a file", "zz": "too many bytes"}
+    assert run.task("one")["attempts"][0]["files"] == 3
+
+
+def test_clocks_of_the_future_do_not_matter(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one", began_s=3e9)
+    leave(tmp_path, "two", began_s=0)
+    assert imported(tmp_path).results()["scored"] == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda path: None, "is not there: name a results folder of WAA"),
+        (lambda path: path.write_text("x"), "is no folder: name a results folder of WAA"),
+        (lambda path: (path / "a/b").mkdir(parents=True), "holds no results of WAA; looked for .../<action"),
+    ],
+)
+def test_garbage_is_one_line(
+    tmp_path: Path,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    make: Callable[[Path], object],
+    complaint: str,
+) -> None:
+    make(tmp_path / "r")
+    assert main(["import", "waa", str(tmp_path / "r")]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 1
+    assert not home.exists()
+
+
+def test_on_the_command_line(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave(tmp_path / "r", "one")
+    leave(tmp_path / "r", "two", None)
+    assert main(["import", "waa", str(tmp_path / "r"), "--name", "old", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["scored"], document["broken"]) == (1, 1)
+    for argv in (["ls"], ["show"], ["show", "old", "two"], ["report", "old"], ["logs", "old"], ["machines"]):
+        assert main(argv) == 0, argv
+        assert capsys.readouterr().err == ""
+
+
+def test_an_imported_run_cannot_be_taken_up(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(tmp_path / "r", "two", None)
+    main(["import", "waa", str(tmp_path / "r"), "--name", "old"])
+    capsys.readouterr()
+    assert main(["resume", "old", "--only", "broken"]) == 2
+    said = "evalfleet: run 'old' was imported, and cannot be taken up: start a run of its tasks\n"
+    assert capsys.readouterr().err == said
+
+
+def test_folders_are_found_in_order(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        leave(tmp_path, name)
+    assert [folder.task for folder in find_tasks([tmp_path])] == ["a", "b", "c"]
