@@ -27,7 +27,7 @@ check: lint
 
 test: lint
 	$(BIN)/pyright
-	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo
+	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc
 	set -o pipefail; $(PYTEST) -n $(JOBS) | tee .venv/tests.log
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 	$(BIN)/evalfleet sim --seeds 300

@@ -1,0 +1,136 @@
+"""The same stand-in in a real container engine: Debian's podman, as root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from evalfleet.benchmarks.waa.reading import read_task
+from tests.waa import rootfs, standin
+
+IMAGE = "localhost/winarena:latest"
+LIMITS = (
+    "--ulimit",
+    "nofile=20000:20000",
+    "--ulimit",
+    "nproc=32768:32768",
+)  # or it asks for more than there is
+
+
+def lacking() -> str | None:
+    if os.geteuid():
+        return "that needs root"
+    for program in ("podman", "runc"):
+        if shutil.which(program) is None:
+            return f"there is no {program} (Debian: apt install podman runc)"
+    program = rootfs.missing()
+    return None if program is None else f"there is no {program} to put into an image"
+
+
+CANNOT = lacking()
+pytestmark = [
+    pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST WITH A REAL CONTAINER ENGINE: {CANNOT}"),
+    pytest.mark.slow,
+]
+
+
+class Podman:
+    """With its images and containers in a folder of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        where = ("--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "vfs")
+        kept = ("--tmpdir", str(folder / "tmp"), "--cgroup-manager", "cgroupfs", "--runtime", "runc")
+        self._argv = ("podman", *where, *kept)
+        self.group = f"evalfleet-podman-{os.getpid()}"
+
+    def __call__(self, *argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*self._argv, *argv], capture_output=True, text=True, input=text, timeout=90)
+
+    def ok(self, *argv: str, text: str | None = None) -> str:
+        done = self(*argv, text=text)
+        assert done.returncode == 0, f"podman {argv}: {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def await_guest(self) -> None:
+        until = time.monotonic() + 60
+        while self("exec", "winarena", "curl", "-sf", "20.20.20.21:5000/probe").returncode:
+            assert time.monotonic() < until, self("logs", "winarena").stdout
+            time.sleep(0.1)
+
+    def destroy(self) -> None:
+        """It leaves control groups behind otherwise."""
+        self("rm", "-f", "-a", "-t", "0")
+        tops = Path("/sys/fs/cgroup")
+        for top in (*tops.glob(self.group), *tops.glob(f"*/{self.group}")):
+            for group, _, _ in os.walk(top, topdown=False):
+                os.rmdir(group)
+        with suppress(OSError):
+            os.rmdir("/run/runc")  # not if somebody else has containers
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    folder = tmp_path_factory.mktemp("podman")
+    made = Podman(folder)
+    files = standin.build_files(
+        folder / "files", plan={"tasks": {"two": {"do": "throttled", "seconds": 0.1}}}
+    )
+    rootfs.write_rootfs(folder / "root.tar", files)
+    entrypoint = f"ENTRYPOINT {json.dumps(standin.ENTRYPOINT)}"
+    path = "ENV PATH=/opt/stand-in/bin:/usr/local/bin:/usr/bin:/bin"
+    made.ok("import", "-q", "--change", entrypoint, "--change", path, str(folder / "root.tar"), IMAGE)
+    try:
+        yield made
+    finally:
+        made.destroy()
+
+
+@pytest.fixture
+def running(podman: Podman) -> Iterator[Podman]:
+    standin.golden_storage(podman.folder / "storage")
+    flags = ("--network", "none", "--cap-add", "NET_ADMIN", "--stop-timeout", "1", *LIMITS)
+    grouped = ("--cgroup-parent", f"/{podman.group}")
+    mounts = ("-v", f"{podman.folder}/storage:/storage", "-v", "/dev/null:/dev/kvm")
+    command = "./entry.sh --prepare-image false --start-client false"
+    key = ("-e", "OPENAI_API_KEY=sk-test")
+    podman.ok("run", "-d", "--name", "winarena", *flags, *grouped, *mounts, *key, IMAGE, "-c", command)
+    yield podman
+    podman("rm", "-f", "-t", "0", "winarena")
+
+
+def test_from_boot_to_result(running: Podman) -> None:
+    running.await_guest()
+    running.ok("exec", "-i", "winarena", "sh", "-c", "cat > /tmp/t.json", text='{"notepad": ["one", "two"]}')
+    flags = ("--test_all_meta_path", "/tmp/t.json", "--result_dir", "/results", "--model", "m", "--bogus")
+    assert running("exec", "-w", "/client", "winarena", "python", "run.py", *flags).returncode == 0
+    running.ok("cp", "winarena:/results", str(running.folder / "out"))
+    found = running.folder / "out/pyautogui/a11y_tree/m/0/notepad"
+    assert read_task(str(found / "one")).score in (0.0, 1.0)
+    assert read_task(str(found / "two")).cause == "model"
+    assert "VM started, server ready" in running.ok("logs", "--tail", "5", "winarena")
+
+
+def test_what_the_engine_of_lab_hosts_imitates(running: Podman) -> None:
+    """The same exit codes as in test_engine.py."""
+    assert running("exec", "winarena", "sh", "-c", "exit 7").returncode == 7
+    assert running("exec", "winarena", "nope").returncode == 127
+    assert running("exec", "winarena", "/client/settings.json").returncode == 126
+    assert running("exec", "winarena", "sh", "-c", "kill -9 $$").returncode == 137
+    assert running("run", "-d", "--name", "winarena", *LIMITS, IMAGE, "-c", "true").returncode == 125
+    assert running("run", "--gpu", IMAGE).returncode == 125
+    began = time.monotonic()
+    running.ok("stop", "winarena")
+    assert time.monotonic() - began > 1
+    assert running.ok("inspect", "-f", "{{.State.Running}} {{.State.ExitCode}}", "winarena") == "false 137\n"
+    running.ok("start", "winarena")
+    running.await_guest()
