@@ -32,7 +32,7 @@ from .journal import Store
 from .journal.database import FILE, refuse_file
 from .journal.sqlite import StreamKind
 from .keeping import keep_plan, tend
-from .model import AttemptId, Limits, Micros, Plan, RunStatus, TaskId
+from .model import IMPORTED, AttemptId, Limits, Micros, Plan, RunStatus, TaskId
 from .names import hint, safe_name
 from .plan import PlaceSettings, Resolved, changed_settings, notify_here, resolve, resumed_secrets, weigh
 from .pools import read_pool
@@ -402,7 +402,7 @@ def resume_order(
     """What it takes to take a run up again. Raises RequestError when there is nothing left to do."""
     found = open(name, home=home)
     state = found.state()
-    if not state.plan.benchmark_spec:
+    if state.plan.places == (IMPORTED,):
         raise RequestError(
             f"run {found.name!r} was imported, and cannot be taken up: start a run of its tasks"
         )

@@ -222,6 +222,10 @@ StopReason = Literal["user", "budget", "time", "refused"]
 RunStatus = Literal["running", "done", "stopped", "failed"]
 
 
+IMPORTED = "imported"
+"""The place of runs that another program made: they have ended, and cannot be taken up."""
+
+
 class Limits(Struct, frozen=True, omit_defaults=True):
     """The bounds of a run, all of them data: policy reads them, nothing else does."""
 

@@ -17,6 +17,7 @@ from evalfleet.cli import main
 from evalfleet.errors import RequestError
 from evalfleet.importing import Keep, import_waa
 from evalfleet.sim import ledger
+from evalfleet.views.show import show_run
 from tests.unit.test_waa_reading import TRACEBACKS
 
 START = datetime(2024, 11, 2, 10, 0, 0, tzinfo=UTC)
@@ -184,13 +185,15 @@ def test_trials_that_were_retries_are_attempts(tmp_path: Path, home: Path) -> No
     run = imported(tmp_path)
     assert [attempt["outcome"] for attempt in run.task("one")["attempts"]] == ["broken", "broken", "scored"]
     assert run.task("one")["decided_by"] == "one.2"
+    assert [attempt["attempt"] for attempt in run.task("one")["attempts"]] == ["one.0", "one.1", "one.2"]
     assert run.task("two")["cause"] == "result"
 
 
 def test_a_failed_try_after_the_score_changes_nothing(tmp_path: Path, home: Path) -> None:
     leave(tmp_path, "one", "1.0", trial="0")
     leave(tmp_path, "one", None, error="memory", trial="1", began_s=500)
-    assert imported(tmp_path).task("one")["score"] == 1.0
+    found = imported(tmp_path).task("one")
+    assert (found["score"], found["decided_by"]) == (1.0, "one.0")
 
 
 def test_more_than_one_score_is_the_users_to_settle(tmp_path: Path, home: Path) -> None:
@@ -211,6 +214,13 @@ def test_the_same_task_by_two_workers(tmp_path: Path, home: Path) -> None:
     leave(tmp_path / "b", "one", "0.0")
     with pytest.raises(RequestError, match="from several workers"):
         imported(tmp_path)
+    assert imported(tmp_path / "a", name="a").task("one")["decided_by"] == "one.0"
+
+
+def test_trials_by_name_are_counted(tmp_path: Path, home: Path) -> None:
+    leave(tmp_path, "one", None, trial="monday")
+    leave(tmp_path, "one", trial="tuesday", began_s=500)
+    assert imported(tmp_path).task("one")["decided_by"] == "one.1"
 
 
 def test_the_same_id_in_two_domains(tmp_path: Path, home: Path) -> None:
@@ -289,6 +299,7 @@ def test_on_the_command_line(tmp_path: Path, home: Path, capsys: pytest.CaptureF
     assert main(["import", "waa", str(tmp_path / "r"), "--name", "old", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["scored"], document["broken"]) == (1, 1)
+    assert "resume" not in show_run(document)
     for argv in (["ls"], ["show"], ["show", "old", "two"], ["report", "old"], ["logs", "old"], ["machines"]):
         assert main(argv) == 0, argv
         assert capsys.readouterr().err == ""

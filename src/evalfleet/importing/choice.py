@@ -102,4 +102,9 @@ def _with_one_score(tries: list[Past], keep: Keep) -> list[Past]:
 
 
 def numbered(task: TaskId, tries: Sequence[Past]) -> list[tuple[AttemptId, Past]]:
-    return [(attempt_id(task, n), past) for n, past in enumerate(tries)]
+    """An attempt is called after its trial, where trials are numbers and each was one try."""
+    trials = [past.folder.trial for past in tries]
+    plain = all(trial.isdecimal() and str(int(trial)) == trial for trial in trials)
+    named = plain and len(set(trials)) == len(trials)
+    numbers = [int(trial) for trial in trials] if named else range(len(tries))
+    return [(attempt_id(task, number), past) for number, past in zip(numbers, tries, strict=True)]

@@ -24,6 +24,7 @@ from evalfleet.events import (
     TasksReopened,
 )
 from evalfleet.model import (
+    IMPORTED,
     SECOND,
     AttemptId,
     Broken,
@@ -40,11 +41,10 @@ from evalfleet.model import (
     TaskId,
     after,
 )
-from evalfleet.names import attempt_number, machine_id
+from evalfleet.names import machine_id
 
 from .choice import Past, numbered
 
-PLACE = "imported"
 Dated = tuple[Micros, Event]
 
 
@@ -54,7 +54,7 @@ def plan_of(run: str, home_id: str, tries: Mapping[TaskId, Sequence[Past]]) -> P
     return Plan(
         run=run,
         benchmark="waa",
-        places=(PLACE,),
+        places=(IMPORTED,),
         model=model,
         settings={key: value for key, value in settings.items() if value},
         home=home_id,
@@ -93,6 +93,7 @@ class History:
         self._tries = tries
         self._collected = collected
         self._now = now
+        self._begun: set[TaskId] = set()
         self._free: dict[MachineId, Micros] = {}
         self._workers: dict[str, list[MachineId]] = {}
         self._events: list[Dated] = []
@@ -135,11 +136,12 @@ class History:
         ended = min(self._now, after(began, seconds))
         self._free[machine] = ended
         outcome = _outcome(past.reading)
-        if attempt_number(attempt) > 0:
+        if task in self._begun:
             self._events.append((began, TasksReopened((task,))))
+        self._begun.add(task)
         self._events += [
             (began, AttemptStarted(attempt, task, machine)),
-            (ended, AttemptEnded(attempt, outcome, seconds, f"trial {past.folder.trial}")),
+            (ended, AttemptEnded(attempt, outcome, seconds)),
             (ended, AttemptCollected(attempt, self._collected[attempt])),
         ]
         return ended
@@ -155,7 +157,7 @@ class History:
         its.append(machine)
         self._free[machine] = at
         self._events += [
-            (at, MachineRequested(machine, name, lane, Offer(PLACE, "worker"), self._now)),
+            (at, MachineRequested(machine, name, lane, Offer(IMPORTED, "worker"), self._now)),
             (at, MachineUp(machine)),
             (at, MachineReady(machine)),
         ]

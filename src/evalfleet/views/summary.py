@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from evalfleet.model import IMPORTED
+
 from .results import Document
 from .tables import pairs
 from .words import clean, counted, duration, interval, percent, plural, usd
@@ -83,6 +85,8 @@ def next_steps(results: Document) -> list[str]:
     steps: list[str] = []
     if results["status"] == "running":
         return [f"evalfleet watch {run}", f"evalfleet resume {run}, if nothing works on it any more"]
+    if results["places"] == [IMPORTED]:
+        return []
     if results["unrun"]:
         steps.append(f"evalfleet resume {run}")
     if results["broken"]:
