@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .config import home_of
 from .controller import Controller, Order, WallClock
+from .effects.machines import MACHINES
 from .errors import (
     ChannelError,
     FleetError,
@@ -25,6 +26,7 @@ from .errors import (
 from .events import MachineExtended, MachineLeaseSet, MachinePrepared, PoolPlanned, Record
 from .journal import Holder, Holds, SqliteJournal, Store
 from .model import Limits, Micros, Plan, after, seconds_between
+from .names import safe_name
 from .plan import (
     EXPIRES_S,
     PREFIX,
@@ -225,11 +227,13 @@ class Pool:
 
         async def work(site: _Site) -> None:
             begun = time.monotonic()
-            await site.channel.prepare(benchmark.bundle)
+            left = self.store.home / safe_name(self.name) / MACHINES / safe_name(site.machine.id)
+            steps = await site.channel.prepare(benchmark.bundle, left)
             if not await site.channel.probe(benchmark.probe):
                 raise ChannelError("set up, but its probe does not succeed")
             took = round(time.monotonic() - begun, 3)
-            prepared = MachinePrepared(site.machine.id, benchmark.name, {"prepare": took})
+            timings = {"prepare": took, **{f"setup.{name}": round(s, 3) for name, s in steps.items()}}
+            prepared = MachinePrepared(site.machine.id, benchmark.name, timings)
             await site.journal.append(WallClock().now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
 

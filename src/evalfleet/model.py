@@ -61,7 +61,9 @@ FREE_CAUSES = frozenset(
 class Task(Struct, frozen=True, omit_defaults=True):
     """One unit that gets a score. `weight_s` is its expected duration, when earlier runs tell.
 
-    `stall_s`: an attempt that writes nothing for so long is stuck; 0: it may be silent.
+    `stall_s`: an attempt that writes nothing for so long is stuck; 0: it may be silent. `ready_s`: how much
+    longer than the limit its command may live, for a benchmark whose command gets the machine ready before
+    the task and keeps the limit itself.
     """
 
     id: TaskId
@@ -70,6 +72,7 @@ class Task(Struct, frozen=True, omit_defaults=True):
     timeout_s: float = 3600.0
     weight_s: float | None = None
     stall_s: float = 0.0
+    ready_s: float = 0.0
 
 
 class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -197,7 +200,10 @@ class Collected(Struct, frozen=True, omit_defaults=True):
 
 
 class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
-    """The benchmark produced a result. A score of 0 is a result: never retried."""
+    """The benchmark produced a result. A score of 0 is a result: never retried.
+
+    `seconds` is how long the task itself took, where the benchmark tells that apart from getting ready.
+    """
 
     score: float
     success: bool = False
@@ -206,6 +212,7 @@ class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
     error: str | None = None
     screenshots: tuple[str, ...] = ()
     limit_s: float | None = None
+    seconds: float | None = None
 
 
 class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
@@ -261,7 +268,8 @@ class Verdict(Struct, frozen=True, omit_defaults=True):
 class Plan(Struct, frozen=True, omit_defaults=True):
     """A run, resolved: everything needed to run it or to take it up again, and no secret.
 
-    `pool` is the named one that lends its machines. A pool's own plan has no benchmark.
+    `pool` is the named one that lends its machines. A pool's own plan has no benchmark. `model_usd` is what
+    the model of a task may cost at least and at most, if that is known only by experience.
     """
 
     run: str
@@ -279,3 +287,4 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     pool: str = ""
     home: str = ""
     machine_names: str = "worker-{n}"
+    model_usd: tuple[float, float] | None = None

@@ -319,8 +319,10 @@ def _plan(name: str, flags: Flags, given: Given, loaded: Loaded, tasks: Sequence
         agent=flags.agent,
         schedule=flags.schedule,
         slots=loaded.slots,
-        limits=_limits(flags, places, tasks),
+        limits=_limits(flags, places, tasks, loaded.setup_s),
         verdict=_verdict(flags),
+        machine_names=loaded.machine_names or Plan(name, "").machine_names,
+        model_usd=loaded.model_usd,
     )
 
 
@@ -329,8 +331,8 @@ def _plain(value: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _limits(flags: Flags, places: Sequence[PlaceSource], tasks: Sequence[Task]) -> Limits:
-    longest = max(task.timeout_s for task in tasks)
+def _limits(flags: Flags, places: Sequence[PlaceSource], tasks: Sequence[Task], setup_s: float) -> Limits:
+    longest = max(task.timeout_s + task.ready_s for task in tasks)
     canary = max(place.default_canary for place in places) if flags.canary is None else flags.canary
     return Limits(
         workers=flags.workers,
@@ -339,6 +341,7 @@ def _limits(flags: Flags, places: Sequence[PlaceSource], tasks: Sequence[Task]) 
         canary=canary,
         budget_usd=flags.budget,
         max_duration_s=flags.max_duration,
+        boot_timeout_s=Limits().boot_timeout_s + setup_s,
         # A laptop may sleep through a task: the host must not give it up before the task's own limit.
         lease_s=max(Limits().lease_s, 2 * longest + 600),
     )

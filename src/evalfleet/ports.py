@@ -80,8 +80,12 @@ class Channel(Protocol):
     `silent_s`. StaleController means that a newer controller has been here.
     """
 
-    async def prepare(self, bundle: Bundle) -> None:
-        """Put the bundle's files on the machine and run its steps, each once. Raises SetupFailed."""
+    async def prepare(self, bundle: Bundle, left: Path | None = None) -> Mapping[str, float]:
+        """Put the bundle's files on the machine and run its steps, each once. Raises SetupFailed.
+
+        Returns the seconds of the steps that were run now. What a step that failed has left, its log and
+        what it put into $EVALFLEET_OUT, is brought into `left`/STEP, if that can be done.
+        """
         ...
 
     async def probe(self, command: Command | None) -> bool:

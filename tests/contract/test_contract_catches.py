@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +81,9 @@ class Unfenced(SimChannel):
 
 
 class SetsUpAgain(SimChannel):
-    async def prepare(self, bundle: Bundle) -> None:
+    async def prepare(self, bundle: Bundle, left: Path | None = None) -> Mapping[str, float]:
         (await self._reach()).prepared.clear()
-        await super().prepare(bundle)
+        return await super().prepare(bundle, left)
 
 
 class ProbesNothing(SimChannel):

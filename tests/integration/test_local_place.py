@@ -440,17 +440,22 @@ def test_a_bundle_is_prepared_once(tmp_path: Path) -> None:
 
 def test_a_step_that_fails_is_told_and_may_be_run_anew(tmp_path: Path) -> None:
     ok = tmp_path / "ok"
-    steps = (SetupStep("one", sh("echo 1 >> ones")), SetupStep("two", sh(f"echo no luck; test -e {ok}")))
+    two = f'echo no luck; echo seen >"$EVALFLEET_OUT/evidence"; test -e {ok}'
+    steps = (SetupStep("one", sh("echo 1 >> ones")), SetupStep("two", sh(two)))
     slow = (SetupStep("slow", sh("sleep 300"), timeout_s=0.2),)
 
     async def test(world: World) -> None:
         channel = await world.channel()
         for _ in range(2):
             with pytest.raises(SetupFailed, match="exit code 1: no luck") as failure:
-                await channel.prepare(Bundle("d", {}, steps))
+                await channel.prepare(Bundle("d", {}, steps), tmp_path / "left")
             assert failure.value.step == "two"
+            assert (tmp_path / "left/two/evidence").read_text() == "seen\n"
+            (tmp_path / "left/two/evidence").unlink()
         ok.touch()
-        await channel.prepare(Bundle("d", {}, steps))
+        timings = await channel.prepare(Bundle("d", {}, steps))
+        assert list(timings) == ["two"], "only what was run now"
+        assert 0 <= timings["two"] < 30
         assert (world.directory / "bundles" / "d" / "ones").read_text() == "1\n"
         with pytest.raises(SetupFailed, match=r"not done after 0\.2 s"):
             await channel.prepare(Bundle("e", {}, slow))

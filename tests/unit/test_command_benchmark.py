@@ -260,7 +260,7 @@ def test_an_unusable_result_is_broken_and_says_what_is_wrong(raw: bytes, what: s
     assert found.detail.endswith("(exit code 0)")
 
 
-@pytest.mark.parametrize("cause", ["model", "setup", "readiness", "internal"])
+@pytest.mark.parametrize("cause", ["model", "setup", "readiness", "stuck", "internal"])
 def test_a_result_may_declare_what_broke_the_attempt(cause: str) -> None:
     assert outcome(exited({"broken": cause, "error": "429"})) == Broken(Cause(cause), "429")
     assert outcome(Ended("timed_out", result=json.dumps({"broken": cause, "score": 1}).encode())) == Broken(
@@ -272,7 +272,14 @@ def test_a_result_may_declare_what_broke_the_attempt(cause: str) -> None:
 def test_only_some_causes_can_be_declared(cause: object) -> None:
     found = broken(exited({"broken": cause}))
     assert found.cause is Cause.RESULT
-    assert f"has broken = {cause!r}; write one of model, setup, readiness, internal" in found.detail
+    assert f"has broken = {cause!r}; write one of model, setup, readiness, stuck, internal" in found.detail
+
+
+def test_a_result_may_tell_how_long_the_task_took_and_which_limit_it_kept() -> None:
+    told = outcome(exited({"score": 0, "seconds": 12.5, "limit_s": 60}))
+    assert told == Scored(0.0, seconds=12.5, limit_s=60.0)
+    told = outcome(exited({"score": 0, "seconds": -1, "limit_s": "x"}))
+    assert told == Scored(0.0, error="ignored in result.json: seconds, limit_s")
 
 
 def test_a_score_beside_a_null_broken_counts() -> None:

@@ -17,6 +17,8 @@ class Loaded(Struct, frozen=True):
     """A benchmark as read. `spec` is plain data that a plan carries: `from_spec` makes the benchmark of it.
 
     `secrets` are names. `files` are the paths here that machines get. `warnings` are sentences for the user.
+    `setup_s` is how long a machine may take to be set up, beside booting. `machine_names` is what they are
+    called, with `{n}`. `model_usd` is what a task's model may cost, least and most, if only experience tells.
     """
 
     name: str
@@ -26,6 +28,9 @@ class Loaded(Struct, frozen=True):
     slots: int = 1
     files: tuple[Path, ...] = ()
     warnings: tuple[str, ...] = ()
+    setup_s: float = 0.0
+    machine_names: str = ""
+    model_usd: tuple[float, float] | None = None
 
 
 class BenchmarkKind(Protocol):

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from evalfleet.model import Broken, Cause, Ended, Outcome, Scored, Task
 
-DECLARABLE = (Cause.MODEL, Cause.SETUP, Cause.READINESS, Cause.INTERNAL)
+DECLARABLE = (Cause.MODEL, Cause.SETUP, Cause.READINESS, Cause.STUCK, Cause.INTERNAL)
 """What a benchmark itself may call broken, as `{"broken": "model", "error": "..."}`."""
 
 _TEXT_CAP = 2000
@@ -128,10 +128,13 @@ def _scored(score: float, fields: dict[str, Any]) -> Scored:
         return valid
 
     success, steps, cost = (fields.get(key) for key in ("success", "num_steps", "cost_usd"))
+    seconds, limit = fields.get("seconds"), fields.get("limit_s")
     error, shots = fields.get("error"), fields.get("screenshots")
     success_given = take("success", isinstance(success, bool))
     steps_given = take("num_steps", type(steps) is int and 0 <= steps < 2**53)
     cost_given = take("cost_usd", _is_number(cost) and cost >= 0)
+    seconds_given = take("seconds", _is_number(seconds) and seconds >= 0)
+    limit_given = take("limit_s", _is_number(limit) and limit >= 0)
     error_given = take("error", isinstance(error, str))
     shots_given = take("screenshots", _are_screenshots(shots))
     words = [str(error)[:_TEXT_CAP]] if error_given and error else []
@@ -143,6 +146,8 @@ def _scored(score: float, fields: dict[str, Any]) -> Scored:
         cost_usd=float(cast("float", cost)) if cost_given else None,
         error="; ".join(words) or None,
         screenshots=tuple(cast("list[str]", shots)) if shots_given else (),
+        limit_s=float(cast("float", limit)) if limit_given else None,
+        seconds=float(cast("float", seconds)) if seconds_given else None,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from evalfleet.errors import ChannelError, RequestError, SetupFailed, StaleController
-from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job, SetupStep
+from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job
 from evalfleet.ports import Fence
 
 from .link import Dial, Incoming, Link, Lost
@@ -78,27 +79,47 @@ class Resident:
 
     # -- the channel -------------------------------------------------------------------------
 
-    async def prepare(self, bundle: Bundle) -> None:
+    async def prepare(self, bundle: Bundle, left: Path | None = None) -> dict[str, float]:
         if not bundle.digest:
             if bundle.files or bundle.steps:
                 raise RequestError("a bundle with files or steps needs a digest")
             await self._ask("ping", {})
-            return
+            return {}
         await self._mover.put(bundle)
+        timings: dict[str, float] = {}
         for number, step in enumerate(bundle.steps):
-            await self._set_up(f"setup-{bundle.digest}-{number}", bundle.digest, step)
+            job = Job(
+                AttemptId(f"setup-{bundle.digest}-{number}"), step.command, step.timeout_s, bundle.digest
+            )
+            seconds = await self._set_up(job, step.name, left)
+            if seconds is not None:
+                timings[step.name] = seconds
+        return timings
 
-    async def _set_up(self, name: str, digest: str, step: SetupStep) -> None:
-        """Run a step, unless the machine knows that it succeeded. One that was cut short is run anew."""
-        job = Job(AttemptId(name), step.command, step.timeout_s, digest)
+    async def _set_up(self, job: Job, step: str, left: Path | None) -> float | None:
+        """Run a step, unless the machine knows that it succeeded. One that was cut short is run anew.
+
+        Returns its seconds; None if it had succeeded before.
+        """
         for last in (False, True):
+            known = job.id in self._ended or (job.id in self._seen and job.id not in self._running)
             await self._start(job, in_bundle=True)
             ended = await self.ended(job.id)
             if ended.reason == "exited" and ended.exit_code == 0:
-                return
+                return None if known else ended.seconds
+            failed = last or ended.reason not in _INTERRUPTED
+            if failed and left is not None:
+                await self._keep_what_is_left(job.id, left / step)
             await self._forget_for_another(job.id)
-            if last or ended.reason not in _INTERRUPTED:
-                raise SetupFailed(step.name, _account(ended, step.timeout_s))
+            if failed:
+                raise SetupFailed(step, _account(ended, job.timeout_s))
+        raise AssertionError("the last try returns or raises")
+
+    async def _keep_what_is_left(self, job: AttemptId, into: Path) -> None:
+        """Best effort: why the step failed is told in any case."""
+        await asyncio.to_thread(shutil.rmtree, into, ignore_errors=True)  # of an earlier failure
+        with contextlib.suppress(ChannelError, OSError):
+            await self.collect(job, into)
 
     async def probe(self, command: Command | None) -> bool:
         if command is None:

@@ -29,17 +29,18 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     task = tools.state.tasks[attempt.task].task
     channel = tools.channel(machine)
     command = tools.benchmark.command(task, attempt.id)
+    limit_s = task.timeout_s + task.ready_s
     job = Job(
         attempt.id,
         command,
-        task.timeout_s,
+        limit_s,
         tools.benchmark.bundle.digest,
         limits.lease_s,
         stall_s=task.stall_s,
     )
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
-    patience_s, looks = task.timeout_s + limits.grace_s, 0
+    patience_s, looks = limit_s + limits.grace_s, 0
     while looks < LOOKS:
         try:
             async with asyncio.timeout(patience_s):
@@ -49,13 +50,19 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
             patience_s = limits.grace_s
             looks += machine.silent_since is None  # how long silence is borne is not decided here
             continue
-        seconds, node = round(ended.seconds, 3), ended.node or machine.node
+        seconds, node = round(_seconds(outcome, ended), 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node))
         if ended.reason == "evicted" and machine.offer.spot:  # a service may place it anew; a machine goes
             tools.report(MachineCondemned(machine.id, "its place announced to take it back", Cause.EVICTED))
         return
-    detail = f"{attempt.id} was not ended at its limit of {task.timeout_s:g} s"
+    detail = f"{attempt.id} was not ended at its limit of {limit_s:g} s"
     tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
+
+
+def _seconds(outcome: Outcome, ended: Ended) -> float:
+    """The task's own, where the benchmark knows it: what got the machine ready is not the task's."""
+    own = outcome.seconds if isinstance(outcome, Scored) else None
+    return ended.seconds if own is None else own
 
 
 async def _to_the_end(tools: Tools, channel: Channel, job: Job, machine: MachineState) -> Ended:

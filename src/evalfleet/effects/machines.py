@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import TypeVar
 
 from evalfleet.errors import (
     ChannelError,
@@ -29,6 +30,7 @@ from evalfleet.events import (
     MachineUp,
 )
 from evalfleet.model import Cause, Machine, Micros, Needs, Offer, after, seconds_between
+from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
 from evalfleet.ports import Channel, Provider, Stoppable
 from evalfleet.state import MachineState
@@ -40,6 +42,10 @@ OFFER_TRIES = 5
 CALL_MARGIN_S = 5.0
 BOOT_LOOK_S = 120.0
 ASKED_AT_ONCE = 3
+MACHINES = ".machines"
+"""In a run's folder: what a failed set-up left, by machine. No task's folder starts with a dot."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +99,9 @@ async def set_up(
 ) -> None:
     """Bring the benchmark's files there, run its steps, and wait until it is ready for work."""
     channel, bundle = tools.channel(machine, seen), tools.benchmark.bundle
-    await _timed(tools, timings, "setup", _patiently(tools, lambda: channel.prepare(bundle)))
+    left = tools.artefacts / MACHINES / safe_name(machine.id)
+    steps = await _timed(tools, timings, "setup", _patiently(tools, lambda: channel.prepare(bundle, left)))
+    timings.update({f"setup.{name}": round(seconds, 3) for name, seconds in steps.items()})
     await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
 
 
@@ -124,13 +132,14 @@ async def _boot(tools: Tools, machine: MachineState) -> Machine:
     return seen
 
 
-async def _timed(tools: Tools, timings: dict[str, float], name: str, work: Awaitable[None]) -> None:
+async def _timed(tools: Tools, timings: dict[str, float], name: str, work: Awaitable[T]) -> T:
     start = tools.clock.now()
-    await work
+    done = await work
     timings[name] = round(seconds_between(start, tools.clock.now()), 3)
+    return done
 
 
-async def _patiently(tools: Tools, call: Callable[[], Awaitable[None]]) -> None:
+async def _patiently(tools: Tools, call: Callable[[], Awaitable[T]]) -> T:
     """A machine that has just come up may not answer yet, and our own network may be down."""
     until = after(tools.clock.now(), tools.state.limits.fleet_lost_s)
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from evalfleet.errors import ChannelError
@@ -14,7 +15,7 @@ class Unreachable:
     def __init__(self, why: str) -> None:
         self._why = why
 
-    async def prepare(self, bundle: Bundle) -> None:
+    async def prepare(self, bundle: Bundle, left: Path | None = None) -> Mapping[str, float]:
         raise ChannelError(self._why)
 
     async def probe(self, command: Command | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class SimChannel:
     async def _reach(self) -> SimMachine:
         return await self._world.reach(self._machine, self._life, self._fence.epoch, self._fence.silent_s)
 
-    async def prepare(self, bundle: Bundle) -> None:
+    async def prepare(self, bundle: Bundle, left: Path | None = None) -> Mapping[str, float]:
         machine = await self._reach()
         if (bundle.digest, "") not in machine.prepared and self._world.chance(self._world.faults.setup_fails):
             raise SetupFailed("install", "exit code 1")
@@ -48,6 +48,7 @@ class SimChannel:
                     raise SetupFailed(step.name, f"exit code {script.exit_code}")
                 machine.prepared.add((bundle.digest, step.name))
         machine.prepared.add((bundle.digest, ""))
+        return {}
 
     async def probe(self, command: Command | None) -> bool:
         await self._reach()

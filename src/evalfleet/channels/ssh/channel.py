@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from evalfleet.channels.link import Incoming
@@ -42,9 +43,9 @@ class SshChannel(Resident):
         self._files = mover
         self._verdict = verdict
 
-    async def prepare(self, bundle: Bundle) -> None:
+    async def prepare(self, bundle: Bundle, left: Path | None = None) -> dict[str, float]:
         try:
-            await super().prepare(bundle)
+            return await super().prepare(bundle, left)
         except SetupFailed:
             self._judge(False)
             raise
