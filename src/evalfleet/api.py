@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +36,16 @@ from .journal.sqlite import StreamKind
 from .keeping import keep_plan, tend
 from .model import IMPORTED, AttemptId, Limits, Micros, Plan, RunStatus, TaskId
 from .names import hint, safe_name
-from .plan import PlaceSettings, Resolved, changed_settings, notify_here, resolve, resumed_secrets, weigh
+from .plan import (
+    PlaceSettings,
+    Resolved,
+    changed_settings,
+    notify_here,
+    resolve,
+    resumed_secrets,
+    vetted,
+    weigh,
+)
 from .pools import read_pool
 from .request import RunRequest
 from .state import AttemptState, RunState
@@ -179,7 +190,7 @@ def run(benchmark: str, **options: Any) -> Run:
     The run goes on in a thread of this process until it ends; `wait()` waits for it.
     """
     request = RunRequest(benchmark=str(benchmark), **options)
-    return start(resolve_request(request))
+    return start(vet(resolve_request(request)))
 
 
 def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
@@ -206,6 +217,13 @@ def _expiry(home: Path, pool: str, now: Micros) -> list[str]:
         return []
     told = read_pool(Store.open(home, create=False, read_only=True), pool).expiry(now)
     return [told] if told else []
+
+
+def vet(resolved: Resolved) -> Resolved:
+    """Ask the benchmark whether this can work (a model's key), before anything is made or written down."""
+    with ThreadPoolExecutor(1) as pool:  # in a notebook, this thread has an event loop already
+        doubts = pool.submit(asyncio.run, vetted(resolved.plan, resolved.secrets)).result()
+    return replace(resolved, warnings=(*resolved.warnings, *doubts))
 
 
 def _borrowed(request: RunRequest, home: Path, dry: bool) -> tuple[RunRequest, Plan | None]:

@@ -32,7 +32,7 @@ from .config import (
 from .errors import RequestError
 from .model import Limits, Micros, Plan, Task, Verdict
 from .names import check_run_name, default_run_name
-from .ports import Benchmark, PlaceContext, Provider
+from .ports import Benchmark, Examined, PlaceContext, Provider
 from .registry import benchmark_kind, place_kind
 from .request import Flags, RunRequest, settle
 from .sources import (
@@ -190,6 +190,19 @@ def benchmark_of(plan: Plan) -> Benchmark:
     kind = benchmark_kind(envelope.kind)
     made = kind.from_spec(envelope.spec, model=plan.model, agent=plan.agent, settings=plan.settings)
     return Repeated.times(made, envelope.repeat)
+
+
+async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
+    """What the benchmark finds doubtful now, before money is spent. RequestError for what cannot work."""
+    benchmark = benchmark_of(plan)
+    examined = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
+    if not isinstance(examined, Examined):
+        return []
+    checks = await examined.examine(secrets)
+    for check in checks:
+        if check.verdict == "bad":
+            raise RequestError(f"{check.found}; {check.remedy}")
+    return [check.found for check in checks if check.verdict == "warn"]
 
 
 def secret_names(plan: Plan) -> tuple[str, ...]:

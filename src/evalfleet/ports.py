@@ -298,6 +298,15 @@ class Priced(Protocol):
         ...
 
 
+@runtime_checkable
+class Examined(Protocol):
+    """A benchmark that can tell beforehand whether its attempts would come to nothing (a wrong key)."""
+
+    async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:
+        """Spends nothing worth speaking of. Raises nothing."""
+        ...
+
+
 class Belonging(Struct, frozen=True, omit_defaults=True):
     """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is."""
 

@@ -31,7 +31,10 @@ BUILT_IN: Mapping[Group, Mapping[str, str]] = {
         "local": "evalfleet.providers.local:LocalPlace",
         "ssh": "evalfleet.providers.ssh:SshPlace",
     },
-    "benchmark": {"command": "evalfleet.benchmarks.command:CommandBenchmark"},
+    "benchmark": {
+        "command": "evalfleet.benchmarks.command:CommandBenchmark",
+        "waa": "evalfleet.benchmarks.waa.benchmark:WaaBenchmark",
+    },
 }
 _CONTRACT: Mapping[Group, tuple[str, ...]] = {
     "place": ("Settings", "make"),

@@ -63,6 +63,10 @@ class Repeated:
         return cls(inner) if repeat > 1 else inner
 
     @property
+    def inner(self) -> Benchmark:
+        return self._inner
+
+    @property
     def name(self) -> str:
         return self._inner.name
 

@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     from evalfleet.cli.following import follow
     from evalfleet.cli.planned import describe, estimate, forewarned
 
-    resolved = api.resolve_request(_request(args), dry=args.dry_run)
+    resolved = api.vet(api.resolve_request(_request(args), dry=args.dry_run))
     for warning in resolved.warnings:
         print(f"evalfleet: note: {warning}", file=sys.stderr)
     expected = estimate(resolved)

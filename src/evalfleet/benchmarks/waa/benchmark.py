@@ -1,0 +1,180 @@
+"""Windows Agent Arena: 154 tasks in Windows, one Windows a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.benchmarks.files import digest
+from evalfleet.benchmarks.loaded import Loaded
+from evalfleet.benchmarks.results import outcome_of
+from evalfleet.model import (
+    AttemptId,
+    Broken,
+    Bundle,
+    Cause,
+    Command,
+    Ended,
+    Needs,
+    Outcome,
+    SetupStep,
+    Task,
+)
+from evalfleet.names import safe_name
+from evalfleet.ports import Check
+
+from .model import check_model
+from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
+from .tasks import read_tasks
+
+TIMEOUT_S = 900.0
+MODEL_USD = (15.0 / 154, 100.0 / 154)
+"""Of a task: a full run is said to cost $15 to $100 for the model. The client tells no prices."""
+
+STEPS = {
+    "kvm": 120.0,
+    "disk": 120.0,
+    "room": 120.0,
+    "docker": 2400.0,
+    "image": 3 * 5400.0,
+    "golden": 7800.0,
+    "container": 900.0,
+    "windows": 0.0,
+}
+"""Set-up, in order, with the longest that each may take; `windows` takes `boot_s`."""
+
+MACHINE_KEYS = (
+    *("image", "registry_user", "registry_password", "golden", "golden_token", "iso", "version"),
+    *("ram", "cores", "disk", "kvm", "data", "free_gb", "boot_s", "restart_s"),
+)
+USUAL_SETUP_S = 5400.0
+INSTALL_S = 7200.0
+COPY_S = 900.0
+PROGRAM = ("__init__.py", "reading.py", "tracebacks.py")
+FOLDER = Path(__file__).parent
+
+
+class WaaSpec(Struct, frozen=True):
+    """What makes the benchmark again."""
+
+    settings: WaaSettings
+
+
+class WaaBenchmark:
+    """Windows Agent Arena: tasks in real Windows, in a container on machines with KVM."""
+
+    Settings = WaaSettings
+    free_settings = False
+
+    def __init__(
+        self, settings: WaaSettings, *, model: str = "", agent: Mapping[str, str] | None = None
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._flags = client_flags(settings, model, agent or {})
+
+    @classmethod
+    def load(cls, name: str, settings: WaaSettings, base: Path) -> Loaded:
+        check(settings, f"benchmark {name!r}")
+        ready_s = settings.restart_s + settings.boot_s + COPY_S
+        found = read_tasks(
+            settings.waa, base, settings.task_list, settings.diff_lvl == "hard", TIMEOUT_S, ready_s
+        )
+        install_s = 0.0 if settings.golden else INSTALL_S
+        return Loaded(
+            name=name,
+            spec=msgspec.to_builtins(WaaSpec(settings)),
+            tasks=found.tasks,
+            secrets=secret_names(settings),
+            files=tuple(FOLDER / each for each in PROGRAM),
+            warnings=found.warnings,
+            setup_s=USUAL_SETUP_S + settings.boot_s + install_s,
+            machine_names="waa-eval-{n}",
+            model_usd=MODEL_USD,
+        )
+
+    @classmethod
+    def from_spec(
+        cls, spec: Mapping[str, Any], *, model: str, agent: Mapping[str, str], settings: Mapping[str, str]
+    ) -> WaaBenchmark:
+        return cls(msgspec.convert(spec, WaaSpec).settings, model=model, agent=agent)
+
+    @property
+    def name(self) -> str:
+        return "waa"
+
+    @property
+    def needs(self) -> Needs:
+        cpus, memory_gb = (8, 32.0) if runs_models(self._settings) else (4, 16.0)
+        return Needs(cpus, memory_gb, self._settings.machine_disk_gb, self._settings.kvm)
+
+    async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:
+        """One cheap call to the model's API."""
+        return await check_model(self._settings, self._model, secrets)
+
+    # -- on the machine --------------------------------------------------------------------------
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        names = [*PROGRAM, *sorted(f"host/{path.name}" for path in FOLDER.glob("host/*.py"))]
+        files = {f"waa/{name}": str(FOLDER / name) for name in names}
+        steps = tuple(
+            SetupStep(
+                name, self._command(name, *self._step_secrets(name)), limit_s or self._settings.boot_s + 60
+            )
+            for name, limit_s in STEPS.items()
+        )
+        return Bundle(digest(FOLDER, names, steps), files, steps)
+
+    @property
+    def probe(self) -> Command | None:
+        return self._command("probe")
+
+    def command(self, task: Task, attempt: AttemptId) -> Command:
+        settings = self._settings
+        order = {
+            "attempt": safe_name(attempt),
+            "domain": task.domain,
+            "task": task.id,
+            "limit_s": task.timeout_s,
+            "lately_s": settings.lately_s,
+            "fresh": settings.fresh == "each",
+            "model": self._model,
+            "action_space": settings.action_space,
+            "observation_type": settings.observation_type,
+            "flags": self._flags,
+            "secrets": agent_secrets(settings),
+            "environ": [f"OPENAI_BASE_URL={settings.base_url}"] if settings.base_url else [],
+        }
+        command = self._command("attempt", *agent_secrets(settings))
+        env = {**command.env, "EVALFLEET_WAA_ATTEMPT": msgspec.json.encode(order).decode()}
+        return msgspec.structs.replace(command, env=env)
+
+    def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
+        if ended.reason == "timed_out" and ended.result is None:
+            # the client's own limit was kept on the machine: it was not the agent that took so long
+            return Broken(Cause.STUCK, f"Windows was not made ready in time: {ended.detail.strip()[-1000:]}")
+        return outcome_of(task, ended, healthy)
+
+    def _command(self, verb: str, *secrets: str) -> Command:
+        argv = ("python3", "-m", "waa.host", verb)
+        return Command(argv, {"EVALFLEET_WAA": msgspec.json.encode(self._machine()).decode()}, secrets)
+
+    def _machine(self) -> dict[str, Any]:
+        """What shapes a machine. Not in it: what may differ from run to run on the same machine."""
+        told = {key: getattr(self._settings, key) for key in MACHINE_KEYS}
+        return {**told, "memory_gb": self._least_memory_gb()}
+
+    def _least_memory_gb(self) -> float:
+        """The guest's, and what is left for the client. More is asked of places than is insisted on."""
+        guest, unit = int(self._settings.ram[:-1]), self._settings.ram[-1]
+        return guest * (1.0 if unit == "G" else 1 / 1024) * 1.5
+
+    def _step_secrets(self, step: str) -> tuple[str, ...]:
+        named = {"image": self._settings.registry_password, "golden": self._settings.golden_token}
+        return tuple(filter(None, (named.get(step),)))

@@ -1,0 +1,75 @@
+"""`python3 -m waa.host VERB`: the set-up steps, an attempt, and what people may want to do by hand."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from . import container, golden, guest, image, kvm, machine
+from .attempt import attempt
+from .config import Config
+from .engine import Engine
+from .shell import Failed, fail, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def steps(config: Config, engine: Engine) -> dict[str, Callable[[], None]]:
+    """In the order in which set-up takes them."""
+
+    def room() -> None:
+        found = engine.find() and image.is_there(config, engine) and golden.is_there(config)
+        machine.step_room(config, found)
+
+    return {
+        "kvm": lambda: kvm.step_kvm() if config.kvm else say("software emulation, as asked for"),
+        "disk": lambda: machine.step_disk(config),
+        "room": room,
+        "docker": lambda: machine.step_docker(engine),
+        "image": lambda: image.step_image(config, engine),
+        "golden": lambda: golden.step_golden(config, engine),
+        "container": lambda: container.step_container(config, engine),
+        "windows": lambda: container.step_windows(config, engine),
+    }
+
+
+def screenshot(config: Config, engine: Engine) -> int:
+    """To standard output."""
+    shot = guest.picture(config.guest_url, engine)
+    if shot is None:
+        return fail("neither Windows nor its virtual machine gives a picture")
+    sys.stdout.buffer.write(shot)
+    return 0
+
+
+def main(verb: str) -> int:
+    try:
+        config, engine = Config.load(), Engine()
+        known = steps(config, engine)
+        if verb == "attempt":
+            return attempt(config, engine)
+        if verb == "probe":
+            return 0 if container.is_ready(config, engine) else fail("Windows does not answer /probe")
+        if verb == "screenshot":
+            return screenshot(config, engine)
+        if verb == "reset":
+            container.reset(config, engine)
+            return 0
+        if verb not in known:
+            return fail(
+                f"{verb!r} is none of {', '.join([*known, 'attempt', 'probe', 'reset', 'screenshot'])}"
+            )
+        begun = time.monotonic()
+        known[verb]()
+        say(f"step {verb} is done after {time.monotonic() - begun:.1f} s")
+    except Failed as err:
+        return fail(str(err))
+    return 0
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))

@@ -1,0 +1,244 @@
+"""One attempt at one task: Windows ready, the client under its limit, what it left, what that means."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import time
+
+from ..reading import TRAJECTORY, Reading, read_task  # noqa: TID252 there is no evalfleet on a machine
+from . import guest
+from .config import CONTAINER
+from .container import clean, ensure_clean, soil
+from .shell import Failed, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .config import Config
+    from .engine import Engine
+
+ORDER = "EVALFLEET_WAA_ATTEMPT"
+FOLDER = "/tmp/evalfleet"
+END_S = 30.0
+AT_LIMIT = (124, 137)
+"""Exit codes of `timeout` when it had to end the client, gently or not."""
+
+# Task and secrets come by standard input: no command line, no environment of an engine has them. The client
+# leads a group, so that all of it can be ended; ending `docker exec` alone would leave it running.
+CLIENT = """\
+d=$1; limit=$2; shift 2
+mkdir -p "$d" && cd /client || exit 125
+IFS= read -r line && printf '%s\\n' "$line" >"$d/task.json"
+while IFS= read -r line && [ -n "$line" ]; do export "$line"; done
+echo $$ >"$d/pid"
+exec timeout -k 10 "$limit" python run.py "$@" </dev/null
+"""
+END = f"""\
+for f in {FOLDER}/*/pid; do [ -e "$f" ] && kill -9 -- "-$(cat "$f")"; done 2>/dev/null
+rm -rf {FOLDER}
+"""
+
+
+class Order:
+    """What one attempt is to do."""
+
+    def __init__(self, given: dict[str, object]) -> None:
+        self.attempt = str(given["attempt"])
+        self.domain = str(given["domain"])
+        self.task = str(given["task"])
+        self.limit_s = float(str(given["limit_s"]))
+        self.lately_s = float(str(given["lately_s"]))
+        self.fresh = bool(given["fresh"])
+        self.model = str(given["model"])
+        self.action_space = str(given["action_space"])
+        self.observation_type = str(given["observation_type"])
+        self.flags = _list(given["flags"])
+        self.secrets = _list(given["secrets"])
+        self.environ = _list(given["environ"])
+
+    @property
+    def folder(self) -> str:
+        return f"{FOLDER}/{self.attempt}"
+
+    @property
+    def inside(self) -> str:
+        """Where the client puts the task's files, below its results."""
+        parts = (self.action_space, self.observation_type, self.model, self.attempt, self.domain, self.task)
+        return "/".join(parts)
+
+    def words(self) -> list[str]:
+        results = f"{self.folder}/results"
+        own = {"result_dir": results, "test_all_meta_path": f"{self.folder}/task.json"}
+        own.update(trial_id=self.attempt, domain="all", worker_id="0", num_workers="1")
+        return [*self.flags, *(word for name, value in own.items() for word in (f"--{name}", value))]
+
+    def stdin(self) -> bytes:
+        """The task's list, then variables, then an empty line."""
+        secrets = [f"{name}={os.environ.get(name, '')}" for name in self.secrets]
+        if any("\n" in line for line in secrets):
+            raise Failed("a secret has more than one line, which the client cannot be given")
+        lines = [json.dumps({self.domain: [self.task]}), *self.environ, *secrets]
+        return "".join(f"{line}\n" for line in lines).encode() + b"\n"
+
+
+def _list(value: Any) -> list[str]:
+    return [str(each) for each in value]
+
+
+class Ending:
+    """How the client ended, and what could be seen then."""
+
+    def __init__(self, code: int, seconds: float, limit_s: float) -> None:
+        self.code = code
+        self.seconds = seconds
+        self.at_limit = seconds >= limit_s or (code in AT_LIMIT and seconds > limit_s - 1.0)
+        self.guest_answers = True
+        self.grew_lately = True
+
+
+def attempt(config: Config, engine: Engine) -> int:
+    """Always ends with a result.json, unless the machine does not let it."""
+    order = Order(json.loads(os.environ[ORDER]))
+    out = os.environ["EVALFLEET_OUT"]
+    try:
+        _end_client(engine)
+        ensure_clean(config, engine, deep=order.fresh)
+    except Failed as err:
+        return _write_result(out, {"broken": "readiness", "error": f"Windows could not be made ready: {err}"})
+    soil(config, f"attempt {order.attempt} did not end well")
+    ending = _run_client(engine, order)
+    try:
+        _bring_out(engine, order, out)
+    except Failed as err:
+        return _write_result(
+            out, {"broken": "readiness", "error": f"the task's files could not be had: {err}"}
+        )
+    _look_around(config, order, ending, out)
+    result = verdict(read_task(out), ending, order.limit_s)
+    if "broken" in result:
+        guest.save_evidence(config.guest_url, engine)
+    else:
+        clean(config)
+    return _write_result(out, result)
+
+
+def verdict(reading: Reading, ending: Ending, limit_s: float) -> dict[str, object]:
+    """What result.json says. The files decide; where they say nothing, what could be seen does."""
+    result: dict[str, object] = {"num_steps": reading.steps, "screenshots": list(reading.screenshots)}
+    result["seconds"] = round(ending.seconds, 3)
+    if reading.is_scored:
+        result["score"] = reading.score
+        result["error"] = reading.error
+    elif reading.has_error_line:
+        result.update(broken=reading.cause, error=reading.error)
+    elif ending.at_limit and ending.guest_answers and ending.grew_lately:
+        told = f"time limit of {limit_s:g} s reached"
+        result.update(score=0.0, limit_s=limit_s, error=told)
+    elif ending.at_limit:
+        silent = "took no step for long" if ending.guest_answers else "did not answer /probe"
+        who = "the client" if ending.guest_answers else "Windows"
+        result.update(broken="stuck", error=f"time limit of {limit_s:g} s reached, and {who} {silent}")
+    else:
+        told = f"the client ended by itself (exit code {ending.code}): {reading.error}"
+        result.update(broken="readiness", error=told)
+    return result
+
+
+# -- the client ----------------------------------------------------------------------------------
+
+
+def _run_client(engine: Engine, order: Order) -> Ending:
+    """Its output goes to the job's log."""
+    words = ["exec", "-i", CONTAINER, "sh", "-c", CLIENT, "evalfleet", order.folder, f"{order.limit_s:g}"]
+    argv = engine.argv(*words, *order.words())
+    begun = time.monotonic()
+    say(f"{order.domain}/{order.task} as {order.attempt}")
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE)
+
+    def stop(signum: int, _: object) -> None:
+        _end_client(engine)
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        process.communicate(order.stdin(), timeout=order.limit_s + END_S)
+    except subprocess.TimeoutExpired:
+        _kill_client(engine)
+        process.kill()
+        process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return Ending(process.returncode, time.monotonic() - begun, order.limit_s)
+
+
+def _end_client(engine: Engine) -> None:
+    """Of whatever attempt, with all that it left in the container."""
+    if engine.is_running(CONTAINER):
+        engine.try_("exec", CONTAINER, "sh", "-c", END, timeout_s=END_S)
+
+
+def _kill_client(engine: Engine) -> None:
+    engine.try_("exec", CONTAINER, "sh", "-c", END.splitlines()[0], timeout_s=END_S)
+
+
+# -- what it left --------------------------------------------------------------------------------
+
+
+def _bring_out(engine: Engine, order: Order, out: str) -> None:
+    """The task's files to the top, the client's logs beside them; as a stream, so that all is ours."""
+    argv = engine.argv("cp", f"{CONTAINER}:{order.folder}/results", "-")
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+            for member in archive:
+                _take(archive, member, order, out)
+    except (tarfile.TarError, OSError) as err:
+        process.kill()
+        told = process.stderr.read(2000).decode("utf-8", "replace").strip()
+        raise Failed(told or str(err)) from None
+    finally:
+        process.stdout.close()
+        process.stderr.close()
+        process.wait()
+
+
+def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, order: Order, out: str) -> None:
+    inside = member.name.lstrip("./").partition("/")[2]  # below `results`
+    for folder, target in ((order.inside, ""), ("logs", "client_logs")):
+        name = inside[len(folder) + 1 :] if inside.startswith(folder + "/") else ""
+        source = archive.extractfile(member) if name and member.isfile() else None
+        if source is None or ".." in name.split("/"):
+            continue
+        path = os.path.join(out, target, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with source, open(path, "wb") as file:
+            while block := source.read(1 << 20):
+                file.write(block)
+        os.utime(path, (member.mtime, member.mtime))
+
+
+def _look_around(config: Config, order: Order, ending: Ending, out: str) -> None:
+    if not ending.at_limit:
+        return
+    ending.guest_answers = guest.answers(config.guest_url, 10.0)
+    try:
+        written = os.stat(os.path.join(out, TRAJECTORY)).st_mtime
+    except OSError:
+        written = 0.0
+    ending.grew_lately = time.time() - written < order.lately_s
+
+
+def _write_result(out: str, result: dict[str, object]) -> int:
+    path = os.path.join(out, "result.json")
+    with open(f"{path}.new", "w") as file:
+        json.dump({key: value for key, value in result.items() if value not in (None, "")}, file)
+    os.replace(f"{path}.new", path)
+    say(f"result: {json.dumps(result)[:500]}")
+    return 0

@@ -1,0 +1,132 @@
+"""The container with Windows in it: up, ready, reset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+
+from . import guest
+from .config import CONTAINER, FILE, PORTS
+from .golden import restore
+from .shell import Failed, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .config import Config
+    from .engine import Engine
+
+PROGRAM = "program"
+GLANCE_S = 20.0
+
+
+def step_container(config: Config, engine: Engine) -> None:
+    """It runs, and is the one that was asked for. A way in for people is left beside it."""
+    _leave_program(config)
+    words = config.run_words()
+    mark = hashlib.sha256(json.dumps(words).encode()).hexdigest()
+    if _read(config.state("container")) == mark and engine.exists(CONTAINER):
+        if not engine.is_running(CONTAINER):
+            engine.do("start", CONTAINER, timeout_s=600.0)
+        say(f"{CONTAINER} runs")
+        return
+    engine.remove(CONTAINER)
+    engine.run_detached(words)
+    _write(config.state("container"), mark)
+    say(f"{CONTAINER} was started")
+
+
+def step_windows(config: Config, engine: Engine) -> None:
+    """Its server answers. If it does not by the deadline, the screen and the log say more."""
+    begun = time.monotonic()
+    alive = lambda: engine.is_running(CONTAINER)  # noqa: E731
+    if not guest.await_answer(config.guest_url, begun + config.boot_s, alive):
+        waited = time.monotonic() - begun
+        tail = guest.save_evidence(config.guest_url, engine)
+        raise Failed(
+            f"Windows did not answer /probe within {waited:.0f} s; the container's log ends:\n{tail}"
+        )
+    say(f"Windows answers after {time.monotonic() - begun:.1f} s")
+
+
+def is_ready(config: Config, engine: Engine) -> bool:
+    """For the probe. A machine that was stopped and started may have its container down."""
+    if guest.answers(config.guest_url):
+        return True
+    if engine.exists(CONTAINER) and not engine.is_running(CONTAINER):
+        engine.try_("start", CONTAINER, timeout_s=25.0)
+    return False
+
+
+def ensure_clean(config: Config, engine: Engine, deep: bool) -> None:
+    """Windows answers, and nothing of a broken attempt is left in it. Raises Failed."""
+    dirty = _read(config.state("dirty"))
+    if deep:
+        reset(config, engine, deep=True)
+    elif dirty:
+        say(f"Windows is reset: {dirty}")
+        reset(config, engine, deep=False)
+    elif not guest.await_answer(config.guest_url, time.monotonic() + GLANCE_S, lambda: True):
+        say("Windows is reset: it does not answer")
+        reset(config, engine, deep=False)
+
+
+def soil(config: Config, why: str) -> None:
+    """Whoever comes next resets first, unless `clean` is called."""
+    _write(config.state("dirty"), why)
+
+
+def clean(config: Config) -> None:
+    if os.path.exists(config.state("dirty")):
+        os.unlink(config.state("dirty"))
+
+
+def reset(config: Config, engine: Engine, deep: bool = True) -> None:
+    """A restart of the container; if that is not enough, or `deep`, Windows back to golden. Raises Failed."""
+    begun = time.monotonic()
+    if not deep and _restarted(config, engine):
+        say(f"Windows was restarted in {time.monotonic() - begun:.1f} s")
+    else:
+        engine.remove(CONTAINER)
+        restore(config)
+        step_container(config, engine)
+        step_windows(config, engine)
+        say(f"Windows went back to golden in {time.monotonic() - begun:.1f} s")
+    clean(config)
+
+
+def _restarted(config: Config, engine: Engine) -> bool:
+    if not engine.try_("restart", "-t", "20", CONTAINER, timeout_s=300.0).ok:
+        return False
+    deadline = time.monotonic() + config.restart_s
+    return guest.await_answer(config.guest_url, deadline, lambda: engine.is_running(CONTAINER))
+
+
+def _leave_program(config: Config) -> None:
+    """`cd ~/evalfleet-waa/program && python3 -m waa.host reset` works after the job is gone, too."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    target = os.path.join(config.data, PROGRAM)
+    if os.path.realpath(os.path.dirname(here)) != os.path.realpath(target):
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(here, os.path.join(target, "waa"), ignore=shutil.ignore_patterns("__pycache__"))
+    _write(
+        os.path.join(config.data, FILE), json.dumps({**config.given, "container": CONTAINER, "ports": PORTS})
+    )
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _write(path: str, text: str) -> None:
+    with open(f"{path}.new", "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.new", path)

@@ -1,0 +1,155 @@
+"""Large files over HTTP: in pieces, several at once, and on where an earlier try stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+from .shell import Failed, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+PIECE = 64 << 20
+BLOCK = 1 << 20
+AT_ONCE = 8
+TRIES = 6
+ANSWER_S = 60.0
+TELL_S = 30.0
+
+
+class Missing(Exception):
+    """There is no such file."""
+
+
+class Download:
+    """One file. `token` is what comes after the '?', and is never told."""
+
+    def __init__(self, url: str, token: str, path: str, piece: int = PIECE) -> None:
+        self._url, self._token, self._path = url, token, path
+        self._piece = piece
+        self._part, self._note = f"{path}.part", f"{path}.part.json"
+        self._lock = threading.Lock()
+        self._done: set[int] = set()
+        self._told = time.monotonic()
+        self._size = 0
+        self._pieces = 0
+
+    def bring(self) -> None:
+        """Complete under its name, or not at all. Raises Missing, Failed."""
+        size, tag = self._look()
+        if os.path.exists(self._path) and os.path.getsize(self._path) == size:
+            return
+        self._size = size
+        self._pieces = max(1, -(-size // self._piece))
+        self._done = self._done_before(size, tag)
+        with open(self._part, "r+b" if self._done else "wb") as file:
+            file.truncate(size)  # what is zero takes no room
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            waiting = [n for n in range(self._pieces) if n not in self._done]
+            for piece in [pool.submit(self._bring_piece, n, size, tag) for n in waiting]:
+                piece.result()
+        if os.path.getsize(self._part) != size:
+            raise Failed(f"{self._url}: {os.path.getsize(self._part)} bytes came of {size}")
+        os.replace(self._part, self._path)
+        os.unlink(self._note)
+
+    def _done_before(self, size: int, tag: str) -> set[int]:
+        """Of the same file only: one that was replaced meanwhile is brought anew."""
+        try:
+            with open(self._note) as file:
+                note = json.load(file)
+            if (note["size"], note["tag"], note["piece"]) == (size, tag, self._piece):
+                return set(note["done"]) if os.path.exists(self._part) else set()
+        except (OSError, ValueError, KeyError):
+            pass
+        return set()
+
+    def _look(self) -> tuple[int, str]:
+        with self._ask("bytes=0-0") as answer:
+            tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+            total = (answer.headers.get("Content-Range") or "").rpartition("/")[2]
+            if answer.status == 206 and total.isdigit():
+                return int(total), tag
+            length = answer.headers.get("Content-Length") or ""
+            if length == "0":
+                return 0, tag
+        raise Failed(f"{self._url}: the server does not give parts of files, so that a copy could not go on")
+
+    def _ask(self, span: str) -> HTTPResponse:
+        url = f"{self._url}?{self._token.lstrip('?')}" if self._token else self._url
+        request = urllib.request.Request(url, headers={"Range": span})
+        for tried in range(TRIES):
+            try:
+                answer: HTTPResponse = urllib.request.urlopen(request, timeout=ANSWER_S)
+                return answer
+            except urllib.error.HTTPError as err:
+                if err.code == 404:
+                    raise Missing(self._url) from None
+                if err.code == 416:  # an empty file has no first byte
+                    return _Nothing(err)  # type: ignore[return-value]
+                if err.code in (401, 403) or tried == TRIES - 1:
+                    raise Failed(f"{self._url}: answer {err.code}; check the URL and its token") from None
+            except OSError as err:
+                if tried == TRIES - 1:
+                    raise Failed(f"{self._url}: {_reason(err)}") from None
+            time.sleep(min(2.0**tried, 30.0))
+        raise AssertionError("the last try returns or raises")
+
+    def _bring_piece(self, number: int, size: int, tag: str) -> None:
+        first = number * self._piece
+        last = min(first + self._piece, size) - 1
+        if last >= first:
+            for tried in range(TRIES):
+                try:
+                    self._copy(first, last)
+                    break
+                except OSError as err:
+                    if tried == TRIES - 1:
+                        raise Failed(f"{self._url}: {_reason(err)}") from None
+                    time.sleep(min(2.0**tried, 30.0))
+        self._note_piece(number, size, tag)
+
+    def _copy(self, first: int, last: int) -> None:
+        with self._ask(f"bytes={first}-{last}") as answer, open(self._part, "r+b") as file:
+            at = first
+            while block := answer.read(BLOCK):
+                if block.strip(b"\0"):
+                    file.seek(at)
+                    file.write(block)
+                at += len(block)
+        if at != last + 1:
+            raise ConnectionError(f"{at - first} bytes came of {last + 1 - first}")
+
+    def _note_piece(self, number: int, size: int, tag: str) -> None:
+        with self._lock:
+            self._done.add(number)
+            with open(f"{self._note}.new", "w") as file:
+                json.dump({"size": size, "tag": tag, "piece": self._piece, "done": sorted(self._done)}, file)
+            os.replace(f"{self._note}.new", self._note)
+            if time.monotonic() - self._told > TELL_S:
+                self._told = time.monotonic()
+                say(f"{os.path.basename(self._path)}: {len(self._done)} of {self._pieces} parts")
+
+
+class _Nothing:
+    """The answer about an empty file."""
+
+    def __init__(self, err: urllib.error.HTTPError) -> None:
+        self.headers = {"Content-Length": "0", "ETag": err.headers.get("ETag")}
+        self.status = 416
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *about: object) -> None: ...
+
+
+def _reason(err: OSError) -> str:
+    return str(getattr(err, "reason", None) or err)

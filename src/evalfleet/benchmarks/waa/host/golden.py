@@ -1,0 +1,188 @@
+"""Golden storage: Windows as installed, once on a machine, and the copy that the container works on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import time
+
+from .download import Download, Missing
+from .shell import Failed, as_root, run, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
+
+    from .config import Config
+    from .engine import Engine
+
+DISKS = ("data.img", "data.qcow2")
+NEEDED = ("windows.boot", "windows.rom", "windows.vars")
+OTHERS = ("windows.base", "windows.mac", "windows.ver")
+COMPLETE = ".complete"
+INSTALLER = "winarena-prepare"
+INSTALL_S = 7200.0
+COPY_S = 3600.0
+
+
+def step_golden(config: Config, engine: Engine) -> None:
+    """Golden is complete, and storage is a copy of it."""
+    folder = config.golden_folder
+    if not _is_noted(folder):
+        if config.golden.startswith("http"):
+            fetch(config.golden, os.environ.get(config.golden_token, ""), folder)
+        elif not config.golden:
+            _install(config, engine, folder)
+        _check(folder)
+        _note(config, folder)
+    if not os.path.exists(config.state("storage")):
+        restore(config)
+    say(f"golden storage is in {folder}, {size_gb(folder):.1f} GB")
+
+
+def is_there(config: Config) -> bool:
+    return _is_noted(config.golden_folder) and os.path.exists(config.state("storage"))
+
+
+def restore(config: Config) -> None:
+    """Storage as golden has it. The container must not run."""
+    begun = time.monotonic()
+    fresh, mark = f"{config.storage}.new", config.state("storage")
+    if os.path.exists(mark):
+        os.unlink(mark)  # cut short from here on, it is done again
+    _do(["rm", "-rf", fresh, config.storage])
+    _do(["mkdir", fresh])
+    _do(["cp", "-a", "--reflink=auto", "--sparse=always", f"{config.golden_folder}/.", fresh])
+    _do(["rm", "-f", os.path.join(fresh, COMPLETE)])
+    _do(["mv", fresh, config.storage])
+    with open(mark, "w"):
+        pass
+    say(f"storage was copied from golden in {time.monotonic() - begun:.1f} s")
+
+
+def _do(argv: list[str]) -> None:
+    """As root: what the container wrote is root's."""
+    done = run(as_root(argv), COPY_S)
+    if not done.ok:
+        raise Failed(f"{' '.join(argv)}: {done.words()}")
+
+
+def size_gb(folder: str) -> float:
+    """What it takes on the disk: much of it is zeros."""
+    entries = [os.path.join(folder, name) for name in os.listdir(folder)]
+    return sum(os.stat(path).st_blocks * 512 for path in entries) / (1 << 30)
+
+
+# -- is it whole? --------------------------------------------------------------------------------
+
+
+def _check(folder: str) -> None:
+    there: set[str] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
+    missing = [name for name in NEEDED if name not in there]
+    missing += [] if there & set(DISKS) else [DISKS[0]]
+    empty = [name for name in DISKS if name in there and os.path.getsize(os.path.join(folder, name)) == 0]
+    if missing or empty:
+        what = f"has no {', '.join(missing)}" if missing else f"has an empty {empty[0]}"
+        raise Failed(f"golden storage in {folder} {what}; give another with --set golden=URL|PATH, or none")
+
+
+def _note(config: Config, folder: str) -> None:
+    """Where we may write. One on a machine image is checked each time, which costs nothing."""
+    if folder != config.golden:
+        with open(os.path.join(folder, COMPLETE), "w") as file:
+            json.dump(_sizes(folder), file)
+
+
+def _is_noted(folder: str) -> bool:
+    try:
+        with open(os.path.join(folder, COMPLETE)) as file:
+            return bool(json.load(file) == _sizes(folder))
+    except (OSError, ValueError):
+        return False
+
+
+def _sizes(folder: str) -> dict[str, int]:
+    names = sorted(name for name in os.listdir(folder) if name != COMPLETE)
+    return {name: os.path.getsize(os.path.join(folder, name)) for name in names}
+
+
+# -- from elsewhere ------------------------------------------------------------------------------
+
+
+def fetch(url: str, token: str, folder: str) -> None:
+    """A tar archive, or a folder of a blob store whose files are asked for by name. Raises Failed."""
+    os.makedirs(folder, exist_ok=True)
+    begun = time.monotonic()
+    if url.endswith((".tar", ".tar.gz", ".tgz")):
+        _fetch_archive(url, token, folder)
+    else:
+        _fetch_files(url.rstrip("/"), token, folder)
+    say(f"golden storage came in {time.monotonic() - begun:.0f} s")
+
+
+def _fetch_files(url: str, token: str, folder: str) -> None:
+    missing: list[str] = []
+    for name in (*NEEDED, *OTHERS, *DISKS):
+        if name == DISKS[1] and DISKS[0] not in missing:
+            continue  # it has one disk
+        try:
+            Download(f"{url}/{name}", token, os.path.join(folder, name)).bring()
+        except Missing:
+            missing.append(name)
+    if NEEDED[0] in missing:
+        raise Failed(f"{url}/{NEEDED[0]} is not there; golden is the URL of the folder that has it")
+
+
+def _fetch_archive(url: str, token: str, folder: str) -> None:
+    path = os.path.join(os.path.dirname(folder), "golden-download")
+    try:
+        Download(url, token, path).bring()
+    except Missing:
+        raise Failed(f"{url} is not there") from None
+    with tarfile.open(path) as archive:
+        for member in archive:
+            name = os.path.basename(member.name)
+            source = archive.extractfile(member) if member.isfile() else None
+            if source is not None and name in (*NEEDED, *OTHERS, *DISKS):
+                with source, open(os.path.join(folder, name), "wb") as target:
+                    _copy_sparse(source, target, member.size)
+    os.unlink(path)
+
+
+def _copy_sparse(source: IO[bytes], target: IO[bytes], size: int) -> None:
+    while block := source.read(1 << 20):
+        if block.strip(b"\0"):
+            target.write(block)
+        else:
+            target.seek(len(block), os.SEEK_CUR)
+    target.truncate(size)
+
+
+# -- made here -----------------------------------------------------------------------------------
+
+
+def _install(config: Config, engine: Engine, folder: str) -> None:
+    """WAA's own way: its image installs Windows, shuts it down and ends."""
+    making = f"{folder}.new"
+    os.makedirs(making, exist_ok=True)  # an installation that was cut short goes on
+    say("installing Windows, which takes 20 minutes or more")
+    if not engine.is_running(INSTALLER):
+        engine.remove(INSTALLER)
+        words = ["--name", INSTALLER, "--cap-add", "NET_ADMIN", "--stop-timeout", "120"]
+        words += ["--device=/dev/kvm"] if config.kvm else ["-e", "KVM=N"]
+        words += ["-v", f"{making}:/storage", *config.guest_words()]
+        words += ["-v", f"{config.iso}:/custom.iso"] if config.iso else []
+        run_words = [*words, config.image, "-c", "./entry.sh --prepare-image true --start-client false"]
+        engine.run_detached(run_words, restart=False)
+    done = engine.try_("wait", INSTALLER, timeout_s=INSTALL_S)
+    if not done.ok:
+        raise Failed(f"Windows was not installed after {INSTALL_S:g} s: {engine.logs(INSTALLER)[-1500:]}")
+    try:
+        _check(making)
+    except Failed as err:
+        raise Failed(f"Windows was not installed: {err}: {engine.logs(INSTALLER)[-1500:]}") from None
+    engine.remove(INSTALLER)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(making, folder)

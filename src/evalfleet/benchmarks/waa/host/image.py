@@ -1,0 +1,124 @@
+"""The container image, pulled once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+
+from .engine import memory_folder
+from .shell import Failed, run, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .config import Config
+    from .engine import Engine
+
+PULL_S = 5400.0
+SLOW_S = 900.0
+TELL_S = 30.0
+TRIES = 3
+RETRY_S = 10.0
+REFUSED = ("denied", "unauthorized", "authentication required", "403 Forbidden")
+UNKNOWN = ("not found", "manifest unknown", "repository does not exist")
+
+
+def is_there(config: Config, engine: Engine) -> bool:
+    return engine.try_("image", "inspect", config.image).ok
+
+
+def step_image(config: Config, engine: Engine) -> None:
+    if is_there(config, engine):
+        say(f"{config.image} is there")
+        return
+    # a login is kept in memory, and goes with the pull
+    folder = tempfile.mkdtemp(prefix="evalfleet-", dir=memory_folder())
+    try:
+        words = _log_in(config, engine, folder) if config.registry_user else []
+        for last in (False,) * (TRIES - 1) + (True,):
+            problem = _pull([*engine.argv(*words), "pull", config.image])
+            if not problem:
+                return
+            _explain(config, problem, last)
+            say(f"the pull broke off, and goes on: {problem.strip()[-300:]}")
+            time.sleep(RETRY_S)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def server_of(image: str) -> str:
+    """The registry; empty for Docker's own."""
+    head = image.partition("/")[0]
+    return head if "/" in image and ("." in head or ":" in head or head == "localhost") else ""
+
+
+def _log_in(config: Config, engine: Engine, folder: str) -> list[str]:
+    password = os.environ.get(config.registry_password, "")
+    words = ["--config", folder]
+    server = server_of(config.image)
+    argv = engine.argv(*words, "login", "-u", config.registry_user, "--password-stdin")
+    done = run([*argv, server] if server else argv, 120.0, password.encode())
+    if not done.ok:
+        raise Failed(f"the registry {server or 'docker.io'} refuses {config.registry_user}: {done.words()}")
+    return words
+
+
+def _pull(argv: list[str]) -> str:
+    """What went wrong; nothing, if it is there. Progress is told as layers come in."""
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    lines: list[str] = []
+    reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
+    reader.start()
+    told, warned = begun, False
+    while reader.is_alive():
+        reader.join(0.2)
+        now = time.monotonic()
+        if now - told > TELL_S:
+            told = now
+            say(f"pulling for {now - begun:.0f} s: {progress(lines)}")
+        if now - begun > SLOW_S and not warned:
+            warned = True
+            say(
+                "warning: this pull is slow; a registry in the machines' region is faster, or a machine image"
+            )
+        if now - begun > PULL_S:
+            process.kill()
+    code = process.wait()
+    if code == 0:
+        say(f"pulled in {time.monotonic() - begun:.0f} s")
+        return ""
+    return "\n".join(lines[-10:]) or f"exit code {code}"
+
+
+def _read(process: subprocess.Popen[bytes], lines: list[str]) -> None:
+    assert process.stdout is not None
+    for raw in process.stdout:
+        lines.append(raw.decode("utf-8", "replace").rstrip())
+
+
+def progress(lines: list[str]) -> str:
+    layers = {line.partition(":")[0] for line in lines if ": Pulling fs layer" in line}
+    done = {
+        line.partition(":")[0] for line in lines if line.endswith((": Pull complete", ": Already exists"))
+    }
+    return f"{len(done)} of {len(layers | done)} layers"
+
+
+def _explain(config: Config, problem: str, last: bool) -> None:
+    """Raises Failed if another try would not help."""
+    name, end = config.image, problem.strip()[-500:]
+    if any(sign in problem for sign in REFUSED):
+        raise Failed(
+            f"{name}: the registry refuses the pull; check the name, and give registry_user and "
+            f"registry_password, or the machine's role: {end}"
+        )
+    if any(sign in problem for sign in UNKNOWN):
+        raise Failed(f"{name}: there is no such image; check --set image: {end}")
+    if last:
+        raise Failed(f"{name} cannot be pulled: {end}")

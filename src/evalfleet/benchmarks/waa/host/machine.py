@@ -1,0 +1,136 @@
+"""The machine itself: room for Windows, on a disk that stays, and Docker."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import time
+
+from .shell import Failed, as_root, run, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .config import Config
+    from .engine import Engine
+
+GIB = 1 << 30
+WIPED = "DATALOSS_WARNING_README.txt"
+"""Azure leaves it on the disk that does not outlive a stop."""
+
+APT = ("apt-get", "-y", "-o", "DPkg::Lock::Timeout=60", "-o", "Dpkg::Options::=--force-confold")
+QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_MODE=a", "UCF_FORCE_CONFFOLD=1")
+LOCKED = ("Could not get lock", "Unable to acquire the dpkg frontend lock", "is another process using it")
+LOCK_LOOK_S = 5.0
+INSTALL_S = 1500.0
+
+
+# -- disk ----------------------------------------------------------------------------------------
+
+
+def step_disk(config: Config) -> None:
+    """The folder that keeps Windows is there, ours, and on a disk that outlives a stop."""
+    for folder in (config.data, config.state("")):
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except PermissionError:
+            run(as_root(["install", "-d", "-o", getpass.getuser(), folder]), 60.0)
+        if not os.access(folder, os.W_OK):
+            raise Failed(f"{folder} cannot be written; choose another folder with --set data=PATH")
+    mount = mount_of(config.data)
+    if os.path.exists(os.path.join(mount, WIPED)) or is_memory(mount):
+        raise Failed(
+            f"{config.data} is on {mount}, which is wiped when the machine is stopped; "
+            "choose another folder with --set data=PATH"
+        )
+    say(f"{config.data} is on {mount}, {free_gb(config.data):.0f} GB free")
+
+
+def mount_of(path: str) -> str:
+    path = os.path.realpath(path)
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def is_memory(mount: str) -> bool:
+    with open("/proc/mounts") as file:
+        kinds = [line.split()[2] for line in file if line.split()[1] == mount]
+    return bool(kinds) and kinds[-1] in ("tmpfs", "ramfs")
+
+
+def free_gb(path: str) -> float:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize / GIB
+
+
+# -- room ----------------------------------------------------------------------------------------
+
+
+def step_room(config: Config, has_all: bool) -> None:
+    """Enough memory; and enough disk, as long as the image and Windows are still to come."""
+    memory = memory_gb()
+    if memory < config.memory_gb * 0.9:  # the kernel keeps some for itself
+        raise Failed(
+            f"{memory:.1f} GB of memory, and {config.memory_gb:g} are needed; take a larger size, or "
+            "--set som_origin=a11y, which needs less"
+        )
+    free = free_gb(config.data)
+    if not has_all and free < config.free_gb:
+        raise Failed(f"{free:.1f} GB free on {mount_of(config.data)}, and {config.free_gb:g} are needed")
+    say(f"{memory:.1f} GB of memory, {free:.1f} GB free")
+
+
+def memory_gb(path: str = "/proc/meminfo") -> float:
+    with open(path) as file:
+        kilobytes = next(int(line.split()[1]) for line in file if line.startswith("MemTotal:"))
+    return kilobytes / (1 << 20)
+
+
+# -- Docker --------------------------------------------------------------------------------------
+
+
+def step_docker(engine: Engine) -> None:
+    """An engine that answers. Where there is none, the distribution's is installed."""
+    if not engine.find():
+        _start_installed()
+    if not engine.find():
+        if shutil.which("apt-get") is None:
+            raise Failed("there is no Docker and no apt-get to install it with; install Docker first")
+        install(time.monotonic() + INSTALL_S)
+        _start_installed()
+    if not engine.find():
+        raise Failed("Docker is installed and does not answer; `journalctl -u docker` may tell why")
+    root = engine.try_("info", "--format", "{{.DockerRootDir}}").out.strip()
+    if root and os.path.exists(os.path.join(mount_of(root), WIPED)):
+        raise Failed(
+            f"Docker keeps its images in {root}, which is wiped when the machine is stopped; move it"
+        )
+    say("Docker answers")
+
+
+def install(deadline: float) -> None:
+    """First boots install updates, and hold apt's locks meanwhile: they are waited for."""
+    if shutil.which("cloud-init") is not None:
+        say("waiting for the first boot to end")
+        run(["cloud-init", "status", "--wait"], max(1.0, min(600.0, deadline - time.monotonic())))
+    for words in (("update",), ("install", "--no-install-recommends", "docker.io")):
+        _apt(words, deadline)
+
+
+def _apt(words: tuple[str, ...], deadline: float) -> None:
+    say(f"apt-get {' '.join(words)}")
+    while True:
+        left = deadline - time.monotonic()
+        done = run(as_root([*QUIET, *APT, *words]), max(1.0, left))
+        if done.ok:
+            return
+        if left < 0 or not any(sign in done.out + done.err for sign in LOCKED):
+            raise Failed(f"apt-get {words[0]}: exit code {done.code}: {done.words()}")
+        say("another program holds apt's locks; waiting")
+        time.sleep(LOCK_LOOK_S)
+
+
+def _start_installed() -> None:
+    if shutil.which("docker") is not None and shutil.which("systemctl") is not None:
+        run(as_root(["systemctl", "enable", "--now", "docker"]), 120.0)

@@ -1,0 +1,88 @@
+"""Is the model there, and does the key open it? One cheap call, before machines cost anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from evalfleet.ports import Check
+
+from .settings import WaaSettings
+
+OPENAI = "https://api.openai.com/v1"
+ANSWER_S = 15.0
+NAME = "model"
+
+
+class Answer(NamedTuple):
+    """`code` 0: there was none, and `text` says why."""
+
+    code: int
+    text: str = ""
+
+
+async def check_model(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -> Sequence[Check]:
+    """Raises nothing. A refusal of the API is bad; no answer is a warning: machines may get one."""
+    if not model:
+        return [Check(NAME, "bad", "no model is named", "say which, such as --model gpt-4o")]
+    if settings.api == "none":
+        return [Check(NAME, "warn", "api=none: nobody has checked that the agent can reach its model")]
+    ask = _ask_azure if settings.api == "azure" else _ask_openai
+    return [await asyncio.to_thread(ask, settings, model, secrets)]
+
+
+def _ask_openai(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -> Check:
+    base = (settings.base_url or OPENAI).rstrip("/")
+    headers = {"Authorization": f"Bearer {secrets['OPENAI_API_KEY']}"}
+    answer = _call(f"{base}/models/{urllib.parse.quote(model, safe='/')}", headers)
+    if answer.code == 404 and _lists(_call(f"{base}/models", headers), model):
+        answer = Answer(200)  # some APIs like OpenAI's list models and tell nothing of one
+    return _judged(answer, model, base, "OPENAI_API_KEY")
+
+
+def _ask_azure(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -> Check:
+    """The endpoint is a deployment's URL, and only a question tells whether that is there: one token."""
+    headers = {"api-key": secrets["AZURE_API_KEY"], "Content-Type": "application/json"}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    answer = _call(secrets["AZURE_ENDPOINT"], headers, json.dumps(body).encode())
+    return _judged(answer, model, "AZURE_ENDPOINT", "AZURE_API_KEY")
+
+
+def _judged(answer: Answer, model: str, where: str, key: str) -> Check:
+    if answer.code in (401, 403):
+        return Check(
+            NAME, "bad", f"{where} refuses {key} (answer {answer.code})", f"put a valid key into {key}"
+        )
+    if answer.code == 404:
+        return Check(NAME, "bad", f"{where} has no model {model!r} for {key}", "check --model, or base_url")
+    if answer.code == 429 and "insufficient_quota" in answer.text:
+        return Check(NAME, "bad", f"the account of {key} is out of quota", "add credit, or take another key")
+    if answer.code == 0 or answer.code >= 400:
+        what = f"answer {answer.code}" if answer.code else answer.text
+        return Check(NAME, "warn", f"the model could not be checked at {where}: {what}")
+    return Check(NAME, "good", f"{model} answers at {where}")
+
+
+def _lists(answer: Answer, model: str) -> bool:
+    try:
+        listed: Any = json.loads(answer.text)
+        return any(each.get("id") == model for each in listed["data"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _call(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+    try:
+        request = urllib.request.Request(url, body, dict(headers))
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            return Answer(answer.status, answer.read(4 << 20).decode("utf-8", "replace"))
+    except urllib.error.HTTPError as err:
+        with err:
+            return Answer(err.code, err.read(10_000).decode("utf-8", "replace"))
+    except (OSError, ValueError) as err:
+        return Answer(0, str(getattr(err, "reason", None) or type(err).__name__))

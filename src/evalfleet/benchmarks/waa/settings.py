@@ -1,0 +1,165 @@
+"""What `--set` may say to Windows Agent Arena, and how it becomes flags of its client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from evalfleet.errors import RequestError
+from evalfleet.names import hint
+
+Origin = Literal["oss", "a11y", "mixed-oss", "omni", "mixed-omni"]
+Observation = Literal["screenshot", "a11y_tree", "screenshot_a11y_tree", "som"]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=1)]
+
+CLIENT_FLAGS = (
+    "som_origin",
+    "a11y_backend",
+    "observation_type",
+    "action_space",
+    "max_steps",
+    "max_trajectory_length",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "sleep_after_execution",
+    "diff_lvl",
+    "emulator_ip",
+)
+"""Settings that are flags of the client by the same name. It swallows what it does not know."""
+
+_SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SIZE = re.compile(r"[1-9][0-9]*[MG]")
+_AGENT = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+
+
+class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of `[benchmarks.waa]` and of `--set`."""
+
+    waa: Annotated[
+        str, Meta(description="a checkout of WindowsAgentArena; default: beside evalfleet.toml")
+    ] = ""
+    task_list: Annotated[str, Meta(description="which of its lists, such as test_all or test_small")] = (
+        "test_all"
+    )
+    agent: Annotated[str, Meta(description="the client's agent")] = "navi"
+    som_origin: Annotated[Origin, Meta(description="where marks on the screen come from")] = "oss"
+    a11y_backend: Annotated[Literal["uia", "win32"], Meta(description="win32 is faster, uia sees more")] = (
+        "uia"
+    )
+    observation_type: Annotated[Observation, Meta(description="what the agent is shown")] = "a11y_tree"
+    action_space: Annotated[str, Meta(description="how the agent acts")] = "pyautogui"
+    max_steps: Annotated[int, Meta(ge=1, le=1000, description="of an agent in a task")] = 15
+    max_trajectory_length: Count = 3
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Share = 0.9
+    max_tokens: Count = 1500
+    sleep_after_execution: Annotated[float, Meta(ge=0, description="seconds after each action")] = 3.0
+    diff_lvl: Annotated[Literal["normal", "hard"], Meta(description="hard: tasks start without set-up")] = (
+        "normal"
+    )
+    emulator_ip: Annotated[str, Meta(description="the guest, seen from the container")] = "20.20.20.21"
+    fresh: Annotated[
+        Literal["broken", "each"], Meta(description="Windows is reset after a broken attempt, or before each")
+    ] = "broken"
+    api: Annotated[
+        Literal["openai", "azure", "none"],
+        Meta(description="whose key the agent needs: OPENAI_API_KEY, AZURE_API_KEY and AZURE_ENDPOINT, none"),
+    ] = "openai"
+    base_url: Annotated[str, Meta(description="of an API like OpenAI's; default: OpenAI's own")] = ""
+    secrets: Annotated[tuple[str, ...], Meta(description="more variables that the agent needs, by name")] = ()
+    image: Annotated[str, Meta(description="the container image")] = "windowsarena/winarena:latest"
+    registry_user: Annotated[str, Meta(description="who logs in to the image's registry")] = ""
+    registry_password: Annotated[str, Meta(description="the variable that holds the password")] = ""
+    golden: Annotated[
+        str,
+        Meta(
+            description="Windows, installed: a URL or a path on the machine; default: it is installed there"
+        ),
+    ] = ""
+    golden_token: Annotated[str, Meta(description="the variable that holds the URL's token (SAS)")] = ""
+    iso: Annotated[str, Meta(description="what Windows is installed from: a path on the machine")] = ""
+    version: Annotated[str, Meta(description="of Windows, as the image calls it")] = (
+        "win11x64-enterprise-eval"
+    )
+    ram: Annotated[str, Meta(description="the guest's memory")] = "8G"
+    cores: Annotated[int, Meta(ge=0, le=256, description="the guest's; 0: what the machine has, up to 8")] = 0
+    disk: Annotated[str, Meta(description="the guest's disk")] = "30G"
+    kvm: Annotated[bool, Meta(description="false: software emulation, which is slower by far")] = True
+    data: Annotated[str, Meta(description="the folder on the machine that keeps Windows")] = "~/evalfleet-waa"
+    free_gb: Annotated[float, Meta(ge=0, description="what must be free before all is there")] = 80.0
+    machine_disk_gb: Annotated[float, Meta(ge=0, description="the machine's disk")] = 128.0
+    boot_s: Annotated[float, Meta(gt=0, description="the longest that Windows may take to boot")] = 1500.0
+    restart_s: Annotated[float, Meta(gt=0, description="the same, after a restart of its container")] = 420.0
+    lately_s: Annotated[
+        float,
+        Meta(gt=0, description="a task at its limit without a step for so long is stuck, not the agent's"),
+    ] = 300.0
+
+
+def check(settings: WaaSettings, where: str) -> None:
+    """What types cannot say. Raises RequestError."""
+    names = (*settings.secrets, settings.registry_password, settings.golden_token)
+    if any(name and not _SECRET.fullmatch(name) for name in names):
+        # The value itself may have been written here by mistake: it is not shown.
+        raise RequestError(
+            f"{where}: secrets, registry_password and golden_token are names of variables, never values"
+        )
+    if not _AGENT.fullmatch(settings.agent):
+        raise RequestError(f"{where}: agent is {settings.agent[:80]!r}; write its name, such as navi")
+    for key in ("ram", "disk"):
+        if not _SIZE.fullmatch(getattr(settings, key)):
+            raise RequestError(f"{where}: {key} is {getattr(settings, key)!r}; write a size such as 8G")
+    if settings.registry_password and not settings.registry_user:
+        raise RequestError(f"{where}: registry_password needs registry_user; give both or neither")
+    _check_golden(settings, where)
+
+
+def _check_golden(settings: WaaSettings, where: str) -> None:
+    golden = settings.golden
+    if not golden:
+        return
+    if golden.startswith(("https://", "http://")):
+        if "?" in golden:
+            raise RequestError(
+                f"{where}: the URL of golden has a token in it, which would be written down: put what is "
+                "after the '?' into a variable, and give golden_token=NAME"
+            )
+    elif not golden.startswith(("/", "~")):
+        raise RequestError(
+            f"{where}: golden is {golden[:80]!r}; write a URL or an absolute path on the machine"
+        )
+
+
+def secret_names(settings: WaaSettings) -> tuple[str, ...]:
+    """All that a run needs: the agent's, the registry's, the golden storage's."""
+    others = (settings.registry_password, settings.golden_token)
+    return tuple(dict.fromkeys((*agent_secrets(settings), *filter(None, others))))
+
+
+def agent_secrets(settings: WaaSettings) -> tuple[str, ...]:
+    api = {"openai": ("OPENAI_API_KEY",), "azure": ("AZURE_API_KEY", "AZURE_ENDPOINT"), "none": ()}
+    return tuple(dict.fromkeys((*api[settings.api], *settings.secrets)))
+
+
+def runs_models(settings: WaaSettings) -> bool:
+    """Does the agent run models of its own on the machine? They take memory: 16 GB are not enough."""
+    return settings.agent != "navi" or settings.som_origin != "a11y"
+
+
+def client_flags(settings: WaaSettings, model: str, agent: Mapping[str, str]) -> list[str]:
+    """The client's real flags, but for those of one attempt. Raises RequestError."""
+    flags = ["--agent_name", settings.agent, "--model", model]
+    for name in CLIENT_FLAGS:
+        value = getattr(settings, name)
+        flags += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+    for name, value in agent.items():
+        if settings.agent == "navi":
+            options = (*CLIENT_FLAGS, "agent")
+            raise RequestError(f"-A {name!r} is nothing that navi takes; use --set: {hint(name, options)}")
+        flags += [f"--{name}", value]
+    return flags
