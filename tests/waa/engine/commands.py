@@ -48,6 +48,10 @@ def main(argv: list[str]) -> int:
         from .monitor import daemonized
 
         return daemonized(argv[1], int(argv[2]))
+    if first == "__daemon":
+        from .dockerd import serve
+
+        return serve()
     if first == "__exec":
         from .executing import helper
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from . import launching, ports
+from . import dockerd, launching, ports
 from .store import Container, mark, now
 
 TYPE_CHECKING = False
@@ -118,6 +118,12 @@ def _tell(told: int, word: str) -> None:
 
 
 def start(container: Container) -> str:
+    """Have the container's monitor started, by the daemon if there is one; what it says."""
+    word = dockerd.ask(container.path)
+    return spawn(container) if word is None else word
+
+
+def spawn(container: Container) -> str:
     """Start the container's monitor, in nobody's session and with nobody's environment; what it says."""
     hear, say = os.pipe()
     os.set_inheritable(say, True)

@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def missing() -> str:
-    if not os.path.exists("/dev/kvm"):
+    if not os.path.exists("/dev/kvm") and os.environ.get("KVM") != "N":  # N: software emulation, as asked for
         return "KVM acceleration is not available (no access to /dev/kvm)"
     for address in ADDRESSES:
         done = subprocess.run(

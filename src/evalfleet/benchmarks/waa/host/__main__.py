@@ -47,7 +47,8 @@ def screenshot(config: Config, engine: Engine) -> int:
 
 def main(verb: str) -> int:
     try:
-        config, engine = Config.load(), Engine()
+        config = Config.load()
+        engine = Engine(config.state("engine"))
         known = steps(config, engine)
         if verb == "attempt":
             return attempt(config, engine)

@@ -28,19 +28,19 @@ END_S = 30.0
 AT_LIMIT = (124, 137)
 """Exit codes of `timeout` when it had to end the client, gently or not."""
 
-# Task and secrets come by standard input: no command line, no environment of an engine has them. The client
-# leads a group, so that all of it can be ended; ending `docker exec` alone would leave it running.
-CLIENT = """\
+# The client leads a group, so that all of it can be ended; ending `docker exec` alone would leave it running.
+END = f"""\
+for f in {FOLDER}/*/pid; do [ -e "$f" ] && kill -9 -- "-$(cat "$f")"; done 2>/dev/null
+"""
+# Task and secrets come by standard input: no command line, no environment of an engine has them.
+CLIENT = f"""\
+{END}rm -rf {FOLDER}
 d=$1; limit=$2; shift 2
 mkdir -p "$d" && cd /client || exit 125
 IFS= read -r line && printf '%s\\n' "$line" >"$d/task.json"
 while IFS= read -r line && [ -n "$line" ]; do export "$line"; done
 echo $$ >"$d/pid"
 exec timeout -k 10 "$limit" python run.py "$@" </dev/null
-"""
-END = f"""\
-for f in {FOLDER}/*/pid; do [ -e "$f" ] && kill -9 -- "-$(cat "$f")"; done 2>/dev/null
-rm -rf {FOLDER}
 """
 
 
@@ -106,7 +106,6 @@ def attempt(config: Config, engine: Engine) -> int:
     order = Order(json.loads(os.environ[ORDER]))
     out = os.environ["EVALFLEET_OUT"]
     try:
-        _end_client(engine)
         ensure_clean(config, engine, deep=order.fresh)
     except Failed as err:
         return _write_result(out, {"broken": "readiness", "error": f"Windows could not be made ready: {err}"})
@@ -168,7 +167,7 @@ def _run_client(engine: Engine, order: Order) -> Ending:
     try:
         process.communicate(order.stdin(), timeout=order.limit_s + END_S)
     except subprocess.TimeoutExpired:
-        _kill_client(engine)
+        _end_client(engine)
         process.kill()
         process.wait()
     finally:
@@ -177,13 +176,8 @@ def _run_client(engine: Engine, order: Order) -> Ending:
 
 
 def _end_client(engine: Engine) -> None:
-    """Of whatever attempt, with all that it left in the container."""
-    if engine.is_running(CONTAINER):
-        engine.try_("exec", CONTAINER, "sh", "-c", END, timeout_s=END_S)
-
-
-def _kill_client(engine: Engine) -> None:
-    engine.try_("exec", CONTAINER, "sh", "-c", END.splitlines()[0], timeout_s=END_S)
+    """Of whatever attempt."""
+    engine.try_("exec", CONTAINER, "sh", "-c", END, timeout_s=END_S)
 
 
 # -- what it left --------------------------------------------------------------------------------

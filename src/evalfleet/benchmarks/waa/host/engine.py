@@ -14,10 +14,14 @@ CALL_S = 120.0
 
 
 class Engine:
-    """`docker`, found at first use. A member of its group may use it; others need sudo."""
+    """`docker`, found at first use. A member of its group may use it; others need sudo.
 
-    def __init__(self) -> None:
-        self._prefix: list[str] = []
+    `note` is a file that remembers which: an attempt need not find out again.
+    """
+
+    def __init__(self, note: str = "") -> None:
+        self._note = note
+        self._prefix = _read(note).split()
 
     def find(self) -> bool:
         """Is there an engine that answers?"""
@@ -26,6 +30,10 @@ class Engine:
                 self._prefix = prefix
                 return True
         return False
+
+    def remember(self) -> None:
+        with open(self._note, "w") as file:
+            file.write(" ".join(self._prefix))
 
     def argv(self, *words: str) -> list[str]:
         if not self._prefix and not self.find():
@@ -63,6 +71,14 @@ class Engine:
         # back by itself when the machine was stopped and is started again
         policy = ["--restart", "unless-stopped"] if restart else []
         self.do("run", "-d", *policy, *words, timeout_s=600.0)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def memory_folder() -> str:

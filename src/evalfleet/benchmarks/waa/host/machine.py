@@ -106,6 +106,7 @@ def step_docker(engine: Engine) -> None:
         raise Failed(
             f"Docker keeps its images in {root}, which is wiped when the machine is stopped; move it"
         )
+    engine.remember()
     say("Docker answers")
 
 
