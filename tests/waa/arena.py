@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from evalfleet.errors import FleetError
 from evalfleet.events import Event
 from evalfleet.journal import Store
 from evalfleet.lab import Lab, NamespaceHost
@@ -36,6 +37,7 @@ class Arena:
         self.home = folder / "results"
         self.share = folder / "share"
         self.tasks = tasks
+        self.processes: list[subprocess.Popen[str]] = []
         self.share.mkdir()
         image = publish(self.share / "registry", tasks=tasks, plan=plan, **offer)
         self.checkout = image / "rootfs/client"
@@ -73,6 +75,10 @@ class Arena:
         )
 
     def destroy(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:  # the test has failed
+                process.kill()
+                process.wait()
         self.lab.destroy()
 
     # -- the command line ------------------------------------------------------------------------
@@ -80,7 +86,7 @@ class Arena:
     def start(self, *words: str) -> subprocess.Popen[str]:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
         environ.update(EVALFLEET_HOME=str(self.home), HOME=str(self.folder), OPENAI_API_KEY=KEY)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*self.lab.prefix, sys.executable, "-m", "evalfleet", *words],
             cwd=self.folder,
             env=environ,
@@ -88,6 +94,8 @@ class Arena:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+        self.processes.append(process)
+        return process
 
     def start_run(self, name: str, *words: str) -> subprocess.Popen[str]:
         workers = str(len(self.lab.hosts))
@@ -101,8 +109,12 @@ class Arena:
     # -- what came of it -------------------------------------------------------------------------
 
     def events(self, run: str) -> list[Event]:
-        store = Store.open(self.home, create=False, read_only=True)
-        return [record.event for record in store.read(run)]
+        """None as long as there is no such run."""
+        try:
+            store = Store.open(self.home, create=False, read_only=True)
+            return [record.event for record in store.read(run)]
+        except FleetError:
+            return []
 
     def results(self, run: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.home / run / "results.json").read_text())

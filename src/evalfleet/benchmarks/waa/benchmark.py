@@ -162,7 +162,7 @@ class WaaBenchmark:
         return outcome_of(task, ended, healthy)
 
     def _command(self, verb: str, *secrets: str) -> Command:
-        argv = ("python3", "-m", "waa.host", verb)
+        argv = ("python3", "-S", "-m", "waa.host", verb)  # -S: what is installed there is not needed
         return Command(argv, {"EVALFLEET_WAA": msgspec.json.encode(self._machine()).decode()}, secrets)
 
     def _machine(self) -> dict[str, Any]:

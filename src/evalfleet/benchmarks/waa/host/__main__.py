@@ -6,8 +6,7 @@ import os
 import sys
 import time
 
-from . import container, golden, guest, image, kvm, machine
-from .attempt import attempt
+from . import container
 from .config import Config
 from .engine import Engine
 from .shell import Failed, fail, say
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 
 def steps(config: Config, engine: Engine) -> dict[str, Callable[[], None]]:
     """In the order in which set-up takes them."""
+    from . import golden, image, kvm, machine
 
-    def room() -> None:
-        found = engine.find() and image.is_there(config, engine) and golden.is_there(config)
-        machine.step_room(config, found)
+    def has_all() -> bool:
+        return engine.find() and image.is_there(config, engine) and golden.is_there(config)
 
     return {
         "kvm": lambda: kvm.step_kvm() if config.kvm else say("software emulation, as asked for"),
         "disk": lambda: machine.step_disk(config),
-        "room": room,
+        "room": lambda: machine.step_room(config, has_all),
         "docker": lambda: machine.step_docker(engine),
         "image": lambda: image.step_image(config, engine),
         "golden": lambda: golden.step_golden(config, engine),
@@ -36,39 +35,54 @@ def steps(config: Config, engine: Engine) -> dict[str, Callable[[], None]]:
     }
 
 
-def screenshot(config: Config, engine: Engine) -> int:
+def screenshot(engine: Engine) -> int:
     """To standard output."""
-    shot = guest.picture(config.guest_url, engine)
+    from . import guest
+
+    shot = guest.picture(engine)
     if shot is None:
         return fail("neither Windows nor its virtual machine gives a picture")
     sys.stdout.buffer.write(shot)
     return 0
 
 
+def attempt(config: Config, engine: Engine) -> int:
+    from .attempt import attempt
+
+    return attempt(config, engine)
+
+
+def probe(config: Config, engine: Engine) -> int:
+    return 0 if container.is_ready(config, engine) else fail("Windows does not answer /probe")
+
+
+def reset(config: Config, engine: Engine) -> int:
+    container.reset(config, engine)
+    return 0
+
+
+def step(verb: str, config: Config, engine: Engine) -> int:
+    known = steps(config, engine)
+    if verb not in known:
+        return fail(f"{verb!r} is none of {', '.join([*known, *VERBS, 'screenshot'])}")
+    begun = time.monotonic()
+    known[verb]()
+    say(f"step {verb} is done after {time.monotonic() - begun:.1f} s")
+    return 0
+
+
+VERBS = {"attempt": attempt, "probe": probe, "reset": reset}
+
+
 def main(verb: str) -> int:
     try:
         config = Config.load()
         engine = Engine(config.state("engine"))
-        known = steps(config, engine)
-        if verb == "attempt":
-            return attempt(config, engine)
-        if verb == "probe":
-            return 0 if container.is_ready(config, engine) else fail("Windows does not answer /probe")
         if verb == "screenshot":
-            return screenshot(config, engine)
-        if verb == "reset":
-            container.reset(config, engine)
-            return 0
-        if verb not in known:
-            return fail(
-                f"{verb!r} is none of {', '.join([*known, 'attempt', 'probe', 'reset', 'screenshot'])}"
-            )
-        begun = time.monotonic()
-        known[verb]()
-        say(f"step {verb} is done after {time.monotonic() - begun:.1f} s")
+            return screenshot(engine)
+        return VERBS[verb](config, engine) if verb in VERBS else step(verb, config, engine)
     except Failed as err:
         return fail(str(err))
-    return 0
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def attempt(config: Config, engine: Engine) -> int:
     _look_around(config, order, ending, out)
     result = verdict(read_task(out), ending, order.limit_s)
     if "broken" in result:
-        guest.save_evidence(config.guest_url, engine)
+        guest.save_evidence(engine)
     else:
         clean(config)
     return _write_result(out, result)
@@ -221,7 +221,7 @@ def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, order: Order, out: 
 def _look_around(config: Config, order: Order, ending: Ending, out: str) -> None:
     if not ending.at_limit:
         return
-    ending.guest_answers = guest.answers(config.guest_url, 10.0)
+    ending.guest_answers = guest.answers(timeout_s=10.0)
     try:
         written = os.stat(os.path.join(out, TRAJECTORY)).st_mtime
     except OSError:

@@ -59,10 +59,6 @@ class Config:
     def state(self, name: str) -> str:
         return os.path.join(self.data, "state", name)
 
-    @property
-    def guest_url(self) -> str:
-        return f"http://127.0.0.1:{PORTS['guest']}"
-
     def run_words(self) -> list[str]:
         """The container as WAA's own script makes it, but reachable from this machine alone."""
         words = ["--name", CONTAINER, "--cap-add", "NET_ADMIN", "--stop-timeout", "120"]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import time
 
 from . import guest
 from .config import CONTAINER, FILE, PORTS
-from .golden import restore
 from .shell import Failed, say
 
 TYPE_CHECKING = False
@@ -26,7 +23,7 @@ def step_container(config: Config, engine: Engine) -> None:
     """It runs, and is the one that was asked for. A way in for people is left beside it."""
     _leave_program(config)
     words = config.run_words()
-    mark = hashlib.sha256(json.dumps(words).encode()).hexdigest()
+    mark = json.dumps(words)
     if _read(config.state("container")) == mark and engine.exists(CONTAINER):
         if not engine.is_running(CONTAINER):
             engine.do("start", CONTAINER, timeout_s=600.0)
@@ -42,9 +39,9 @@ def step_windows(config: Config, engine: Engine) -> None:
     """Its server answers. If it does not by the deadline, the screen and the log say more."""
     begun = time.monotonic()
     alive = lambda: engine.is_running(CONTAINER)  # noqa: E731
-    if not guest.await_answer(config.guest_url, begun + config.boot_s, alive):
+    if not guest.await_answer(begun + config.boot_s, alive):
         waited = time.monotonic() - begun
-        tail = guest.save_evidence(config.guest_url, engine)
+        tail = guest.save_evidence(engine)
         raise Failed(
             f"Windows did not answer /probe within {waited:.0f} s; the container's log ends:\n{tail}"
         )
@@ -53,7 +50,7 @@ def step_windows(config: Config, engine: Engine) -> None:
 
 def is_ready(config: Config, engine: Engine) -> bool:
     """For the probe. A machine that was stopped and started may have its container down."""
-    if guest.answers(config.guest_url):
+    if guest.answers():
         return True
     if engine.exists(CONTAINER) and not engine.is_running(CONTAINER):
         engine.try_("start", CONTAINER, timeout_s=25.0)
@@ -68,7 +65,7 @@ def ensure_clean(config: Config, engine: Engine, deep: bool) -> None:
     elif dirty:
         say(f"Windows is reset: {dirty}")
         reset(config, engine, deep=False)
-    elif not guest.await_answer(config.guest_url, time.monotonic() + GLANCE_S, lambda: True):
+    elif not guest.await_answer(time.monotonic() + GLANCE_S, lambda: True):
         say("Windows is reset: it does not answer")
         reset(config, engine, deep=False)
 
@@ -89,6 +86,8 @@ def reset(config: Config, engine: Engine, deep: bool = True) -> None:
     if not deep and _restarted(config, engine):
         say(f"Windows was restarted in {time.monotonic() - begun:.1f} s")
     else:
+        from .golden import restore
+
         engine.remove(CONTAINER)
         restore(config)
         step_container(config, engine)
@@ -101,11 +100,13 @@ def _restarted(config: Config, engine: Engine) -> bool:
     if not engine.try_("restart", "-t", "20", CONTAINER, timeout_s=300.0).ok:
         return False
     deadline = time.monotonic() + config.restart_s
-    return guest.await_answer(config.guest_url, deadline, lambda: engine.is_running(CONTAINER))
+    return guest.await_answer(deadline, lambda: engine.is_running(CONTAINER))
 
 
 def _leave_program(config: Config) -> None:
     """`cd ~/evalfleet-waa/program && python3 -m waa.host reset` works after the job is gone, too."""
+    import shutil
+
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     target = os.path.join(config.data, PROGRAM)
     if os.path.realpath(os.path.dirname(here)) != os.path.realpath(target):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tarfile
 import time
 
-from .download import Download, Missing
 from .shell import Failed, as_root, run, say
 
 TYPE_CHECKING = False
@@ -123,6 +121,8 @@ def fetch(url: str, token: str, folder: str) -> None:
 
 
 def _fetch_files(url: str, token: str, folder: str) -> None:
+    from .download import Download, Missing  # it takes long to load, and is seldom needed
+
     missing: list[str] = []
     for name in (*NEEDED, *OTHERS, *DISKS):
         if name == DISKS[1] and DISKS[0] not in missing:
@@ -136,6 +136,10 @@ def _fetch_files(url: str, token: str, folder: str) -> None:
 
 
 def _fetch_archive(url: str, token: str, folder: str) -> None:
+    import tarfile
+
+    from .download import Download, Missing
+
     path = os.path.join(os.path.dirname(folder), "golden-download")
     try:
         Download(url, token, path).bring()

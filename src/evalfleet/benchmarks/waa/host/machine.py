@@ -11,6 +11,8 @@ from .shell import Failed, as_root, run, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .config import Config
     from .engine import Engine
 
@@ -67,7 +69,7 @@ def free_gb(path: str) -> float:
 # -- room ----------------------------------------------------------------------------------------
 
 
-def step_room(config: Config, has_all: bool) -> None:
+def step_room(config: Config, has_all: Callable[[], bool]) -> None:
     """Enough memory; and enough disk, as long as the image and Windows are still to come."""
     memory = memory_gb()
     if memory < config.memory_gb * 0.9:  # the kernel keeps some for itself
@@ -76,7 +78,7 @@ def step_room(config: Config, has_all: bool) -> None:
             "--set som_origin=a11y, which needs less"
         )
     free = free_gb(config.data)
-    if not has_all and free < config.free_gb:
+    if free < config.free_gb and not has_all():
         raise Failed(f"{free:.1f} GB free on {mount_of(config.data)}, and {config.free_gb:g} are needed")
     say(f"{memory:.1f} GB of memory, {free:.1f} GB free")
 
@@ -92,15 +94,13 @@ def memory_gb(path: str = "/proc/meminfo") -> float:
 
 def step_docker(engine: Engine) -> None:
     """An engine that answers. Where there is none, the distribution's is installed."""
-    if not engine.find():
-        _start_installed()
-    if not engine.find():
+    if not engine.find() and not (_start_installed() and engine.find()):
         if shutil.which("apt-get") is None:
             raise Failed("there is no Docker and no apt-get to install it with; install Docker first")
         install(time.monotonic() + INSTALL_S)
         _start_installed()
-    if not engine.find():
-        raise Failed("Docker is installed and does not answer; `journalctl -u docker` may tell why")
+        if not engine.find():
+            raise Failed("Docker is installed and does not answer; `journalctl -u docker` may tell why")
     root = engine.try_("info", "--format", "{{.DockerRootDir}}").out.strip()
     if root and os.path.exists(os.path.join(mount_of(root), WIPED)):
         raise Failed(
@@ -132,6 +132,8 @@ def _apt(words: tuple[str, ...], deadline: float) -> None:
         time.sleep(LOCK_LOOK_S)
 
 
-def _start_installed() -> None:
-    if shutil.which("docker") is not None and shutil.which("systemctl") is not None:
-        run(as_root(["systemctl", "enable", "--now", "docker"]), 120.0)
+def _start_installed() -> bool:
+    """One that is there may only have to be started."""
+    if shutil.which("docker") is None or shutil.which("systemctl") is None:
+        return False
+    return run(as_root(["systemctl", "enable", "--now", "docker"]), 120.0).ok

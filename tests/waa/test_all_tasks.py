@@ -1,0 +1,98 @@
+"""All 154 tasks on ten hosts, two of which die, and five guests hang: 154 scores.
+
+The ids are WAA's own where a checkout of it (or its `test_all.json`) is named by WAA_CHECKOUT; otherwise as many,
+made up, in the same domains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evalfleet.events import AttemptEnded, MachineReady
+from evalfleet.model import Broken, Cause
+from tests.lab.clients import needs_lab
+from tests.waa.arena import Arena, finish
+from tests.waa.standin import Tasks
+
+SIZES = {
+    "file_explorer": 19,
+    "libreoffice_calc": 24,
+    "notepad": 2,
+    "chrome": 17,
+    "microsoft_paint": 3,
+    "libreoffice_writer": 19,
+    "settings": 5,
+    "vs_code": 24,
+    "msedge": 13,
+    "vlc": 21,
+    "windows_calc": 3,
+    "clock": 4,
+}
+CHECKOUT = os.environ.get("WAA_CHECKOUT", "")
+LISTS = ("test_all.json", "src/win-arena-container/client/evaluation_examples_windows/test_all.json")
+QUICK = {"steps": 1, "seconds": 0.02}
+
+
+def all_tasks() -> Tasks:
+    if not CHECKOUT:
+        return {domain: [f"{domain}-{n}-WOS" for n in range(size)] for domain, size in SIZES.items()}
+    path = next(Path(CHECKOUT, name) for name in LISTS if Path(CHECKOUT, name).exists())
+    found: dict[str, list[str]] = json.loads(path.read_text())
+    return found
+
+
+def test_the_made_up_list_is_like_the_real_one() -> None:
+    assert {domain: len(ids) for domain, ids in all_tasks().items()} == SIZES
+    assert sum(SIZES.values()) == 154
+
+
+def hanging(tasks: Tasks) -> list[str]:
+    return [tasks[domain][0] for domain in ("chrome", "vlc", "vs_code", "msedge", "clock")]
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    tasks = all_tasks()
+    hung = {id: [{"do": "hang-guest", **QUICK}, QUICK] for id in hanging(tasks)}
+    made = Arena(tmp_path, 10, tasks=tasks, plan={"default": QUICK, "tasks": hung, "boot_s": 0.05})
+    yield made
+    made.destroy()
+
+
+def await_ends(arena: Arena, count: int) -> None:
+    until = time.monotonic() + 90
+    while sum(isinstance(event, AttemptEnded) for event in arena.events("all")) < count:
+        assert time.monotonic() < until, f"there were not {count} attempts"
+        time.sleep(0.2)
+
+
+@needs_lab
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_every_task_is_scored_though_machines_die_and_guests_hang(arena: Arena) -> None:
+    run = arena.start_run("all", "--task-timeout", "8")
+    await_ends(arena, 15)
+    for host in arena.lab.hosts[:2]:
+        host.power_off()
+    said = finish(run)
+    results = arena.results("all")
+    assert (results["scored"], results["broken"], results["total_tasks"]) == (154, 0, 154), said
+    assert len({task["task_id"] for task in results["tasks"]}) == 154
+    events = arena.events("all")
+    broken = [e for e in events if isinstance(e, AttemptEnded) and isinstance(e.outcome, Broken)]
+    causes = Counter(e.outcome.cause for e in broken if isinstance(e.outcome, Broken))
+    stuck = {e.attempt.rpartition(".")[0] for e in broken if _cause(e) is Cause.STUCK}
+    assert set(hanging(arena.tasks)) <= stuck | {e.attempt.rpartition(".")[0] for e in broken}
+    assert causes[Cause.STUCK] >= 3, "up to two of the five may have gone with their machine"
+    assert len([e for e in events if isinstance(e, MachineReady)]) == 10
+
+
+def _cause(event: AttemptEnded) -> Cause | None:
+    return event.outcome.cause if isinstance(event.outcome, Broken) else None
