@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from evalfleet.errors import FleetError
 from evalfleet.events import Event
 from evalfleet.journal import Store
@@ -69,9 +71,9 @@ class Arena:
         hosts = json.dumps([host.address for host in self.lab.hosts])
         (self.folder / "evalfleet.toml").write_text(
             f'[places.lab]\nkind = "ssh"\nuser = "root"\nkey = "{client.key_path}"\n'
-            f'known_hosts = "{client.known_hosts_path}"\nhosts = {hosts}\n'
+            f'known_hosts = "{client.known_hosts_path}"\nhosts = {hosts}\ngone_after_s = 5\n'
             f'[benchmarks.waa]\nwaa = "{self.checkout}"\ngolden = "{self.golden}"\nram = "1G"\n'
-            "kvm = false\nfree_gb = 0\nboot_s = 60\nrestart_s = 3\nlately_s = 2\n"
+            "kvm = false\nfree_gb = 0\nboot_s = 60\nrestart_s = 3\nstop_s = 0\nlately_s = 2\n"
         )
 
     def destroy(self) -> None:
@@ -127,8 +129,12 @@ class Arena:
         return self.home / run / task / f"{task}.{number}"
 
 
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    said, _ = process.communicate(timeout=110)
+def finish(process: subprocess.Popen[str], code: int = 0, patience_s: float = 110) -> str:
+    try:
+        said, _ = process.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"not done in time: {process.communicate()[0][-5000:]}")
     assert process.returncode == code, said
     assert "Traceback" not in said, said
     return said

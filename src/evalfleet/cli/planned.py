@@ -152,6 +152,7 @@ def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
         ("limits", _limits(resolved)),
         ("offers", _offers(expected.offers)),
         ("estimate", _figures(resolved, expected)),
+        *_models(resolved),
         ("home", str(resolved.home)),
     ]
     lines = [f"{name:<11}{value}" for name, value in rows]
@@ -209,6 +210,17 @@ def _figures(resolved: Resolved, expected: Estimate) -> str:
     return f"{figures} ({basis}; {sum_up})"
 
 
+def _models(resolved: Resolved) -> list[tuple[str, str]]:
+    """Beside the machines' price: what nobody can tell beforehand is not nothing."""
+    span = models_span(resolved)
+    return [] if span is None else [("models", f"unknown; by experience ${span[0]:.2f} to ${span[1]:.2f}")]
+
+
+def models_span(resolved: Resolved) -> tuple[float, float] | None:
+    each = resolved.plan.model_usd
+    return None if each is None else (len(resolved.tasks) * each[0], len(resolved.tasks) * each[1])
+
+
 def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
     return {
         "plan": msgspec.to_builtins(resolved.plan),
@@ -224,6 +236,7 @@ def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
             "usd": None if expected.usd is None else round(expected.usd, 4),
             "prices_as_of": expected.priced or None,
             "basis": expected.basis,
+            **({} if (span := models_span(resolved)) is None else {"models_usd_range": list(span)}),
         },
         "home": str(resolved.home),
         "warnings": list(resolved.warnings),

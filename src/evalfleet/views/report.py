@@ -13,7 +13,7 @@ from evalfleet.names import hint
 from .files import to_json
 from .results import Document
 from .summary import next_steps
-from .words import clean, counted, duration, interval, percent, usd
+from .words import clean, counted, duration, interval, models_usd, percent, usd
 
 SLOWEST = 10
 MOST = 50
@@ -121,7 +121,7 @@ def _cost(results: Document) -> str:
     cost = results["cost"]
     rows = [
         ("Machines", usd(cost["machines_usd"])),
-        ("Models", usd(cost["models_usd"])),
+        ("Models", models_usd(cost)),
         ("A scored task", usd(cost["per_task_usd"]) if cost["per_task_usd"] is not None else "-"),
     ]
     text = "## Cost\n\n" + _table(["", "USD"], rows, right=(1,))

@@ -103,8 +103,23 @@ def _cost(state: RunState, now: Micros) -> Document:
     models = sum(prices) if prices else None
     each = (machines + (models or 0.0)) / state.scored if state.scored else None
     prices_usd = {"machines_usd": machines, "models_usd": models, "per_task_usd": each}
-    figures = {name: _rounded(value) for name, value in prices_usd.items()}
-    return {**figures, "prices_as_of": prices_as_of(state)}
+    cost: Document = {name: _rounded(value) for name, value in prices_usd.items()}
+    cost["prices_as_of"] = prices_as_of(state)
+    if state.plan.model_usd is not None and (unpriced := _unpriced(state)):
+        cost["models_usd_range"] = [
+            _rounded((models or 0.0) + unpriced * usd) for usd in state.plan.model_usd
+        ]
+    return cost
+
+
+def _unpriced(state: RunState) -> int:
+    """Attempts that asked a model, as far as we know, and did not tell what that cost."""
+    return sum(
+        1
+        for attempt in state.attempts.values()
+        if attempt.outcome is not None
+        and not (isinstance(attempt.outcome, Scored) and attempt.outcome.cost_usd is not None)
+    )
 
 
 def _beyond(state: RunState, now: Micros) -> Document:

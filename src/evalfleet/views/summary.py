@@ -9,7 +9,7 @@ from evalfleet.model import IMPORTED
 
 from .results import Document
 from .tables import pairs
-from .words import clean, counted, duration, interval, percent, plural, usd
+from .words import clean, counted, duration, interval, models_usd, percent, plural, usd
 
 
 def summary(results: Document, run_dir: Path | None = None) -> str:
@@ -71,12 +71,13 @@ def _machines(results: Document) -> str:
 
 def _cost(cost: dict[str, Any]) -> str:
     parts = [f"{usd(cost['machines_usd'])} for machines"]
-    if cost["models_usd"] is not None:
+    if cost["models_usd"] is not None and "models_usd_range" not in cost:
         parts.append(f"{usd(cost['models_usd'])} for models")
     if cost["per_task_usd"]:
         parts.append(f"{usd(cost['per_task_usd'])} a scored task")
     of_when = f" (prices of {cost['prices_as_of']})" if cost.get("prices_as_of") else ""
-    return ", ".join(parts) + of_when
+    told = ", ".join(parts) + of_when
+    return f"{told}; models {models_usd(cost)}" if "models_usd_range" in cost else told
 
 
 def next_steps(results: Document) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from evalfleet.model import SECOND, Micros
 
@@ -41,6 +42,15 @@ def hms(seconds: float) -> str:
     minutes, rest = divmod(int(max(0.0, seconds) + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def models_usd(cost: Mapping[str, Any]) -> str:
+    """What the models cost, as a results document tells it; unknown, with what experience says beside it."""
+    told = usd(cost["models_usd"])
+    if (span := cost.get("models_usd_range")) is None:
+        return told
+    known = f"{told} and some" if cost["models_usd"] is not None else told
+    return f"{known}, by experience {usd(span[0])} to {usd(span[1])}"
 
 
 def usd(amount: float | None) -> str:

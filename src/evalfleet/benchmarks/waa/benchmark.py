@@ -50,7 +50,7 @@ STEPS = {
 
 MACHINE_KEYS = (
     *("image", "registry_user", "registry_password", "golden", "golden_token", "iso", "version"),
-    *("ram", "cores", "disk", "kvm", "data", "free_gb", "boot_s", "restart_s"),
+    *("ram", "cores", "disk", "kvm", "data", "free_gb", "boot_s", "restart_s", "stop_s"),
 )
 USUAL_SETUP_S = 5400.0
 INSTALL_S = 7200.0

@@ -32,6 +32,7 @@ class Config:
         self.memory_gb = float(str(given["memory_gb"]))
         self.free_gb = float(str(given["free_gb"]))
         self.boot_s = float(str(given["boot_s"]))
+        self.stop_s = int(str(given["stop_s"]))
         self.restart_s = float(str(given["restart_s"]))
         self.data = os.path.abspath(os.path.expanduser(str(given["data"])))
 

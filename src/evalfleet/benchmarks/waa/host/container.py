@@ -97,7 +97,7 @@ def reset(config: Config, engine: Engine, deep: bool = True) -> None:
 
 
 def _restarted(config: Config, engine: Engine) -> bool:
-    if not engine.try_("restart", "-t", "20", CONTAINER, timeout_s=300.0).ok:
+    if not engine.try_("restart", "-t", str(config.stop_s), CONTAINER, timeout_s=300.0).ok:
         return False
     deadline = time.monotonic() + config.restart_s
     return guest.await_answer(deadline, lambda: engine.is_running(CONTAINER))

@@ -61,21 +61,29 @@ def await_answer(deadline: float, alive: Callable[[], bool], look_s: float = FIR
 
 def picture(engine: Engine) -> bytes | None:
     """The screen as PNG: from the guest's server, or from the virtual machine if that is silent."""
+    return (_screenshot() if answers() else None) or _screendump(engine)
+
+
+def _screenshot() -> bytes | None:
     try:
         data = _get(PORTS["guest"], "/screenshot", PICTURE_S, 32 << 20).partition(b"\r\n\r\n")[2]
-        if data.startswith(PNG):
-            return data
     except OSError:
-        pass
+        return None
+    return data if data.startswith(PNG) else None
+
+
+def _screendump(engine: Engine) -> bytes | None:
+    path = "/tmp/evalfleet-screen.ppm"
     try:
-        return _screendump(engine)
+        _order_screendump(path)
+        done = engine.try_("exec", CONTAINER, "cat", path)
+        return png_of(done.raw) if done.ok else None
     except (OSError, ValueError, KeyError, IndexError):
         return None
 
 
-def _screendump(engine: Engine) -> bytes | None:
-    """QEMU writes it inside the container."""
-    path = "/tmp/evalfleet-screen.ppm"
+def _order_screendump(path: str) -> None:
+    """QEMU writes it inside the container. Raises OSError, ValueError."""
     with socket.create_connection(("127.0.0.1", PORTS["qmp"]), PICTURE_S) as line, line.makefile(
         "rwb"
     ) as file:
@@ -89,9 +97,7 @@ def _screendump(engine: Engine) -> bytes | None:
             file.flush()
             while "return" not in (answer := json.loads(file.readline())):
                 if "error" in answer:
-                    return None
-    done = engine.try_("exec", CONTAINER, "cat", path)
-    return png_of(done.raw) if done.ok else None
+                    raise ValueError(answer["error"])
 
 
 def png_of(ppm: bytes) -> bytes:
