@@ -73,7 +73,7 @@ class Arena:
             f'[places.lab]\nkind = "ssh"\nuser = "root"\nkey = "{client.key_path}"\n'
             f'known_hosts = "{client.known_hosts_path}"\nhosts = {hosts}\ngone_after_s = 5\n'
             f'[benchmarks.waa]\nwaa = "{self.checkout}"\ngolden = "{self.golden}"\nram = "1G"\n'
-            "kvm = false\nfree_gb = 0\nboot_s = 60\nrestart_s = 3\nstop_s = 0\nlately_s = 2\n"
+            "kvm = false\nfree_gb = 0\nboot_s = 60\nrestart_s = 3\nstop_s = 0\nlately_s = 4\n"
         )
 
     def destroy(self) -> None:
@@ -121,12 +121,6 @@ class Arena:
     def results(self, run: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.home / run / "results.json").read_text())
         return found
-
-    def by_task(self, run: str) -> dict[str, dict[str, Any]]:
-        return {task["task_id"]: task for task in self.results(run)["tasks"]}
-
-    def attempt_folder(self, run: str, task: str, number: int = 0) -> Path:
-        return self.home / run / task / f"{task}.{number}"
 
 
 def finish(process: subprocess.Popen[str], code: int = 0, patience_s: float = 110) -> str:

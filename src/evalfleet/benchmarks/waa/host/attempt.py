@@ -97,6 +97,7 @@ class Ending:
         self.code = code
         self.seconds = seconds
         self.at_limit = seconds >= limit_s or (code in AT_LIMIT and seconds > limit_s - 1.0)
+        self.at = time.time()  # as the files' times are
         self.guest_answers = True
         self.grew_lately = True
 
@@ -226,7 +227,7 @@ def _look_around(config: Config, order: Order, ending: Ending, out: str) -> None
         written = os.stat(os.path.join(out, TRAJECTORY)).st_mtime
     except OSError:
         written = 0.0
-    ending.grew_lately = time.time() - written < order.lately_s
+    ending.grew_lately = ending.at - written < order.lately_s
 
 
 def _write_result(out: str, result: dict[str, object]) -> int:

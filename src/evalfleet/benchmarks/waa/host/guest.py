@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .engine import Engine
 
-LOOK_S = 5.0
+LOOK_S = 3.0
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 3.0
 PICTURE_S = 10.0
 PNG = b"\x89PNG\r\n\x1a\n"
