@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -215,4 +215,12 @@ def _coerced(text: str, type_: Any, key: str) -> Any:
     try:
         return msgspec.to_builtins(msgspec.convert(value, type_, strict=False))
     except msgspec.ValidationError as e:
+        if options := _options(type_):
+            raise RequestError(f"--set {key!r} is {text[:80]!r}; write one of {', '.join(options)}") from None
         raise RequestError(f"--set {key!r} is {text[:80]!r}: {str(e)[:1].lower()}{str(e)[1:]}") from None
+
+
+def _options(type_: Any) -> list[str]:
+    """Those of a Literal."""
+    plain = getattr(type_, "__origin__", type_) if hasattr(type_, "__metadata__") else type_
+    return [str(option) for option in get_args(plain)] if get_origin(plain) is Literal else []

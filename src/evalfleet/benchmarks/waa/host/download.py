@@ -31,9 +31,10 @@ class Missing(Exception):
 class Download:
     """One file. `token` is what comes after the '?', and is never told."""
 
-    def __init__(self, url: str, token: str, path: str, piece: int = PIECE) -> None:
+    def __init__(self, url: str, token: str, path: str, piece: int = PIECE, tries: int = TRIES) -> None:
         self._url, self._token, self._path = url, token, path
         self._piece = piece
+        self._tries = tries
         self._part, self._note = f"{path}.part", f"{path}.part.json"
         self._lock = threading.Lock()
         self._done: set[int] = set()
@@ -85,19 +86,20 @@ class Download:
     def _ask(self, span: str) -> HTTPResponse:
         url = f"{self._url}?{self._token.lstrip('?')}" if self._token else self._url
         request = urllib.request.Request(url, headers={"Range": span})
-        for tried in range(TRIES):
+        for tried in range(self._tries):
             try:
                 answer: HTTPResponse = urllib.request.urlopen(request, timeout=ANSWER_S)
                 return answer
             except urllib.error.HTTPError as err:
+                err.close()
                 if err.code == 404:
                     raise Missing(self._url) from None
                 if err.code == 416:  # an empty file has no first byte
                     return _Nothing(err)  # type: ignore[return-value]
-                if err.code in (401, 403) or tried == TRIES - 1:
+                if err.code in (401, 403) or tried == self._tries - 1:
                     raise Failed(f"{self._url}: answer {err.code}; check the URL and its token") from None
             except OSError as err:
-                if tried == TRIES - 1:
+                if tried == self._tries - 1:
                     raise Failed(f"{self._url}: {_reason(err)}") from None
             time.sleep(min(2.0**tried, 30.0))
         raise AssertionError("the last try returns or raises")
@@ -106,12 +108,12 @@ class Download:
         first = number * self._piece
         last = min(first + self._piece, size) - 1
         if last >= first:
-            for tried in range(TRIES):
+            for tried in range(self._tries):
                 try:
                     self._copy(first, last)
                     break
                 except OSError as err:
-                    if tried == TRIES - 1:
+                    if tried == self._tries - 1:
                         raise Failed(f"{self._url}: {_reason(err)}") from None
                     time.sleep(min(2.0**tried, 30.0))
         self._note_piece(number, size, tag)

@@ -30,7 +30,7 @@ def is_there(config: Config, engine: Engine) -> bool:
     return engine.try_("image", "inspect", config.image).ok
 
 
-def step_image(config: Config, engine: Engine) -> None:
+def step_image(config: Config, engine: Engine, retry_s: float = RETRY_S) -> None:
     if is_there(config, engine):
         say(f"{config.image} is there")
         return
@@ -44,7 +44,7 @@ def step_image(config: Config, engine: Engine) -> None:
                 return
             _explain(config, problem, last)
             say(f"the pull broke off, and goes on: {problem.strip()[-300:]}")
-            time.sleep(RETRY_S)
+            time.sleep(retry_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -98,8 +98,9 @@ def _pull(argv: list[str]) -> str:
 
 def _read(process: subprocess.Popen[bytes], lines: list[str]) -> None:
     assert process.stdout is not None
-    for raw in process.stdout:
-        lines.append(raw.decode("utf-8", "replace").rstrip())
+    with process.stdout as said:
+        for raw in said:
+            lines.append(raw.decode("utf-8", "replace").rstrip())
 
 
 def progress(lines: list[str]) -> str:

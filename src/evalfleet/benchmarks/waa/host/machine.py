@@ -92,12 +92,12 @@ def memory_gb(path: str = "/proc/meminfo") -> float:
 # -- Docker --------------------------------------------------------------------------------------
 
 
-def step_docker(engine: Engine) -> None:
+def step_docker(engine: Engine, look_s: float = LOCK_LOOK_S) -> None:
     """An engine that answers. Where there is none, the distribution's is installed."""
     if not engine.find() and not (_start_installed() and engine.find()):
         if shutil.which("apt-get") is None:
             raise Failed("there is no Docker and no apt-get to install it with; install Docker first")
-        install(time.monotonic() + INSTALL_S)
+        install(time.monotonic() + INSTALL_S, look_s)
         _start_installed()
         if not engine.find():
             raise Failed("Docker is installed and does not answer; `journalctl -u docker` may tell why")
@@ -110,16 +110,16 @@ def step_docker(engine: Engine) -> None:
     say("Docker answers")
 
 
-def install(deadline: float) -> None:
+def install(deadline: float, look_s: float) -> None:
     """First boots install updates, and hold apt's locks meanwhile: they are waited for."""
     if shutil.which("cloud-init") is not None:
         say("waiting for the first boot to end")
         run(["cloud-init", "status", "--wait"], max(1.0, min(600.0, deadline - time.monotonic())))
     for words in (("update",), ("install", "--no-install-recommends", "docker.io")):
-        _apt(words, deadline)
+        _apt(words, deadline, look_s)
 
 
-def _apt(words: tuple[str, ...], deadline: float) -> None:
+def _apt(words: tuple[str, ...], deadline: float, look_s: float) -> None:
     say(f"apt-get {' '.join(words)}")
     while True:
         left = deadline - time.monotonic()
@@ -129,7 +129,7 @@ def _apt(words: tuple[str, ...], deadline: float) -> None:
         if left < 0 or not any(sign in done.out + done.err for sign in LOCKED):
             raise Failed(f"apt-get {words[0]}: exit code {done.code}: {done.words()}")
         say("another program holds apt's locks; waiting")
-        time.sleep(LOCK_LOOK_S)
+        time.sleep(look_s)
 
 
 def _start_installed() -> bool:

@@ -1,0 +1,355 @@
+"""What runs on machines of Windows Agent Arena, piece by piece, against real files, programs and servers."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
+from evalfleet.benchmarks.waa.host import download, golden, guest, image, kvm, machine
+from evalfleet.benchmarks.waa.host.attempt import Ending, verdict
+from evalfleet.benchmarks.waa.host.config import Config
+from evalfleet.benchmarks.waa.host.engine import Engine
+from evalfleet.benchmarks.waa.host.shell import Failed
+from evalfleet.benchmarks.waa.reading import Reading
+from evalfleet.benchmarks.waa.settings import WaaSettings
+
+DISK = os.urandom(3000) + bytes(4 << 20) + os.urandom(777)
+
+
+def config_of(tmp_path: Path, **settings: Any) -> Config:
+    made = WaaBenchmark(WaaSettings(data=str(tmp_path / "data"), **settings))
+    probe = made.probe
+    assert probe is not None
+    return Config(json.loads(probe.env["EVALFLEET_WAA"]))
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    """A program of that name, found first."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+# -- the machine -----------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_there_and_does_nothing_is_not_taken_for_kvm(tmp_path: Path) -> None:
+    (tmp_path / "kvm").touch()
+    with pytest.raises(Failed, match=r"cannot be used \(no virtual machine can be made.*kvm=false"):
+        kvm.step_kvm(str(tmp_path / "kvm"))
+    with pytest.raises(Failed, match="No such file or directory"):
+        kvm.step_kvm(str(tmp_path / "nothing"))
+
+
+def test_a_disk_that_is_wiped_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    config.data = "/dev/shm/evalfleet-test"
+    try:
+        with pytest.raises(Failed, match="wiped when the machine is stopped"):
+            machine.step_disk(config)
+    finally:
+        os.removedirs("/dev/shm/evalfleet-test/state")
+
+
+def test_too_little_memory_or_disk_is_told_in_figures(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(Failed, match=r"GB of memory, and 1500 are needed"):
+        machine.step_room(config_of(tmp_path, ram="1000G"), lambda: False)
+    with pytest.raises(Failed, match=r"GB free on .*, and 1e\+06 are needed"):
+        machine.step_room(config_of(tmp_path, ram="1M", free_gb=1e6), lambda: False)
+    machine.step_room(config_of(tmp_path, ram="1M", free_gb=1e6), lambda: True)
+
+
+def test_docker_is_installed_once_the_locks_of_apt_are_free(tmp_path: Path, programs: Path) -> None:
+    program(programs, "sudo", 'shift; exec "$@"')
+    program(programs, "cloud-init", "true")
+    program(programs, "systemctl", "true")
+    program(programs, "docker", f"test -e {tmp_path}/installed")
+    locked = 'echo "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held" >&2; exit 100'
+    count = f'echo "$DEBIAN_FRONTEND $*" >>{tmp_path}/apt'
+    install = f'case "$*" in *install*) touch {tmp_path}/installed;; esac'
+    program(programs, "apt-get", f"{count}\n[ $(wc -l <{tmp_path}/apt) -gt 2 ] || {{ {locked}; }}\n{install}")
+    machine.step_docker(Engine(str(tmp_path / "note")), look_s=0.01)
+    lines = (tmp_path / "apt").read_text().splitlines()
+    assert len(lines) == 4, "twice locked, then update, then install"
+    assert lines[-1].startswith("noninteractive -y")
+    assert lines[-1].endswith("docker.io")
+    assert (tmp_path / "note").read_text() == "docker"
+
+
+def test_a_failure_of_apt_is_told_and_not_waited_for(tmp_path: Path, programs: Path) -> None:
+    program(programs, "cloud-init", "true")
+    program(programs, "docker", "exit 1")
+    program(programs, "systemctl", "exit 1")
+    program(programs, "sudo", 'shift; exec "$@"')
+    program(programs, "apt-get", "echo 'E: Unable to locate package docker.io' >&2; exit 100")
+    with pytest.raises(Failed, match="apt-get update: exit code 100: E: Unable to locate package"):
+        machine.step_docker(Engine(str(tmp_path / "note")))
+
+
+# -- the image -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "server"),
+    [
+        ("windowsarena/winarena:latest", ""),
+        ("mine.azurecr.io/winarena:1", "mine.azurecr.io"),
+        ("localhost:5000/w", "localhost:5000"),
+        ("winarena", ""),
+    ],
+)
+def test_the_registry_of_an_image(name: str, server: str) -> None:
+    assert image.server_of(name) == server
+
+
+def test_a_login_goes_by_standard_input_and_leaves_nothing(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(
+        programs,
+        "docker",
+        f"""echo "$*" >>{tmp_path}/argv
+        case "$*" in
+          *version*) exit 0;;
+          *inspect*) exit 1;;
+          *login*) cat >{tmp_path}/stdin; echo {{}} >$2/config.json; echo $2 >{tmp_path}/folder;;
+          *pull*) test -e $2/config.json && echo 'a1: Pulling fs layer' && echo 'a1: Pull complete';;
+        esac""",
+    )
+    monkeypatch.setenv("PW", "s3cret-value")
+    config = config_of(tmp_path, image="mine.azurecr.io/w:1", registry_user="me", registry_password="PW")
+    image.step_image(config, Engine())
+    assert (tmp_path / "stdin").read_text() == "s3cret-value"
+    argv = (tmp_path / "argv").read_text()
+    assert "s3cret-value" not in argv
+    assert "login -u me --password-stdin mine.azurecr.io" in argv
+    assert not Path((tmp_path / "folder").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "pulls"),
+    [
+        ("Error: pull access denied for w", "the registry refuses the pull", 1),
+        ("manifest for w:9 not found: manifest unknown", "there is no such image", 1),
+        ("net/http: TLS handshake timeout", "cannot be pulled", 3),
+    ],
+)
+def test_a_pull_that_fails_is_repeated_only_if_that_may_help(
+    tmp_path: Path, programs: Path, said: str, words: str, pulls: int
+) -> None:
+    script = f"""case "$*" in
+        *version*) exit 0;;
+        *pull*) echo >>{tmp_path}/pulls; echo '{said}' >&2;;
+        esac; exit 1"""
+    program(programs, "docker", script)
+    with pytest.raises(Failed, match=words):
+        image.step_image(config_of(tmp_path), Engine(), retry_s=0.0)
+    assert len((tmp_path / "pulls").read_text()) == pulls
+
+
+def test_progress_of_a_pull() -> None:
+    lines = ["latest: Pulling from w", "a1: Pulling fs layer", "b2: Pulling fs layer", "c3: Already exists"]
+    assert image.progress([*lines, "a1: Download complete", "a1: Pull complete"]) == "2 of 3 layers"
+
+
+# -- golden storage --------------------------------------------------------------------------------
+
+
+class Blobs(http.server.BaseHTTPRequestHandler):
+    """A store that gives ranges, wants a token, and may break off."""
+
+    files: dict[str, bytes]
+    asked: list[str]
+    breaks: int
+
+    def do_GET(self) -> None:
+        path, _, token = self.path.partition("?")
+        data = self.files.get(path)
+        if token != "sig=ok" or data is None:
+            self.send_error(403 if token != "sig=ok" else 404)
+            return
+        first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
+        last = min(last, len(data) - 1)
+        if first > 0 or last > 0:
+            self.asked.append(f"{path} {first}")
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.send_header("ETag", "v1")
+        self.end_headers()
+        part = data[first : last + 1]
+        if self.breaks > 0 and len(part) > 1:
+            type(self).breaks -= 1
+            part = part[: len(part) // 2]
+        self.wfile.write(part)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def blobs() -> Iterator[tuple[str, type[Blobs]]]:
+    class Mine(Blobs):
+        breaks = 0
+
+    Mine.asked = []
+    Mine.files = {f"/g/{name}": name.encode() for name in (*golden.NEEDED, *golden.OTHERS)}
+    Mine.files["/g/data.img"] = DISK
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mine)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/g", Mine
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_golden_storage_comes_from_a_store_whole_and_sparse(
+    tmp_path: Path, blobs: tuple[str, type[Blobs]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = blobs
+    monkeypatch.setenv("SAS", "sig=ok")
+    config = config_of(tmp_path, golden=url, golden_token="SAS")
+    machine.step_disk(config)
+    golden.step_golden(config, Engine())
+    for folder in (config.golden_folder, config.storage):
+        assert Path(folder, "data.img").read_bytes() == DISK
+        assert Path(folder, "windows.rom").read_bytes() == b"windows.rom"
+        assert os.stat(f"{folder}/data.img").st_blocks * 512 < len(DISK) // 2, "zeros take no room"
+    assert golden.is_there(config)
+    Path(config.storage, "data.img").write_bytes(b"spoilt")
+    golden.restore(config)
+    assert Path(config.storage, "data.img").read_bytes() == DISK
+    Path(config.golden_folder, "data.img").write_bytes(b"short")
+    assert not golden.is_there(config), "a golden storage of another size is not the one that came"
+
+
+def test_a_download_that_broke_off_goes_on_where_it_stopped(
+    tmp_path: Path, blobs: tuple[str, type[Blobs]]
+) -> None:
+    url, store = blobs
+    path = tmp_path / "data.img"
+
+    def bring() -> None:
+        download.Download(f"{url}/data.img", "sig=ok", str(path), piece=1 << 20, tries=1).bring()
+
+    store.breaks = 1
+    with pytest.raises(Failed, match="bytes came of"):
+        bring()
+    assert not path.exists(), "complete under its name, or not at all"
+    came = len(store.asked)
+    bring()
+    assert path.read_bytes() == DISK
+    assert came == 5, "the disk has five pieces"
+    assert len(store.asked) == came + 1, "what was there was not brought again"
+    asked = len(store.asked)
+    bring()
+    assert len(store.asked) == asked
+
+
+def test_a_refused_or_missing_golden_storage_is_told_without_its_token(
+    tmp_path: Path, blobs: tuple[str, type[Blobs]]
+) -> None:
+    url, store = blobs
+    with pytest.raises(Failed, match="answer 403; check the URL and its token") as refusal:
+        golden.fetch(url, "sig=wrong", str(tmp_path / "a"))
+    assert "sig" not in str(refusal.value)
+    store.files.pop("/g/windows.boot")
+    with pytest.raises(Failed, match=r"windows\.boot is not there"):
+        golden.fetch(url, "sig=ok", str(tmp_path / "b"))
+
+
+def test_a_golden_folder_that_lacks_something_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    for name in golden.NEEDED[1:]:
+        (folder / name).write_text(name)
+    config = config_of(tmp_path, golden=str(folder))
+    machine.step_disk(config)
+    with pytest.raises(Failed, match=r"has no windows\.boot, data\.img"):
+        golden.step_golden(config, Engine())
+
+
+# -- the guest -------------------------------------------------------------------------------------
+
+
+def test_a_screen_dump_becomes_a_png() -> None:
+    pixels = bytes(range(2 * 3 * 3))
+    png = guest.png_of(b"P6\n2 3\n255\n" + pixels)
+    assert png.startswith(guest.PNG)
+    assert struct.unpack(">II", png[16:24]) == (2, 3)
+    size = struct.unpack(">I", png[33:37])[0]
+    rows = zlib.decompress(png[41 : 41 + size])
+    assert rows == b"".join(b"\0" + pixels[at : at + 6] for at in (0, 6, 12))
+
+
+def test_a_guest_that_is_not_there_does_not_answer() -> None:
+    begun = time.monotonic()
+    assert not guest.answers(port=1)
+    assert time.monotonic() - begun < 5
+
+
+def test_the_container_is_reachable_from_its_machine_alone(tmp_path: Path) -> None:
+    words = config_of(tmp_path, golden="/golden", cores=4).run_words()
+    assert "--device=/dev/kvm" in words
+    published = [words[at + 1] for at, word in enumerate(words) if word == "-p"]
+    assert published == ["127.0.0.1:8006:8006", "127.0.0.1:5000:5000", "127.0.0.1:7200:7200"]
+    assert {"RAM_SIZE=8G", "CPU_CORES=4", "DISK_SIZE=30G"} < set(words)
+    assert words[-2:] == ["-c", "./entry.sh --prepare-image false --start-client false"]
+
+
+# -- what an attempt means -------------------------------------------------------------------------
+
+
+def reading_of(**known: Any) -> Reading:
+    made = Reading()
+    made.cause, made.error = "result", "no result.txt"
+    for name, value in known.items():
+        setattr(made, name, value)
+    return made
+
+
+def ending_of(code: int, seconds: float, **seen: bool) -> Ending:
+    made = Ending(code, seconds, 60.0)
+    for name, value in seen.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("reading", "ending", "expected"),
+    [
+        (reading_of(score=0.5, steps=3), ending_of(0, 10.0), {"score": 0.5, "num_steps": 3, "seconds": 10.0}),
+        (reading_of(score=1.0), ending_of(124, 60.1), {"score": 1.0}),
+        (reading_of(part="model", cause="model", error="401"), ending_of(0, 9.0), {"broken": "model"}),
+        (reading_of(), ending_of(124, 60.1), {"score": 0.0, "limit_s": 60.0}),
+        (reading_of(), ending_of(124, 60.1, guest_answers=False), {"broken": "stuck"}),
+        (reading_of(), ending_of(124, 60.1, grew_lately=False), {"broken": "stuck"}),
+        (reading_of(), ending_of(137, 9.0), {"broken": "readiness"}),
+        (reading_of(), ending_of(0, 9.0), {"broken": "readiness"}),
+    ],
+)
+def test_what_an_attempt_means(reading: Reading, ending: Ending, expected: dict[str, object]) -> None:
+    told = verdict(reading, ending, 60.0)
+    assert {key: told.get(key) for key in expected} == expected
+    assert ("score" in told) != ("broken" in told)

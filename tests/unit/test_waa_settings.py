@@ -1,0 +1,239 @@
+"""Windows Agent Arena as it is asked for: settings onto flags, tasks of a checkout, needs, secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from evalfleet.benchmarks.loaded import Loaded
+from evalfleet.benchmarks.waa.benchmark import FOLDER, STEPS, WaaBenchmark
+from evalfleet.benchmarks.waa.settings import CLIENT_FLAGS, WaaSettings, client_flags
+from evalfleet.errors import RequestError
+from evalfleet.model import AttemptId, Broken, Cause, Ended, Needs, Scored, Task, TaskId
+from evalfleet.plan import benchmark_of, resolve
+from evalfleet.request import RunRequest
+
+FLAGS_OF_RUN_PY = """
+    headless action_space observation_type screen_width screen_height sleep_after_execution max_steps
+    a11y_backend agent_name som_origin max_trajectory_length test_config_base_dir model temperature top_p
+    max_tokens stop_token domain emulator_ip test_all_meta_path result_dir trial_id worker_id
+    num_workers diff_lvl"""
+"""As in WAA's own run.py."""
+
+LISTED = {"notepad": ["n1", "n2"], "vlc": ["v1"]}
+TASK = Task(TaskId("n1"), "notepad", timeout_s=900.0)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    inside = tmp_path / "WindowsAgentArena/src/win-arena-container/client/evaluation_examples_windows"
+    for domain, ids in LISTED.items():
+        (inside / "examples" / domain).mkdir(parents=True)
+        for id in ids:
+            (inside / "examples" / domain / f"{id}.json").write_text("{}")
+    (inside / "test_all.json").write_text(json.dumps(LISTED))
+    (inside / "test_small.json").write_text(json.dumps({"vlc": ["v1"]}))
+    return tmp_path / "WindowsAgentArena"
+
+
+def load(base: Path, **settings: Any) -> Loaded:
+    return WaaBenchmark.load("waa", msgspec.convert(settings, WaaSettings), base)
+
+
+def benchmark(**settings: Any) -> WaaBenchmark:
+    return WaaBenchmark(msgspec.convert(settings, WaaSettings), model="gpt-4o")
+
+
+def order_of(made: WaaBenchmark) -> dict[str, Any]:
+    command = made.command(TASK, AttemptId("n1.2"))
+    found: dict[str, Any] = json.loads(command.env["EVALFLEET_WAA_ATTEMPT"])
+    return found
+
+
+# -- flags -----------------------------------------------------------------------------------------
+
+
+def test_every_flag_is_one_that_the_client_has() -> None:
+    flags = client_flags(WaaSettings(), "gpt-4o", {})
+    assert {flag[2:] for flag in flags[::2]} <= set(FLAGS_OF_RUN_PY.split())
+    assert len(flags) == 2 * (len(CLIENT_FLAGS) + 2)
+
+
+def test_settings_become_flags() -> None:
+    made = WaaSettings(som_origin="mixed-omni", max_steps=30, temperature=0.5, diff_lvl="hard")
+    flags = client_flags(made, "gpt-4o-mini", {})
+    told = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert told["--agent_name"] == "navi"
+    assert told["--model"] == "gpt-4o-mini"
+    assert (told["--som_origin"], told["--max_steps"], told["--temperature"]) == ("mixed-omni", "30", "0.5")
+    assert (told["--diff_lvl"], told["--sleep_after_execution"]) == ("hard", "3")
+
+
+def test_an_agent_of_ones_own_may_have_arguments_and_navi_has_none() -> None:
+    assert client_flags(WaaSettings(agent="mine"), "m", {"depth": "2"})[-2:] == ["--depth", "2"]
+    with pytest.raises(RequestError, match=r"-A 'max_step' is nothing that navi takes.*'max_steps'"):
+        client_flags(WaaSettings(), "m", {"max_step": "2"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"golden": "https://x.blob/g?sig=abc"}, "golden_token=NAME"),
+        ({"golden": "relative/path"}, "a URL or an absolute path"),
+        ({"registry_password": "hunter 2", "registry_user": "u"}, "never values"),
+        ({"registry_password": "PASSWORD"}, "needs registry_user"),
+        ({"ram": "lots"}, "a size such as 8G"),
+        ({"agent": "a b"}, "write its name"),
+    ],
+)
+def test_what_cannot_work_is_refused(checkout: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as refusal:
+        load(checkout.parent, **settings)
+    assert "sig=abc" not in str(refusal.value)
+    assert "hunter 2" not in str(refusal.value)
+
+
+def test_an_unknown_setting_is_refused_with_a_suggestion(checkout: Path) -> None:
+    request = RunRequest(benchmark="waa", model="m", settings={"som_orgin": "oss"})
+    with pytest.raises(RequestError, match="did you mean 'som_origin'"):
+        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0, home_id="h")
+
+
+def test_a_value_that_is_none_of_those_there_are_is_refused_with_those(checkout: Path) -> None:
+    request = RunRequest(benchmark="waa", model="m", settings={"som_origin": "os"})
+    with pytest.raises(RequestError, match="write one of oss, a11y, mixed-oss, omni, mixed-omni"):
+        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0, home_id="h")
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def test_a_checkout_is_found_beside_the_configuration_and_by_name(checkout: Path) -> None:
+    inside = "WindowsAgentArena/src/win-arena-container/client/evaluation_examples_windows"
+    for base, given in ((checkout.parent, ""), (checkout, "."), (Path("/"), str(checkout.parent / inside))):
+        tasks = load(base, waa=given).tasks
+        assert [(task.id, task.domain) for task in tasks] == [
+            ("n1", "notepad"),
+            ("n2", "notepad"),
+            ("v1", "vlc"),
+        ]
+        assert {task.timeout_s for task in tasks} == {900.0}
+
+
+def test_without_a_checkout_the_line_to_type_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"git clone .*WindowsAgentArena"):
+        load(tmp_path)
+    with pytest.raises(RequestError, match="is no folder"):
+        load(tmp_path, waa="nowhere")
+    with pytest.raises(RequestError, match=r"has no test_all\.json"):
+        load(tmp_path, waa=".")
+
+
+def test_other_lists_can_be_taken(checkout: Path) -> None:
+    assert [task.id for task in load(checkout.parent, task_list="test_small").tasks] == ["v1"]
+    with pytest.raises(RequestError, match="did you mean 'test_small'"):
+        load(checkout.parent, task_list="test_smal")
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ({"a": ["x"], "b": ["x"]}, "'x' is in 'a' and 'b'"),
+        ({"a": ["../x"]}, "no name of a task"),
+        ({"a": []}, "has no tasks"),
+        ({"a": 3}, "is no list of tasks"),
+    ],
+)
+def test_a_bad_list_is_refused(tmp_path: Path, listed: object, words: str) -> None:
+    (tmp_path / "test_all.json").write_text(json.dumps(listed))
+    with pytest.raises(RequestError, match=words):
+        load(tmp_path, waa=".")
+
+
+def test_a_task_that_nobody_defines_is_doubted(checkout: Path) -> None:
+    assert load(checkout.parent).warnings == ()
+    inside = checkout / "src/win-arena-container/client/evaluation_examples_windows"
+    (inside / "examples/vlc/v1.json").unlink()
+    (warning,) = load(checkout.parent).warnings
+    assert "defines no task 'v1' (1 such)" in warning
+
+
+# -- a plan ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_has_what_people_expect(checkout: Path) -> None:
+    request = RunRequest(benchmark="waa", model="gpt-4o", domains=["notepad"], schedule="slices")
+    resolved = resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0, home_id="h")
+    plan = resolved.plan
+    assert (plan.machine_names, plan.schedule, plan.slots) == ("waa-eval-{n}", "slices", 1)
+    assert [task.id for task in resolved.tasks] == ["n1", "n2"]
+    assert plan.model_usd is not None
+    assert [round(154 * usd) for usd in plan.model_usd] == [15, 100]
+    assert plan.limits.boot_timeout_s > 2 * 3600, "Windows may have to be installed"
+    assert resolved.secrets == {"OPENAI_API_KEY": "k"}
+    made = benchmark_of(plan)
+    assert made.needs == Needs(cpus=8, memory_gb=32.0, disk_gb=128.0, nested_virtualization=True)
+
+
+def test_an_agent_without_models_of_its_own_needs_less() -> None:
+    assert benchmark(som_origin="a11y").needs == Needs(4, 16.0, 128.0, nested_virtualization=True)
+    assert not benchmark(kvm=False).needs.nested_virtualization
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, ("OPENAI_API_KEY",)),
+        ({"api": "azure"}, ("AZURE_API_KEY", "AZURE_ENDPOINT")),
+        ({"api": "none"}, ()),
+        ({"api": "none", "secrets": ["ANTHROPIC_API_KEY"]}, ("ANTHROPIC_API_KEY",)),
+        (
+            {"registry_user": "u", "registry_password": "PW", "golden_token": "SAS"},
+            ("OPENAI_API_KEY", "PW", "SAS"),
+        ),
+    ],
+)
+def test_secrets_by_name(checkout: Path, settings: dict[str, Any], names: tuple[str, ...]) -> None:
+    assert load(checkout.parent, **settings).secrets == names
+
+
+# -- on the machine --------------------------------------------------------------------------------
+
+
+def test_steps_have_names_and_only_those_secrets_that_they_need() -> None:
+    bundle = benchmark(registry_user="u", registry_password="PW", golden_token="SAS").bundle
+    assert [step.name for step in bundle.steps] == list(STEPS)
+    assert {step.name: step.command.secrets for step in bundle.steps if step.command.secrets} == {
+        "image": ("PW",),
+        "golden": ("SAS",),
+    }
+    assert {f"waa/host/{path.name}" for path in FOLDER.glob("host/*.py")} < set(bundle.files)
+    assert not [name for name in bundle.files if "benchmark" in name or "settings" in name]
+
+
+def test_a_machine_that_is_set_up_serves_other_models_and_not_other_images() -> None:
+    plain = benchmark().bundle.digest
+    assert WaaBenchmark(WaaSettings(max_steps=3, fresh="each"), model="other").bundle.digest == plain
+    assert benchmark(image="mine:latest").bundle.digest != plain
+
+
+def test_an_attempt_is_told_everything_but_secrets() -> None:
+    made = benchmark(fresh="each", base_url="http://x/v1")
+    order = order_of(made)
+    assert (order["attempt"], order["task"], order["domain"]) == ("n1.2", "n1", "notepad")
+    assert (order["limit_s"], order["fresh"], order["secrets"]) == (900.0, True, ["OPENAI_API_KEY"])
+    assert order["environ"] == ["OPENAI_BASE_URL=http://x/v1"]
+    assert made.command(TASK, AttemptId("n1.2")).secrets == ("OPENAI_API_KEY",)
+
+
+def test_outcomes() -> None:
+    made = benchmark()
+    scored = made.outcome(TASK, Ended("exited", 0, 30.0, b'{"score": 1, "seconds": 12}'), True)
+    assert scored == Scored(1.0, success=True, seconds=12.0)
+    stuck = made.outcome(TASK, Ended("timed_out", None, 3000.0), True)
+    assert isinstance(stuck, Broken)
+    assert stuck.cause is Cause.STUCK
