@@ -31,8 +31,8 @@ def lacking() -> str | None:
     for program in ("podman", "runc"):
         if shutil.which(program) is None:
             return f"there is no {program} (Debian: apt install podman runc)"
-    program = rootfs.missing()
-    return None if program is None else f"there is no {program} to put into an image"
+    absent = rootfs.missing()
+    return None if absent is None else f"there is no {absent} to put into an image"
 
 
 CANNOT = lacking()
