@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -79,20 +80,22 @@ class Podman:
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    folder = tmp_path_factory.mktemp("podman")
-    made = Podman(folder)
-    files = standin.build_files(
-        folder / "files", plan={"tasks": {"two": {"do": "throttled", "seconds": 0.1}}}
-    )
-    rootfs.write_rootfs(folder / "root.tar", files)
-    entrypoint = f"ENTRYPOINT {json.dumps(standin.ENTRYPOINT)}"
-    path = "ENV PATH=/opt/stand-in/bin:/usr/local/bin:/usr/bin:/bin"
-    made.ok("import", "-q", "--change", entrypoint, "--change", path, str(folder / "root.tar"), IMAGE)
+def podman() -> Iterator[Podman]:
+    made = Podman(Path(tempfile.mkdtemp(prefix="waa-", dir="/tmp")))  # it takes no longer paths
     try:
+        _import_image(made)
         yield made
     finally:
         made.destroy()
+
+
+def _import_image(podman: Podman) -> None:
+    plan = {"tasks": {"two": {"do": "throttled", "seconds": 0.1}}}
+    archive = podman.folder / "root.tar"
+    rootfs.write_rootfs(archive, standin.build_files(podman.folder / "files", plan=plan))
+    entrypoint = f"ENTRYPOINT {json.dumps(standin.ENTRYPOINT)}"
+    path = "ENV PATH=/opt/stand-in/bin:/usr/local/bin:/usr/bin:/bin"
+    podman.ok("import", "-q", "--change", entrypoint, "--change", path, str(archive), IMAGE)
 
 
 @pytest.fixture
