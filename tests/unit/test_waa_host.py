@@ -6,7 +6,10 @@ import http.server
 import json
 import os
 import re
+import shutil
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -24,7 +27,9 @@ from evalfleet.benchmarks.waa.host.engine import Engine
 from evalfleet.benchmarks.waa.host.shell import Failed
 from evalfleet.benchmarks.waa.reading import Reading
 from evalfleet.benchmarks.waa.settings import WaaSettings
+from tests.pythons import python_3_8
 
+OLD_PYTHON = python_3_8()
 DISK = os.urandom(3000) + bytes(4 << 20) + os.urandom(777)
 
 
@@ -225,9 +230,10 @@ def blobs() -> Iterator[tuple[str, type[Blobs]]]:
 
 
 def test_golden_storage_comes_from_a_store_whole_and_sparse(
-    tmp_path: Path, blobs: tuple[str, type[Blobs]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, blobs: tuple[str, type[Blobs]], programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _ = blobs
+    program(programs, "docker", "true")
     monkeypatch.setenv("SAS", "sig=ok")
     config = config_of(tmp_path, golden=url, golden_token="SAS")
     machine.step_disk(config)
@@ -242,6 +248,21 @@ def test_golden_storage_comes_from_a_store_whole_and_sparse(
     assert Path(config.storage, "data.img").read_bytes() == DISK
     Path(config.golden_folder, "data.img").write_bytes(b"short")
     assert not golden.is_there(config), "a golden storage of another size is not the one that came"
+
+
+def test_another_golden_storage_replaces_the_one_that_is_there(tmp_path: Path, programs: Path) -> None:
+    program(programs, "docker", f'echo "$*" >>{tmp_path}/argv')
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        for file in (*golden.NEEDED, "data.img"):
+            (tmp_path / name / file).write_text(name)
+        config = config_of(tmp_path, golden=str(tmp_path / name))
+        machine.step_disk(config)
+        assert not golden.is_there(config)
+        golden.step_golden(config, Engine())
+        assert golden.is_there(config)
+        assert Path(config.storage, "data.img").read_text() == name
+    assert (tmp_path / "argv").read_text().count("rm -f winarena") == 2, "it must not run meanwhile"
 
 
 def test_a_download_that_broke_off_goes_on_where_it_stopped(
@@ -353,3 +374,34 @@ def test_what_an_attempt_means(reading: Reading, ending: Ending, expected: dict[
     told = verdict(reading, ending, 60.0)
     assert {key: told.get(key) for key in expected} == expected
     assert ("score" in told) != ("broken" in told)
+
+
+# -- on an old machine -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "python",
+    [
+        sys.executable,
+        pytest.param(
+            OLD_PYTHON, marks=pytest.mark.skipif(OLD_PYTHON is None, reason="NOT RUN: there is no Python 3.8")
+        ),
+    ],
+)
+def test_the_program_as_shipped_needs_nothing_of_ours(tmp_path: Path, python: str) -> None:
+    made = WaaBenchmark(WaaSettings(data=str(tmp_path / "data"), ram="1M", free_gb=0, kvm=False))
+    for name, source in made.bundle.files.items():
+        (tmp_path / "bundle" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, tmp_path / "bundle" / name)
+    said = ""
+    for step in made.bundle.steps[:3]:
+        argv = [python, *step.command.argv[1:]]
+        environ = {**os.environ, **step.command.env}
+        done = subprocess.run(
+            argv, cwd=tmp_path / "bundle", env=environ, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, ""), step.name
+        said += done.stdout
+    assert re.findall(r"step (\w+) is done", said) == ["kvm", "disk", "room"]
+    modules = "from waa.host import attempt, download, golden, guest, image, kvm, machine"
+    subprocess.run([python, "-S", "-c", modules], cwd=tmp_path / "bundle", check=True, timeout=60)

@@ -16,6 +16,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Broken, Cause, Ended, Needs, Scored, Task, TaskId
 from evalfleet.plan import benchmark_of, resolve
 from evalfleet.request import RunRequest
+from evalfleet.state.queue import lane_of
 
 FLAGS_OF_RUN_PY = """
     headless action_space observation_type screen_width screen_height sleep_after_execution max_steps
@@ -237,3 +238,15 @@ def test_outcomes() -> None:
     stuck = made.outcome(TASK, Ended("timed_out", None, 3000.0), True)
     assert isinstance(stuck, Broken)
     assert stuck.cause is Cause.STUCK
+
+
+@pytest.mark.parametrize(("total", "workers"), [(154, 10), (154, 40), (30, 5), (7, 7), (3, 5), (1, 1)])
+def test_slices_are_those_of_waas_own_client(total: int, workers: int) -> None:
+    """As in run.py, with --worker_id and --num_workers."""
+    tasks_per_worker, extra = total // workers, total % workers
+    expected: list[int] = []
+    for worker in range(workers):
+        start = worker * tasks_per_worker + min(worker, extra)
+        end = start + tasks_per_worker + (1 if worker < extra else 0)
+        expected += [worker] * (end - start)
+    assert [lane_of("slices", index, total, workers) for index in range(total)] == expected

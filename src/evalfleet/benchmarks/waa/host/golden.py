@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 
+from .config import CONTAINER
 from .shell import Failed, as_root, run, say
 
 TYPE_CHECKING = False
@@ -28,20 +29,32 @@ COPY_S = 3600.0
 def step_golden(config: Config, engine: Engine) -> None:
     """Golden is complete, and storage is a copy of it."""
     folder = config.golden_folder
-    if not _is_noted(folder):
+    if not _is_whole(config):
+        if os.path.exists(os.path.join(folder, COMPLETE)):
+            _do(["rm", "-rf", folder])  # another one, or spoilt; what is only incomplete goes on
         if config.golden.startswith("http"):
             fetch(config.golden, os.environ.get(config.golden_token, ""), folder)
         elif not config.golden:
             _install(config, engine, folder)
         _check(folder)
         _note(config, folder)
-    if not os.path.exists(config.state("storage")):
+    if _copied(config) != config.golden:
+        engine.remove(CONTAINER)
         restore(config)
     say(f"golden storage is in {folder}, {size_gb(folder):.1f} GB")
 
 
 def is_there(config: Config) -> bool:
-    return _is_noted(config.golden_folder) and os.path.exists(config.state("storage"))
+    return _is_whole(config) and _copied(config) == config.golden
+
+
+def _copied(config: Config) -> str | None:
+    """Which golden storage the container's is a copy of."""
+    try:
+        with open(config.state("storage")) as file:
+            return file.read()
+    except OSError:
+        return None
 
 
 def restore(config: Config) -> None:
@@ -55,8 +68,8 @@ def restore(config: Config) -> None:
     _do(["cp", "-a", "--reflink=auto", "--sparse=always", f"{config.golden_folder}/.", fresh])
     _do(["rm", "-f", os.path.join(fresh, COMPLETE)])
     _do(["mv", fresh, config.storage])
-    with open(mark, "w"):
-        pass
+    with open(mark, "w") as file:
+        file.write(config.golden)
     say(f"storage was copied from golden in {time.monotonic() - begun:.1f} s")
 
 
@@ -90,14 +103,18 @@ def _note(config: Config, folder: str) -> None:
     """Where we may write. One on a machine image is checked each time, which costs nothing."""
     if folder != config.golden:
         with open(os.path.join(folder, COMPLETE), "w") as file:
-            json.dump(_sizes(folder), file)
+            json.dump({"source": config.golden, "sizes": _sizes(folder)}, file)
 
 
-def _is_noted(folder: str) -> bool:
+def _is_whole(config: Config) -> bool:
+    folder = config.golden_folder
     try:
+        if folder == config.golden:
+            _check(folder)
+            return True
         with open(os.path.join(folder, COMPLETE)) as file:
-            return bool(json.load(file) == _sizes(folder))
-    except (OSError, ValueError):
+            return bool(json.load(file) == {"source": config.golden, "sizes": _sizes(folder)})
+    except (Failed, OSError, ValueError):
         return False
 
 
