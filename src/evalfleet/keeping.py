@@ -25,7 +25,7 @@ from .errors import (
 )
 from .events import MachineExtended, MachineLeaseSet, MachinePrepared, PoolPlanned, Record
 from .journal import Holder, Holds, SqliteJournal, Store
-from .model import Limits, Micros, Plan, after, seconds_between
+from .model import AttemptId, Command, Ended, Job, Limits, Micros, Plan, after, seconds_between
 from .names import safe_name
 from .plan import (
     EXPIRES_S,
@@ -241,7 +241,22 @@ class Pool:
 
     def restart(self, name: str) -> list[Answer]:
         """End all that runs on one machine, bring it up anew, and see that it answers."""
+        return asyncio.run(self._on(self._only(name), _restart, {}))
 
+    def execute(self, name: str, argv: Sequence[str], limit_s: float) -> tuple[Answer, Ended | None]:
+        """Run a command on one machine that nobody else has meanwhile, and wait for its end."""
+        ends: list[Ended] = []
+
+        async def work(site: _Site) -> None:
+            job = Job(AttemptId(f"by-hand-{os.urandom(6).hex()}"), Command(tuple(argv)), limit_s)
+            await site.channel.start(job)
+            ends.append(await site.channel.ended(job.id))
+            site.channel.forget(job.id)
+
+        (answer,) = asyncio.run(self._on(self._only(name), work, {}))
+        return answer, ends[0] if ends else None
+
+    def _only(self, name: str) -> Callable[[PoolView], list[MachineState]]:
         def one(view: PoolView) -> list[MachineState]:
             machine = view.machine(name)
             if machine not in _running(view):
@@ -249,7 +264,7 @@ class Pool:
                 raise RequestError(f"{machine.name} is not running; {hint}")
             return [machine]
 
-        return asyncio.run(self._on(one, _restart, {}))
+        return one
 
     async def _on(
         self,

@@ -18,6 +18,7 @@ VERBS: dict[str, str] = {
     "resize": "have more machines, or fewer",
     "extend": "let it live longer",
     "restart": "end all that runs on one machine, and bring it up anew",
+    "reset": "bring Windows on one machine back to its golden state",
     "ssh": "open a shell on a machine, or run a command there",
     "tunnel": "reach ports of machines on this computer",
     "vnc": "look at the machines' screens in a browser",

@@ -15,8 +15,6 @@ from .arguments import add_machines, add_name
 if TYPE_CHECKING:
     from evalfleet.tunnels import Tunnel
 
-GUEST_API = (5001, 5000)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
@@ -31,13 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from evalfleet.benchmarks.waa.entering import GUEST_PORT
+
     from .carrying import carry
 
     def show(tunnels: Sequence[Tunnel]) -> None:
         for tunnel in tunnels:
             print(f"{tunnel.machine.name}: 127.0.0.1:{tunnel.here} is its port {tunnel.there}", flush=True)
 
-    return carry(args.name, args.machines, [_pair(port) for port in args.port] or [GUEST_API], show)
+    return carry(
+        args.name, args.machines, [_pair(port) for port in args.port] or [(GUEST_PORT + 1, GUEST_PORT)], show
+    )
 
 
 def _pair(given: str) -> tuple[int, int]:

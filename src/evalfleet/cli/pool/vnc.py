@@ -14,8 +14,6 @@ from .arguments import add_machines, add_name
 if TYPE_CHECKING:
     from evalfleet.tunnels import Tunnel
 
-NOVNC = (8006, 8006)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
@@ -23,10 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from evalfleet.benchmarks.waa.entering import VNC_PORT
+
     from .carrying import carry
 
     def show(tunnels: Sequence[Tunnel]) -> None:
         for tunnel in tunnels:
             print(f"{tunnel.machine.name}: http://127.0.0.1:{tunnel.here}/", flush=True)
 
-    return carry(args.name, args.machines, [NOVNC], show)
+    return carry(args.name, args.machines, [(VNC_PORT, VNC_PORT)], show)

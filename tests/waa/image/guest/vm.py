@@ -23,6 +23,7 @@ def main() -> int:
     if problem:
         print(f"❯ ERROR: {problem}", flush=True)
         return 1
+    subprocess.Popen([sys.executable, "/guest/monitor.py", os.environ.get("ARGUMENTS", "")])
     disk = os.path.join(STORAGE, "data.img")
     if not os.path.exists(os.path.join(STORAGE, BOOT)):
         print("❯ Installing Windows...", flush=True)

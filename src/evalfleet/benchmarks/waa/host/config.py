@@ -11,6 +11,8 @@ PORTS = {"vnc": 8006, "guest": 5000, "qmp": 7200}
 
 ENVIRONMENT = "EVALFLEET_WAA"
 FILE = "config.json"
+POINTER = "~/.evalfleet-waa"
+"""Says where our folder is to those who know nothing of the settings."""
 
 
 class Config:

@@ -7,7 +7,7 @@ import os
 import time
 
 from . import guest
-from .config import CONTAINER, FILE, PORTS
+from .config import CONTAINER, FILE, POINTER, PORTS
 from .shell import Failed, say
 
 TYPE_CHECKING = False
@@ -115,6 +115,7 @@ def _leave_program(config: Config) -> None:
     _write(
         os.path.join(config.data, FILE), json.dumps({**config.given, "container": CONTAINER, "ports": PORTS})
     )
+    _write(os.path.expanduser(POINTER), config.data + "\n")
 
 
 def _read(path: str) -> str:

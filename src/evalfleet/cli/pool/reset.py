@@ -1,0 +1,42 @@
+"""Bring Windows on one machine of a pool back to its golden state. What is in it now is lost."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .arguments import add_name
+
+if TYPE_CHECKING:
+    from evalfleet.model import Ended
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    parser.add_argument("machine", metavar="MACHINE", help="its name or id")
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+    from evalfleet.benchmarks.waa import entering
+
+    from . import following
+
+    answer, ended = keeping.open_pool(args.name).execute(
+        args.machine, entering.verb("reset"), entering.RESET_S
+    )
+    if ended is not None and (problem := _problem(args.name, ended)):
+        answer = keeping.Answer(answer.machine, problem)
+    if not answer.problem:
+        print(f"{answer.machine.name}: Windows is as it was installed, and answers")
+    return following.told([answer])
+
+
+def _problem(pool: str, ended: Ended) -> str:
+    from evalfleet.benchmarks.waa.entering import NO_WINDOWS
+
+    if ended.reason == "exited" and ended.exit_code == 0:
+        return ""
+    if ended.exit_code == NO_WINDOWS:
+        return f"there is no Windows on it; `evalfleet pool prepare {pool} waa` sets it up"
+    return f"{ended.reason.replace('_', ' ')}: {ended.detail.strip()}"

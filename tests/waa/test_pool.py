@@ -1,0 +1,58 @@
+"""A machine for debugging: prepared once, looked at, and brought back to golden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.clients import needs_lab
+from tests.waa.arena import DATA, Arena, finish
+from tests.waa.standin import FEW
+
+pytestmark = [needs_lab, pytest.mark.slow]
+
+HANG = """\
+import http.client
+guest = http.client.HTTPConnection("127.0.0.1", 5000, timeout=2)
+guest.request("POST", "/execute_windows", '{"command": "HANG"}')
+try:
+    guest.getresponse().read()
+except OSError:
+    pass
+"""
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    made = Arena(tmp_path, 1, tasks=FEW, plan={"default": {"do": "score"}, "boot_s": 0.05})
+    yield made
+    made.destroy()
+
+
+def pool(arena: Arena, verb: str, *words: str, code: int = 0) -> str:
+    return finish(arena.start("pool", verb, "dev", *words), code)
+
+
+def test_prepared_looked_at_and_reset(arena: Arena) -> None:
+    pool(arena, "create", "--on", "lab")
+    assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(
+        arena, "reset", "waa-eval-vm", code=1
+    )
+    assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa")
+    assert pool(arena, "screenshot", "-o", "shots") == "shots/waa-eval-vm.png\n"
+    assert (arena.folder / "shots/waa-eval-vm.png").read_bytes().startswith(PNG)
+
+    host = arena.lab.hosts[0]
+    host.run(["touch", f"{DATA}/storage/left-by-hand"])
+    host.run(["python3", "-c", HANG])
+    (arena.folder / "shots/waa-eval-vm.png").unlink()
+    assert pool(arena, "screenshot", "-o", "shots") == "shots/waa-eval-vm.png\n", "QEMU shows it, too"
+    assert (arena.folder / "shots/waa-eval-vm.png").read_bytes().startswith(PNG)
+
+    said = pool(arena, "reset", "waa-eval-vm")
+    assert said == "waa-eval-vm: Windows is as it was installed, and answers\n"
+    assert "left-by-hand" not in str(host.run(["ls", f"{DATA}/storage"]).stdout)
+    pool(arena, "delete", "--yes")
