@@ -101,7 +101,7 @@ def test_a_broken_plug_in_does_not_hide_the_others(shed: str) -> None:
 
 
 def test_the_settings_of_the_command_benchmark() -> None:
-    assert [plug_in.name for plug_in in benchmarks() if not plug_in.problem] == ["command"]
+    assert [plug_in.name for plug_in in benchmarks() if not plug_in.problem] == ["command", "waa"]
     path, given = settings_of(benchmark_kind("command"))
     assert path == Setting("path", "str", None, "the benchmark's TOML file, beside evalfleet.toml")
     assert (given.name, given.type, given.default) == ("set", "Mapping[str, str | int | float | bool]", "{}")
@@ -110,7 +110,7 @@ def test_the_settings_of_the_command_benchmark() -> None:
 def test_unknown_names_are_refused_with_the_nearest(shed: str) -> None:
     with pytest.raises(RequestError, match="place 'shde' is unknown; did you mean 'shed'"):
         place_kind("shde")
-    with pytest.raises(RequestError, match="benchmark 'zz' is unknown; there is only command"):
+    with pytest.raises(RequestError, match="benchmark 'zz' is unknown; there are command, waa"):
         benchmark_kind("zz")
 
 

@@ -213,10 +213,4 @@ def lane_share(schedule: str, lane: int, total: int, lanes: int) -> int:
     """How many tasks a static schedule gives to a lane: the inverse of state.lane_of, without a loop."""
     if lane >= lanes or schedule == "dynamic":
         return 0
-    if schedule == "round-robin":
-        return total // lanes + (lane < total % lanes)
-    return _ceil((lane + 1) * total, lanes) - _ceil(lane * total, lanes)
-
-
-def _ceil(part: int, whole: int) -> int:
-    return -(-part // whole)
+    return total // lanes + (lane < total % lanes)  # dealt out or in slices: the first ones have one more
