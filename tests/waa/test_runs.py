@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.events import AttemptEnded, MachineCondemned, MachineReady
+from evalfleet.events import AttemptEnded, MachineCondemned, MachinePrepared, MachineReady
 from evalfleet.model import Broken, Cause, Scored
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, KEY, Arena, finish
@@ -21,6 +21,7 @@ QUICK = {"steps": 2, "seconds": 0.05}
 STEPS = ("kvm", "disk", "room", "docker", "image", "golden", "container", "windows")
 
 
+Make = Callable[..., Arena]
 BROKEN = {
     "no-result": (Cause.READINESS, "the client ended by itself (exit code 0)"),
     "controller": (Cause.READINESS, "the guest failed"),
@@ -51,7 +52,7 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Arena]]:
+def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Arena] = []
 
     def one(**more: Any) -> Arena:
@@ -181,7 +182,23 @@ def test_people_can_reset_windows_and_take_a_picture_by_hand(arena: Arena) -> No
     assert shot == "PNG"
 
 
-def test_a_refused_pull_names_its_step_and_what_to_do(make: Callable[..., Arena]) -> None:
+def test_a_pool_is_prepared_once_for_runs_of_any_model_and_its_windows_comes_back(make: Make) -> None:
+    arena = make()
+    finish(arena.start("pool", "create", "mine", "--on", "lab", "--workers", "1"))
+    finish(arena.start("pool", "prepare", "mine", "waa"))
+    (prepared,) = [event for event in arena.events("mine") if isinstance(event, MachinePrepared)]
+    assert {f"setup.{step}" for step in STEPS} < set(prepared.timings)
+    # as after a stop and a start of the machine
+    arena.lab.hosts[0].run(["docker", "stop", "-t", "0", "winarena"])
+    asked = ("--pool", "mine", "--name", "r", "--set", "base_url=http://127.0.0.1:9/v1")
+    finish(arena.start("run", "waa", *asked, "--model", "another", "--set", "max_steps=9"))
+    (ready,) = [event for event in arena.events("r") if isinstance(event, MachineReady)]
+    assert set(ready.timings) == {"boot", "setup", "probe"}, "no step was run again"
+    assert arena.results("r")["scored"] == 1
+    finish(arena.start("pool", "delete", "mine", "--yes"))
+
+
+def test_a_refused_pull_names_its_step_and_what_to_do(make: Make) -> None:
     arena = make(private=True)
     arena.run("r", code=4)
     condemned = [e for e in arena.events("r") if isinstance(e, MachineCondemned) and e.cause]
@@ -189,7 +206,7 @@ def test_a_refused_pull_names_its_step_and_what_to_do(make: Callable[..., Arena]
     assert "the registry refuses the pull" in condemned[0].detail
 
 
-def test_windows_that_never_boots_leaves_its_log_behind(make: Callable[..., Arena]) -> None:
+def test_windows_that_never_boots_leaves_its_log_behind(make: Make) -> None:
     arena = make()
     (arena.golden / "data.img").write_bytes(b"no Windows here\n")
     arena.run("r", "--set", "boot_s=1", code=4)

@@ -156,8 +156,9 @@ def _run_client(engine: Engine, order: Order) -> Ending:
     """Its output goes to the job's log."""
     words = ["exec", "-i", CONTAINER, "sh", "-c", CLIENT, "evalfleet", order.folder, f"{order.limit_s:g}"]
     argv = engine.argv(*words, *order.words())
-    begun = time.monotonic()
+    told = order.stdin()
     say(f"{order.domain}/{order.task} as {order.attempt}")
+    begun = time.monotonic()
     process = subprocess.Popen(argv, stdin=subprocess.PIPE)
 
     def stop(signum: int, _: object) -> None:
@@ -166,7 +167,7 @@ def _run_client(engine: Engine, order: Order) -> Ending:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        process.communicate(order.stdin(), timeout=order.limit_s + END_S)
+        process.communicate(told, timeout=order.limit_s + END_S)
     except subprocess.TimeoutExpired:
         _end_client(engine)
         process.kill()
