@@ -77,7 +77,7 @@ def await_ends(arena: Arena, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_task_is_scored_though_machines_die_and_guests_hang(arena: Arena) -> None:
-    run = arena.start_run("all", "--task-timeout", "8")
+    run = arena.start_run("all", "--task-timeout", "6")
     await_ends(arena, 15)
     for host in arena.lab.hosts[:2]:
         host.power_off()
