@@ -23,6 +23,7 @@ BENCHES: dict[str, str] = {
     "sim-scale": "100,000 tasks on 1,000 machines, simulated; what an event costs",
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
     "makespan": "how near the schedules come to the shortest possible run",
+    "waa-plan": "time and machine cost of Windows Agent Arena on 1 to 40 machines, simulated",
     "recovery": "kill -9 the controller twenty times; time to take a run up again",
     "ssh-dispatch": "1,000 short tasks on 20 lab hosts over SSH, beside GNU parallel, Ray, Dask, Parsl",
     "ssh-scale": "500 lab hosts held by one controller; a reconnect storm",
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.name is None:
         print("python -m bench NAME [--json] [--quick], where NAME is `all` or one of")
         for name, what in BENCHES.items():
-            print(f"  {name:<10}  {what}")
+            print(f"  {name:<12}  {what}")
         return 0
     signal.signal(signal.SIGTERM, _end)
     try:

@@ -64,7 +64,7 @@ class Drawn:
 def run(quick: bool) -> Result:
     draws, static = (3, 2) if quick else (DRAWS, STATIC_DRAWS)
     figures: Figures = {"draws": draws, "tasks": TASKS, "machines": MACHINES}
-    with _pool() as pool:
+    with processes() as pool:
         for kind in KINDS:
             # the static schedules need no engine to be judged: a part of the draws shows that it agrees
             through = draws if kind.schedule == "dynamic" else static
@@ -84,7 +84,7 @@ def run(quick: bool) -> Result:
 
 
 @contextmanager
-def _pool() -> Iterator[ProcessPoolExecutor]:
+def processes() -> Iterator[ProcessPoolExecutor]:
     """Interrupted, it starts no more draws."""
     pool = ProcessPoolExecutor(os.cpu_count(), get_context("spawn"))
     try:
