@@ -17,6 +17,7 @@ PACKAGES = {
     "ray": "ray==2.60.0",
     "dask": "distributed==2026.8.0",
     "parsl": "parsl==2026.10.26",
+    "openadapt": "openadapt-evals==0.94.0",
     # what the place and its stand-in need
     "azure": (
         "azure-mgmt-resource==26.0.0 azure-identity>=1.19 aiohttp>=3.10 asyncssh>=2.14 cryptography>=42 "

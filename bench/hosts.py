@@ -61,12 +61,15 @@ def pool_of(space: Workspace, lab: Lab) -> Iterator[str]:
         space.finish(space.start(*pool, "delete", "warm", "--yes"))
 
 
-def start_pool_run(space: Workspace, lab: Lab, benchmark: Path, pool: str) -> subprocess.Popen[bytes]:
-    return space.start(*lab.prefix, *EVALFLEET, "run", str(benchmark), "--pool", pool, "--name", "run")
+def start_pool_run(
+    space: Workspace, lab: Lab, benchmark: Path, pool: str, *more: str, name: str = "run"
+) -> subprocess.Popen[bytes]:
+    words = ("run", str(benchmark), "--pool", pool, "--name", name, *more)
+    return space.start(*lab.prefix, *EVALFLEET, *words)
 
 
-def records(space: Workspace) -> list[Record]:
-    return list(Store.open(space.home, create=False).read("run"))
+def records(space: Workspace, run: str = "run") -> list[Record]:
+    return list(Store.open(space.home, create=False).read(run))
 
 
 def first_start_and_last_end(told: Sequence[Record], attempts: int) -> tuple[int, int]:

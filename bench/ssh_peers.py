@@ -22,6 +22,7 @@ from .result import Figures, rounded
 from .workspace import ROOT, Workspace, environment, wait_until
 
 LIMIT_S = 240.0
+LOCAL = ("ray", "dask", "parsl")
 SCRIPT = Path(__file__).with_name("peer_tasks.py")
 # a process tree of its own ends with its first process; what it shares in memory goes with it, too
 CAGE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -30,7 +31,7 @@ IN_CAGE = ("sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
 
 def peers(quick: bool) -> dict[str, Callable[[Lab, int], Figures]]:
     """By name. Those that need large downloads are left out when it must be quick."""
-    local = {} if quick else {name: _local(name) for name in PACKAGES}
+    local = {} if quick else {name: _local(name) for name in LOCAL}
     return {"bare_asyncssh": bare_asyncssh, "gnu_parallel": parallel, **local}
 
 

@@ -27,6 +27,7 @@ FIGURES = {
     "ssh-dispatch": {"true", "sleep", "bound_s", "counted"},
     "ssh-scale": {"connect_s", "memory_kb_a_host", "hold_cpu_share", "storm_s", "at_5000_hosts"},
     "lost-host": {"power_loss", "counted"},
+    "waa-154": {"dynamic", "dynamic_known", "slices", "round_robin", "bound_s", "machine_lost", "counted"},
     "azure-fleet": {"imports", "3_machines", "counted"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
@@ -40,10 +41,11 @@ AGAINST = {
     "ssh-dispatch": {"bare_asyncssh", "gnu_parallel"},
     "ssh-scale": set[str](),
     "lost-host": set[str](),
+    "waa-154": set[str](),
     "azure-fleet": set[str](),
     "azure-leak": set[str](),
 }
-NEED_LAB = ("ssh-dispatch", "ssh-scale", "lost-host", "azure-fleet")
+NEED_LAB = ("ssh-dispatch", "ssh-scale", "lost-host", "waa-154", "azure-fleet")
 
 
 def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:
