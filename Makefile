@@ -7,7 +7,7 @@
 # Python 3.11 or later is all you need. Another one than it finds: make test PYTHON=/path/to/python
 
 SHELL  := bash
-JOBS   ?= 3  # most tests wait more than they compute
+JOBS   ?= 4  # most tests wait more than they compute
 BIN    := .venv/bin
 PYTEST := $(BIN)/python -m pytest -rfEs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -28,7 +28,7 @@ check: lint
 test: lint
 	$(BIN)/pyright
 	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc
-	set -o pipefail; $(PYTEST) -n $(JOBS) | tee .venv/tests.log
+	set -o pipefail; $(PYTEST) -n $(JOBS) --dist worksteal | tee .venv/tests.log
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 	$(BIN)/evalfleet sim --seeds 300
 

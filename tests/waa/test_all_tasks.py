@@ -1,6 +1,6 @@
 """All 154 tasks on ten hosts, two of which die, and five guests hang: 154 scores.
 
-The ids are WAA's own where a checkout of it (or its `test_all.json`) is named by WAA_CHECKOUT; otherwise as
+The ids are WAA's own where a checkout of it (or its `test_all.json`) is named by WAA_TASKS; otherwise as
 many, made up, in the same domains.
 """
 
@@ -35,7 +35,7 @@ SIZES = {
     "windows_calc": 3,
     "clock": 4,
 }
-CHECKOUT = os.environ.get("WAA_CHECKOUT", "")
+CHECKOUT = os.environ.get("WAA_TASKS", "")
 LISTS = ("test_all.json", "src/win-arena-container/client/evaluation_examples_windows/test_all.json")
 QUICK = {"steps": 1, "seconds": 0.02}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -73,10 +74,22 @@ class Podman:
         tops = Path("/sys/fs/cgroup")
         for top in (*tops.glob(self.group), *tops.glob(f"*/{self.group}")):
             for group, _, _ in os.walk(top, topdown=False):
-                os.rmdir(group)
+                remove_group(group)
         with suppress(OSError):
             os.rmdir("/run/runc")  # not if somebody else has containers
         shutil.rmtree(self.folder)
+
+
+def remove_group(group: str) -> None:
+    """The monitor of a container leaves its group a moment after the container is gone."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return os.rmdir(group)
+        except OSError as err:
+            if err.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

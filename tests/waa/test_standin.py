@@ -61,7 +61,7 @@ def test_every_way_that_a_task_ends(docker: Docker, storage: Callable[..., None]
     picture = (results / "score" / scored.screenshots[-1]).read_bytes()
     assert picture.startswith(b"\x89PNG\r\n")
     assert scored.seconds is not None
-    assert 0.1 < scored.seconds < 60
+    assert 0.0 < scored.seconds < 60
     assert "401" in found["unauthorized"].error
     assert (results / "score/logs").is_dir()
 
