@@ -30,7 +30,7 @@ class ProviderContract:
             assert offer.place == place.name
             assert offer.usd_per_hour >= 0
             assert offer.billing_step_s > 0
-            assert min(offer.teardown_s, offer.settle_s) >= 0
+            assert min(offer.teardown_s, offer.settle_s, offer.least_life_s) >= 0
             assert offer.capacity is None or offer.capacity >= 1
 
     @promise
@@ -48,7 +48,7 @@ class ProviderContract:
             await h.bring_up(place, n)
         offer = await first_offer(place)
         await h.bring_up(place, 1)  # one that we have needs no room
-        err = await raised(ProviderError, place.create(h.machine_id(h.capacity + 1), offer, h.long_s))
+        err = await raised(ProviderError, place.create(h.machine_id(h.capacity + 1), offer, h.life_s(offer)))
         assert err.transient, "a place that is full may have room later"
         assert await find(place, h.machine_id(h.capacity + 1)) is None
         await h.remove(place, h.machine_id(1))
@@ -72,10 +72,12 @@ class ProviderContract:
     async def test_creating_twice_makes_one_machine(self, h: Harness) -> None:
         place, other, machine = h.place(), h.place(), h.machine_id()
         offer = await first_offer(place)
-        await asyncio.gather(place.create(machine, offer, h.long_s), place.create(machine, offer, h.long_s))
-        await other.create(machine, offer, h.long_s)
+        await asyncio.gather(
+            place.create(machine, offer, h.life_s(offer)), place.create(machine, offer, h.life_s(offer))
+        )
+        await other.create(machine, offer, h.life_s(offer))
         await h.until_up(place, machine)
-        await other.create(machine, offer, h.long_s)
+        await other.create(machine, offer, h.life_s(offer))
         assert [seen.id for seen in await place.list(h.pool)] == [machine]
 
     @promise
@@ -92,7 +94,7 @@ class ProviderContract:
         offer = await first_offer(place)
         mine, other = h.machine_id(1), h.machine_id(1, f"{h.pool}x")
         for machine in (mine, other):
-            await place.create(machine, offer, h.long_s)
+            await place.create(machine, offer, h.life_s(offer))
             await h.until_up(place, machine)
         assert [seen.id for seen in await place.list(h.pool)] == [mine]
         assert [seen.id for seen in await place.list(f"{h.pool}x")] == [other]
@@ -112,7 +114,8 @@ class ProviderContract:
     @promise
     async def test_deleting_a_machine_that_is_not_up_yet(self, h: Harness) -> None:
         place, machine = h.place(), h.machine_id()
-        await place.create(machine, await first_offer(place), h.long_s)
+        offer = await first_offer(place)
+        await place.create(machine, offer, h.life_s(offer))
         await h.remove(place, machine)
 
     @promise

@@ -81,8 +81,12 @@ class Harness(ABC):
 
     @property
     def long_s(self) -> float:
-        """A life that no test reaches the end of."""
+        """A time that no test reaches the end of."""
         return max(1000 * self.unit_s, 10 * self.patience_s)
+
+    def life_s(self, offer: Offer) -> float:
+        """A life that no test reaches the end of, and that the place must grant: it may need no more."""
+        return max(self.long_s, offer.least_life_s)
 
     def place(self) -> Provider:
         self._places.append(self.make_place())
@@ -97,8 +101,8 @@ class Harness(ABC):
 
     async def bring_up(self, place: Provider, n: int = 1, expires_s: float | None = None) -> Machine:
         """Create machine `n` and wait until it is up."""
-        machine = self.machine_id(n)
-        await place.create(machine, await first_offer(place), self.long_s if expires_s is None else expires_s)
+        machine, offer = self.machine_id(n), await first_offer(place)
+        await place.create(machine, offer, self.life_s(offer) if expires_s is None else expires_s)
         return await self.until_up(place, machine)
 
     async def until_up(self, place: Provider, machine: MachineId) -> Machine:
