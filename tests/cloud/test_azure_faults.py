@@ -165,8 +165,24 @@ def test_the_price_list_is_filtered(azure: StandIn, rest: Rest) -> None:
         "serviceName eq 'Virtual Machines' and armSkuName eq 'Standard_D4s_v5' and armRegionName eq 'eastus'"
     )
     reply = rest.get(f"{azure.endpoint}/api/retail/prices", **{"$filter": wanted})
-    found = {each["skuName"]: each["retailPrice"] for each in reply.body["Items"]}
-    assert found == {
-        "D4s v5": price("Standard_D4s_v5", "eastus"),
-        "D4s v5 Spot": price("Standard_D4s_v5", "eastus", spot=True),
+    items = reply.body["Items"]
+    assert {(each["serviceName"], each["armSkuName"], each["armRegionName"]) for each in items} == {
+        ("Virtual Machines", "Standard_D4s_v5", "eastus")
     }
+    regular, spot = price("Standard_D4s_v5", "eastus"), price("Standard_D4s_v5", "eastus", spot=True)
+    linux, windows = "Virtual Machines DSv5 Series", "Virtual Machines DSv5 Series Windows"
+    found = [
+        (each["productName"], each["skuName"], each["effectiveStartDate"][:4], each["retailPrice"])
+        for each in items
+    ]
+    assert sorted(found) == [
+        (linux, "D4s v5", "2024", regular * 2),
+        (linux, "D4s v5", "2026", regular),
+        (linux, "D4s v5 Low Priority", "2026", 0.0001),
+        (linux, "D4s v5 Spot", "2026", spot),
+        (windows, "D4s v5", "2026", 9.0),
+    ], "all that is sold under the name, and nothing else"
+    narrow = rest.get(
+        f"{azure.endpoint}/api/retail/prices", **{"$filter": f"{wanted} and productName eq '{windows}'"}
+    )
+    assert [each["retailPrice"] for each in narrow.body["Items"]] == [9.0]
