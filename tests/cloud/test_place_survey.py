@@ -123,7 +123,7 @@ def abandon(azure: StandIn, home: Path, expires_s: float, machine: MachineId = O
 
 
 def test_reap_deletes_what_is_mine_and_expired_with_no_local_state(azure: StandIn, tmp_path: Path) -> None:
-    abandon(azure, tmp_path / "lost", expires_s=1)
+    abandon(azure, tmp_path / "lost", expires_s=0)
     desk = Desk(azure, tmp_path / "desk", owner="tester")
     (shown,) = json.loads(desk.say("machines", "--json"))
     assert (shown["machine"], shown["owner"], shown["why"]) == (ONE, "tester", "expired")
@@ -151,7 +151,7 @@ def test_reap_leaves_others_machines_and_what_has_not_expired(azure: StandIn, tm
 
 
 def test_what_others_own_is_asked_about(azure: StandIn, tmp_path: Path) -> None:
-    abandon(azure, tmp_path / "lost", expires_s=1)
+    abandon(azure, tmp_path / "lost", expires_s=0)
     other = Desk(azure, tmp_path / "other", "somebody")
     assert other.say("reap") == "nothing of ours has expired\n"
     other.say("reap", "--all-owners", code=2)
