@@ -151,6 +151,21 @@ def test_a_silent_machine_that_is_alone_gets_a_witness() -> None:
     assert run.machine(witness.machine).open, "the task goes on there"
 
 
+def test_no_witness_when_another_one_was_heard_meanwhile_and_has_left() -> None:
+    run = Run(2, (PRICED,), workers=2)
+    run.turn()
+    run.ready()
+    run.tell(silent(run, M1))
+    run.tell(silent(run, M2))
+    run.wait(30.0)
+    run.tell(MachineHeard(M1))
+    decided = run.score("t0.0")
+    assert condemned(decided) == [M1], "nothing is left for it"
+    assert requested(decided) == []
+    run.tell(MachineHeard(M2))
+    assert condemned(run.score("t1.0")) == [M2]
+
+
 def test_no_witness_beyond_the_workers_that_were_allowed() -> None:
     run = Run(1, workers=1)
     run.turn()

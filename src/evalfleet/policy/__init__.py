@@ -17,8 +17,8 @@ from .effects import (
     changed_effects,
     effects,
 )
-from .health import proven_online
 from .rules import POOL, RUN, Rules
+from .silence import proven_online
 
 __all__ = [
     "POOL",

@@ -9,7 +9,7 @@ from evalfleet.events import Event
 from evalfleet.model import Micros, Offer, TaskId, after
 from evalfleet.state import RunState
 
-from . import finish, health, limits, scale, schedule
+from . import finish, health, limits, scale, schedule, silence
 
 Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
 
@@ -46,7 +46,7 @@ def next_deadline(state: RunState, now: Micros) -> Micros | None:
     times: list[Micros] = []
     if state.deadlines:
         times.append(state.deadlines[0].at)
-    if (given_up_at := health.silence_ends(state)) is not None:
+    if (given_up_at := silence.silence_ends(state)) is not None:
         times.append(given_up_at)
     if state.limits.max_duration_s is not None and state.stop is None:
         times.append(after(state.started_at, state.limits.max_duration_s))

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 from evalfleet.events import AttemptEnded, Event, MachineCondemned, MachineMending, StopRequested
-from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, after, seconds_between
+from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, seconds_between
 from evalfleet.state import MachineState, RunState
 
 from .scale import refused_for_good
+from .silence import proven_online, silence_ends
 
 
 def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -21,27 +22,6 @@ def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[E
         outcome = Broken(machine.cause or Cause.CANCELLED, machine.detail)
         decided.append(AttemptEnded(attempt, outcome, seconds_between(known.started_at, now)))
     return decided
-
-
-def silence_ends(state: RunState) -> Micros | None:
-    """When the machine that was silent first is given up.
-
-    Soon, if another one was heard after its silence was noticed. If none was, it is probably our own
-    network: then we wait much longer, and once one machine answers again the others get time to do the same.
-    """
-    first = next(iter(state.silent), None)
-    if first is None:
-        return None
-    limits, since = state.limits, state.machines[first].silent_since or 0
-    at_last = after(since, limits.fleet_lost_s)
-    if not proven_online(state, since):
-        return at_last
-    return min(at_last, after(max(since, state.stirred_at), limits.lost_s))
-
-
-def proven_online(state: RunState, since: Micros) -> bool:
-    """Was a machine heard after another one's silence, which began at `since`, was noticed?"""
-    return state.heard_at > after(since, state.limits.silent_s)
 
 
 def heed_silence(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:

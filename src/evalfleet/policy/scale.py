@@ -11,6 +11,7 @@ from evalfleet.names import machine_id
 from evalfleet.state import Block, RunState, scopes
 
 from .limits import grant_s, worthwhile
+from .silence import proven_online
 
 
 def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -49,9 +50,11 @@ def _kept_for_mended(state: RunState) -> int:
 
 
 def _needs_witness(state: RunState) -> bool:
-    """Are all machines silent, and none left to tell whether it is our network? A new one can."""
-    alone = bool(state.silent) and not state.audible and not state.coming
-    return alone and state.live < state.limits.workers
+    """Are all machines silent, and has none told whether it is our network? A new one can."""
+    if not state.silent or state.audible or state.coming or state.live >= state.limits.workers:
+        return False
+    first = state.machines[next(iter(state.silent))]
+    return not proven_online(state, first.silent_since or 0)
 
 
 def _lanes_without_machine(state: RunState) -> list[int]:
