@@ -158,6 +158,18 @@ def test_machines_that_cost_are_given_back_when_nothing_is_left_for_them() -> No
     assert condemned(free.score("t0.0")) == [], "a machine that costs nothing stays for retries"
 
 
+def test_a_machine_that_does_not_arrive_is_not_counted_on_when_the_others_have_left() -> None:
+    run = Run(3, (PRICED,), workers=3)
+    run.turn()
+    run.ready(M1, M2)
+    assert condemned(run.score("t0.0")) == [M3], "the last task runs on another"
+    assert condemned(run.score("t2.0")) == [M1]
+    (another,) = requested(run.lose(M2))
+    run.ready(another.machine)
+    run.wait(run.state.limits.retry_cap_s)
+    assert run.machine(another.machine).open, "the task goes on there"
+
+
 # -- which task goes where -----------------------------------------------------------------------
 
 

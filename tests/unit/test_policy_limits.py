@@ -151,6 +151,15 @@ def test_a_silent_machine_that_is_alone_gets_a_witness() -> None:
     assert run.machine(witness.machine).open, "the task goes on there"
 
 
+def test_one_that_is_to_tell_whether_it_is_our_network_may_arrive() -> None:
+    run = Run(1, (PRICED,), workers=2)
+    run.turn()
+    run.ready()
+    (witness,) = requested(run.tell(silent(run, M1)))
+    assert condemned(run.wait(1.0)) == []
+    assert condemned(run.tell(MachineHeard(M1))) == [witness.machine]
+
+
 def test_no_witness_when_another_one_was_heard_meanwhile_and_has_left() -> None:
     run = Run(2, (PRICED,), workers=2)
     run.turn()

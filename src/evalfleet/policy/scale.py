@@ -147,19 +147,30 @@ def trim(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
 
 def release(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Give back machines that have nothing left to do. Free ones stay for retries, unless in the way."""
-    if not (state.idle or state.mending) or state.retries or state.stop is not None:
+    if state.retries or state.stop is not None:
         return []
     static = len(state.fresh) > 1
     if state.waiting and not static:
         return []
-    if not state.waiting and state.mending:
-        return [MachineCondemned(machine, "nothing left to do") for machine in state.mending]
+    if not state.waiting and (early := [*state.mending, *_coming_for_nothing(state)]):
+        return [MachineCondemned(machine, "nothing left to do") for machine in early]
     in_the_way = static and bool(_lanes_without_machine(state))
     return [
         MachineCondemned(machine, "nothing left to do")
         for machine in state.idle
         if (in_the_way or state.machines[machine].offer.usd_per_hour > 0) and _spare(state, machine)
     ]
+
+
+def _coming_for_nothing(state: RunState) -> list[MachineId]:
+    """Machines that would be given back on arrival. One that never arrives must not be counted on later:
+    what breaks after all others have left gets a machine of its own at once.
+
+    While machines are silent a new one is to tell whether it is our network.
+    """
+    if state.silent:
+        return []
+    return [machine for machine in state.coming if state.machines[machine].offer.usd_per_hour > 0]
 
 
 def _spare(state: RunState, machine: MachineId) -> bool:
