@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,12 @@ class Desk:
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
         (self.folder / "evalfleet.toml").write_text(f"[places.azure]\n{text}")
 
-    def bench(self, tasks: int, seconds: float = 0.1) -> None:
+    def bench(self, tasks: int, seconds: float = 0.1, *, first: Sequence[float] = ()) -> None:
+        """Tasks that take so long; the first ones as long as each of them says."""
         (self.folder / "b.toml").write_text(BENCH)
         (self.folder / "run.sh").write_text(SCRIPT)
-        lines = [{"id": f"t_{n}", "params": {"seconds": seconds}} for n in range(tasks)]
+        lasting = [*first, *[seconds] * (tasks - len(first))]
+        lines = [{"id": f"t_{n}", "params": {"seconds": each}} for n, each in enumerate(lasting)]
         (self.folder / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     @property

@@ -34,7 +34,7 @@ pytestmark = [
 RUN = "night"
 MACHINES, TASKS = 20, 154
 FULL, ROOMY = "eastus", "westus2"
-PATIENCE_S = 100.0
+PATIENCE_S = 130.0
 SCRIPT = 'sleep 0.5; echo "{\\"score\\": $1}" >"$EVALFLEET_OUT/result.json"'
 
 
