@@ -142,9 +142,3 @@ def golden_storage(path: Path, plan: Mapping[str, Any] | None = None) -> Path:
     if plan is not None:
         (path / "plan.json").write_text(json.dumps(plan))
     return path
-
-
-def real_tasks(data: Path = Path("/work/shared/data/waa")) -> Tasks | None:
-    """The arena's own list, where this computer has it."""
-    path = data / "test_all.json"
-    return None if not path.exists() else json.loads(path.read_text())

@@ -6,8 +6,6 @@ many, made up, in the same domains.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,42 +13,26 @@ from pathlib import Path
 
 import pytest
 
+from bench import waa_durations
 from evalfleet.events import AttemptEnded, MachineReady
 from evalfleet.model import Broken, Cause
 from tests.lab.clients import needs_lab
 from tests.waa.arena import Arena, finish
 from tests.waa.standin import Tasks
 
-SIZES = {
-    "file_explorer": 19,
-    "libreoffice_calc": 24,
-    "notepad": 2,
-    "chrome": 17,
-    "microsoft_paint": 3,
-    "libreoffice_writer": 19,
-    "settings": 5,
-    "vs_code": 24,
-    "msedge": 13,
-    "vlc": 21,
-    "windows_calc": 3,
-    "clock": 4,
-}
-CHECKOUT = os.environ.get("WAA_TASKS", "")
-LISTS = ("test_all.json", "src/win-arena-container/client/evaluation_examples_windows/test_all.json")
 QUICK = {"steps": 1, "seconds": 0.02}
 
 
 def all_tasks() -> Tasks:
-    if not CHECKOUT:
-        return {domain: [f"{domain}-{n}-WOS" for n in range(size)] for domain, size in SIZES.items()}
-    path = next(Path(CHECKOUT, name) for name in LISTS if Path(CHECKOUT, name).exists())
-    found: dict[str, list[str]] = json.loads(path.read_text())
+    found: dict[str, list[str]] = {}
+    for task in waa_durations.tasks():
+        found.setdefault(task.domain, []).append(task.id)
     return found
 
 
 def test_the_made_up_list_is_like_the_real_one() -> None:
-    assert {domain: len(ids) for domain, ids in all_tasks().items()} == SIZES
-    assert sum(SIZES.values()) == 154
+    assert {domain: len(ids) for domain, ids in all_tasks().items()} == dict(waa_durations.DOMAINS)
+    assert sum(waa_durations.DOMAINS.values()) == 154
 
 
 def hanging(tasks: Tasks) -> list[str]:

@@ -109,28 +109,20 @@ def _thing(region: str, usd: float, unit: str, **names: str) -> Json:
 
 
 def _item(size: Size, region: str, suffix: str) -> Json:
-    usd = price(size.name, region, spot=bool(suffix))
     series = size.family.removeprefix("standard").removesuffix("Family")
-    return {
-        "currencyCode": "USD",
-        "tierMinimumUnits": 0.0,
-        "retailPrice": usd,
-        "unitPrice": usd,
-        "armRegionName": region,
-        "location": region,
-        "effectiveStartDate": "2026-08-01T00:00:00Z",
-        "meterId": f"{size.name}-{region}{suffix}".replace(" ", "-"),
-        "meterName": f"{size.name.removeprefix('Standard_').replace('_', ' ')}{suffix}",
-        "productId": f"DZH-{series}",
-        "skuId": f"DZH-{series}/{size.name}",
-        "productName": f"Virtual Machines {series} Series",
-        "skuName": f"{size.name.removeprefix('Standard_').replace('_', ' ')}{suffix}",
-        "serviceName": "Virtual Machines",
-        "serviceId": "DZH313Z7MMC8",
-        "serviceFamily": "Compute",
-        "unitOfMeasure": "1 Hour",
-        "type": "Consumption",
-        "priceType": "Consumption",
-        "isPrimaryMeterRegion": True,
-        "armSkuName": size.name,
-    }
+    name = f"{size.name.removeprefix('Standard_').replace('_', ' ')}{suffix}"
+    return _thing(
+        region,
+        price(size.name, region, spot=bool(suffix)),
+        "1 Hour",
+        meterId=f"{size.name}-{region}{suffix}".replace(" ", "-"),
+        meterName=name,
+        productId=f"DZH-{series}",
+        skuId=f"DZH-{series}/{size.name}",
+        productName=f"Virtual Machines {series} Series",
+        skuName=name,
+        serviceName="Virtual Machines",
+        serviceId="DZH313Z7MMC8",
+        serviceFamily="Compute",
+        armSkuName=size.name,
+    )
