@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from .host.config import POINTER, PORTS
 
-GUEST_PORT, VNC_PORT = PORTS["guest"], PORTS["vnc"]
+GUEST_TUNNEL = (PORTS["guest"] + 1, PORTS["guest"])
+VNC_TUNNEL = (PORTS["vnc"], PORTS["vnc"])
+"""The first port to try on the user's computer, and the machine's."""
 NO_WINDOWS = 3
 RESET_S = 2 * 3600.0
 

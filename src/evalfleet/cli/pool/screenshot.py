@@ -64,11 +64,11 @@ async def _save(pool: Pool, machine: MachineState, file: Path) -> Answer:
 
 async def _from_guest(pool: Pool, machine: MachineState) -> tuple[bytes, str]:
     """The picture, or why there is none."""
-    from evalfleet.benchmarks.waa.entering import GUEST_PORT
+    from evalfleet.benchmarks.waa.entering import GUEST_TUNNEL
     from evalfleet.tunnels import fetch, open_tunnels
 
     problems: list[str] = []
-    async with open_tunnels(pool, [machine], [(GUEST_PORT + 1, GUEST_PORT)], problems.append) as (tunnel,):
+    async with open_tunnels(pool, [machine], [GUEST_TUNNEL], problems.append) as (tunnel,):
         try:
             image = await fetch(tunnel, "/screenshot", PATIENCE_S, MOST_BYTES)
         except OSError as err:

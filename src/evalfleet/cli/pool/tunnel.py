@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet.benchmarks.waa.entering import GUEST_PORT
+    from evalfleet.benchmarks.waa.entering import GUEST_TUNNEL
 
     from .carrying import carry
 
@@ -37,9 +37,7 @@ def main(args: argparse.Namespace) -> int:
         for tunnel in tunnels:
             print(f"{tunnel.machine.name}: 127.0.0.1:{tunnel.here} is its port {tunnel.there}", flush=True)
 
-    return carry(
-        args.name, args.machines, [_pair(port) for port in args.port] or [(GUEST_PORT + 1, GUEST_PORT)], show
-    )
+    return carry(args.name, args.machines, [_pair(port) for port in args.port] or [GUEST_TUNNEL], show)
 
 
 def _pair(given: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet.benchmarks.waa.entering import VNC_PORT
+    from evalfleet.benchmarks.waa.entering import VNC_TUNNEL
 
     from .carrying import carry
 
@@ -29,4 +29,4 @@ def main(args: argparse.Namespace) -> int:
         for tunnel in tunnels:
             print(f"{tunnel.machine.name}: http://127.0.0.1:{tunnel.here}/", flush=True)
 
-    return carry(args.name, args.machines, [(VNC_PORT, VNC_PORT)], show)
+    return carry(args.name, args.machines, [VNC_TUNNEL], show)
