@@ -14,6 +14,10 @@ from .model import SECOND, AttemptId, MachineId, Micros, TaskId
 MAX_FILE_NAME = 180
 """Bytes; file systems allow 255, and others append suffixes such as `.partial` to our names."""
 
+INCOMING = ".incoming"
+PARTIAL = ".partial"
+"""Added to the name of an attempt's artefacts as they arrive (nothing is masked yet), and until they are whole."""
+
 NO_HOME = "xxxxxx"
 """Stands for the id that a home gets once something is written there."""
 

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from evalfleet.journal import Store
+from evalfleet.state import fold
+
 from .fleet import Fleet
 
 PLANTED = "planted-5d21e0-value"
@@ -94,10 +97,27 @@ def test_a_killed_controller_is_taken_up_again(hosts: Fleet, tmp_path: Path) -> 
         host.cut()
     run.send_signal(signal.SIGKILL)
     run.communicate()
+    assert leave_half_collected(folder, hosts), "all was collected when the controller died"
     again = start(folder, "resume", "r")
     said, _ = again.communicate(timeout=60)
     assert again.returncode == 0, said
     check(folder, hosts, 9)
+
+
+def leave_half_collected(folder: Path, hosts: Fleet) -> int:
+    """As a kill does between the last two steps of a collection: all is here, what arrived is not gone yet."""
+    store = Store.open(folder / "results", create=False, read_only=True)
+    attempts = fold(store.read("r")).attempts.values()
+    open_ones = [attempt for attempt in attempts if attempt.collected is None]
+    for attempt in open_ones:
+        home = folder / f"results/r/{attempt.task}/{attempt.id}"
+        home.mkdir(parents=True, exist_ok=True)
+        if not (home / "where").exists():
+            (home / "where").write_text(str(hosts.hosts[0].home))
+        incoming = home.with_name(f"{attempt.id}.incoming")
+        incoming.mkdir(exist_ok=True)
+        (incoming / "log").write_text(PLANTED)
+    return len(open_ones)
 
 
 def test_a_host_set_aside_is_said_so(hosts: Fleet, tmp_path: Path) -> None:

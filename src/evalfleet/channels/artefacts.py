@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Collected
+from evalfleet.names import PARTIAL
 
 from .secrecy import Secrets
 from .supervisor.files import MOST_DEEP, job_name
@@ -363,7 +364,7 @@ def _move(out: Path, into: Path, without: set[str]) -> None:
     def ignored(folder: str, names: list[str]) -> set[str]:
         return {name for name in names if os.path.join(folder, name) in without}
 
-    partial = into.with_name(into.name + ".partial")
+    partial = into.with_name(into.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(str(out), partial, symlinks=True, ignore=ignored)
     os.rename(partial, into)

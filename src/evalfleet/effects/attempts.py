@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import shutil
 from pathlib import Path
 
 from evalfleet.errors import ChannelError, FleetError, StaleController
 from evalfleet.events import AttemptCollected, AttemptEnded, MachineCondemned, MachineHeard, MachineSilent
 from evalfleet.model import Broken, Cause, Collected, Command, Ended, Job, Outcome, Scored, Task, after
-from evalfleet.names import safe_name
+from evalfleet.names import INCOMING, PARTIAL, safe_name
 from evalfleet.ports import Channel
 from evalfleet.state import AttemptState, MachineState
 
@@ -117,7 +119,16 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
             found = AttemptCollected(attempt.id, Collected(problem=str(err) or type(err).__name__))
             if isinstance(err, OSError) or not await _answers_again(tools, machine):
                 break
+    await _discard_half(_home_of(tools, attempt))
     tools.report(found)
+
+
+async def _discard_half(artefacts: Path) -> None:
+    """What a controller that was killed while it collected has left, perhaps with secrets not masked yet."""
+    for suffix in (INCOMING, PARTIAL):
+        half = f"{artefacts}{suffix}"
+        if os.path.lexists(half):
+            await asyncio.to_thread(shutil.rmtree, half, ignore_errors=True)
 
 
 def _no_room(tools: Tools) -> FleetError:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from evalfleet.model import Scored
+from evalfleet.names import INCOMING, PARTIAL
 from evalfleet.sim import ledger
 from evalfleet.state import AttemptState
 
@@ -81,8 +82,9 @@ def artefacts_are_whole(arena: Arena) -> Iterator[str]:
     for n, known in enumerate(arena.state.tasks.values()):
         if isinstance(known.outcome, Scored) and known.decided_by is not None:
             yield from _problems_of(arena, n, arena.state.attempts[known.decided_by])
-    for path in arena.home.rglob("*.partial"):
-        yield f"{path} is left of a collection"
+    for path in arena.home.rglob("*"):
+        if path.suffix in (INCOMING, PARTIAL):
+            yield f"{path} is left of a collection"
 
 
 def _problems_of(arena: Arena, n: int, attempt: AttemptState) -> Iterator[str]:

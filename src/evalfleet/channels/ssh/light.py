@@ -12,6 +12,7 @@ from msgspec import Struct
 from evalfleet.channels.artefacts import LOG
 from evalfleet.channels.supervisor.parcel import BadParcel, unwire
 from evalfleet.model import Collected
+from evalfleet.names import PARTIAL
 
 
 class Entry(Struct, frozen=True):
@@ -40,7 +41,7 @@ class Flat(Struct, frozen=True):
     def make(self, into: Path) -> Collected:
         """All at once: under its own name the directory is complete."""
         _make_parent(into)
-        partial = f"{into}.partial"
+        partial = f"{into}{PARTIAL}"
         _make_empty(partial)
         total = count = 0
         for name, entry, content in self.files:

@@ -28,6 +28,7 @@ from evalfleet.channels.secrecy import Secrets
 from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker, unwire
 from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Collected
+from evalfleet.names import INCOMING
 
 from .asking import Answer, Lot
 from .hosts import converse
@@ -178,7 +179,7 @@ class Stage:
     def __init__(self, into: Path, caps: Caps) -> None:
         self._into = into
         self._caps = caps
-        self._folder = into.with_name(into.name + ".incoming")
+        self._folder = into.with_name(into.name + INCOMING)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         self._folder.mkdir(0o700)  # nothing in it is masked yet
