@@ -16,7 +16,7 @@ MAX_FILE_NAME = 180
 
 INCOMING = ".incoming"
 PARTIAL = ".partial"
-"""Added to the name of an attempt's artefacts as they arrive (nothing is masked yet), and until they are whole."""
+"""Added to the name of an attempt's artefacts: as they arrive, not masked yet; until they are whole."""
 
 NO_HOME = "xxxxxx"
 """Stands for the id that a home gets once something is written there."""

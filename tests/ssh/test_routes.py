@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import getpass
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,10 @@ from typing import Any
 import pytest
 
 from evalfleet.errors import ProviderError
-from evalfleet.model import AttemptId
+from evalfleet.model import AttemptId, MachineId
 from evalfleet.ports import Fence
 
-from .fleet import Fleet, bring_up, fleet, keygen
+from .fleet import HOME_ID, Fleet, Sshd, bring_up, fleet, keygen
 from .test_channel import shell
 
 # what the server of OpenSSH 8.2 (Ubuntu 20.04) offers and accepts unless told otherwise
@@ -36,6 +39,7 @@ KexAlgorithms ecdh-sha2-nistp384
 Ciphers aes256-ctr
 MACs hmac-sha2-512
 MaxSessions 2
+DisableForwarding yes
 """
 
 
@@ -153,3 +157,37 @@ async def test_other_servers(tmp_path: Path, user: Path, config: str) -> None:
         assert "subsystem sftp" not in shown, "a server without it will do"
         assert config.split()[1] in shown
         await works(made, tmp_path / "t.0")
+
+
+# -- to the supervisor ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "carried"), [("", False), ("AllowStreamLocalForwarding no\n", True)], ids=["allowed", "not"]
+)
+async def test_a_process_carries_our_messages_only_where_the_server_may_not(
+    config: str, carried: bool
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="ef") as short, fleet(Path(short), 1, config) as made:
+        place = made.place()
+        channel = place.channel(await bring_up(place), Fence("run", 1, 20.0))
+        await channel.start(shell("t.0", "exit 4"))
+        assert (await channel.ended(AttemptId("t.0"))).exit_code == 4
+        async with asyncio.timeout(10):
+            while len(carriers(made.hosts[0])) != int(carried):  # it takes a moment to leave
+                await asyncio.sleep(0.05)
+        await channel.close()
+        await place.delete(MachineId(f"pool-{HOME_ID}-1"))
+        await place.close()
+
+
+def carriers(host: Sshd) -> list[int]:
+    """Processes of ours that stand between the server and the supervisor."""
+    found: list[int] = []
+    for session in host.sessions():
+        with contextlib.suppress(OSError):
+            kids = Path(f"/proc/{session}/task/{session}/children").read_text().split()
+            found += [
+                int(kid) for kid in kids if Path(f"/proc/{kid}/cmdline").read_bytes().endswith(b"connect\0")
+            ]
+    return found

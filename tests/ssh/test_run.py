@@ -105,7 +105,7 @@ def test_a_killed_controller_is_taken_up_again(hosts: Fleet, tmp_path: Path) -> 
 
 
 def leave_half_collected(folder: Path, hosts: Fleet) -> int:
-    """As a kill does between the last two steps of a collection: all is here, what arrived is not gone yet."""
+    """As a kill does between the last two steps of a collection: all is here, what arrived not gone yet."""
     store = Store.open(folder / "results", create=False, read_only=True)
     attempts = fold(store.read("r")).attempts.values()
     open_ones = [attempt for attempt in attempts if attempt.collected is None]

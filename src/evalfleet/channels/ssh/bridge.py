@@ -1,10 +1,15 @@
-"""The line to a machine's supervisor: a process on the host that carries our messages to its socket."""
+"""The line to a machine's supervisor.
+
+A process on the host finds it, or starts it, and tells where it listens; then the SSH server itself connects
+us. Where the server may not, the process stays and carries our messages.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+import re
+from typing import Any, cast
 
 import asyncssh
 
@@ -14,27 +19,53 @@ from .asking import NO_SUPERVISOR, Lot
 from .hosts import Host, Wire
 from .words import HostLost
 
-READY = b"ok\n"
+READY = re.compile(rb"(?:^|\n)ok ([^ \n]*)\n$")
 WORDS_CAP = 4096
 
 
-class Session(asyncssh.SSHClientSession[bytes]):
-    """Hands on what arrives, once the other end has said that it is there."""
+class Direct(asyncssh.SSHUNIXSession[bytes]):
+    """Hands on what arrives from the supervisor's socket."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self.channel: Any = None  # an SSHUNIXChannel, whose methods have no types
+        self.lost = False
+        self._protocol = protocol
+
+    def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
+        self.channel = chan
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        self._protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._protocol.connection_lost(exc)
+
+
+class Bridge(asyncssh.SSHClientSession[bytes]):
+    """Hands on what the process on the host carries, once that has said where the supervisor is."""
 
     def __init__(self, request: bytes, protocol: asyncio.Protocol) -> None:
         self.channel: Any = None  # an SSHClientChannel, whose methods have no types
         self.status: int | None = None
         self.errors = b""
         self.lost = False
+        self.address = ""
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.at_end: list[Any] = []
         self._request = request
-        self._protocol = protocol
+        self._protocol: asyncio.Protocol | None = protocol
         self._head = b""
         self._open = False
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
         self.channel = chan
+
+    def leave(self) -> None:
+        """We are connected without it."""
+        self._protocol = None
+        if not self.lost:
+            self.channel.close()
 
     def session_started(self) -> None:
         if self.channel is not None:
@@ -44,14 +75,14 @@ class Session(asyncssh.SSHClientSession[bytes]):
     def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
         if datatype is not None:
             self.errors = (self.errors + data)[-WORDS_CAP:]
-        elif self._open:
-            self._protocol.data_received(data)
-        else:
+        elif not self._open:
             self._head = (self._head + data)[-WORDS_CAP:]  # a login shell may have said something first
-            if self._head.endswith(READY):
-                self._open = True
+            if (found := READY.search(self._head)) is not None:
+                self.address, self._open = found[1].decode("ascii", "replace"), True
                 if not self.ready.done():
                     self.ready.set_result(True)
+        elif self._protocol is not None:
+            self._protocol.data_received(data)
 
     def exit_status_received(self, status: int) -> None:
         self.status = status
@@ -62,14 +93,14 @@ class Session(asyncssh.SSHClientSession[bytes]):
             call()
         if not self.ready.done():
             self.ready.set_result(False)
-        elif self._open:
+        elif self._open and self._protocol is not None:
             self._protocol.connection_lost(exc)
 
 
 class Line(asyncio.WriteTransport):
     """What a Link needs of a transport."""
 
-    def __init__(self, host: Host, wire: Wire, session: Session) -> None:
+    def __init__(self, host: Host, wire: Wire, session: Direct | Bridge) -> None:
         super().__init__()
         self._host = host
         self._wire = wire
@@ -95,33 +126,48 @@ class Line(asyncio.WriteTransport):
 async def dial(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
     """Connect the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
     for brought in (False, True):
-        wire, session = await _begin(lot, machine, fence, protocol)
+        wire, bridge = await _begin(lot, machine, fence, protocol)
         try:
-            ready = await session.ready
+            if await bridge.ready:
+                direct = await _connect(wire, bridge, protocol)
+                return Line(lot.host, wire, direct or bridge)
         except asyncio.CancelledError:
-            if not session.lost:
+            if not bridge.lost:
                 lot.host.suspect(wire)  # it was waited for in vain
             raise
-        if ready:
-            return Line(lot.host, wire, session)
-        if session.status == NO_SUPERVISOR and not brought:
+        if bridge.status == NO_SUPERVISOR and not brought:
             await lot.bring_supervisor()
             continue
-        lot.check(session.status, session.errors)
+        lot.check(bridge.status, bridge.errors)
         break
     raise HostLost(f"{lot.host.name}: there is no line to the supervisor")
 
 
-async def _begin(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protocol) -> tuple[Wire, Session]:
+async def _begin(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protocol) -> tuple[Wire, Bridge]:
     request = lot.connect_request(machine, fence)
     command = lot.command("connect", machine)
-    wire, session = await lot.host.session(lambda: Session(request, protocol), command)
+    wire, bridge = await lot.host.session(lambda: Bridge(request, protocol), command)
 
     def release() -> None:
         wire.used -= 1
 
-    if session.lost:
+    if bridge.lost:
         release()
     else:
-        session.at_end.append(release)
-    return wire, session
+        bridge.at_end.append(release)
+    return wire, bridge
+
+
+async def _connect(wire: Wire, bridge: Bridge, protocol: asyncio.Protocol) -> Direct | None:
+    """The server's own connection to the supervisor: a process less. None where it may not, or cannot."""
+    if not bridge.address:
+        return None
+    untyped: Any = wire.connection.ssh
+    try:
+        _, direct = await untyped.create_unix_connection(lambda: Direct(protocol), bridge.address)
+    except asyncssh.ChannelOpenError:  # forwarding is not allowed there, or the supervisor has just left
+        return None
+    except (asyncssh.Error, OSError) as err:
+        raise HostLost(f"the connection was lost: {err}") from err
+    bridge.leave()
+    return cast("Direct", direct)

@@ -1,7 +1,8 @@
 """What a controller asks of a host over SSH, a process a question; and the one that stays: the bridge.
 
 `python -I -S supervisor.pyz VERB` in the user's home reads a line of JSON from its standard input and writes
-one to its output. `connect` then carries bytes between those and the supervisor of a machine.
+one to its output. `connect` tells where the supervisor of a machine listens, and carries bytes between those
+and it until its caller hangs up, having reached it directly.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import socket
 import sys
 import time
 
+from .files import SOCKET
+
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 NO_MACHINE = 96
 START_S = 15.0
+LONGEST = 108
 
 
 def verb(name: str) -> int:
@@ -92,9 +96,15 @@ def connect(request: dict[str, Any]) -> int:
     except FileNotFoundError:
         return NO_MACHINE
     sock = upgraded(request)
-    os.write(1, b"ok\n")
+    os.write(1, f"ok {address()}\n".encode())
     carry(sock)
     return 0
+
+
+def address() -> str:
+    """Where others can connect to; empty if the name is longer than an address may be, or odd."""
+    path = os.path.join(os.getcwd(), SOCKET)
+    return path if len(path) < LONGEST and path.isascii() and " " not in path else ""
 
 
 def reach() -> socket.socket:
@@ -103,7 +113,7 @@ def reach() -> socket.socket:
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.connect("supervisor.sock")  # relative: an address holds 108 bytes
+            sock.connect(SOCKET)  # relative: an address holds 108 bytes
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
             from .main import start

@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
     from typing import Any
 
+SOCKET = "supervisor.sock"
 CLEANER = 'chmod -R u+rwX "$1" 2>/dev/null; rm -rf "$1"'
 MOST_DEEP = 500
 """Folders in folders that come home: Python cannot remove many more, nor can other tools of the user's."""

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .files import CLEANER
+from .files import CLEANER, SOCKET
 from .processes import birth, kill, kill_marked, marked, marker, parse_stat
 
 TYPE_CHECKING = False
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 DELETING = "deleting"
-SOCKET = "supervisor.sock"
 ADDRESS_BYTES = 100
 QUIT_S = 10.0
 

@@ -13,7 +13,7 @@ import traceback
 from binascii import a2b_base64, b2a_base64
 
 from .clients import Client, Clients
-from .files import read_file, sha256, write_atomic
+from .files import SOCKET, read_file, sha256, write_atomic
 from .growth import NEVER
 from .host import boot_id, cpu_times, memory_used
 from .job import Job
@@ -85,8 +85,8 @@ class Server:
         self.restore()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink("supervisor.sock")
-        self.listener.bind("supervisor.sock")  # relative: an address holds 108 bytes
+            os.unlink(SOCKET)
+        self.listener.bind(SOCKET)  # relative: an address holds 108 bytes
         self.listener.listen(64)
         self.listener.setblocking(False)
         self.selector.register(self.listener, selectors.EVENT_READ, self.on_connect)
@@ -174,7 +174,7 @@ class Server:
     def close(self) -> None:
         self.clients.close()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink("supervisor.sock")
+            os.unlink(SOCKET)
 
     # -- requests ----------------------------------------------------------------------------
 
