@@ -73,6 +73,7 @@ class Engine:
         """Until the run has ended. Raises LeaseLost, StaleController or JournalError when it must stop."""
         background = [asyncio.create_task(self._listen()), asyncio.create_task(self._survey())]
         try:
+            await self._performer.take_up()
             self.report(self._controller)
             await self._turn()  # what the journal says must be under way does not wait for offers
             self._offers = await self._find_offers()

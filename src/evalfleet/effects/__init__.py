@@ -34,6 +34,10 @@ class Performer:
         self._tools = tools
         self._downloads = asyncio.Semaphore(DOWNLOADS_AT_ONCE)
 
+    async def take_up(self) -> None:
+        """To be called first: what an earlier controller has left half done here is cleared away."""
+        await attempts.discard_halves(self._tools)
+
     async def perform(self, effect: Effect) -> None:
         """Until it is done and reported. Raises FleetError only when the controller must stop."""
         while True:
@@ -67,6 +71,8 @@ class Performer:
             case RunAttempt(attempt):
                 await attempts.run_attempt(tools, state.attempts[attempt])
             case Collect(attempt):
+                for _ in range(2):  # what is to be started goes out first: a machine waits for it
+                    await asyncio.sleep(0)
                 await attempts.collect(tools, state.attempts[attempt], self._downloads)
 
     def _report_bug(self, effect: Effect, detail: str) -> None:

@@ -119,16 +119,20 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
             found = AttemptCollected(attempt.id, Collected(problem=str(err) or type(err).__name__))
             if isinstance(err, OSError) or not await _answers_again(tools, machine):
                 break
-    await _discard_half(_home_of(tools, attempt))
     tools.report(found)
 
 
-async def _discard_half(artefacts: Path) -> None:
-    """What a controller that was killed while it collected has left, perhaps with secrets not masked yet."""
-    for suffix in (INCOMING, PARTIAL):
-        half = f"{artefacts}{suffix}"
-        if os.path.lexists(half):
-            await asyncio.to_thread(shutil.rmtree, half, ignore_errors=True)
+async def discard_halves(tools: Tools) -> None:
+    """What a controller that was killed while it collected has left, perhaps with secrets not masked yet.
+
+    The journal does not call those attempts collected: what is here of one may even be complete.
+    """
+    for machine in tools.state.machines.values():
+        for attempt in (*machine.open, *machine.uncollected):
+            home = _home_of(tools, tools.state.attempts[attempt])
+            for half in (f"{home}{INCOMING}", f"{home}{PARTIAL}"):
+                if os.path.lexists(half):
+                    await asyncio.to_thread(shutil.rmtree, half, ignore_errors=True)
 
 
 def _no_room(tools: Tools) -> FleetError:

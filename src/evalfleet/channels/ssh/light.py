@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from evalfleet.channels.artefacts import LOG
+from evalfleet.channels.artefacts import LOG, tally
 from evalfleet.channels.supervisor.parcel import BadParcel, unwire
 from evalfleet.model import Collected
 from evalfleet.names import PARTIAL
@@ -39,7 +41,7 @@ class Flat(Struct, frozen=True):
     note: bytes
 
     def make(self, into: Path) -> Collected:
-        """All at once: under its own name the directory is complete."""
+        """All at once: under its own name the directory is complete. One that is there already stays."""
         _make_parent(into)
         partial = f"{into}{PARTIAL}"
         _make_empty(partial)
@@ -55,7 +57,13 @@ class Flat(Struct, frozen=True):
                 os.close(fd)
             if name != LOG:
                 total, count = total + len(content), count + 1
-        os.rename(partial, into)
+        try:
+            os.rename(partial, into)
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(partial)
+            return tally(into)
         return Collected(count, total)
 
 
@@ -112,7 +120,5 @@ def _make_empty(folder: str) -> None:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:  # an earlier try was cut short
-        import shutil
-
         shutil.rmtree(folder)
         os.mkdir(folder, 0o700)

@@ -114,10 +114,10 @@ class SshMover:
 
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         parcel = self._arrived.pop(job, None)
-        if os.path.lexists(into):
-            return tally(into)
         if parcel is not None:
             return self._unpack_light(parcel, into)
+        if os.path.lexists(into):
+            return tally(into)
         caps = {"job": job, **self.with_the_end}
         answer = await self.ask("fetch", caps)
         if answer.state == "unknown":
