@@ -1,12 +1,13 @@
 """Time and machine cost of Windows Agent Arena before spending anything, by simulation.
 
 Each draw goes through the real engine and policy, with the times of waa_durations. Durations are unknown to
-the scheduler, as in a first run, and nothing fails. Four ways to have the machines:
+the scheduler, as in a first run, and nothing fails. Three ways to have the machines:
 
 - cold: the run makes them and installs Docker and Windows on each, all but the first after one attempt has
   ended there (`--canary 1`, the default on clouds); each is deleted when it has nothing left to do.
-- stopped_pool: `pool start` and at once `run --pool`; all are billed until the last result, then stopped.
-- cold_at_once, stopped_pool_at_once: the same with `--canary 0`.
+- cold_at_once: the same with `--canary 0`.
+- stopped_pool: `pool start` and at once `run --pool`, which uses all machines as they come; all are billed until
+  the last result, then stopped.
 
 Minutes are from the command to the last result. Cost is that of machines, their disks and addresses, at list
 price; the disks of a pool while it is stopped are not in it.
@@ -72,8 +73,7 @@ class Way:
 WAYS = (
     Way("cold", COLD, canary=1),
     Way("cold_at_once", COLD, canary=0),
-    Way("stopped_pool", STOPPED, canary=1, kept=True),
-    Way("stopped_pool_at_once", STOPPED, canary=0, kept=True),
+    Way("stopped_pool", STOPPED, canary=0, kept=True),
 )
 
 

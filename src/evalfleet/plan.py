@@ -103,9 +103,7 @@ def resolve(
     selection = _selected(flags, loaded)
     tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
     name = check_run_name(request.name) if request.name is not None else default_run_name(loaded.name, now)
-    plan = _plan(name, flags, given, loaded, tasks)
-    if pool is not None:
-        plan = msgspec.structs.replace(plan, pool=pool.run)
+    plan = _plan(name, flags, given, loaded, tasks, "" if pool is None else pool.run)
     doubts = _doubts(plan, tasks)
     return Resolved(
         plan=msgspec.structs.replace(plan, settings=given.free, home=home_id),
@@ -318,7 +316,7 @@ def _limited(tasks: tuple[Task, ...], timeout_s: float | None) -> tuple[Task, ..
     return tuple(msgspec.structs.replace(task, timeout_s=timeout_s) for task in tasks)
 
 
-def _plan(name: str, flags: Flags, given: Given, loaded: Loaded, tasks: Sequence[Task]) -> Plan:
+def _plan(name: str, flags: Flags, given: Given, loaded: Loaded, tasks: Sequence[Task], pool: str) -> Plan:
     places = given.places
     envelope = BenchmarkSpec(given.benchmark.kind_name, loaded.spec, flags.repeat, loaded.secrets)
     specs = {place.name: PlaceSpec(place.kind_name, str(place.base), place.settings) for place in places}
@@ -332,11 +330,19 @@ def _plan(name: str, flags: Flags, given: Given, loaded: Loaded, tasks: Sequence
         agent=flags.agent,
         schedule=flags.schedule,
         slots=loaded.slots,
-        limits=_limits(flags, places, tasks, loaded.setup_s),
+        limits=_limits(flags, _canary(flags, places, pool), tasks, loaded.setup_s),
         verdict=_verdict(flags),
         machine_names=loaded.machine_names or Plan(name, "").machine_names,
         model_usd=loaded.model_usd,
+        pool=pool,
     )
+
+
+def _canary(flags: Flags, places: Sequence[PlaceSource], pool: str) -> int:
+    """Attempts that must end before more machines are made; a pool's are there, and prepared."""
+    if flags.canary is not None:
+        return flags.canary
+    return 0 if pool else max(place.default_canary for place in places)
 
 
 def _plain(value: object) -> Any:
@@ -344,9 +350,8 @@ def _plain(value: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _limits(flags: Flags, places: Sequence[PlaceSource], tasks: Sequence[Task], setup_s: float) -> Limits:
+def _limits(flags: Flags, canary: int, tasks: Sequence[Task], setup_s: float) -> Limits:
     longest = max(task.timeout_s + task.ready_s for task in tasks)
-    canary = max(place.default_canary for place in places) if flags.canary is None else flags.canary
     return Limits(
         workers=flags.workers,
         attempts=flags.attempts,

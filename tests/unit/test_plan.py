@@ -123,6 +123,16 @@ def test_a_plain_request(cwd: Path) -> None:
     assert found.warnings == ()
 
 
+def test_machines_of_a_pool_are_there_so_no_canary_is_waited_for(cwd: Path) -> None:
+    pool = msgspec.structs.replace(resolved(cwd).plan, run="p")
+    request = RunRequest(benchmark="bench/b.toml", pool="p")
+    environ = {"API_KEY": "hunter2"}
+    plan = resolve(request, environ=environ, cwd=cwd, now=NOW, home_id="h", pool=pool).plan
+    assert (plan.pool, plan.places, plan.limits.canary) == ("p", ("shed",), 0)
+    asked = msgspec.structs.replace(request, canary=1)
+    assert resolve(asked, environ=environ, cwd=cwd, now=NOW, home_id="h", pool=pool).plan.limits.canary == 1
+
+
 def test_every_flag_reaches_the_plan(cwd: Path) -> None:
     found = resolved(
         cwd,
