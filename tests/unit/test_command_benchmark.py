@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evalfleet.benchmarks.command import CommandBenchmark, CommandSpec
+from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.benchmarks.loaded import Repeated
 from evalfleet.benchmarks.results import read_result
+from evalfleet.benchmarks.spec import CommandSpec
 from evalfleet.errors import RequestError
 from evalfleet.model import (
     AttemptId,

@@ -6,41 +6,19 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from evalfleet.errors import RequestError
-from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, SetupStep, Task
+from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Task
 from evalfleet.names import attempt_number
 from evalfleet.tables import expand
 
-from .files import bundle_files, digest
 from .loaded import Loaded
+from .loading import load_benchmark
 from .results import outcome_of
-
-PLACEHOLDER = re.compile(r"\{(task_id|domain|attempt|params\.[^{}]+)\}")
-
-
-class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The checked contents of the file but for its tasks. `root` is its folder, absolute.
-
-    `digest` is the bundle's when the run was planned: files that change later are refused, not mixed.
-    """
-
-    name: str
-    root: str
-    command: tuple[str, ...]
-    files: tuple[str, ...] = ()
-    setup: tuple[tuple[str, ...], ...] = ()
-    probe: tuple[str, ...] = ()
-    on_timeout: Literal["zero", "broken"] = "zero"
-    score_from: Literal["result", "exit_code"] = "result"
-    digest: str = ""
-    secrets: tuple[str, ...] = ()
-    needs: Needs = Needs()
-    slots: int = 1
+from .spec import PLACEHOLDER, CommandSpec, bundle_of, spec_data
 
 
 class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,8 +64,6 @@ class CommandBenchmark:
 
     @classmethod
     def load(cls, name: str, settings: CommandSettings, base: Path) -> Loaded:
-        from .loading import load_benchmark  # it needs CommandSpec from here
-
         return load_benchmark(base / expand(settings.path))
 
     @classmethod
@@ -119,19 +95,7 @@ class CommandBenchmark:
 
     @cached_property
     def _bundle(self) -> Bundle:
-        """Reads every file once, at first use. Raises RequestError if one cannot be read or has changed."""
-        steps = tuple(
-            SetupStep(f"setup-{n}", Command(argv)) for n, argv in enumerate(self.spec.setup, start=1)
-        )
-        root = Path(self.spec.root)
-        files = bundle_files(root, self.spec.files)
-        found = digest(root, files, steps)
-        if self.spec.digest not in ("", found):
-            raise RequestError(
-                f"the files of benchmark {self.name!r} in {root} have changed since the run was planned: "
-                "put them back as they were, or start a new run"
-            )
-        return Bundle(found, {name: str(path) for name, path in files.items()}, steps)
+        return bundle_of(self.spec)
 
     @property
     def probe(self) -> Command | None:
@@ -155,12 +119,6 @@ class CommandBenchmark:
             zero_on_timeout=self.spec.on_timeout == "zero",
             exit_code_scores=self.spec.score_from == "exit_code",
         )
-
-
-def spec_data(spec: CommandSpec) -> dict[str, Any]:
-    """As JSON would give it back: lists, not tuples."""
-    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec))
-    return data
 
 
 def fill(word: str, task: Task, attempt: int) -> str:

@@ -15,9 +15,9 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Needs
 from evalfleet.tables import convert, read_toml
 
-from .command import PLACEHOLDER, CommandBenchmark, CommandSpec, spec_data
 from .files import bundle_files, check_files
 from .loaded import Loaded
+from .spec import PLACEHOLDER, CommandSpec, bundle_of, spec_data
 from .tasks import check_stall, check_timeout, make_tasks, read_inline, read_jsonl
 from .words import warnings_about
 
@@ -59,7 +59,7 @@ def load_benchmark(path: Path) -> Loaded:
     if not tasks:
         raise RequestError(f"{where}: key 'tasks' has no tasks; write at least one")
     files = bundle_files(root, file.files)
-    planned = msgspec.structs.replace(spec, digest=CommandBenchmark(spec).bundle.digest)
+    planned = msgspec.structs.replace(spec, digest=bundle_of(spec).digest)
     return Loaded(
         name=file.name,
         spec=spec_data(planned),

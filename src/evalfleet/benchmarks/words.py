@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from .command import PLACEHOLDER, CommandSpec
+from .spec import PLACEHOLDER, CommandSpec
 
 _BRACES = re.compile(r"(\$?)\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _SCRIPTS = frozenset({".sh", ".bash", ".py", ".js", ".mjs", ".ts", ".rb", ".pl", ".jl", ".r", ".lua", ".ps1"})

@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
+from .any_lab import AnyLab
 from .cgroups import Limits
 from .errors import LabError
-from .host import AnyLab, Host, HostProcess
+from .host import Host, HostProcess
 from .hosts import NamespaceHost
 from .lab import Lab
 from .loopback import LoopbackLab

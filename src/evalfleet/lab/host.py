@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 from .errors import LabError
-
-if TYPE_CHECKING:
-    from .client import Client
 
 
 class HostProcess(NamedTuple):
@@ -142,36 +137,6 @@ class Host(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} {self.address}:{self.port}>"
-
-
-class AnyLab(Protocol):
-    """What labs of every kind have in common. Context managers, too."""
-
-    @property
-    def hosts(self) -> Sequence[Host]: ...
-
-    @property
-    def client(self) -> Client: ...
-
-    @property
-    def prefix(self) -> tuple[str, ...]:
-        """Before a command: it runs on this machine and reaches the hosts."""
-        ...
-
-    def inside(self) -> AbstractContextManager[None]:
-        """This thread reaches the hosts meanwhile, and so does what it starts (threads, processes).
-
-        For a client in this process: what it connects in here stays connected afterwards.
-        """
-        ...
-
-    def socket(self) -> socket.socket:
-        """A TCP socket that reaches the hosts, to connect from anywhere in this process."""
-        ...
-
-    def destroy(self) -> None:
-        """Nothing is left afterwards. Repeats safely."""
-        ...
 
 
 def checked(

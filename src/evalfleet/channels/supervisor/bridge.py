@@ -116,7 +116,7 @@ def reach() -> socket.socket:
             sock.connect(SOCKET)  # relative: an address holds 108 bytes
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
-            from .main import start
+            from .starting import start
 
             problem = start(".")
             if problem or time.monotonic() > until:

@@ -16,7 +16,7 @@ import time
 from .boot import cloud_init
 from .files import read_file, write_atomic
 from .host import boot_id
-from .main import start
+from .starting import start
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:

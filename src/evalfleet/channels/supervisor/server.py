@@ -35,7 +35,7 @@ EVICTED_GRACE_S = 3.0
 WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit", "watch", "anew"))
 MODULES = (
     *("boot", "bridge", "clients", "files", "growth", "host", "job", "jobs", "lent", "log", "main"),
-    *("notices", "pack", "parcel", "processes", "removal", "server"),
+    *("notices", "pack", "parcel", "processes", "removal", "server", "starting"),
 )
 
 
