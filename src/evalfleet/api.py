@@ -36,6 +36,7 @@ from .journal.sqlite import StreamKind
 from .keeping import keep_plan, tend
 from .model import IMPORTED, AttemptId, Limits, Micros, Plan, RunStatus, TaskId
 from .names import hint, safe_name
+from .peeking import PoolMachines
 from .plan import (
     PlaceSettings,
     Resolved,
@@ -197,7 +198,8 @@ def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
     """The request with everything settled, checked before anything starts. `dry`: nothing is written."""
     environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
     request, pool = _borrowed(request, home_of(environ, cwd), dry)
-    resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id="", pool=pool)
+    machines = PoolMachines(home_of(environ, cwd), request.pool) if request.pool else None
+    resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id="", pool=pool, machines=machines)
     store = _store_of(resolved.home, dry)
     name, home_id = resolved.plan.run, "" if store is None else store.home_id
     taken: set[str] = set() if store is None else {info.name for info in store.streams()}

@@ -1,6 +1,7 @@
 """Configuration + flags -> a frozen, validated plan; and from a plan, its benchmark and places again.
 
-Reads files; has no clock and no chance: time and the home's id are arguments.
+Reads files, and lets benchmarks read what is theirs; has no clock and no chance: time and the home's id are
+arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from .benchmarks.loaded import Loaded, Repeated
+from .benchmarks.loaded import Loaded, Machines, Outside, Repeated
 from .benchmarks.selection import Selection, select
 from .config import (
     NOBODY,
@@ -87,18 +88,20 @@ def resolve(
     home_id: str,
     durations: Mapping[str, float] | None = None,
     pool: Plan | None = None,
+    machines: Machines | None = None,
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
     `home_id` is that of the home `config.home_of(environ, cwd)`; `durations` are seconds by task id;
-    `pool` is the plan of the pool that the request names.
+    `pool` is the plan of the pool that the request names, `machines` are the pool's.
     """
     config = _config(request, environ, cwd)
     merged = _environment(request, environ, cwd, config)
     flags = settle(request, merged, config, request.profile or merged.get("EVALFLEET_PROFILE", ""))
     source = benchmark_source(request.benchmark, config, cwd)
     given = _given(flags, source, config, pool, spot_asked=bool(request.spot))
-    loaded = given.benchmark.load()
+    home = home_of(environ, cwd)
+    loaded = given.benchmark.load(Outside(home, merged, machines))
     _check_env_file(request, environ, cwd, loaded)
     selection = _selected(flags, loaded)
     tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
@@ -108,7 +111,7 @@ def resolve(
     return Resolved(
         plan=msgspec.structs.replace(plan, settings=given.free, home=home_id),
         tasks=tasks,
-        home=home_of(environ, cwd),
+        home=home,
         warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
         secrets=secret_values(loaded.secrets, merged),
         environ=merged,

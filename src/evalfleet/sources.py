@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from .benchmarks.loaded import BenchmarkKind, Loaded
+from .benchmarks.loaded import Asking, BenchmarkKind, Loaded, Outside
 from .config import Config
 from .errors import RequestError
 from .names import hint
@@ -31,8 +31,10 @@ class BenchmarkSource(Struct, frozen=True):
     base: Path
     where: str
 
-    def load(self) -> Loaded:
+    def load(self, outside: Outside) -> Loaded:
         settings = convert(dict(self.settings), self.kind.Settings, self.where)
+        if isinstance(self.kind, Asking):
+            return self.kind.load_from(self.name, settings, self.base, outside)
         return self.kind.load(self.name, settings, self.base)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -31,6 +32,35 @@ class Loaded(Struct, frozen=True):
     setup_s: float = 0.0
     machine_names: str = ""
     model_usd: tuple[float, float] | None = None
+
+
+class Machines(Protocol):
+    """Those of the pool that a run borrows, to look something up there."""
+
+    def output(self, command: Sequence[str], most: int, limit_s: float) -> bytes | None:
+        """What it prints on the first one on which it succeeds. Nothing, if that is none.
+
+        It must change nothing there: a run may be at work. More than `most` bytes are a failure.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a benchmark may ask beside its files when it is loaded. `environ` holds secrets."""
+
+    home: Path
+    environ: Mapping[str, str] = field(repr=False)
+    machines: Machines | None = None
+
+
+@runtime_checkable
+class Asking(Protocol):
+    """A kind of benchmark whose tasks may be elsewhere than in files."""
+
+    def load_from(self, name: str, settings: Any, base: Path, outside: Outside | None) -> Loaded:
+        """As `load`, which asks nobody. What is read may be kept in the home."""
+        ...
 
 
 class BenchmarkKind(Protocol):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.benchmarks.files import digest
-from evalfleet.benchmarks.loaded import Loaded
+from evalfleet.benchmarks.loaded import Loaded, Outside
 from evalfleet.benchmarks.results import outcome_of
 from evalfleet.model import (
     AttemptId,
@@ -28,6 +28,7 @@ from evalfleet.model import (
 from evalfleet.names import safe_name
 from evalfleet.ports import Check
 
+from .finding import task_files
 from .model import check_model
 from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
 from .tasks import read_tasks
@@ -80,11 +81,14 @@ class WaaBenchmark:
 
     @classmethod
     def load(cls, name: str, settings: WaaSettings, base: Path) -> Loaded:
+        return cls.load_from(name, settings, base, None)
+
+    @classmethod
+    def load_from(cls, name: str, settings: WaaSettings, base: Path, outside: Outside | None) -> Loaded:
         check(settings, f"benchmark {name!r}")
         ready_s = settings.restart_s + settings.boot_s + COPY_S
-        found = read_tasks(
-            settings.waa, base, settings.task_list, settings.diff_lvl == "hard", TIMEOUT_S, ready_s
-        )
+        files = task_files(settings, base, outside)
+        found = read_tasks(files, settings.task_list, settings.diff_lvl == "hard", TIMEOUT_S, ready_s)
         install_s = 0.0 if settings.golden else INSTALL_S
         return Loaded(
             name=name,

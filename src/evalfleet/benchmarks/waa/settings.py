@@ -41,7 +41,11 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of `[benchmarks.waa]` and of `--set`."""
 
     waa: Annotated[
-        str, Meta(description="a checkout of WindowsAgentArena; default: beside evalfleet.toml")
+        str,
+        Meta(
+            description="a checkout of WindowsAgentArena, or its image as `docker save` writes it; "
+            "default: WindowsAgentArena beside evalfleet.toml, else the list comes from the image itself"
+        ),
     ] = ""
     task_list: Annotated[str, Meta(description="which of its lists, such as test_all or test_small")] = (
         "test_all"
