@@ -25,7 +25,7 @@ from .manifests import (
     tells_layers,
 )
 from .reference import same
-from .streams import GZIP, ZSTD, Stream, Unreadable, Verified, Window, unpacked, whole
+from .streams import GZIP, ZSTD, Stream, Unreadable, Verified, Window, one_line, unpacked, whole
 from .tars import Archive, plain
 
 MOST_PARTS = 20_000
@@ -84,7 +84,7 @@ def _folder(path: Path) -> tuple[Find, set[str]]:
     def find(name: str) -> Part:
         file = path / plain(name)
         if not file.is_file():
-            raise Unreadable(f"it has no {name[:100]}")
+            raise Unreadable(f"it has no {name[:100]!r}")
         return Part(file, 0, file.stat().st_size)
 
     return find, {name for name in (DOCKER, OCI) if (path / name).is_file()}
@@ -112,9 +112,9 @@ def _archive(path: Path) -> tuple[Find, set[str]]:
             if at in parts:
                 return parts[at]
             if at not in links:
-                raise Unreadable(f"it has no {name[:100]}")
+                raise Unreadable(f"it has no {name[:100]!r}")
             at = links[at]
-        raise Unreadable(f"its {name[:100]} is a link that leads nowhere")
+        raise Unreadable(f"its {name[:100]!r} is a link that leads nowhere")
 
     return find, {*parts, *links}
 
@@ -149,7 +149,7 @@ def _one_of(saved: Sequence[Saved], wanted: str) -> Saved:
     named = [each for each in saved if any(same(tag, wanted) for tag in each.repo_tags or ())]
     if not saved or (len(saved) > 1 and not named):
         tags = ", ".join(tag for each in saved for tag in each.repo_tags or ())
-        raise Unreadable(f"it has {len(saved)} images ({tags[:200]}), and none is {wanted}")
+        raise Unreadable(f"it has {len(saved)} images ({one_line(tags)}), and none is {wanted}")
     return (named or saved)[0]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from .reference import same
-from .streams import Stream, Unreadable
+from .streams import Stream, Unreadable, one_line
 
 MOST_MANIFEST = 4 << 20
 MOST_CONFIG = 8 << 20
@@ -86,7 +86,7 @@ def decoded(data: bytes, type_: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(data, type=type_)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:
-        raise Unreadable(f"{what} is none ({str(err)[:100]})") from None
+        raise Unreadable(f"{what} is none ({one_line(str(err))})") from None
 
 
 def manifest_of(data: bytes, what: str) -> Manifest:
@@ -109,7 +109,7 @@ def chosen(choices: Sequence[Descriptor], wanted: str) -> Descriptor:
         raise Unreadable("it has nothing for linux/amd64")
     if len({each.digest for each in fitting}) > 1 and not named and not any(e.platform for e in fitting):
         names = sorted({name for each in fitting for name in _names(each)})
-        raise Unreadable(f"it has several images ({', '.join(names)[:200]}), and none is {wanted}")
+        raise Unreadable(f"it has several images ({one_line(', '.join(names))}), and none is {wanted}")
     return fitting[0]
 
 

@@ -16,6 +16,11 @@ class Unreadable(Exception):
     """An image, or a part of it, cannot be read. The message is one line for the user."""
 
 
+def one_line(text: str) -> str:
+    """What strangers have written, for a message."""
+    return "".join(each if each.isprintable() else "?" for each in text[:200])
+
+
 class Stream(Protocol):
     def read(self, size: int) -> bytes:
         """As many, but at the end. Raises Unreadable, OSError."""
