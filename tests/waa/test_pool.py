@@ -9,7 +9,7 @@ import pytest
 
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, Arena, finish
-from tests.waa.standin import FEW
+from tests.waa.standin import FEW, IMAGE
 
 pytestmark = [needs_lab, pytest.mark.slow]
 
@@ -55,4 +55,27 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     said = pool(arena, "reset", "waa-eval-vm")
     assert said == "waa-eval-vm: Windows is as it was installed, and answers\n"
     assert "left-by-hand" not in str(host.run(["ls", f"{DATA}/storage"]).stdout)
+    pool(arena, "delete", "--yes")
+
+
+def test_without_a_checkout_the_list_comes_from_a_machine_of_the_pool(arena: Arena) -> None:
+    """The machine has the image; the registry is out of reach, as in a network of one's own."""
+    config = arena.folder / "evalfleet.toml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("waa =")))
+    image = "127.0.0.1:9/windowsarena/winarena"
+    pool(arena, "create", "--on", "lab")
+    asked = ("--pool", "dev", "--model", "m", "--set", "base_url=http://127.0.0.1:9/v1")
+    said = finish(arena.start("run", "waa", *asked, "--set", f"image={image}", "--dry-run"), 2)
+    assert "127.0.0.1:9 cannot be reached (Connection refused)" in said, "no machine has it yet"
+
+    host = arena.lab.hosts[0]
+    host.run(["docker", "pull", "-q", IMAGE])
+    said = finish(arena.start("run", "waa", *asked, "--task", "one", "--task", "three", "--name", "r"))
+    assert f"note: tasks: from {IMAGE}@sha256:" in said
+    assert {task["task_id"] for task in arena.results("r")["tasks"]} == {"one", "three"}
+    assert arena.results("r")["scored"] == 2
+    assert str(host.run(["docker", "ps", "-aq"]).stdout).count("\n") == 1, "nothing but WAA's is left"
+    said = finish(arena.start("run", "waa", *asked, "--task", "four", "--dry-run"), 2)
+    assert "--task 'four' is not a task of the benchmark" in said
     pool(arena, "delete", "--yes")
