@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from evalfleet.benchmarks.loaded import Outside
+from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.reading import read_task
+from evalfleet.benchmarks.waa.settings import WaaSettings
 from tests.waa import rootfs, standin
 
 IMAGE = "localhost/winarena:latest"
@@ -51,11 +55,12 @@ class Podman:
         self.folder = folder
         where = ("--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "vfs")
         kept = ("--tmpdir", str(folder / "tmp"), "--cgroup-manager", "cgroupfs", "--runtime", "runc")
-        self._argv = ("podman", *where, *kept)
+        self.argv = ("podman", *where, *kept)
         self.group = f"evalfleet-podman-{os.getpid()}"
+        self.grouped = ("--cgroup-parent", f"/{self.group}")
 
     def __call__(self, *argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*self._argv, *argv], capture_output=True, text=True, input=text, timeout=90)
+        return subprocess.run([*self.argv, *argv], capture_output=True, text=True, input=text, timeout=90)
 
     def ok(self, *argv: str, text: str | None = None) -> str:
         done = self(*argv, text=text)
@@ -115,11 +120,10 @@ def _import_image(podman: Podman) -> None:
 def running(podman: Podman) -> Iterator[Podman]:
     standin.golden_storage(podman.folder / "storage")
     flags = ("--network", "none", "--cap-add", "NET_ADMIN", "--stop-timeout", "1", *LIMITS)
-    grouped = ("--cgroup-parent", f"/{podman.group}")
     mounts = ("-v", f"{podman.folder}/storage:/storage", "-v", "/dev/null:/dev/kvm")
     command = "./entry.sh --prepare-image false --start-client false"
     key = ("-e", "OPENAI_API_KEY=sk-test")
-    podman.ok("run", "-d", "--name", "winarena", *flags, *grouped, *mounts, *key, IMAGE, "-c", command)
+    podman.ok("run", "-d", "--name", "winarena", *flags, *podman.grouped, *mounts, *key, IMAGE, "-c", command)
     yield podman
     podman("rm", "-f", "-t", "0", "winarena")
 
@@ -150,3 +154,48 @@ def test_what_the_engine_of_lab_hosts_imitates(running: Podman) -> None:
     assert running.ok("inspect", "-f", "{{.State.Running}} {{.State.ExitCode}}", "winarena") == "false 137\n"
     running.ok("start", "winarena")
     running.await_guest()
+
+
+@pytest.mark.parametrize("layout", ["docker-archive", "oci-archive", "oci-dir"])
+def test_the_list_of_tasks_comes_out_of_what_it_saves(podman: Podman, tmp_path: Path, layout: str) -> None:
+    """With a layer on top that takes a definition away, as the engine itself writes it down."""
+    name = f"localhost/less-{layout}:1"
+    gone = "rm /client/evaluation_examples_windows/examples/vlc/three.json"
+    podman.ok("run", "--name", layout, "--network", "none", *LIMITS, *podman.grouped, IMAGE, "-c", gone)
+    podman.ok("commit", "-q", layout, name)
+    podman.ok("save", "-q", "--format", layout, "-o", str(tmp_path / "saved"), name)
+    podman.ok("rm", layout)
+    loaded = WaaBenchmark.load("waa", WaaSettings(waa="saved"), tmp_path)
+    assert [(task.id, task.domain) for task in loaded.tasks] == [
+        (id, domain) for domain, ids in standin.FEW.items() for id in ids
+    ]
+    origin, doubt = loaded.warnings
+    assert origin.startswith(f"tasks: from {tmp_path}/saved@sha256:")
+    assert "defines no task 'three' (1 such)" in doubt
+
+
+class Here:
+    """This computer as a machine of a pool, with podman by the name of docker."""
+
+    def __init__(self, podman: Podman, folder: Path) -> None:
+        self._folder = folder
+        script = folder / "docker"
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(podman.argv)} "$@"\n')
+        script.chmod(0o755)
+
+    def output(self, command: Sequence[str], most: int, limit_s: float) -> bytes | None:
+        path = f"{self._folder}:{os.environ['PATH']}"
+        done = subprocess.run(
+            command, env={**os.environ, "PATH": path}, capture_output=True, timeout=min(limit_s, 60)
+        )
+        return done.stdout if done.returncode == 0 else None
+
+
+def test_the_list_of_tasks_comes_from_the_image_on_a_machine(podman: Podman, tmp_path: Path) -> None:
+    outside = Outside(tmp_path / "home", {}, Here(podman, tmp_path))
+    settings = WaaSettings(image=IMAGE)
+    loaded = WaaBenchmark.load_from("waa", settings, tmp_path, outside)
+    assert [task.id for task in loaded.tasks] == ["one", "two", "three"]
+    assert loaded.warnings[0].startswith(f"tasks: from {IMAGE}@sha256:")
+    assert podman.ok("ps", "-aq") == "", "what was made for it is gone"
+    assert WaaBenchmark.load_from("waa", settings, tmp_path, outside) == loaded
