@@ -67,8 +67,9 @@ def docker_archive(path: Path, layers: Sequence[bytes] = LAYERS, tags: Sequence[
     for layer in layers:
         names.append(f"{digest_of(layer)[7:]}/layer.tar")
         files |= {f"{digest_of(layer)[7:]}/": None, names[-1]: layer}
-    image = {"Config": f"{digest_of(config)[7:]}.json", "RepoTags": list(tags), "Layers": names}
-    files |= {image["Config"]: config, "manifest.json": json.dumps([image]).encode()}
+    place = f"{digest_of(config)[7:]}.json"
+    image = {"Config": place, "RepoTags": list(tags), "Layers": names}
+    files |= {place: config, "manifest.json": json.dumps([image]).encode()}
     path.write_bytes(tar(files))
     return path
 

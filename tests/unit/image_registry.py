@@ -8,7 +8,7 @@ import json
 import ssl
 import threading
 import urllib.parse
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -72,19 +72,18 @@ class _Store(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
-    def answer(self, code: int, data: bytes = b"", **headers: str) -> None:
+    def answer(self, code: int, data: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         self.send_response(code)
-        for name, value in {"Content-Length": str(len(data)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
+        for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
 
 
 class _Blobs(_Handler):
-    server: _Store
-
     def do_GET(self) -> None:
+        assert isinstance(self.server, _Store)
         self.server.words.append(self.headers.get("Authorization"))
         path, _, query = self.path.partition("?")
         registry = self.server.registry
@@ -102,7 +101,10 @@ class _Blobs(_Handler):
 
 
 class _Api(_Handler):
-    server: Registry
+    @property
+    def registry(self) -> Registry:
+        assert isinstance(self.server, Registry)
+        return self.server
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -112,47 +114,47 @@ class _Api(_Handler):
         url = urllib.parse.urlsplit(self.path)
         if url.path == "/token":
             return self._token(word, urllib.parse.parse_qs(url.query))
-        self.server.asked.append((url.path, word))
-        if self.server.status:
-            return self.answer(self.server.status, b"<html>no</html>")
+        self.registry.asked.append((url.path, word))
+        if self.registry.status:
+            return self.answer(self.registry.status, b"<html>no</html>")
         if not self._known(word):
-            return self.answer(401, **self._challenge())
+            return self.answer(401, headers=self._challenge())
         *head, kind, name = url.path.split("/")
         if "/".join(head) != f"/v2/{REPOSITORY}":
             return self.answer(404)
         return self._manifest(name) if kind == "manifests" else self._blob(name)
 
     def _known(self, word: str) -> bool:
-        if self.server.login == "basic":
+        if self.registry.login == "basic":
             return word == _basic(USER, PASSWORD)
         return word == f"Bearer {TOKEN}"
 
     def _challenge(self) -> dict[str, str]:
-        if self.server.login == "basic":
-            return {"WWW_Authenticate": 'Basic realm="registry"'}
-        where = f'realm="{self.server.realm}",service="registry.test"'
-        return {"WWW_Authenticate": f'Bearer {where},scope="repository:{REPOSITORY}:pull"'}
+        if self.registry.login == "basic":
+            return {"WWW-Authenticate": 'Basic realm="registry"'}
+        where = f'realm="{self.registry.realm}",service="registry.test"'
+        return {"WWW-Authenticate": f'Bearer {where},scope="repository:{REPOSITORY}:pull"'}
 
     def _token(self, word: str, query: dict[str, Any]) -> None:
         asked = {"service": ["registry.test"], "scope": [f"repository:{REPOSITORY}:pull"]}
-        welcome = not word if self.server.login == "anonymous" else word == _basic(USER, PASSWORD)
+        welcome = not word if self.registry.login == "anonymous" else word == _basic(USER, PASSWORD)
         if query != asked or not welcome:
             return self.answer(401, b"{}")
-        key = "token" if self.server.login == "anonymous" else "access_token"
+        key = "token" if self.registry.login == "anonymous" else "access_token"
         return self.answer(200, json.dumps({key: TOKEN, "expires_in": 300}).encode())
 
     def _manifest(self, name: str) -> None:
-        data = self.server.files.get("index.json" if name in ("latest", self.server.digest) else name)
+        data = self.registry.files.get("index.json" if name in ("latest", self.registry.digest) else name)
         if data is None:
             return self.answer(404)
-        told = {"Docker_Content_Digest": digest_of(data)} if self.server.tells_digest else {}
-        return self.answer(200, data, **told)
+        told = {"Docker-Content-Digest": digest_of(data)} if self.registry.tells_digest else {}
+        return self.answer(200, data, told)
 
     def _blob(self, name: str) -> None:
-        if name not in self.server.files:
+        if name not in self.registry.files:
             return self.answer(404)
-        where = f"http://127.0.0.1:{self.server.store.server_port}/{name}?{SIGNED}"
-        return self.answer(307, Location=where)
+        where = f"http://127.0.0.1:{self.registry.store.server_port}/{name}?{SIGNED}"
+        return self.answer(307, headers={"Location": where})
 
 
 def _basic(user: str, password: str) -> str:
