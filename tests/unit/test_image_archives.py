@@ -202,6 +202,7 @@ HOSTILE = {
     "zstd": (b"\x28\xb5\x2f\xfd" + bytes(100), "zstd"),
     "half of a gzip": (gzip.compress(LAYERS[1])[:-200], "cut short"),
     "a spoilt gzip": (b"\x1f\x8b" + bytes(100), "gzip data is damaged"),
+    "a gzip with another sum": (gzip.compress(LAYERS[1])[:-8] + bytes(8), "gzip data is damaged"),
     "a list of megabytes": (tar({f"{FOLDER}/test_all.json": b" " * (5 << 20)}), "larger than 4 MB"),
     "many lists": (tar({f"{FOLDER}/test_{n}.json": b" " * (4 << 20) for n in range(9)}), "32 MB"),
 }

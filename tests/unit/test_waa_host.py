@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -28,6 +26,7 @@ from evalfleet.benchmarks.waa.host.shell import Failed
 from evalfleet.benchmarks.waa.reading import Reading
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from tests.pythons import python_3_8
+from tests.unit.blobs import Blobs, store
 
 OLD_PYTHON = python_3_8()
 DISK = os.urandom(3000) + bytes(4 << 20) + os.urandom(777)
@@ -181,52 +180,11 @@ def test_progress_of_a_pull() -> None:
 # -- golden storage --------------------------------------------------------------------------------
 
 
-class Blobs(http.server.BaseHTTPRequestHandler):
-    """A store that gives ranges, wants a token, and may break off."""
-
-    files: dict[str, bytes]
-    asked: list[str]
-    breaks: int
-
-    def do_GET(self) -> None:
-        path, _, token = self.path.partition("?")
-        data = self.files.get(path)
-        if token != "sig=ok" or data is None:
-            self.send_error(403 if token != "sig=ok" else 404)
-            return
-        first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
-        last = min(last, len(data) - 1)
-        if first > 0 or last > 0:
-            self.asked.append(f"{path} {first}")
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-        self.send_header("Content-Length", str(last + 1 - first))
-        self.send_header("ETag", "v1")
-        self.end_headers()
-        part = data[first : last + 1]
-        if self.breaks > 0 and len(part) > 1:
-            type(self).breaks -= 1
-            part = part[: len(part) // 2]
-        self.wfile.write(part)
-
-    def log_message(self, format: str, *args: object) -> None: ...
-
-
 @pytest.fixture
 def blobs() -> Iterator[tuple[str, type[Blobs]]]:
-    class Mine(Blobs):
-        breaks = 0
-
-    Mine.asked = []
-    Mine.files = {f"/g/{name}": name.encode() for name in (*golden.NEEDED, *golden.OTHERS)}
-    Mine.files["/g/data.img"] = DISK
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mine)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/g", Mine
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    files = {f"/g/{name}": name.encode() for name in (*golden.NEEDED, *golden.OTHERS)}
+    with store({**files, "/g/data.img": DISK}) as (url, mine):
+        yield f"{url}/g", mine
 
 
 def test_golden_storage_comes_from_a_store_whole_and_sparse(

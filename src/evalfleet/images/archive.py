@@ -25,7 +25,7 @@ from .manifests import (
     tells_layers,
 )
 from .reference import same
-from .streams import GZIP, ZSTD, Stream, Unreadable, Verified, Window, one_line, unpacked, whole
+from .streams import GZIP, ZSTD, Inflated, Stream, Unreadable, Verified, Window, one_line, unpacked, whole
 from .tars import Archive, plain
 
 MOST_PARTS = 20_000
@@ -157,12 +157,13 @@ def _layer(part: Part, made_by: str, digest: str = "") -> Layer:
     @contextmanager
     def open() -> Generator[Stream]:
         with part.open() as window:
-            if not digest:
-                yield unpacked(window)
-                return
-            verified = Verified(window, digest, part.size)
-            yield unpacked(verified)
-            verified.finish()
+            verified = Verified(window, digest, part.size) if digest else None
+            stream = unpacked(verified or window)
+            yield stream
+            if isinstance(stream, Inflated):
+                stream.drain()  # what gzip knows of damage stands at its end
+            if verified is not None:
+                verified.finish()
 
     return Layer(part.size, made_by, open)
 

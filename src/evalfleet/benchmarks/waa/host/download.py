@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import http.client
 import json
 import os
+import shutil
 import threading
 import time
 import urllib.error
@@ -11,10 +14,6 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 from .shell import Failed, say
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from http.client import HTTPResponse
 
 PIECE = 64 << 20
 BLOCK = 1 << 20
@@ -50,8 +49,11 @@ class Download:
         self._size = size
         self._pieces = max(1, -(-size // self._piece))
         self._done = self._done_before(size, tag)
-        with open(self._part, "r+b" if self._done else "wb") as file:
-            file.truncate(size)  # what is zero takes no room
+        try:
+            with open(self._part, "r+b" if self._done else "wb") as file:
+                file.truncate(size)  # what is zero takes no room
+        except OSError as err:
+            raise Failed(no_room(os.path.dirname(self._part), err)) from None
         with ThreadPoolExecutor(AT_ONCE) as pool:
             waiting = [n for n in range(self._pieces) if n not in self._done]
             for piece in [pool.submit(self._bring_piece, n, size, tag) for n in waiting]:
@@ -83,12 +85,12 @@ class Download:
                 return 0, tag
         raise Failed(f"{self._url}: the server does not give parts of files, so that a copy could not go on")
 
-    def _ask(self, span: str) -> HTTPResponse:
+    def _ask(self, span: str) -> http.client.HTTPResponse:
         url = f"{self._url}?{self._token.lstrip('?')}" if self._token else self._url
         request = urllib.request.Request(url, headers={"Range": span})
         for tried in range(self._tries):
             try:
-                answer: HTTPResponse = urllib.request.urlopen(request, timeout=ANSWER_S)
+                answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=ANSWER_S)
                 return answer
             except urllib.error.HTTPError as err:
                 err.close()
@@ -98,7 +100,7 @@ class Download:
                     return _Nothing(err)  # type: ignore[return-value]
                 if err.code in (401, 403) or tried == self._tries - 1:
                     raise Failed(f"{self._url}: answer {err.code}; check the URL and its token") from None
-            except OSError as err:
+            except (OSError, http.client.HTTPException) as err:
                 if tried == self._tries - 1:
                     raise Failed(f"{self._url}: {_reason(err)}") from None
             time.sleep(min(2.0**tried, 30.0))
@@ -112,7 +114,9 @@ class Download:
                 try:
                     self._copy(first, last)
                     break
-                except OSError as err:
+                except (OSError, http.client.HTTPException) as err:
+                    if isinstance(err, OSError) and err.errno == errno.ENOSPC:
+                        raise Failed(no_room(os.path.dirname(self._part), err)) from None
                     if tried == self._tries - 1:
                         raise Failed(f"{self._url}: {_reason(err)}") from None
                     time.sleep(min(2.0**tried, 30.0))
@@ -120,6 +124,8 @@ class Download:
 
     def _copy(self, first: int, last: int) -> None:
         with self._ask(f"bytes={first}-{last}") as answer, open(self._part, "r+b") as file:
+            if answer.status != 206:  # written as this part, the whole would spoil others
+                raise ConnectionError(f"answer {answer.status} instead of a part")
             at = first
             while block := answer.read(BLOCK):
                 if block.strip(b"\0"):
@@ -153,5 +159,10 @@ class _Nothing:
     def __exit__(self, *about: object) -> None: ...
 
 
-def _reason(err: OSError) -> str:
+def no_room(folder: str, err: OSError) -> str:
+    free = shutil.disk_usage(folder).free / (1 << 30)
+    return f"{folder} cannot be written ({err.strerror}; {free:.1f} GB free); take a larger disk"
+
+
+def _reason(err: Exception) -> str:
     return str(getattr(err, "reason", None) or err)

@@ -12,6 +12,7 @@ from .shell import Failed, as_root, run, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import tarfile
     from typing import IO
 
     from .config import Config
@@ -153,23 +154,37 @@ def _fetch_files(url: str, token: str, folder: str) -> None:
 
 
 def _fetch_archive(url: str, token: str, folder: str) -> None:
+    import gzip
     import tarfile
+    import zlib
 
-    from .download import Download, Missing
+    from .download import Download, Missing, no_room
 
     path = os.path.join(os.path.dirname(folder), "golden-download")
     try:
         Download(url, token, path).bring()
     except Missing:
         raise Failed(f"{url} is not there") from None
-    with tarfile.open(path) as archive:
-        for member in archive:
-            name = os.path.basename(member.name)
-            source = archive.extractfile(member) if member.isfile() else None
-            if source is not None and name in (*NEEDED, *OTHERS, *DISKS):
-                with source, open(os.path.join(folder, name), "wb") as target:
-                    _copy_sparse(source, target, member.size)
+    try:
+        with tarfile.open(path) as archive:
+            _unpack(archive, folder)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as err:
+        os.unlink(path)  # the next try brings it anew
+        raise Failed(f"{url} is damaged, or no tar archive ({err}); make it again") from None
+    except OSError as err:
+        raise Failed(no_room(folder, err)) from None  # what came is not brought again
     os.unlink(path)
+
+
+def _unpack(archive: tarfile.TarFile, folder: str) -> None:
+    for member in archive:
+        name = os.path.basename(member.name)
+        source = archive.extractfile(member) if member.isfile() else None
+        if source is not None and name in (*NEEDED, *OTHERS, *DISKS):
+            with source, open(os.path.join(folder, name), "wb") as target:
+                _copy_sparse(source, target, member.size)
+    while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+        pass  # what gzip knows of damage stands at its very end, after the archive's own
 
 
 def _copy_sparse(source: IO[bytes], target: IO[bytes], size: int) -> None:
