@@ -195,7 +195,10 @@ def run(benchmark: str, **options: Any) -> Run:
 
 
 def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
-    """The request with everything settled, checked before anything starts. `dry`: nothing is written."""
+    """The request with everything settled, checked before anything starts.
+
+    `dry`: nothing is written, but what a benchmark keeps of what it has read elsewhere.
+    """
     environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
     request, pool = _borrowed(request, home_of(environ, cwd), dry)
     machines = PoolMachines(home_of(environ, cwd), request.pool) if request.pool else None

@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 from msgspec import Struct
 
 from .manifests import decoded
-from .streams import Unreadable
+from .streams import Unreadable, one_line
 
 ANSWER_S = 30.0
 MOST_TOKEN = 1 << 20
@@ -106,6 +106,8 @@ class Asking:
             self._opener.open(f"{self._base}/v2/", timeout=ANSWER_S).close()
         except urllib.error.HTTPError as err:
             err.close()
+        except http.client.HTTPException:
+            return True  # whatever it is, it has understood TLS
         except OSError as err:
             reason = getattr(err, "reason", err)
             if isinstance(reason, ssl.SSLCertVerificationError):
@@ -178,4 +180,4 @@ def reason_of(err: BaseException) -> str:
     reason = getattr(err, "reason", None) or err
     if isinstance(reason, ssl.SSLCertVerificationError):
         return "its certificate is of nobody we trust: SSL_CERT_FILE names the file of another authority"
-    return (getattr(reason, "strerror", None) or str(reason) or type(reason).__name__)[:200]
+    return one_line(getattr(reason, "strerror", None) or str(reason) or type(reason).__name__)

@@ -21,7 +21,8 @@ CHECKOUT = "WindowsAgentArena"
 _INSIDE = ("", "src/win-arena-container/client/evaluation_examples_windows", "evaluation_examples_windows")
 _CLONE = "git clone https://github.com/microsoft/WindowsAgentArena, then --set waa=WindowsAgentArena"
 MOST_SENT = 64 << 20
-ANSWER_S = 60.0
+LOOK_S = 20.0
+READ_S = 120.0
 _DOCKER = 'd=docker; docker version >/dev/null 2>&1 || d="sudo -n docker"'
 LOOK = f'{_DOCKER}; exec $d image inspect -f "{{{{json .RepoDigests}}}}" "$1"'
 READ = f"""{_DOCKER}
@@ -51,7 +52,7 @@ def _saved(settings: WaaSettings, path: Path, outside: Outside | None) -> TaskFi
     from evalfleet.images.reading import all_files
 
     where = f"--set waa={settings.waa}: {path}"
-    if not path.exists():
+    if not path.is_dir() and not path.is_file():
         raise RequestError(f"{where} is no folder and no file; name a checkout of WAA: {_CLONE}")
     if path.is_dir() and not is_layout(path):
         raise RequestError(f"{where} has no {LIST}; name a checkout of WAA: {_CLONE}")
@@ -88,14 +89,14 @@ def _on_machine(image: str, machines: Machines, kept: Kept) -> Held | None:
     """Nothing, if none has the image. No program of ours need be there."""
     from evalfleet.images.overlay import Overlay
 
-    told = machines.output(("sh", "-c", LOOK, "sh", image), MOST_SENT, ANSWER_S)
+    told = machines.output(("sh", "-c", LOOK, "sh", image), MOST_SENT, LOOK_S)
     if told is None:
         return None
     digest = _digest_in(told)
     if known := kept.find(image, digest):
         kept.keep(known)
         return known
-    sent = machines.output(("sh", "-c", READ, "sh", image), MOST_SENT, ANSWER_S)
+    sent = machines.output(("sh", "-c", READ, "sh", image), MOST_SENT, READ_S)
     overlay = Overlay(FOLDER.rpartition("/")[2], interest)
     try:
         overlay.add(Window(io.BytesIO(sent or b""), 0, len(sent or b"")))
