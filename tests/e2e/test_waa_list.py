@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.unit.image_making import docker_archive, oci_files
-from tests.unit.image_registry import PASSWORD, TOKEN, USER, registry, serving
+from tests.unit.image_registry import PASSWORD, TOKEN, USER, Registry, registry, serving
 
 ASKED = ("run", "waa", "--model", "m", "--dry-run", "--set", "base_url=http://127.0.0.1:9/v1")
 LOGIN = ("--set", f"registry_user={USER}", "--set", "registry_password=REGISTRY_PASSWORD")
@@ -99,8 +99,8 @@ class Proxy(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def behind(tmp_path: Path) -> Iterator[tuple[type[Proxy], dict[str, str]]]:
-    """The proxy before a registry, and the environment that leads there."""
+def behind(tmp_path: Path) -> Iterator[tuple[Registry, type[Proxy], dict[str, str]]]:
+    """A registry, the proxy before it, and the environment that leads there."""
     certificate, key = tmp_path / "ca.pem", tmp_path / "key.pem"
     subject = ("-subj", "/CN=registry.test", "-addext", "subjectAltName=DNS:registry.test")
     made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -122,13 +122,13 @@ def behind(tmp_path: Path) -> Iterator[tuple[type[Proxy], dict[str, str]]]:
         proxy = ThreadingHTTPServer(("127.0.0.1", 0), Mine)
         environ = {"HTTPS_PROXY": f"http://127.0.0.1:{proxy.server_port}", "SSL_CERT_FILE": str(certificate)}
         with serving(proxy):
-            yield Mine, environ
+            yield server, Mine, environ
 
 
 def test_proxies_and_authorities_are_those_of_the_environment(
-    tmp_path: Path, behind: tuple[type[Proxy], dict[str, str]]
+    tmp_path: Path, behind: tuple[Registry, type[Proxy], dict[str, str]]
 ) -> None:
-    proxy, environ = behind
+    server, proxy, environ = behind
     asked = ("--set", "image=registry.test/windowsarena/winarena", "--json")
     assert told(evalfleet(tmp_path, *asked, **environ))["tasks"] == ["n1", "n2", "v1"]
     assert set(proxy.asked) == {"registry.test:443"}
@@ -136,3 +136,7 @@ def test_proxies_and_authorities_are_those_of_the_environment(
     doubted = evalfleet(tmp_path, *asked, **trusting)
     assert doubted.returncode == 2
     assert "SSL_CERT_FILE names the file of another authority" in doubted.stderr
+    server.blobs_at = "http://registry.test"
+    led_out = evalfleet(tmp_path, *asked, **{**environ, "EVALFLEET_HOME": str(tmp_path / "other")})
+    assert led_out.returncode == 2
+    assert "registry.test answers 307" in led_out.stderr, "out of TLS nobody leads us"

@@ -41,6 +41,7 @@ class Registry(ThreadingHTTPServer):
         self.cut = self.swap = False
         self.tells_digest = True
         self.realm = f"http://{self.address}/token"
+        self.blobs_at = f"http://127.0.0.1:{self.store.server_port}"
 
     @property
     def address(self) -> str:
@@ -153,8 +154,7 @@ class _Api(_Handler):
     def _blob(self, name: str) -> None:
         if name not in self.registry.files:
             return self.answer(404)
-        where = f"http://127.0.0.1:{self.registry.store.server_port}/{name}?{SIGNED}"
-        return self.answer(307, headers={"Location": where})
+        return self.answer(307, headers={"Location": f"{self.registry.blobs_at}/{name}?{SIGNED}"})
 
 
 def _basic(user: str, password: str) -> str:

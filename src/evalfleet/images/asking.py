@@ -54,12 +54,12 @@ class Answered(Struct, frozen=True):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """To the web only. What was added as unredirected, our authorization, does not go along."""
+    """Never out of TLS. What was added as unredirected, our authorization, does not go along."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
-        if not newurl.startswith(("https://", "http://")):
+        if not is_private(newurl):
             return None
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
@@ -138,7 +138,7 @@ class Asking:
             return self._login.basic
         told = dict(_WORD.findall(rest))
         realm = told.pop("realm", "")
-        if scheme.lower() != "bearer" or not self._may_ask(realm):
+        if scheme.lower() != "bearer" or not is_private(realm):
             raise self._refused(401)
         asked = {key: value for key, value in told.items() if key in ("service", "scope")}
         url = f"{realm}{'&' if '?' in realm else '?'}{urllib.parse.urlencode(asked)}"
@@ -155,16 +155,17 @@ class Asking:
             raise Unreadable(f"{self.server} gives no token that can be used")
         return f"Bearer {token}" if token else ""
 
-    def _may_ask(self, realm: str) -> bool:
-        """A password goes nowhere in the clear, but within this computer."""
-        parts = urllib.parse.urlsplit(realm)
-        return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.netloc))
-
     def _refused(self, code: int) -> Refused:
         who = f"{self._login.user} is" if self._login.user else "nobody is"
         refuses = f"refuses it (answer {code}; {who} logged in)"
         known = {401: refuses, 403: refuses, 404: "has no such image", 429: "has given too much (answer 429)"}
         return Refused(code, f"{self.server} {known.get(code, f'answers {code}')}")
+
+
+def is_private(url: str) -> bool:
+    """What goes there nobody reads on the way: TLS, or within this computer."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.netloc))
 
 
 def is_loopback(server: str) -> bool:

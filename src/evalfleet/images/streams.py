@@ -8,8 +8,8 @@ from typing import BinaryIO, Protocol
 
 BLOCK = 1 << 18
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-MOST_INFLATED = 128 << 30
-"""Of one layer: five times the whole image that we know of."""
+MOST_INFLATED = 64 << 30
+"""Of one layer: more than twice the whole image that we know of."""
 
 
 class Unreadable(Exception):

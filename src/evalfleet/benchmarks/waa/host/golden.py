@@ -13,7 +13,7 @@ from .shell import Failed, as_root, run, say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import tarfile
-    from typing import IO
+    from typing import IO, Any
 
     from .config import Config
     from .engine import Engine
@@ -183,7 +183,8 @@ def _unpack(archive: tarfile.TarFile, folder: str) -> None:
         if source is not None and name in (*NEEDED, *OTHERS, *DISKS):
             with source, open(os.path.join(folder, name), "wb") as target:
                 _copy_sparse(source, target, member.size)
-    while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+    packed: Any = archive.fileobj
+    while packed.read(1 << 20):
         pass  # what gzip knows of damage stands at its very end, after the archive's own
 
 
