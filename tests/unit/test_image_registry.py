@@ -111,7 +111,7 @@ def test_a_password_that_is_not_there_is_asked_for(server: Registry, tmp_path: P
     assert server.asked == []
 
 
-@pytest.mark.parametrize("realm", ["http://registry.test/token", "file:///etc/passwd", ""])
+@pytest.mark.parametrize("realm", ["http://registry.test/token", "file:///etc/passwd", "http://[", ""])
 def test_a_password_goes_nowhere_in_the_clear(server: Registry, tmp_path: Path, realm: str) -> None:
     server.login, server.realm = "token", realm
     assert "refuses it (answer 401" in refusal(server.image, tmp_path, **LOGIN)
@@ -189,6 +189,14 @@ def test_a_layer_that_comes_in_part_or_is_another_is_refused(server: Registry, t
     assert not list((tmp_path / "home").rglob("sha256*"))
     server.swap = False
     assert ids(load(server.image, tmp_path)) == ["n1", "n2", "v1"]
+
+
+@pytest.mark.parametrize("where", ["ftp://x.test", "http://registry.test", "http://127.0.0.1:9/\x7f"])
+def test_blobs_that_are_nowhere_are_refused_without_what_they_were_signed_with(
+    server: Registry, tmp_path: Path, where: str
+) -> None:
+    server.blobs_at = where
+    assert "the list of tasks cannot be read from" in refusal(server.image, tmp_path)
 
 
 def index(**about: Any) -> bytes:

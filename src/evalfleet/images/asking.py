@@ -151,7 +151,7 @@ class Asking:
         except (OSError, http.client.HTTPException) as err:
             raise Unreadable(f"{self.server} gives no token ({reason_of(err)})") from None
         token = given.token or given.access_token
-        if not token.isprintable():
+        if not (token.isascii() and token.isprintable()):
             raise Unreadable(f"{self.server} gives no token that can be used")
         return f"Bearer {token}" if token else ""
 
@@ -164,13 +164,16 @@ class Asking:
 
 def is_private(url: str) -> bool:
     """What goes there nobody reads on the way: TLS, or within this computer."""
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        return False
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.netloc))
 
 
 def is_loopback(server: str) -> bool:
-    host = urllib.parse.urlsplit(f"//{server}").hostname or ""
     try:
+        host = urllib.parse.urlsplit(f"//{server}").hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
@@ -181,4 +184,6 @@ def reason_of(err: BaseException) -> str:
     reason = getattr(err, "reason", None) or err
     if isinstance(reason, ssl.SSLCertVerificationError):
         return "its certificate is of nobody we trust: SSL_CERT_FILE names the file of another authority"
+    if isinstance(reason, ValueError | http.client.HTTPException):
+        return type(reason).__name__  # its words may hold a URL, which may be signed
     return one_line(getattr(reason, "strerror", None) or str(reason) or type(reason).__name__)
