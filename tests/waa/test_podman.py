@@ -199,3 +199,5 @@ def test_the_list_of_tasks_comes_from_the_image_on_a_machine(podman: Podman, tmp
     assert loaded.warnings[0].startswith(f"tasks: from {IMAGE}@sha256:")
     assert podman.ok("ps", "-aq") == "", "what was made for it is gone"
     assert WaaBenchmark.load_from("waa", settings, tmp_path, outside) == loaded
+    assert len(list((tmp_path / "home/.waa/told").glob("sha256-*.json"))) == 1
+    assert not (tmp_path / "home/.waa/tasks").exists(), "a machine's word is for its pool alone"

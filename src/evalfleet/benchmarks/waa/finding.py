@@ -10,11 +10,12 @@ import msgspec
 from evalfleet.benchmarks.loaded import Machines, Outside
 from evalfleet.errors import RequestError
 from evalfleet.images.manifests import DIGEST
+from evalfleet.images.reference import Reference, parse
 from evalfleet.images.streams import Unreadable, Window
 from evalfleet.tables import reason
 
 from .files import FOLDER, LIST, Folder, Held, TaskFiles, held, interest
-from .kept import Kept
+from .kept import TOLD, Kept
 from .settings import WaaSettings
 
 CHECKOUT = "WindowsAgentArena"
@@ -78,11 +79,14 @@ def _save(image: str) -> str:
 
 
 def _of_image(settings: WaaSettings, outside: Outside) -> TaskFiles:
-    kept = Kept(outside.home)
+    try:
+        reference = parse(settings.image)
+    except Unreadable as err:
+        raise RequestError(_untold(settings.image, err)) from None
     found = None
     if outside.machines is not None:
-        found = _on_machine(settings.image, outside.machines, kept)
-    return found or _in_registry(settings, outside, kept)
+        found = _on_machine(settings.image, outside.machines, Kept(outside.home, TOLD))
+    return found or _in_registry(reference, settings, outside, Kept(outside.home))
 
 
 def _on_machine(image: str, machines: Machines, kept: Kept) -> Held | None:
@@ -94,7 +98,6 @@ def _on_machine(image: str, machines: Machines, kept: Kept) -> Held | None:
         return None
     digest = _digest_in(told)
     if known := kept.find(image, digest):
-        kept.keep(known)
         return known
     sent = machines.output(("sh", "-c", READ, "sh", image), MOST_SENT, READ_S)
     overlay = Overlay(FOLDER.rpartition("/")[2], interest)
@@ -119,19 +122,16 @@ def _digest_in(told: bytes) -> str:
     return digests[0] if digests and DIGEST.fullmatch(digests[0]) else ""
 
 
-def _in_registry(settings: WaaSettings, outside: Outside, kept: Kept) -> Held:
+def _in_registry(reference: Reference, settings: WaaSettings, outside: Outside, kept: Kept) -> Held:
     from evalfleet.images.asking import Login
     from evalfleet.images.reading import likely_files
-    from evalfleet.images.reference import parse
     from evalfleet.images.registry import Registry
 
     image = settings.image
-    login = Login(settings.registry_user, _password(settings, outside))
+    if reference.digest and (known := kept.find(image, reference.digest)):
+        return known
+    registry = Registry(reference, Login(settings.registry_user, _password(settings, outside)))
     try:
-        reference = parse(image)
-        if reference.digest and (known := kept.find(image, reference.digest)):
-            return known
-        registry = Registry(reference, login)
         if known := kept.find(image, registry.digest()):
             kept.keep(known)
             return known

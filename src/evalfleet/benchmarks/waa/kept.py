@@ -13,14 +13,16 @@ from evalfleet.images.manifests import DIGEST
 from .files import LIST, Held
 
 FOLDER = Path(".waa") / "tasks"
+TOLD = Path(".waa") / "told"
+"""What machines say of their images. Agents have worked there: it serves nobody else."""
 NAMES = "names.json"
 
 
 class Kept:
     """By digest; and which digest a name stood for the last time."""
 
-    def __init__(self, home: Path | None) -> None:
-        self._folder = None if home is None else home / FOLDER
+    def __init__(self, home: Path | None, folder: Path = FOLDER) -> None:
+        self._folder = None if home is None else home / folder
 
     def find(self, name: str, digest: str) -> Held | None:
         """Under this name. What cannot be read is not there."""
