@@ -6,8 +6,8 @@ the scheduler, as in a first run, and nothing fails. Three ways to have the mach
 - cold: the run makes them and installs Docker and Windows on each, all but the first after one attempt has
   ended there (`--canary 1`, the default on clouds); each is deleted when it has nothing left to do.
 - cold_at_once: the same with `--canary 0`.
-- stopped_pool: `pool start` and at once `run --pool`, which uses machines as they come; all are billed until the
-  last result, then stopped.
+- stopped_pool: `pool start` and at once `run --pool`, which uses machines as they come; all are billed until
+  the last result, then stopped.
 
 Minutes are from the command to the last result. Cost is that of machines, their disks and addresses, at list
 price; the disks of a pool while it is stopped are not in it.
