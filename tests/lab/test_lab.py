@@ -8,13 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from evalfleet.lab import Lab, LabError, Limits, NamespaceHost
-from evalfleet.lab.network import Network
 from tests.lab.clients import eventually, needs_lab, session, ssh
 
 pytestmark = needs_lab
@@ -179,19 +177,48 @@ def test_nothing_is_left_of_a_destroyed_lab() -> None:
     made.destroy()
 
 
-def test_nothing_is_left_of_a_lab_that_failed_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, labs = Network.attach, list[Traces]()
+FAILS = """
+import sys
+from evalfleet.lab import Lab, LabError
+try:
+    Lab.create(24)
+except LabError as err:
+    print(err, flush=True)
+sys.stdin.read()  # as long as it lives, what it left would stay
+"""
 
-    def attach(network: Network, ends: Sequence[tuple[object, int]]) -> None:
-        if labs:
-            raise LabError("no more cables")
-        real(network, ends)  # type: ignore[arg-type]
-        labs.append(Traces(network.path.parent))
 
-    monkeypatch.setattr(Network, "attach", attach)
-    with pytest.raises(LabError, match="no more cables"):
-        Lab.create(10)
-    assert labs[0].found() == []
+def lab_of(creator: int) -> Path | None:
+    """Where the lab is whose hosts a process has begun to start."""
+    for pid in Path(f"/proc/{creator}/task/{creator}/children").read_text().split():
+        with contextlib.suppress(OSError):  # gone meanwhile
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if "host-0" in words:
+                return Path(words[words.index("host-0") - 1]).parents[1]
+    return None
+
+
+def test_nothing_is_left_of_a_lab_that_failed_half_way() -> None:
+    argv = [sys.executable, "-c", FAILS]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as creator:
+        assert creator.stdout is not None
+        try:
+            eventually(lambda: lab_of(creator.pid) is not None)
+            creator.send_signal(signal.SIGSTOP)
+            directory = lab_of(creator.pid)
+            assert directory is not None
+            inside = ["nsenter", f"--net={directory / 'net'}", "--"]
+            # where the last host's cable would be
+            subprocess.run([*inside, "ip", "link", "add", "h23", "type", "bridge"], check=True)
+            traces = Traces(directory)
+            assert len(traces.found()) > 20
+            creator.send_signal(signal.SIGCONT)
+            assert "File exists" in creator.stdout.readline()
+            assert traces.found() == []
+        finally:
+            creator.kill()
+            creator.wait()
+            Lab.sweep()
 
 
 def test_what_a_killed_creator_left_is_swept_and_live_labs_are_not(lab: Lab) -> None:
