@@ -58,7 +58,8 @@ class SshPlace:
         handshakes = asyncio.Semaphore(HANDSHAKES)
         hosts = [Host(target(host), access, handshakes) for host in settings.hosts]
         lots: Mapping[str, Lot] = {host.name: Lot(host, context.home_id) for host in hosts}
-        yard = Yard(lots, Records(context.home, name, time.time), settings.gone_after_s)
+        records = Records(context.home, name, time.time)
+        yard = Yard(lots, records, settings.gone_after_s, settings.set_aside_s)
         return cls(name, settings, yard, context)
 
     @property

@@ -6,15 +6,17 @@ from collections.abc import Iterable
 
 SHORTEST_S = 2.0
 LONGEST_S = 60.0
-FIRST_ASIDE_S = 30.0
 LONGEST_ASIDE_S = 1800.0
 BAD_STREAK = 3
 
 
 class Standing:
-    """One host's. `down_since` is when it first did not answer, of late; `refusal` needs somebody's hand."""
+    """One host's. `down_since` is when it first did not answer, of late; `refusal` needs somebody's hand.
 
-    def __init__(self, order: int) -> None:
+    `set_aside_s`: for how long it is set aside when it did badly; each time twice as long.
+    """
+
+    def __init__(self, order: int, set_aside_s: float) -> None:
         self.order = order
         self.refusal = ""
         self.problem = ""
@@ -23,6 +25,7 @@ class Standing:
         self.aside_until = 0.0
         self.aside = 0
         self._delay_s = SHORTEST_S
+        self._set_aside_s = set_aside_s
         self._bad = 0
 
     # -- does it answer? ---------------------------------------------------------------------------
@@ -55,7 +58,7 @@ class Standing:
             return False
         self._bad = 0
         self.aside += 1
-        self.aside_until = now + min(FIRST_ASIDE_S * 2 ** (self.aside - 1), LONGEST_ASIDE_S)
+        self.aside_until = now + min(self._set_aside_s * 2 ** (self.aside - 1), LONGEST_ASIDE_S)
         return True
 
     def usable(self, now: float) -> bool:

@@ -12,6 +12,8 @@ from evalfleet.channels.ssh.words import Access
 from evalfleet.errors import RequestError
 from evalfleet.ports import PlaceContext
 
+from .roster import LONGEST_ASIDE_S
+
 
 class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What is not given comes from ~/.ssh/config and OpenSSH's defaults."""
@@ -28,6 +30,12 @@ class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
     gone_after_s: Annotated[
         float, Meta(ge=0, description="a deleted machine counts as gone when its host was silent for so long")
     ] = 120.0
+    set_aside_s: Annotated[
+        float,
+        Meta(
+            ge=0, le=LONGEST_ASIDE_S, description="a host that does badly is left alone for so long, at first"
+        ),
+    ] = 30.0
     usd_per_hour: float = 0.0
 
 

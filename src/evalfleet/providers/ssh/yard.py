@@ -32,10 +32,12 @@ log = logging.getLogger(__name__)
 class Yard:
     """`contact` is the way to talk to a host: what became of it is noted."""
 
-    def __init__(self, lots: Mapping[str, Lot], records: Records, gone_after_s: float) -> None:
+    def __init__(
+        self, lots: Mapping[str, Lot], records: Records, gone_after_s: float, set_aside_s: float
+    ) -> None:
         self.lots = lots
         self.records = records
-        self.standings = {host: Standing(order) for order, host in enumerate(lots)}
+        self.standings = {host: Standing(order, set_aside_s) for order, host in enumerate(lots)}
         self._gone_after_s = gone_after_s
         self.creating: set[MachineId] = set()
         self._heard: dict[MachineId, float] = {}
