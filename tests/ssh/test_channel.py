@@ -26,6 +26,7 @@ from evalfleet.providers.ssh.settings import access_of
 from tests.pythons import python_3_8
 
 from .fleet import HOME_ID, Fleet, bring_up
+from .releases import Release
 
 PLANTED = "planted-7f3a9c-value"
 OLD_PYTHON = python_3_8()
@@ -129,67 +130,56 @@ async def test_a_dead_supervisor_is_started_again_and_adopts(hosts: Fleet) -> No
 # -- upgrades ------------------------------------------------------------------------------------
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, protocols: tuple[int, ...] = (1,)) -> asking.Supervisor:
-    """From now on we ship another version."""
-    ours = asking.shipped()
-    newer = asking.Supervisor(ours.data, ours.digest, "another version's hash")
-    monkeypatch.setattr(asking, "shipped", lambda: newer)
-    monkeypatch.setattr(asking, "PROTOCOLS", protocols)
-    return newer
-
-
 def supervisor(hosts: Fleet, made: Machine) -> int:
     return int((on(hosts, made) / "supervisor.pid").read_text().split()[0])
 
 
-async def test_another_version_takes_over_between_attempts(
-    hosts: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def until(file: Path, then: str) -> str:
+    """A script that waits for a file of the test's."""
+    return f"while [ ! -e {file} ]; do sleep 0.02; done; {then}"
+
+
+async def test_another_version_takes_over_between_attempts(hosts: Fleet, tmp_path: Path) -> None:
+    release, go = Release(tmp_path / "release"), tmp_path / "go"
     async with machine(hosts) as (_, made, old):
-        await old.start(shell("t.0", 'sleep 0.8; echo {} >"$EVALFLEET_OUT/result.json"; exit 6'))
+        await old.start(shell("t.0", until(go, 'echo {} >"$EVALFLEET_OUT/result.json"; exit 6')))
         first = supervisor(hosts, made)
-        pretend(monkeypatch)
-        place = hosts.place("b")
-        newer = place.channel(made, Fence("run", 2, 20.0))
-        assert await newer.probe(None)
-        assert supervisor(hosts, made) == first, "it was replaced while a job ran"
-        assert (await newer.ended(AttemptId("t.0"))).exit_code == 6
-        await newer.start(shell("u.0", "exit 7"))
-        assert (await newer.ended(AttemptId("u.0"))).exit_code == 7
-        assert supervisor(hosts, made) != first, "it was not replaced between jobs"
-        assert (await newer.ended(AttemptId("t.0"))).result == b"{}\n"
-        await newer.close()
-        await place.close()
+        async with release.controller(hosts, made, epoch=2) as newer:
+            assert await newer.call("probe")
+            assert supervisor(hosts, made) == first, "it was replaced while a job ran"
+            go.touch()
+            assert await newer.call("ended", "t.0") == [6, "{}\n"]
+            await newer.call("start", "u.0", "exit 7")
+            assert await newer.call("ended", "u.0") == [7, ""]
+            second = supervisor(hosts, made)
+            assert second != first, "it was not replaced between jobs"
+            assert await newer.call("ended", "t.0") == [6, "{}\n"]
+        async with release.controller(hosts, made, epoch=3) as again:
+            assert await again.call("ended", "t.0") == [6, "{}\n"]
+            assert supervisor(hosts, made) == second, "one of its own version was replaced"
 
 
-async def test_without_a_common_protocol_running_jobs_are_adopted(
-    hosts: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_common_protocol_running_jobs_are_adopted(hosts: Fleet, tmp_path: Path) -> None:
+    release, go = Release(tmp_path / "release", protocol=99), tmp_path / "go"
     async with machine(hosts) as (_, made, old):
-        await old.start(shell("t.0", "sleep 1; exit 6"))
+        await old.start(shell("t.0", until(go, "exit 6")))
         first = supervisor(hosts, made)
-        pretend(monkeypatch, protocols=(99,))
-        place = hosts.place("b")
-        newer = place.channel(made, Fence("run", 2, 20.0))
-        assert (await newer.ended(AttemptId("t.0"))).exit_code == 6
-        assert supervisor(hosts, made) != first
-        await newer.close()
-        await place.close()
+        async with release.controller(hosts, made, epoch=2) as newer:
+            assert await newer.call("probe")
+            assert supervisor(hosts, made) != first
+            go.touch()
+            assert await newer.call("ended", "t.0") == [6, ""]
 
 
-async def test_a_stale_controller_cannot_replace_the_supervisor(
-    hosts: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stale_controller_cannot_replace_the_supervisor(hosts: Fleet, tmp_path: Path) -> None:
+    release = Release(tmp_path / "release")
     async with machine(hosts) as (place, made, _):
         newer = place.channel(made, Fence("run", 3, 20.0))
         assert await newer.probe(None)
         first = supervisor(hosts, made)
-        pretend(monkeypatch)
-        late = place.channel(made, Fence("run", 2, 20.0))
-        with pytest.raises(StaleController):
-            await late.probe(None)
+        async with release.controller(hosts, made, epoch=2) as late:
+            assert (await late.refused("probe")).startswith("StaleController: ")
         assert supervisor(hosts, made) == first
-        await late.close()
         await newer.close()
 
 
