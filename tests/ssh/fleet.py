@@ -18,10 +18,14 @@ from typing import Any
 
 import msgspec
 
+from evalfleet.channels.ssh.asking import Lot
+from evalfleet.channels.ssh.hosts import Host
+from evalfleet.channels.ssh.words import target
 from evalfleet.channels.supervisor.processes import marked
 from evalfleet.model import Machine, MachineId, Needs
 from evalfleet.ports import PlaceContext, Provider
 from evalfleet.providers.ssh import SshPlace, SshSettings
+from evalfleet.providers.ssh.settings import access_of
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 HOME_ID = "abc123"
@@ -167,6 +171,12 @@ class Fleet:
         context = PlaceContext(self.folder / f"home-{home}", home_id, secrets or {})
         context.home.mkdir(exist_ok=True)
         return SshPlace.make("lab", settings, context)
+
+    def lot(self, name: str, turns: asyncio.Semaphore | None = None) -> Lot:
+        """The share of one host, without a place around it."""
+        settings = msgspec.convert(self.settings(), SshSettings)
+        access = access_of("lab", settings, PlaceContext(Path(), HOME_ID))
+        return Lot(Host(target(name), access, turns or asyncio.Semaphore(1)), HOME_ID)
 
     def stop(self) -> None:
         for host in self.hosts:

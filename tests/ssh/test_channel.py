@@ -11,21 +11,16 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from evalfleet.channels.ssh import asking
 from evalfleet.channels.ssh.channel import SshChannel
-from evalfleet.channels.ssh.hosts import Host
-from evalfleet.channels.ssh.words import target
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Bundle, Command, Job, Machine, SetupStep
-from evalfleet.ports import Channel, Fence, PlaceContext
-from evalfleet.providers.ssh import SshPlace, SshSettings
-from evalfleet.providers.ssh.settings import access_of
+from evalfleet.ports import Channel, Fence
+from evalfleet.providers.ssh import SshPlace
 from tests.pythons import python_3_8
 
-from .fleet import HOME_ID, Fleet, bring_up
+from .fleet import Fleet, bring_up
 from .releases import Release
 
 PLANTED = "planted-7f3a9c-value"
@@ -73,10 +68,7 @@ async def test_no_end_is_missed_when_connections_are_cut(hosts: Fleet) -> None:
 async def test_who_waits_in_our_own_queue_is_not_silent(hosts: Fleet) -> None:
     async with machine(hosts) as (_, made, _):
         turns = asyncio.Semaphore(1)
-        access = access_of(
-            "lab", msgspec.convert(hosts.settings(), SshSettings), PlaceContext(Path(), HOME_ID)
-        )
-        lot = asking.Lot(Host(target(made.address), access, turns), HOME_ID)
+        lot = hosts.lot(made.address, turns)
         channel = SshChannel(lot, made.id, Fence("run", 1, 4.0), {})
         async with turns:  # as if others were being connected to
             probe = asyncio.create_task(channel.probe(None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -14,34 +15,35 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.artefacts import Caps
-from evalfleet.channels.ssh import mover as moving
-from evalfleet.channels.ssh.asking import Lot
+from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
+from evalfleet.channels.ssh.channel import SshChannel
 from evalfleet.channels.ssh.light import flat
 from evalfleet.channels.ssh.words import HostLost
 from evalfleet.channels.supervisor import pack as packing
 from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker
 from evalfleet.errors import ChannelError
 from evalfleet.model import AttemptId, Collected
+from evalfleet.names import INCOMING
 from evalfleet.ports import Fence
 
-from .fleet import Fleet
+from .fleet import Fleet, Sshd
 from .test_channel import machine, shell
 
 JOB = AttemptId("t.0")
 
 
 async def collected(
-    hosts: Fleet, script: str, into: Path, caps: Caps | None = None, **secrets: str
+    hosts: Fleet, script: str, into: Path, caps: Caps = STANDARD_CAPS, **secrets: str
 ) -> Collected:
-    async with machine(hosts, secrets=secrets) as (_, _, channel):
-        if caps is not None:
-            monkey: Any = channel
-            monkey._mover._caps = caps
+    async with machine(hosts, secrets=secrets) as (_, made, _):
+        lot = hosts.lot(made.address)
+        channel = SshChannel(lot, made.id, Fence("run", 1, 20.0), secrets, caps=caps)
         await channel.start(shell(JOB, script, *secrets))
         await channel.ended(JOB)
         first = await channel.collect(JOB, into)
         assert await channel.collect(JOB, into) == first
+        await channel.close()
+        await lot.host.close()
         return first
 
 
@@ -109,44 +111,54 @@ async def test_a_big_file_is_streamed(hosts: Fleet, tmp_path: Path) -> None:
     assert grown_kb < 60_000, f"{grown_kb} kB for a file of 100 MB"
 
 
+async def cut_as_it_comes(host: Sshd, into: Path, size: int, times: int) -> None:
+    """Cut the connection when the file that is on its way home is partly here."""
+    incoming = into.with_name(into.name + INCOMING)
+    for _ in range(times):
+        while not 0 < size_of(incoming / "out" / "big") < size // 2:
+            await asyncio.sleep(0.001)
+        host.cut()
+        while incoming.exists():
+            await asyncio.sleep(0.001)
+
+
+def size_of(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
 async def test_a_stream_that_is_cut_is_read_again(hosts: Fleet, tmp_path: Path) -> None:
+    size, into = 30_000_000, tmp_path / "t.0"
     async with machine(hosts) as (_, made, channel):
         host = next(host for host in hosts.hosts if host.name == made.address)
-        await channel.start(shell(JOB, 'head -c 30000000 /dev/urandom >"$EVALFLEET_OUT/big"; sleep 0.1'))
+        await channel.start(shell(JOB, f'head -c {size} /dev/urandom >"$EVALFLEET_OUT/big"; sleep 0.1'))
         await channel.ended(JOB)
-        feed = Unpacker.feed
-        cuts: list[int] = []
-
-        def cutting(self: Unpacker, data: bytes) -> None:
-            if len(cuts) < 2:
-                cuts.append(len(data))
-                host.cut()
-            feed(self, data)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Unpacker, "feed", cutting)
-            seen = await channel.collect(JOB, tmp_path / "t.0")
-        assert (seen.files, seen.bytes) == (1, 30_000_000)
+        cuts = asyncio.create_task(cut_as_it_comes(host, into, size, times=2))
+        seen = await channel.collect(JOB, into)
+        assert cuts.done(), "it was not cut"
+        assert (seen.files, seen.bytes) == (1, size)
         assert [path.name for path in tmp_path.iterdir()] == ["t.0"]
 
 
-async def test_a_stream_that_is_never_whole_leaves_nothing(
-    hosts: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(moving, "RETRY_S", 0.01)
+LOSES_THE_END = r"""#!/bin/sh
+case "$*" in
+*.pyz\ pack) echo >>{folder}/tries; python3 "$@" | head -c 900000 ;;
+*) exec python3 "$@" ;;
+esac
+"""
 
-    def half(self: Lot, verb: str, machine: str) -> str:
-        folder = f".evalfleet/{self.home}"
-        return f"exec sh -c 'cd && python3 -I -S {folder}/supervisor-*.pyz {verb} | head -c 900000'"
 
-    async with machine(hosts) as (_, _, channel):
+async def test_a_stream_that_is_never_whole_leaves_nothing(hosts: Fleet, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.mkdir()
+    (there / "python").write_text(LOSES_THE_END.format(folder=there))
+    (there / "python").chmod(0o755)
+    async with machine(hosts, python=str(there / "python")) as (_, _, channel):
         await channel.start(shell(JOB, 'head -c 1000000 /dev/urandom >"$EVALFLEET_OUT/big"'))
         await channel.ended(JOB)
-        monkeypatch.setattr(Lot, "command", half)
-        with pytest.raises(ChannelError, match=r"not come through .* whole"):
-            await channel.collect(JOB, tmp_path / "t.0")
-        assert list(tmp_path.iterdir()) == []
-        monkeypatch.undo()
+        with pytest.raises(ChannelError, match=r"not come through 4 times: .* whole"):
+            await channel.collect(JOB, here / "t.0")
+        assert list(here.iterdir()) == []
+        assert (there / "tries").read_text() == "\n" * 4
 
 
 async def test_without_the_secrets_value_nothing_is_brought(hosts: Fleet, tmp_path: Path) -> None:
@@ -166,7 +178,7 @@ async def test_without_the_secrets_value_nothing_is_brought(hosts: Fleet, tmp_pa
 async def test_a_socket_that_breaks_is_a_loss_and_a_full_disk_is_not(
     hosts: Fleet, err: OSError, lost: bool
 ) -> None:
-    (host, *_) = [lot.host for lot in hosts.place()._yard.lots.values()]
+    host = hosts.lot(hosts.hosts[0].name).host
 
     async def breaks() -> None:
         async with host.process("true"):

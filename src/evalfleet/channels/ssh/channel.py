@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
 from evalfleet.channels.link import Incoming
 from evalfleet.channels.resident import Resident
 from evalfleet.errors import SetupFailed
@@ -32,11 +33,12 @@ class SshChannel(Resident):
         secrets: Mapping[str, str],
         on_load: Callable[[float, float, float], None] | None = None,
         verdict: Verdict | None = None,
+        caps: Caps = STANDARD_CAPS,
     ) -> None:
         async def connect(protocol: asyncio.Protocol) -> asyncio.WriteTransport:
             return await dial(lot, machine, fence, protocol)
 
-        mover = SshMover(lot, machine, secrets)
+        mover = SshMover(lot, machine, secrets, caps)
         super().__init__(connect, mover, fence, secrets, on_load)
         mover.ask, mover.alive = self.ask, self.alive
         self._host = lot.host
