@@ -37,7 +37,9 @@ from .words import HostDown, HostLost, NoMachine
 
 LIGHT_BYTES = 192 << 10
 LOG_ROOM = 60_000_000
-CHUNK = 1 << 18
+READ = 4 << 20
+"""More than asyncssh holds before it pauses (2 MiB). What a read leaves there makes asyncssh let the host
+send far more than was read: a big file would pile up in memory while our disk is slow."""
 TRIES = 4
 RETRY_S = 0.5
 CHANGED = "it changed while it was read"
@@ -143,7 +145,7 @@ class SshMover:
             async with self._lot.host.process(self._lot.command("pack", self._machine)) as process:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(self._lot.request(self._machine, caps))
-                while data := await process.stdout.read(CHUNK):
+                while data := await process.stdout.read(READ):
                     self.alive()
                     await asyncio.to_thread(stage.unpacker.feed, data)
                 _, errors = await converse(process)
