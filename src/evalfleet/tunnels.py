@@ -18,7 +18,7 @@ from .ports import Dialable
 from .state import MachineState
 
 HERE = "127.0.0.1"
-CHUNK = 1 << 16
+CHUNK = 4 << 20  # all that asyncssh holds: of a part, it would let more and more come
 PORTS_TRIED = 1000
 
 Tell = Callable[[str], None]
