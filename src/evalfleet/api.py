@@ -194,15 +194,25 @@ def run(benchmark: str, **options: Any) -> Run:
     return start(vet(resolve_request(request)))
 
 
-def resolve_request(request: RunRequest, *, dry: bool = False) -> Resolved:
+def resolve_request(request: RunRequest, *, dry: bool = False, only_setup: bool = False) -> Resolved:
     """The request with everything settled, checked before anything starts.
 
-    `dry`: nothing is written, but what a benchmark keeps of what it has read elsewhere.
+    `dry`: nothing is written, but what a benchmark keeps of what it has read elsewhere. `only_setup`: machines
+    are set up, and no attempt is run.
     """
     environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
     request, pool = _borrowed(request, home_of(environ, cwd), dry)
     machines = PoolMachines(home_of(environ, cwd), request.pool) if request.pool else None
-    resolved = resolve(request, environ=environ, cwd=cwd, now=now, home_id="", pool=pool, machines=machines)
+    resolved = resolve(
+        request,
+        environ=environ,
+        cwd=cwd,
+        now=now,
+        home_id="",
+        pool=pool,
+        machines=machines,
+        only_setup=only_setup,
+    )
     store = _store_of(resolved.home, dry)
     name, home_id = resolved.plan.run, "" if store is None else store.home_id
     taken: set[str] = set() if store is None else {info.name for info in store.streams()}

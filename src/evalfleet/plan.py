@@ -89,11 +89,13 @@ def resolve(
     durations: Mapping[str, float] | None = None,
     pool: Plan | None = None,
     machines: Machines | None = None,
+    only_setup: bool = False,
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
     `home_id` is that of the home `config.home_of(environ, cwd)`; `durations` are seconds by task id;
-    `pool` is the plan of the pool that the request names, `machines` are the pool's.
+    `pool` is the plan of the pool that the request names, `machines` are the pool's. `only_setup`: no
+    attempt will be run.
     """
     config = _config(request, environ, cwd)
     merged = _environment(request, environ, cwd, config)
@@ -113,7 +115,7 @@ def resolve(
         tasks=tasks,
         home=home,
         warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
-        secrets=secret_values(loaded.secrets, merged),
+        secrets=secret_values(setup_secrets(plan) if only_setup else loaded.secrets, merged),
         environ=merged,
         keep=flags.keep and pool is None,
         notify=notify_of(config, merged),
@@ -208,6 +210,14 @@ async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
 
 def secret_names(plan: Plan) -> tuple[str, ...]:
     return msgspec.convert(plan.benchmark_spec, BenchmarkSpec).secrets
+
+
+def setup_secrets(plan: Plan) -> tuple[str, ...]:
+    """Those without which a machine cannot be set up: not the model's."""
+    benchmark = benchmark_of(plan)
+    commands = [step.command for step in benchmark.bundle.steps]
+    commands += [benchmark.probe] if benchmark.probe is not None else []
+    return tuple(dict.fromkeys(name for command in commands for name in command.secrets))
 
 
 PlaceSettings = Mapping[str, Mapping[str, Any]]

@@ -206,6 +206,14 @@ def test_missing_secrets_are_all_named_before_anything_starts(cwd: Path) -> None
     )
 
 
+def test_a_machine_is_set_up_without_what_only_attempts_need(cwd: Path) -> None:
+    configure(cwd, SHED_PLACE)
+    request = RunRequest(benchmark="bench/b.toml", on="shed")
+    found = resolve(request, environ={}, cwd=cwd, now=NOW, home_id="0123456789", only_setup=True)
+    assert found.secrets == {}
+    assert secret_names(found.plan) == ("API_KEY",)
+
+
 def test_secrets_come_from_the_nearest_of_env_file_environment_and_dotenv(cwd: Path) -> None:
     (cwd / ".env").write_text("API_KEY=dotenv\nEVALFLEET_MODEL=from-dotenv\n")
     (cwd / "my.env").write_text("API_KEY=file\nEVALFLEET_WORKERS=2\n")

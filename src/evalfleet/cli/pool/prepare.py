@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
         config=args.config,
     )
     pool = keeping.open_pool(args.name)
-    answers = pool.prepare(api.resolve_request(request, dry=True), _tell)
+    answers = pool.prepare(api.resolve_request(request, dry=True, only_setup=True), _tell)
     following.show(pool.view(), as_json=args.json)
     return following.told(answers)
 
