@@ -180,7 +180,8 @@ class MachineCondemned(_Event, frozen=True):
 
     No cause: it did nothing wrong (idle, run over, budget). `step` names the step that failed, of its set-up
     or of its boot.
-    `scope` and `permanent` say what a provisioning failure blocks besides this machine.
+    `scope` and `permanent` say what a provisioning failure blocks besides this machine. `image`: its disk
+    becomes an image of this name before it goes.
     """
 
     machine: MachineId
@@ -189,6 +190,7 @@ class MachineCondemned(_Event, frozen=True):
     step: str = ""
     scope: Scope = "machine"
     permanent: bool = False
+    image: str = ""
 
 
 class MachineDeleted(_Event, frozen=True):

@@ -134,7 +134,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Site:
+class Site:
     """One machine, and all that is needed to work on it."""
 
     machine: MachineState
@@ -144,7 +144,7 @@ class _Site:
     journal: SqliteJournal
 
 
-_Work = Callable[[_Site], Awaitable[None]]
+Work = Callable[[Site], Awaitable[None]]
 
 
 class Pool:
@@ -225,7 +225,7 @@ class Pool:
         """Bring a benchmark's files to all machines and set it up there, so that runs need not."""
         benchmark = benchmark_of(resolved.plan)
 
-        async def work(site: _Site) -> None:
+        async def work(site: Site) -> None:
             begun = time.monotonic()
             left = self.store.home / safe_name(self.name) / MACHINES / safe_name(site.machine.id)
             steps = await site.channel.prepare(benchmark.bundle, left)
@@ -237,39 +237,39 @@ class Pool:
             await site.journal.append(WallClock().now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
 
-        return asyncio.run(self._on(_running, work, resolved.secrets))
+        return asyncio.run(self.on(running_in, work, resolved.secrets))
 
     def restart(self, name: str) -> list[Answer]:
         """End all that runs on one machine, bring it up anew, and see that it answers."""
-        return asyncio.run(self._on(self._only(name), _restart, {}))
+        return asyncio.run(self.on(self._only(name), _restart, {}))
 
     def execute(self, name: str, argv: Sequence[str], limit_s: float) -> tuple[Answer, Ended | None]:
         """Run a command on one machine that nobody else has meanwhile, and wait for its end."""
         ends: list[Ended] = []
 
-        async def work(site: _Site) -> None:
+        async def work(site: Site) -> None:
             job = Job(AttemptId(f"by-hand-{os.urandom(6).hex()}"), Command(tuple(argv)), limit_s)
             await site.channel.start(job)
             ends.append(await site.channel.ended(job.id))
             site.channel.forget(job.id)
 
-        (answer,) = asyncio.run(self._on(self._only(name), work, {}))
+        (answer,) = asyncio.run(self.on(self._only(name), work, {}))
         return answer, ends[0] if ends else None
 
     def _only(self, name: str) -> Callable[[PoolView], list[MachineState]]:
         def one(view: PoolView) -> list[MachineState]:
             machine = view.machine(name)
-            if machine not in _running(view):
+            if machine not in running_in(view):
                 hint = f"`evalfleet pool start {self.name}` starts it"
                 raise RequestError(f"{machine.name} is not running; {hint}")
             return [machine]
 
         return one
 
-    async def _on(
+    async def on(
         self,
         which: Callable[[PoolView], list[MachineState]],
-        work: _Work,
+        work: Work,
         secrets: Mapping[str, str],
     ) -> list[Answer]:
         """Do the work on machines that nobody else has meanwhile, on all at once."""
@@ -317,7 +317,7 @@ class Pool:
     async def _probe(self) -> list[Answer]:
         view = self.view()
         async with self.places() as places:
-            asked = [self._ask(view, m, places[m.offer.place]) for m in _running(view)]
+            asked = [self._ask(view, m, places[m.offer.place]) for m in running_in(view)]
             return await asyncio.gather(*asked)
 
     @asynccontextmanager
@@ -334,7 +334,7 @@ class Pool:
         """Of these machines, or of all, those that run. Raises RequestError if there is none."""
         view = self.view()
         asked = [view.machine(name) for name in names] or view.machines
-        running = [machine for machine in _running(view) if machine in asked]
+        running = [machine for machine in running_in(view) if machine in asked]
         if not running:
             hint = f"`evalfleet pool start {self.name}` starts what was stopped"
             raise RequestError(f"no such machine of pool {self.name!r} is running; {hint}")
@@ -367,7 +367,7 @@ class Pool:
         return place.shell(machine_of(machine), command)
 
 
-def _running(view: PoolView) -> list[MachineState]:
+def running_in(view: PoolView) -> list[MachineState]:
     now = WallClock().now()
     return [machine for machine in view.machines if view.standing(machine, now) in ("ready", "held")]
 
@@ -390,11 +390,11 @@ async def _prolong(
 
 
 async def _try(
-    work: _Work, machine: MachineState, place: OwnPlace, fence: Fence, journal: SqliteJournal
+    work: Work, machine: MachineState, place: OwnPlace, fence: Fence, journal: SqliteJournal
 ) -> Answer:
     channel = place.channel(machine_of(machine), fence)
     try:
-        await work(_Site(machine, place, fence, channel, journal))
+        await work(Site(machine, place, fence, channel, journal))
     except (FleetError, OSError) as err:
         return Answer(machine, str(err))
     finally:
@@ -402,7 +402,7 @@ async def _try(
     return Answer(machine)
 
 
-async def _restart(site: _Site) -> None:
+async def _restart(site: Site) -> None:
     machine = site.machine
     left_s = seconds_between(WallClock().now(), machine.expires_at)
     if machine.offer.mends:  # to stop it could cost us its place there
@@ -417,7 +417,7 @@ async def _restart(site: _Site) -> None:
         await anew.close()
 
 
-async def _mend(site: _Site, left_s: float) -> None:
+async def _mend(site: Site, left_s: float) -> None:
     """The mildest way after which it can be reached."""
     *milder, last = site.machine.offer.mends
     for step in milder:

@@ -10,7 +10,7 @@ Three kinds of place fit one protocol:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -304,6 +304,70 @@ class Examined(Protocol):
 
     async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:
         """Spends nothing worth speaking of. Raises nothing."""
+        ...
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A benchmark that leaves something running on machines, which must end before a disk is copied."""
+
+    @property
+    def rest(self) -> Command:
+        """Ends it, and leaves what was set up as a new machine is to find it. May be repeated."""
+        ...
+
+
+class Image(Struct, frozen=True, omit_defaults=True):
+    """A machine's disk, kept to make others from, as its tags tell. It costs money until it is deleted.
+
+    `setting`: the line of a place's settings by which machines are made from it. `state`: ready, or what
+    it is instead.
+    """
+
+    name: str
+    home: str
+    owner: str
+    setting: str
+    state: str
+    regions: tuple[str, ...] = ()
+    gb: float = 0.0
+    usd_per_month: float = 0.0
+    prices_as_of: str = ""
+    parts: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Capturing(Protocol):
+    """A place that can make an image of a machine's disk, from which later machines come up."""
+
+    async def reserve(self, machine: MachineId, image: str) -> None:
+        """Have the name, and whatever the image needs besides the machine and costs nothing. Idempotent.
+
+        Raises RequestError if the name cannot be used or has been, ProviderError.
+        """
+        ...
+
+    async def capture(
+        self,
+        machine: Machine,
+        image: str,
+        rest: Callable[[], Awaitable[None]],
+        tell: Callable[[str], None],
+    ) -> Image:
+        """Make an image of it. It can be used no more from the beginning of this, and shall be deleted.
+
+        `rest` is awaited before anything is done to the machine, as long as its channel works. Returns when
+        machines can be made from the image. Raises ProviderError, ChannelError; then it may be repeated, also
+        by another process, and goes on.
+        """
+        ...
+
+    async def images(self) -> Sequence[Image]:
+        """All that evalfleet has made there, whichever home did. Raises ProviderError."""
+        ...
+
+    async def drop_image(self, image: Image) -> None:
+        """Delete it, everywhere; machines that were made from it stay. Raises ProviderError."""
         ...
 
 

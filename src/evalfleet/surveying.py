@@ -17,7 +17,7 @@ from .errors import FleetError, ProviderError, RequestError
 from .journal import Store
 from .model import Micros, Needs
 from .plan import PoolRequest, places_of, resolve_pool
-from .ports import Belonging, Check, Examinable, PlaceContext, Provider, Reapable
+from .ports import Belonging, Capturing, Check, Examinable, Image, PlaceContext, Provider, Reapable
 from .state import fold
 
 
@@ -139,6 +139,54 @@ async def _reap_one(place: Reapable, belonging: Belonging) -> str:
     except FleetError as err:
         return str(err)
     return ""
+
+
+# -- images --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An image that exists at a place. `is_own`: this home's, or ours by its owner."""
+
+    place: str
+    image: Image
+    is_own: bool
+
+
+def images() -> list[FoundImage]:
+    """All that evalfleet has captured at the places of evalfleet.toml. Raises RequestError, ProviderError."""
+    return asyncio.run(_images(_local_id()))
+
+
+async def _images(home_id: str) -> list[FoundImage]:
+    found: list[FoundImage] = []
+    for name in configured():
+        place = _make(name, {}, home_id)
+        try:
+            if isinstance(place, Capturing):
+                owner = place.owner if isinstance(place, Reapable) else ""
+                for each in await place.images():
+                    found.append(FoundImage(name, each, each.home == home_id or each.owner == owner))
+        finally:
+            await place.close()
+    seen: dict[tuple[str, ...], FoundImage] = {}
+    for one in found:
+        seen.setdefault(one.image.parts, one)  # two places may look at the same subscription
+    return list(seen.values())
+
+
+def delete_image(found: FoundImage) -> None:
+    """Raises ProviderError."""
+    asyncio.run(_delete_image(found))
+
+
+async def _delete_image(found: FoundImage) -> None:
+    place = _make(found.place, {}, _local_id())
+    try:
+        if isinstance(place, Capturing):
+            await place.drop_image(found.image)
+    finally:
+        await place.close()
 
 
 # -- here ----------------------------------------------------------------------------------------

@@ -250,3 +250,19 @@ def test_slices_are_those_of_waas_own_client(total: int, workers: int) -> None:
         end = start + tasks_per_worker + (1 if worker < extra else 0)
         expected += [worker] * (end - start)
     assert [lane_of("slices", index, total, workers) for index in range(total)] == expected
+
+
+def test_preparing_asks_for_the_registrys_password_and_never_for_the_models_key(checkout: Path) -> None:
+    given = {"waa": str(checkout), "registry_user": "me", "registry_password": "ACR"}
+    request = RunRequest(benchmark="waa", settings=given)
+    environ = {"ACR": "hunter2", "HOME": str(checkout)}
+    found = resolve(request, environ=environ, cwd=checkout, now=0, home_id="", only_setup=True)
+    assert found.secrets == {"ACR": "hunter2"}
+    with pytest.raises(RequestError, match="OPENAI_API_KEY"):
+        resolve(request, environ=environ, cwd=checkout, now=0, home_id="")
+
+
+def test_a_machine_is_put_to_rest_without_secrets() -> None:
+    rest = benchmark(registry_user="me", registry_password="ACR").rest
+    assert rest.argv[-1] == "rest"
+    assert not rest.secrets

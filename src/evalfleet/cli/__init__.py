@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "import": "make a run of results that another program made",
     "pool": "keep machines that outlive runs: create, status, ssh, delete, ...",
     "machines": "list everything of ours that exists anywhere",
+    "images": "list the images that machines were captured as, or delete one",
     "reap": "delete what is ours and has expired",
     "doctor": "look at a place before money is spent",
     "prices": "show list prices and their date, or fetch newer ones",

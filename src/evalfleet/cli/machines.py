@@ -1,6 +1,6 @@
 """List everything of evalfleet's that exists at the places of evalfleet.toml, by what the places say.
 
-No journal is needed: machines, and what is left of them, are known by their tags.
+No journal is needed: machines, what is left of them, and images are known by their tags.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from evalfleet.surveying import Found
+    from evalfleet.surveying import Found, FoundImage
 
 HEAD = ("place", "machine", "where", "owner", "expires", "parts", "to be reaped")
 
@@ -22,11 +22,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import surveying
+    import json
 
-    nothing = "nothing of ours exists at the places of evalfleet.toml"
-    show(surveying.machines(round(time.time() * 1e6)), nothing, as_json=args.json)
+    from evalfleet import surveying
+    from evalfleet.cli import images
+
+    found, kept = surveying.machines(round(time.time() * 1e6)), surveying.images()
+    if args.json:
+        print(json.dumps([*map(document, found), *map(image_document, kept)]))
+        return 0
+    if found or not kept:
+        show(found, "nothing of ours exists at the places of evalfleet.toml", as_json=False)
+    if kept:
+        print(f"{'' if not found else chr(10)}{images.text(kept)}")
     return 0
+
+
+def image_document(found: FoundImage) -> dict[str, Any]:
+    """With what a machine's has, so that whoever looks for what is left sees it."""
+    from evalfleet.cli import images
+
+    shown = images.document(found)
+    return {**shown, "machine": None, "where": ", ".join(shown["regions"]), "expires_at": None, "why": ""}
 
 
 def show(found: Sequence[Found], nothing: str, *, as_json: bool) -> None:

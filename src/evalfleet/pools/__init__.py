@@ -2,7 +2,7 @@
 
 from .bare import Bare
 from .changes import Change
-from .lending import LentPlace, OwnPlace, machine_of, pool_fence
+from .lending import LentPlace, OwnPlace, capturing_at, machine_of, pool_fence
 from .reading import PoolView, look_at, read_pool
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "LentPlace",
     "OwnPlace",
     "PoolView",
+    "capturing_at",
     "look_at",
     "machine_of",
     "pool_fence",

@@ -64,6 +64,14 @@ def resized(view: PoolView, now: Micros, workers: int) -> Change:
     return Change([PoolResized(workers), *less], going)
 
 
+def captured(view: PoolView, machine: MachineId, image: str) -> Sequence[Event]:
+    """It goes, and nothing takes its place by itself. Begun before, it only goes on."""
+    if in_use(view).state.machines[machine].phase == "condemned":
+        return ()
+    fewer = max(0, view.state.limits.workers - 1)
+    return (PoolResized(fewer), MachineCondemned(machine, f"captured as image {image}", image=image))
+
+
 def stopped(view: PoolView, now: Micros) -> Change:
     running = [machine.id for machine in in_use(view).machines if machine.phase in ("ready", "mending")]
     return Change([MachineStopping(machine) for machine in running], running)

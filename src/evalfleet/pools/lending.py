@@ -10,11 +10,11 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from evalfleet.errors import ChannelError, LeaseLost, ProviderError, StaleController
+from evalfleet.errors import ChannelError, LeaseLost, ProviderError, RequestError, StaleController
 from evalfleet.journal import Hold, Holds
 from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import Machine, MachineId, Micros, Needs, Offer, after
-from evalfleet.ports import Channel, Fence, Mendable, Provider, Shared, Stoppable
+from evalfleet.ports import Capturing, Channel, Fence, Mendable, Provider, Shared, Stoppable
 from evalfleet.state import MachineState
 
 from .reading import PoolView
@@ -52,9 +52,23 @@ class OwnPlace:
             raise ProviderError(f"machines of {self.name} cannot be mended", transient=False)
         await self._place.mend(machine, step, expires_s)
 
+    @property
+    def capturing(self) -> Capturing:
+        return capturing_at(self._place)
+
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         hold = self._holds.all().get(machine.id)
         return self._place.channel(machine, pool_fence(self._holds.pool, hold, fence))
+
+
+def capturing_at(place: Provider) -> Capturing:
+    """Raises RequestError where machines cannot become images."""
+    if not isinstance(place, Capturing):
+        raise RequestError(
+            f"machines of {place.name} cannot be captured as an image: that takes a place that makes its "
+            "machines from images, such as azure_vm"
+        )
+    return place
 
 
 def pool_fence(pool: str, hold: Hold | None, fence: Fence) -> Fence:

@@ -257,6 +257,7 @@ def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -
     was = machine.phase
     machine.phase, machine.condemned_at = "condemned", at
     machine.cause, machine.detail, machine.step = event.cause, event.detail, event.step
+    machine.image = event.image
     _take_out(state, machine)
     if was != "mending":
         _leave_lane(state, machine)

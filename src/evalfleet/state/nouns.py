@@ -100,6 +100,7 @@ class MachineState:
     cause: Cause | None = None
     detail: str = ""
     step: str = ""
+    image: str = ""  # what its disk becomes before it goes
 
     @property
     def ends_at(self) -> Micros:

@@ -101,6 +101,8 @@ def _machine(state: RunState, record: ev.Record) -> Line | None:
             return Line(at, "trouble", f"{_name(state, machine)} is silent", good=False)
         case ev.MachineHeard(machine):
             return Line(at, "news", f"{_name(state, machine)} is heard again")
+        case ev.MachineCondemned(machine, image=image) if image:
+            return Line(at, "news", f"{_name(state, machine)} becomes the image {clean(image)}, and goes")
         case ev.MachineCondemned(machine, detail, cause) if cause is not None:
             text = f"{_name(state, machine)} given up ({words(cause)}): {clean(detail)}"
             return Line(at, "trouble", text.removesuffix(": "), good=False)

@@ -139,6 +139,10 @@ class WaaBenchmark:
     def probe(self) -> Command | None:
         return self._command("probe")
 
+    @property
+    def rest(self) -> Command:
+        return self._command("rest")
+
     def command(self, task: Task, attempt: AttemptId) -> Command:
         settings = self._settings
         order = {

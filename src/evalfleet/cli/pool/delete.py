@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from .arguments import add_name
 
@@ -15,29 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
+    from evalfleet.cli.asking import agreed
     from evalfleet.views.words import plural
 
     from . import following
 
     pool = keeping.open_pool(args.name)
     many = plural(len(pool.view().machines), "machine")
-    if not args.yes and not _agreed(f"delete pool {pool.name} and its {many}"):
+    if not args.yes and not agreed(f"delete pool {pool.name} and its {many}"):
         return 2
     pool.delete()
     following.follow(pool)
     print(f"pool {pool.name} is deleted: {many}")
     return 0
-
-
-def _agreed(what: str) -> bool:
-    """Only `yes` is yes. Where nobody can answer, nothing is deleted."""
-    if not sys.stdin.isatty():
-        print(f"evalfleet: this would {what}: say --yes", file=sys.stderr)
-        return False
-    try:
-        agreed = input(f"This will {what}. Type yes to go on: ").strip() == "yes"
-    except EOFError:
-        agreed = False
-    if not agreed:
-        print("evalfleet: nothing was deleted", file=sys.stderr)
-    return agreed

@@ -1,24 +1,38 @@
-"""Set a benchmark up on all machines of a pool: its files, its set-up steps, its probe."""
+"""Set a benchmark up on all machines of a pool: its files, its set-up steps, its probe.
+
+With --capture, one of the machines becomes an image from which later machines come up ready. That machine is
+deleted then; the image costs money until `evalfleet images --delete NAME`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from typing import TYPE_CHECKING
 
 from .arguments import add_json, add_name
+
+if TYPE_CHECKING:
+    from evalfleet.keeping import Pool
+    from evalfleet.plan import Resolved
+    from evalfleet.ports import Image
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("benchmark", metavar="BENCHMARK", help="as for `evalfleet run`")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
+    parser.add_argument(
+        "--capture", metavar="IMAGE", help="then make an image of a machine, for its place's settings"
+    )
     parser.add_argument("--env-file", metavar="FILE", help="read secrets from here; never uploaded")
     parser.add_argument("--config", metavar="FILE", help="this file instead of the nearest evalfleet.toml")
     add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import api, keeping
+    from evalfleet import api, capturing, keeping
     from evalfleet.request import RunRequest
     from evalfleet.values import parse_pairs
 
@@ -32,9 +46,51 @@ def main(args: argparse.Namespace) -> int:
         config=args.config,
     )
     pool = keeping.open_pool(args.name)
-    answers = pool.prepare(api.resolve_request(request, dry=True, only_setup=True), _tell)
-    following.show(pool.view(), as_json=args.json)
-    return following.told(answers)
+    resolved = api.resolve_request(request, dry=True, only_setup=True)
+    if args.capture is not None:
+        capturing.check(pool, args.capture)
+    answers = pool.prepare(resolved, _tell)
+    if args.capture is None or any(answer.problem for answer in answers):
+        following.show(pool.view(), as_json=args.json)
+        return following.told(answers)
+    return _capture(pool, resolved, args.capture, as_json=args.json)
+
+
+def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> int:
+    from evalfleet import capturing
+    from evalfleet.cli.images import told
+    from evalfleet.plan import benchmark_of
+
+    from . import following
+
+    machine = capturing.chosen(pool.view(), image)
+    setup_s = sum(seconds for step, seconds in machine.timings.items() if step.startswith("setup."))
+    made = capturing.capture(pool, benchmark_of(resolved.plan), image, _tell)
+    pool.control()
+    following.follow(pool)
+    if as_json:
+        print(json.dumps({**following.document(pool.view()), "image": told(made)}))
+    else:
+        print(f"{following.text(pool.view())}\n\n{_words(pool.name, machine.name, made, setup_s)}")
+    return 0
+
+
+def _words(pool: str, machine: str, made: Image, setup_s: float) -> str:
+    from evalfleet.cli.images import monthly
+    from evalfleet.views.words import duration
+
+    where = ", ".join(made.regions)
+    saved = f": its set-up took {duration(setup_s)}" if setup_s else ""
+    return "\n".join(
+        (
+            f"image {made.name} is ready in {where}: {made.gb:.0f} GB, a month {monthly(made)} "
+            f"until `evalfleet images --delete {made.name}`",
+            f"{machine} was deleted for it{saved}. Pool {pool} has one machine less; `evalfleet pool resize "
+            f"{pool} N` makes another, with the image that the pool was created with",
+            "runs and new pools have it at once with this line under the place in evalfleet.toml:",
+            f"  {made.setting}",
+        )
+    )
 
 
 def _tell(line: str) -> None:

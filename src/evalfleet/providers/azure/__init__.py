@@ -19,6 +19,9 @@
     builds.py     what is asked of Azure, and waiting until it is so
     reaching.py   SSH to the machines
     place.py      all of that as a Provider
+    galleries.py  images of machines: names, tags, what is sent and read
+    cleaning.py   what is done on a machine before it becomes an image
+    capturing.py  a machine becomes an image
     sweeping.py   what evalfleet has made anywhere, by tags alone
     lasting.py    for how long we stay logged in
     login.py      that, asked of Azure

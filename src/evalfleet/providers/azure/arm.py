@@ -87,9 +87,9 @@ class Arm:
     ) -> Json:
         return (await self._exchange(method, path, version, body, query)).body
 
-    async def begin(self, path: str, version: str) -> str:
+    async def begin(self, path: str, version: str, method: str = "POST", body: Json | None = None) -> str:
         """Have something done that takes time. Returns where to ask how it goes; empty: it is done."""
-        return (await self._exchange("POST", path, version, None, None)).operation
+        return (await self._exchange(method, path, version, body, None)).operation
 
     async def _exchange(
         self, method: str, path: str, version: str, body: Json | None, query: Mapping[str, str] | None

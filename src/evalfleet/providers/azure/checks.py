@@ -15,7 +15,7 @@ from .login import Login
 from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings
 from .sizes import fits, region_and_zone, size_of
-from .template import COMPUTE, NETWORK, RESOURCES
+from .template import COMPUTE, GALLERIES, NETWORK, RESOURCES
 from .words import Json, rows, table
 
 AUTHORIZATION = "2022-04-01"
@@ -136,7 +136,7 @@ class Checks:
         async def check() -> list[Check]:
             image = self._settings.image
             if image.startswith("/"):
-                version = "2023-07-03" if "/galleries/" in image.lower() else COMPUTE
+                version = GALLERIES if "/galleries/" in image.lower() else COMPUTE
                 there = await self._arm.find(image, version) is not None
             else:
                 publisher, offer, sku, _ = image.split(":")

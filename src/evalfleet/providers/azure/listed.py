@@ -58,6 +58,8 @@ Standard_E4ds_v5  0.03168 0.03744 0.03575 0.03744 0.041243 0.04498 0.035899 0.03
 Standard_E8ds_v5  0.06336 0.07488 0.07161 0.07488 0.082367 0.08983 0.071798 0.07488 0.06336
 """
 ADDRESS_USD = 0.005
+IMAGE_USD_A_GB_MONTH = 0.05
+"""Of what is occupied, for each copy of an image: billed as a snapshot on a Standard disk."""
 
 
 def _tiers(*usd: float) -> Mapping[int, float]:

@@ -23,12 +23,13 @@ from . import sweeping
 from .arm import Arm, Way
 from .arrivals import Arrivals
 from .builds import Builder
+from .capturing import Captures, Imaging, Site
 from .checks import Checks
 from .expiry import SHORTEST_S, STOPPING_S, shutdown_at
 from .ground import Ground
 from .keys import Keys
 from .login import Login
-from .names import Names, names_of, tags_of
+from .names import Names, names_of, shared_tags, tags_of
 from .offers import offers_of
 from .outline import outline
 from .pricelist import PriceList
@@ -48,7 +49,7 @@ CLAIMS_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class AzurePlace(PriceList):
+class AzurePlace(PriceList, Imaging):
     """Virtual machines of Azure, made for us, stopped by Azure itself at their expiry, deleted after use."""
 
     Settings = AzureSettings
@@ -73,6 +74,19 @@ class AzurePlace(PriceList):
         agent = context.environ.get("SSH_AUTH_SOCK")
         self._reach = Reach(settings, self._keys, context.home_id, agent)
         self._arrivals = Arrivals(self._looks, self._builder, self._reach)
+        self._captures = Captures(
+            Site(
+                self._arm,
+                self._looks,
+                self._builder,
+                self._reach,
+                self._arrivals,
+                settings,
+                self._ground.root,
+                context.home_id,
+                shared_tags(context.home_id, account.owner, settings.tags),
+            )
+        )
         self._samples = Samples(context.home)
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._coming: dict[MachineId, int] = {}

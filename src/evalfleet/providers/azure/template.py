@@ -15,8 +15,9 @@ from .expiry import daily
 from .names import Names
 from .words import Json
 
-COMPUTE, DISKS, NETWORK, SCHEDULES, RESOURCES = (
+COMPUTE, GALLERIES, DISKS, NETWORK, SCHEDULES, RESOURCES = (
     "2024-07-01",
+    "2023-07-03",
     "2024-03-02",
     "2024-07-01",
     "2018-09-15",

@@ -61,6 +61,11 @@ def reset(config: Config, engine: Engine) -> int:
     return 0
 
 
+def rest(config: Config, engine: Engine) -> int:
+    container.rest(config, engine)
+    return 0
+
+
 def step(verb: str, config: Config, engine: Engine) -> int:
     known = steps(config, engine)
     if verb not in known:
@@ -71,7 +76,7 @@ def step(verb: str, config: Config, engine: Engine) -> int:
     return 0
 
 
-VERBS = {"attempt": attempt, "probe": probe, "reset": reset}
+VERBS = {"attempt": attempt, "probe": probe, "reset": reset, "rest": rest}
 
 
 def main(verb: str) -> int:

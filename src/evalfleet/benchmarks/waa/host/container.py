@@ -8,7 +8,7 @@ import time
 
 from . import guest
 from .config import CONTAINER, FILE, POINTER, PORTS
-from .shell import Failed, say
+from .shell import Failed, run, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "program"
 GLANCE_S = 20.0
+SYNC_S = 600.0
 
 
 def step_container(config: Config, engine: Engine) -> None:
@@ -94,6 +95,17 @@ def reset(config: Config, engine: Engine, deep: bool = True) -> None:
         step_windows(config, engine)
         say(f"Windows went back to golden in {time.monotonic() - begun:.1f} s")
     clean(config)
+
+
+def rest(config: Config, engine: Engine) -> None:
+    """Nothing runs, and storage is golden's: neither what attempts did nor a half-written disk is kept."""
+    from .golden import restore
+
+    engine.remove(CONTAINER)
+    restore(config)
+    clean(config)
+    run(["sync"], SYNC_S)
+    say("Windows rests, as it was installed")
 
 
 def _restarted(config: Config, engine: Engine) -> bool:

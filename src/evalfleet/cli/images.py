@@ -1,0 +1,99 @@
+"""List the images that evalfleet has captured at the places of evalfleet.toml, or delete one.
+
+`evalfleet pool prepare POOL BENCHMARK --capture NAME` makes them. An image costs money until it is deleted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from evalfleet.ports import Image
+    from evalfleet.surveying import FoundImage
+
+HEAD = ("place", "image", "state", "regions", "GB", "a month", "owner")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--delete", metavar="NAME", help="delete this image in all regions")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def main(args: argparse.Namespace) -> int:
+    import json
+
+    from evalfleet import surveying
+
+    found = surveying.images()
+    if args.delete is not None:
+        return _delete(args.delete, found, sure=args.yes)
+    if args.json:
+        print(json.dumps([document(each) for each in found]))
+    elif found:
+        print(text(found))
+        print("\n".join(["", *(f"{each.image.name}: {each.image.setting}" for each in found)]))
+    else:
+        print("there are no images of ours at the places of evalfleet.toml")
+    return 0
+
+
+def text(found: Sequence[FoundImage]) -> str:
+    from evalfleet.views.tables import table
+
+    return table(HEAD, [_row(each.place, each.image) for each in found])
+
+
+def _row(place: str, image: Image) -> list[Any]:
+    where, gb = ", ".join(image.regions) or None, f"{image.gb:.0f}" if image.gb else None
+    return [place, image.name, image.state, where, gb, monthly(image), image.owner or None]
+
+
+def monthly(image: Image) -> str:
+    """What it costs; nothing, if nothing is stored yet."""
+    if not image.usd_per_month:
+        return "$0.00"
+    return f"${image.usd_per_month:.2f} (prices of {image.prices_as_of})"
+
+
+def document(found: FoundImage) -> dict[str, Any]:
+    return {"place": found.place, "is_own": found.is_own, **told(found.image)}
+
+
+def told(image: Image) -> dict[str, Any]:
+    return {
+        "image": image.name,
+        "state": image.state,
+        "setting": image.setting,
+        "regions": list(image.regions),
+        "gb": image.gb,
+        "usd_per_month": image.usd_per_month,
+        "prices_as_of": image.prices_as_of or None,
+        "home": image.home,
+        "owner": image.owner,
+        "parts": list(image.parts),
+    }
+
+
+def _delete(name: str, found: Sequence[FoundImage], *, sure: bool) -> int:
+    from evalfleet import surveying
+    from evalfleet.cli.asking import agreed
+    from evalfleet.errors import RequestError
+    from evalfleet.names import hint
+
+    own = [each for each in found if each.is_own]
+    chosen = [each for each in own if each.image.name == name]
+    if not chosen:
+        raise RequestError(f"there is no image {name!r} of yours; {hint(name, [e.image.name for e in own])}")
+    if len(chosen) > 1:
+        parts = ", ".join(each.image.parts[0] for each in chosen)
+        raise RequestError(f"there are {len(chosen)} images {name!r}: {parts}; go to the home that made it")
+    where = ", ".join(chosen[0].image.regions) or chosen[0].place
+    if not sure and not agreed(f"delete image {name} in {where}"):
+        return 2
+    surveying.delete_image(chosen[0])
+    print(f"image {name} is deleted; machines that were made from it stay")
+    return 0

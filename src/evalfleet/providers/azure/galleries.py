@@ -1,0 +1,162 @@
+"""Images of machines in a gallery of Azure: names, tags, and what is sent and read. Pure.
+
+A home has one gallery in its resource group. An image is a definition there and one version of it, which has
+a copy in every region of the place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from evalfleet.errors import RequestError
+from evalfleet.model import MachineId
+from evalfleet.ports import Image
+
+from . import listed
+from .names import HOME, OWNER
+from .template import id_of
+from .words import Json, rows, table, tags_in
+
+GALLERY = "Microsoft.Compute/galleries"
+VERSION = "1.0.0"
+IMAGE, SOURCE, SIZE = "evalfleet-image", "evalfleet-captured-from", "evalfleet-gb"
+"""Tags of what belongs to an image. No machine's tag is among them: `reap` takes none for a machine."""
+CLEANED = "evalfleet-cleaned-for"
+"""Tag of a machine that is to become this image, once it was cleaned."""
+STORAGE = "Standard_LRS"
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,78}[A-Za-z0-9])?")
+
+
+class ImageIds:
+    """Where an image of this home is."""
+
+    def __init__(self, root: str, home: str, image: str) -> None:
+        # a gallery's name has no dashes
+        self.gallery = id_of(root, GALLERY, f"evalfleet_{home[:6]}")
+        self.definition = f"{self.gallery}/images/{image}"
+        self.version = version_of(self.definition)
+
+
+def version_of(definition: str) -> str:
+    return f"{definition}/versions/{VERSION}"
+
+
+def check_name(image: str) -> None:
+    """Raises RequestError if Azure would not take it."""
+    if not _NAME.fullmatch(image):
+        raise RequestError(
+            f"an image cannot be called {image[:90]!r}: up to 80 letters, digits, '.', '_' and '-', "
+            "with a letter or digit at both ends"
+        )
+
+
+def tags_of(image: str, machine: MachineId, shared: Mapping[str, str]) -> dict[str, str]:
+    return {**shared, IMAGE: image, SOURCE: machine}
+
+
+# -- what is sent ----------------------------------------------------------------------------------
+
+
+def gallery(region: str, tags: Mapping[str, str]) -> Json:
+    return {
+        "location": region,
+        "tags": dict(tags),
+        "properties": {"description": "machines prepared by evalfleet"},
+    }
+
+
+def definition(region: str, tags: Mapping[str, str], image: str, vm: Json) -> Json:
+    """Like the machine: an image of generation 2 makes no machines of generation 1."""
+    properties: Json = vm["properties"]
+    view = table(properties.get("instanceView"))
+    security = table(properties.get("securityProfile")).get("securityType")
+    trusted = [{"name": "SecurityType", "value": "TrustedLaunch"}] if security == "TrustedLaunch" else []
+    told: Json = {
+        "osType": "Linux",
+        "osState": "Generalized",
+        "hyperVGeneration": view.get("hyperVGeneration") or "V2",
+        "architecture": "x64",
+        "identifier": {"publisher": "evalfleet", "offer": tags[HOME][:6], "sku": image},
+    }
+    return {
+        "location": region,
+        "tags": dict(tags),
+        "properties": {**told, **({"features": trusted} if trusted else {})},
+    }
+
+
+def version(vm: Json, tags: Mapping[str, str], gb: float, regions: Sequence[str]) -> Json:
+    """A copy in each region, and in the machine's own, which Azure insists on."""
+    here = plain_region(vm["location"])
+    targets = [
+        {"name": each, "regionalReplicaCount": 1, "storageAccountType": STORAGE}
+        for each in dict.fromkeys((here, *regions))
+    ]
+    properties = {
+        "publishingProfile": {"targetRegions": targets, "storageAccountType": STORAGE},
+        "storageProfile": {"source": {"virtualMachineId": vm["id"]}},
+    }
+    return {"location": here, "tags": {**tags, SIZE: f"{gb:.1f}"}, "properties": properties}
+
+
+# -- what is read ----------------------------------------------------------------------------------
+
+
+def plain_region(text: str) -> str:
+    """Azure says `East US` in some places, and `eastus` in others."""
+    return text.lower().replace(" ", "")
+
+
+def is_generalized(vm: Json) -> bool:
+    statuses = rows(table(vm["properties"].get("instanceView")).get("statuses"))
+    return any(str(each.get("code", "")).lower() == "osstate/generalized" for each in statuses)
+
+
+def definitions_in(resources: list[Json]) -> list[Json]:
+    """Of a list of what has an image's tag and a home's, each definition once."""
+    ours = [each for each in resources if {HOME, IMAGE} <= tags_in(each).keys()]
+    found = sorted((_definition_id(each["id"]), each) for each in ours if "/images/" in each["id"].lower())
+    return [{**next(some)[1], "id": id} for id, some in groupby(found, key=lambda pair: pair[0])]
+
+
+def _definition_id(id: str) -> str:
+    return re.split("/versions/", id, flags=re.IGNORECASE)[0]
+
+
+def read(definition: Json, version: Json | None) -> Image:
+    """As users see it. One without a version keeps only the name, and costs nothing."""
+    tags = tags_in(version or definition)
+    properties: Json = table((version or {}).get("properties"))
+    targets = rows(table(properties.get("publishingProfile")).get("targetRegions"))
+    regions = tuple(plain_region(str(each["name"])) for each in targets)
+    gb = _number(tags.get(SIZE, ""))
+    reference = version_of(definition["id"])
+    return Image(
+        name=tags[IMAGE],
+        home=tags[HOME],
+        owner=tags.get(OWNER, ""),
+        setting=f'image = "{reference}"',
+        state=state_of(version),
+        regions=regions,
+        gb=gb,
+        usd_per_month=round(gb * len(regions) * listed.IMAGE_USD_A_GB_MONTH, 2),
+        prices_as_of=listed.AS_OF,
+        parts=(definition["id"], *([reference] if version is not None else [])),
+    )
+
+
+def state_of(version: Json | None) -> str:
+    if version is None:
+        return "empty"
+    state = str(version["properties"].get("provisioningState", "")).lower()
+    return {"succeeded": "ready", "failed": "failed", "deleting": "being deleted"}.get(state, "being made")
+
+
+def _number(text: str) -> float:
+    """Of a tag; 0 if somebody has written something else there."""
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return 0.0
