@@ -176,3 +176,23 @@ def vm_body(
         },
     }
     return {**body, "zones": [zone]} if zone else body
+
+
+DEFINITION: Json = {
+    "location": "eastus",
+    "properties": {
+        "osType": "Linux",
+        "osState": "Generalized",
+        "hyperVGeneration": "V2",
+        "identifier": {"publisher": "p", "offer": "o", "sku": "s"},
+    },
+}
+
+
+def version_of(rest: Rest, vm: str, *regions: str) -> Json:
+    """An image of a machine of `rg`, in these regions."""
+    properties = {
+        "publishingProfile": {"targetRegions": [{"name": each} for each in regions]},
+        "storageProfile": {"source": {"virtualMachineId": rest.root + compute(vm)}},
+    }
+    return {"location": "eastus", "properties": properties}

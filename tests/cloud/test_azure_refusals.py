@@ -173,20 +173,6 @@ def test_a_disk_that_stayed_is_in_the_way(azure: StandIn, rest: Rest) -> None:
     assert rest.ask("PUT", compute("vm"), body).status == 201
 
 
-def test_an_image_of_ones_own_must_exist(rest: Rest) -> None:
-    gallery = "/resourceGroups/rg/providers/Microsoft.Compute/galleries/g"
-    here: Json = {"location": "eastus", "properties": {}}
-    rest.put(gallery, here)
-    rest.put(f"{gallery}/images/waa", {"location": "eastus", "properties": {"hyperVGeneration": "V2"}})
-    rest.put(f"{gallery}/images/waa/versions/1.0.0", here)
-    body = vm_body("vm", rest.new_interface("vm"))
-    reference = {"id": rest.root + f"{gallery}/images/waa/versions/2.0.0"}
-    body["properties"]["storageProfile"]["imageReference"] = reference
-    assert rest.ask("PUT", compute("vm"), body).code == "GalleryImageNotFound"
-    reference["id"] = rest.root + f"{gallery}/images/waa/versions/1.0.0"
-    rest.put(compute("vm"), body)
-
-
 def test_a_group_that_others_use_stays(rest: Rest) -> None:
     nic = rest.new_interface("vm")
     rest.put("/resourceGroups/other", {"location": "eastus"})

@@ -14,7 +14,7 @@ from azure.mgmt.resource.deployments import DeploymentsMgmtClient
 from azure.mgmt.resource.resources import ResourceManagementClient
 
 from tests.cloud.azure import StandIn, Throttled
-from tests.cloud.rest import VNET, compute, vm_body
+from tests.cloud.rest import DEFINITION, VNET, Rest, compute, version_of, vm_body
 from tests.cloud.templates import template
 
 SCOPE = "https://management.azure.com/.default"
@@ -196,3 +196,27 @@ def test_a_service_principal_signs_in(azure: StandIn) -> None:
         token = good.get_token(SCOPE).token
     claims = base64.urlsafe_b64decode(token.split(".")[1] + "==")
     assert azure.tenant.encode() in claims
+
+
+def test_microsofts_client_makes_an_image_of_a_machine(azure: StandIn, clients: Clients) -> None:
+    machines, galleries = clients.compute.virtual_machines, clients.compute.galleries
+    nic = clients.furnish("vm")
+    machines.begin_create_or_update("rg", "vm", vm_body("vm", nic)).result()
+    machines.begin_deallocate("rg", "vm").result()
+    machines.generalize("rg", "vm")
+    view = machines.instance_view("rg", "vm")
+    assert "OSState/generalized" in [status.code for status in view.statuses]
+    galleries.begin_create_or_update("rg", "g", {"location": "eastus"}).result()
+    clients.compute.gallery_images.begin_create_or_update("rg", "g", "waa", DEFINITION).result()
+    body = version_of(Rest(azure), "vm", "eastus", "westus2")
+    versions = clients.compute.gallery_image_versions
+    made = versions.begin_create_or_update("rg", "g", "waa", "1.0.0", body).result()
+    assert made.provisioning_state == "Succeeded"
+    assert [each.name for each in made.publishing_profile.target_regions] == ["East US", "West US 2"]
+    assert len([span for span in azure.meters.running() if span.kind == "image"]) == 2
+    listed = clients.resources.resources.list(filter="resourceType eq 'Microsoft.Compute/galleries/images'")
+    assert [each.name for each in listed] == ["g/waa"]
+    versions.begin_delete("rg", "g", "waa", "1.0.0").result()
+    clients.compute.gallery_images.begin_delete("rg", "g", "waa").result()
+    galleries.begin_delete("rg", "g").result()
+    assert not [span for span in azure.meters.running() if span.kind == "image"]

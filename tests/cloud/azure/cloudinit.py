@@ -95,12 +95,12 @@ class Seeder:
         if user.name == "root":
             uid, home = 0, "root"
         else:
-            uid, home = self._next_uid, f"home/{user.name}"
-            self._next_uid += 1
-            self._append("etc/passwd", f"{user.name}:x:{uid}:{uid}::/{home}:{user.shell}\n", 0o644)
-            self._append("etc/group", f"{user.name}:x:{uid}:\n", 0o644)
-            self._append("etc/shadow", f"{user.name}:*:19000:0:99999:7:::\n", 0o640)
+            home = f"home/{user.name}"
+            uid = self._uid(user.name) or self._new_user(user, home)
+        # as cloud-init does: who could come in before still can
+        there = self._disk / home / ".ssh/authorized_keys"
         keys = "".join(f"{key}\n" for key in user.keys)
+        keys = (there.read_text() if there.exists() else "") + keys
         self._write(f"{home}/.ssh/authorized_keys", keys, 0o600)
         for place in (home, f"{home}/.ssh", f"{home}/.ssh/authorized_keys"):
             os.chown(self._disk / place, uid, uid)
@@ -109,6 +109,14 @@ class Seeder:
         if user.sudo:
             rule = f"{user.name} {user.sudo}\n"
             self._append("etc/sudoers.d/90-cloud-init-users", rule, 0o440)
+
+    def _new_user(self, user: User, home: str) -> int:
+        uid = self._next_uid
+        self._next_uid += 1
+        self._append("etc/passwd", f"{user.name}:x:{uid}:{uid}::/{home}:{user.shell}\n", 0o644)
+        self._append("etc/group", f"{user.name}:x:{uid}:\n", 0o644)
+        self._append("etc/shadow", f"{user.name}:*:19000:0:99999:7:::\n", 0o640)
+        return uid
 
     def _host_keys(self, given: dict[str, str]) -> None:
         kinds = [name.removesuffix("_private") for name in given if name.endswith("_private")]

@@ -113,6 +113,4 @@ class Plain(Kind):
 
 
 def plain_kinds(cloud: Cloud) -> list[Kind]:
-    gallery = "Microsoft.Compute/galleries"
-    types = ("Microsoft.Compute/images", gallery, f"{gallery}/images", f"{gallery}/images/versions")
-    return [Plain(cloud, type) for type in types]
+    return [Plain(cloud, type) for type in ("Microsoft.Compute/images",)]

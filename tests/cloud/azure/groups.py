@@ -135,7 +135,8 @@ class Groups:
         listed = self._cloud.store.listed(self._cloud.clock.now())
         shown: list[Json] = []
         for each in listed:
-            if len(each.id.types) > 1 or (group and each.id.group.lower() != group.lower()):
+            is_part = len(each.id.types) > 1 and not each.location  # of another resource, like a subnet
+            if is_part or (group and each.id.group.lower() != group.lower()):
                 continue
             if kind and each.id.type.lower() != kind.lower():
                 continue
@@ -145,7 +146,7 @@ class Groups:
 
     def _shown(self, call: Call, resource: Resource, *, with_tags: bool) -> Json:
         """Azure says no tags when asked for a tag and its value."""
-        shown = resource.summary()
+        shown = {**resource.summary(), "name": resource.id.full_name}
         if not with_tags:
             shown.pop("tags", None)
         holder = resource.details.get("vm")

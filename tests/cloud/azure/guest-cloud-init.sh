@@ -1,7 +1,12 @@
 #!/bin/sh
-# `cloud-init status [--wait]` of a virtual machine's host.
+# `cloud-init status [--wait]` and `cloud-init clean [--logs]` of a virtual machine's host.
+if [ "$1" = clean ]; then
+  rm -rf /var/lib/cloud/instance /var/lib/cloud/seed
+  case " $* " in *" --logs "*) rm -f /var/log/cloud-init.log /var/log/cloud-init-output.log ;; esac
+  exit 0
+fi
 if [ "$1" != status ]; then
-  echo "cloud-init: the stand-in knows status alone" >&2
+  echo "cloud-init: the stand-in knows status and clean alone" >&2
   exit 2
 fi
 case " $* " in

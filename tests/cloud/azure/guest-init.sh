@@ -48,6 +48,7 @@ final() {
   echo "cloud-init: finished" >&2
 }
 final &
+[ -x /etc/rc.local ] && /etc/rc.local </dev/null >/dev/null 2>&1 &
 
 while :; do
   /usr/sbin/sshd -D -e -f /etc/ssh/sshd_config

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import shutil
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -21,6 +21,7 @@ T = TypeVar("T")
 METADATA = "169.254.169.254"
 TOGETHER = 8  # hosts that are made at once
 HERE = Path(__file__).parent
+OWN = ("etc/hostname", "etc/hosts", "etc/machine-id")
 
 
 def cable_of(address: str) -> network.Cable:
@@ -32,10 +33,26 @@ class GuestHost(NamespaceHost):
     """Its address is given, and its disk is seeded before it first boots."""
 
     guest: Guest
+    image: Path | None = None
+    """The disk that its own is a copy of."""
+
+    def _copy(self, image: Path, disk: Path) -> None:
+        """What is the machine's own, and set by the platform, stays."""
+        own = {name: (disk / name).read_bytes() for name in OWN}
+        commands.run(["cp", "-a", f"{image}/.", str(disk)])
+        for name, data in own.items():
+            (disk / name).write_bytes(data)
+
+    def keep(self, image: Path) -> None:
+        """While it is off."""
+        image.parent.mkdir(exist_ok=True)
+        commands.run(["cp", "-a", str(self._directory / "disk/upper"), str(image)])
 
     def make(self) -> None:
         super().make()
         disk = self._directory / "disk/upper"
+        if self.image is not None:
+            self._copy(self.image, disk)
         Seeder(disk, self._site.base.path).seed(self.guest)
         programs = disk / self._site.base.rootfs_path(Path("sbin"))
         programs.mkdir(parents=True, exist_ok=True)
@@ -79,7 +96,8 @@ class GuestHost(NamespaceHost):
 class GuestLab(Lab):
     """Its hosts are the guests that were planned, in that order."""
 
-    def plan(self, guests: list[Guest]) -> None:
+    def plan(self, guests: list[Guest], images: Mapping[str, Path]) -> None:
+        self.images = images
         self._planned = deque(guests)
 
     def _define(self, index: int) -> NamespaceHost:
@@ -88,6 +106,7 @@ class GuestLab(Lab):
         directory = self.directory / "hosts" / f"host-{index}"
         host = GuestHost(self._site, directory, index, self._layout.host(directory.name, self._limits))
         host.guest = guest
+        host.image = self.images.get(guest.image)
         host.name = guest.name
         return host
 
@@ -97,8 +116,10 @@ class Hosts:
 
     is_flat = True
 
-    def __init__(self, disk_bytes: int = 1 << 30) -> None:
-        self.lab = GuestLab.create(0, disk_bytes=disk_bytes)
+    def __init__(self, disk_bytes: int = 1 << 30, expose: Iterable[Path] = ()) -> None:
+        self.lab = GuestLab.create(0, disk_bytes=disk_bytes, expose=expose)
+        self._images: dict[str, Path] = {}
+        self._kept = 0
         commands.run([*self.lab.prefix, "ip", "addr", "add", f"{METADATA}/32", "dev", "br0"])
         self._hand = ThreadPoolExecutor(1)  # a lab is used by one thread at a time
         self._hosts: dict[str, GuestHost] = {}
@@ -160,7 +181,7 @@ class Hosts:
         self._building = None
 
     def _make(self, guests: list[Guest]) -> list[GuestHost]:
-        self.lab.plan(guests)
+        self.lab.plan(guests, self._images)
         return [host for host in self.lab.add(len(guests)) if isinstance(host, GuestHost)]
 
     async def power_off(self, id: str) -> None:
@@ -194,6 +215,18 @@ class Hosts:
         host = self._hosts.pop(id.lower(), None)  # before it is gone: who asks again has nothing to do
         if host is not None:
             await self._do(self.lab.remove, host)
+
+    async def capture(self, id: str, image: str) -> None:
+        host = await self._arrived(id)
+        if host is not None:
+            self._kept += 1
+            kept = self.lab.directory / "images" / str(self._kept)
+            await self._do(host.keep, kept)
+            self._images[image] = kept
+
+    def forget_image(self, image: str) -> None:
+        if (kept := self._images.pop(image, None)) is not None:
+            shutil.rmtree(kept)
 
     async def make_unreachable(self, id: str, *, also_after_restart: bool) -> None:
         """It runs, but nothing reaches it, until it is restarted, or (`also_after_restart`) redeployed."""

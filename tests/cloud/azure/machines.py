@@ -19,6 +19,8 @@ class Guest:
     keys: tuple[str, ...]
     custom_data: bytes
     has_temp_disk: bool
+    image: str = ""
+    """What its disk is a copy of, if that was captured here."""
 
 
 class MachineTrouble(Exception):
@@ -46,6 +48,12 @@ class Machines(Protocol):
     async def protect(self, id: str, rules: str) -> None:
         """Who may connect to it, as `iptables-restore` takes it."""
         ...
+
+    async def capture(self, id: str, image: str) -> None:
+        """Keep a copy of its disk under this name. It is off."""
+        ...
+
+    def forget_image(self, image: str) -> None: ...
 
     def mend(self, id: str) -> None:
         """Its hardware is another one now: what was broken of it is whole again."""
@@ -87,6 +95,12 @@ class Records:
         self._log.pop(id.lower(), None)
 
     async def protect(self, id: str, rules: str) -> None:
+        pass
+
+    async def capture(self, id: str, image: str) -> None:
+        pass
+
+    def forget_image(self, image: str) -> None:
         pass
 
     def mend(self, id: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-MeterKind = Literal["vm", "disk", "address"]
+MeterKind = Literal["vm", "disk", "address", "image"]
 
 
 @dataclass

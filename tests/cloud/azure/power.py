@@ -34,14 +34,17 @@ class Power:
             "reapply": self._nothing,
         }
         machines.actions = {
-            **{name: self._action(deed) for name, deed in deeds.items()},
+            **{name: self._action(name, deed) for name, deed in deeds.items()},
+            "generalize": self._generalize,
             "retrievebootdiagnosticsdata": self._boot_diagnostics,
             "simulateeviction": self._simulate_eviction,
         }
 
-    def _action(self, deed: Deed) -> Callable[[Resource, Call, float], Awaitable[Answer]]:
+    def _action(self, name: str, deed: Deed) -> Callable[[Resource, Call, float], Awaitable[Answer]]:
         async def act(resource: Resource, call: Call, hold_s: float) -> Answer:
             assert isinstance(resource, Vm)
+            if resource.generalized and name != "deallocate":
+                raise _not_allowed(name, resource, "generalized")
             self.begin(resource, deed, hold_s)
             assert resource.busy is not None
             headers = self._cloud.operations.headers(call, resource.busy, location=True)
@@ -116,6 +119,14 @@ class Power:
         await self._cloud.really(self._cloud.machines.power_off(str(vm.id)))
         await self._vms.boot(vm, fresh_temp_disk=fresh_temp_disk)
 
+    async def _generalize(self, resource: Resource, call: Call, hold_s: float) -> Answer:
+        """Azure believes that what is on the disk was generalized."""
+        assert isinstance(resource, Vm)
+        if resource.power not in ("stopped", "deallocated"):
+            raise _not_allowed("generalize", resource, resource.power or "not allocated")
+        resource.generalized = True
+        return Answer(200)
+
     # -- other actions -------------------------------------------------------------------------
 
     async def _boot_diagnostics(self, resource: Resource, call: Call, hold_s: float) -> Answer:
@@ -136,3 +147,11 @@ class Power:
             raise ArmError(409, "OperationNotAllowed", f"VM '{resource.id.name}' is no Spot virtual machine.")
         self._metadata.evict(resource, 30.0)
         return Answer(204)
+
+
+def _not_allowed(action: str, vm: Vm, state: str) -> ArmError:
+    return ArmError(
+        409,
+        "OperationNotAllowed",
+        f"Operation '{action}' is not allowed on VM '{vm.id.name}' since the VM is {state}.",
+    )

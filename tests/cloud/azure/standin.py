@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from evalfleet.lab.network import GATEWAY
 
-from . import addresses, network, security, tls
+from . import addresses, galleries, network, security, tls
 from .arm import Arm
 from .clock import Clock
 from .cloud import Cloud, Timing
@@ -83,6 +83,7 @@ class StandIn:
             *network.kinds(self.cloud),
             *security.kinds(self.cloud),
             *plain_kinds(self.cloud),
+            *galleries.kinds(self.cloud),
             disks,
             public,
             interfaces,

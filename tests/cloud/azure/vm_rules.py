@@ -99,6 +99,8 @@ class VmRules:
                     f"The image {wanted['id']} was not found.",
                     target="imageReference",
                 )
+            if "/versions/" in wanted["id"].lower():
+                return self._captured(found, location)
             return Image(str(found.properties.get("hyperVGeneration", "V2")))
         words = tuple(str(wanted.get(key, "")).lower() for key in ("publisher", "offer", "sku"))
         image = IMAGES.get((words[0], words[1], words[2]))
@@ -113,6 +115,21 @@ class VmRules:
                 target="imageReference",
             )
         return image
+
+    def _captured(self, version: Resource, location: str) -> Image:
+        targets: list[Json] = version.properties["publishingProfile"]["targetRegions"]
+        regions = [self._cloud.catalog.region(each["name"], version.id.type) for each in targets]
+        if version.state != "Succeeded" or location not in regions:
+            raise ArmError(
+                404,
+                "GalleryImageNotFound",
+                f"The gallery image {version.id} is not available in {location} region. Please contact image "
+                "owner to replicate to this region, or change your requested region.",
+                target="imageReference",
+            )
+        definition = self._cloud.need(version.id.parent)
+        generation = str(definition.properties.get("hyperVGeneration") or "V1")
+        return Image(generation, size_gib=int(version.details["size_gib"]))
 
     def _fits(self, size: Size, image: Image, properties: Json) -> None:
         if image.architecture != size.architecture:

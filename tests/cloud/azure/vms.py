@@ -34,6 +34,7 @@ class Vm(Resource):
     power_since: float = 0.0
     has_booted: bool = False
     evicting: bool = False
+    generalized: bool = False
     new_address: bool = False
     """Does it get another address when it starts next?"""
 
@@ -171,6 +172,7 @@ class VirtualMachines(Kind):
     def _guest(self, vm: Vm, address: str) -> Guest:
         profile: Json = vm.properties.get("osProfile") or {}
         keys: list[Json] = dig(profile, "linuxConfiguration.ssh.publicKeys") or []
+        image = str(dig(vm.properties, "storageProfile.imageReference.id") or "").lower()
         return Guest(
             str(vm.id),
             str(profile.get("computerName") or vm.id.name),
@@ -179,6 +181,7 @@ class VirtualMachines(Kind):
             tuple(str(key["keyData"]).strip() for key in keys),
             base64.b64decode(profile.get("customData") or ""),
             self.cloud.catalog.size(vm.size).temp_disk_gib > 0,
+            image if "/versions/" in image else "",
         )
 
     def set_power(self, vm: Vm, power: str) -> None:
@@ -280,6 +283,9 @@ class VirtualMachines(Kind):
         if vm.busy is not None and vm.busy.error is not None and state == "failed":
             statuses[0]["code"] += f"/{vm.busy.error.code}"
             statuses[0]["message"] = vm.busy.error.message
+        if vm.generalized:
+            told = {"code": "OSState/generalized", "level": "Info", "displayStatus": "VM generalized"}
+            statuses.append(told)
         if vm.power:
             statuses.append(
                 {"code": f"PowerState/{vm.power}", "level": "Info", "displayStatus": f"VM {vm.power}"}
