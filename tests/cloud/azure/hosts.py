@@ -118,7 +118,7 @@ class Hosts:
 
     def __init__(self, disk_bytes: int = 1 << 30, expose: Iterable[Path] = ()) -> None:
         self.lab = GuestLab.create(0, disk_bytes=disk_bytes, expose=expose)
-        self._images: dict[str, Path] = {}
+        self.images: dict[str, Path] = {}
         self._kept = 0
         commands.run([*self.lab.prefix, "ip", "addr", "add", f"{METADATA}/32", "dev", "br0"])
         self._hand = ThreadPoolExecutor(1)  # a lab is used by one thread at a time
@@ -181,7 +181,7 @@ class Hosts:
         self._building = None
 
     def _make(self, guests: list[Guest]) -> list[GuestHost]:
-        self.lab.plan(guests, self._images)
+        self.lab.plan(guests, self.images)
         return [host for host in self.lab.add(len(guests)) if isinstance(host, GuestHost)]
 
     async def power_off(self, id: str) -> None:
@@ -222,10 +222,10 @@ class Hosts:
             self._kept += 1
             kept = self.lab.directory / "images" / str(self._kept)
             await self._do(host.keep, kept)
-            self._images[image] = kept
+            self.images[image] = kept
 
     def forget_image(self, image: str) -> None:
-        if (kept := self._images.pop(image, None)) is not None:
+        if (kept := self.images.pop(image, None)) is not None:
             shutil.rmtree(kept)
 
     async def make_unreachable(self, id: str, *, also_after_restart: bool) -> None:

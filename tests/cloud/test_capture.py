@@ -1,0 +1,258 @@
+"""A prepared machine becomes an image: later machines come up ready, and nothing is left half done."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http.server
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from evalfleet.errors import RequestError
+from evalfleet.lab.network import GATEWAY
+from evalfleet.model import MachineId
+from tests.cloud.azure import Hosts, StandIn, Timing
+from tests.cloud.azure.galleries import VERSION
+from tests.cloud.azure.vms import VM, Vm
+from tests.cloud.desk import Desk, Process
+from tests.cloud.places import GROUP, left, place
+from tests.cloud.rest import DEFINITION, Rest
+from tests.cloud.test_place_survey import ONE, abandon
+from tests.lab.clients import needs_lab
+from tests.waa import standin
+
+REGIONS = ["eastus", "westus2"]
+BOOT = "#!/bin/sh\nexec setsid docker __daemon\n"
+SETTINGS = """
+[benchmarks.waa]
+waa = "{kit}/registry/{image}/rootfs/client"
+golden = "http://{gateway}:{port}"
+som_origin = "a11y"
+base_url = "http://127.0.0.1:9/v1"
+ram = "1G"
+kvm = false
+free_gb = 0
+boot_s = 60
+restart_s = 3
+stop_s = 0
+"""
+PATIENCE_S = 60.0
+
+
+class Store(http.server.ThreadingHTTPServer):
+    """A blob store with golden storage, in the machines' network. Counts what it hands out."""
+
+    def __init__(self, azure: StandIn, folder: Path) -> None:
+        self.served: list[str] = []
+        handler = functools.partial(_Handler, self.served, directory=str(folder))
+        super().__init__((GATEWAY, 0), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = azure.hosts.lab.socket()
+        self.server_bind()
+        self.server_activate()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, served: list[str], *args: object, directory: str) -> None:
+        self.served = served
+        super().__init__(*args, directory=directory)  # type: ignore[arg-type]
+
+    def log_message(self, format: str, *args: object) -> None:
+        self.served.append(self.path)
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plan = {"default": {"do": "score", "score": 1.0, "steps": 1, "seconds": 0.05}, "boot_s": 0.05}
+    return standin.build_kit(tmp_path_factory.mktemp("kit"), plan=plan)
+
+
+@pytest.fixture
+def azure(kit: Path) -> Iterator[StandIn]:
+    slow = Timing(deallocate_s=(1.0, 1.0), copy_s=(1.5, 1.5))
+    with StandIn(Hosts(expose=[kit]), timing=slow) as made:
+        yield made
+
+
+@pytest.fixture
+def desk(azure: StandIn, tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(azure, tmp_path / "desk", inside=True, regions=REGIONS)
+    yield made
+    made.sweep()
+
+
+def equip(azure: StandIn, kit: Path) -> None:
+    """Docker on all machines, back after a boot, and root's alone."""
+    script = f"""\
+        install -D -m 750 {kit}/docker /usr/local/bin/docker
+        install -D {kit}/engine.json {standin.ENGINE_ROOT}/engine.json
+        printf '{BOOT.encode("unicode_escape").decode()}' >/etc/rc.local
+        chmod 755 /etc/rc.local
+        /etc/rc.local </dev/null >/dev/null 2>&1 &"""
+    for vm in azure.resources(VM):
+        azure.hosts.host(str(vm.id)).run(["sh", "-ec", script])
+
+
+def images_in(azure: StandIn) -> list[str]:
+    """Where a copy is billed."""
+    return sorted(span.location for span in azure.meters.running() if span.kind == "image")
+
+
+@needs_lab
+@pytest.mark.slow
+def test_machines_from_the_image_download_nothing(azure: StandIn, desk: Desk, kit: Path) -> None:
+    store = Store(azure, kit / "golden")
+    image = next((kit / "registry").iterdir()).name
+    about = SETTINGS.format(kit=kit, image=image, gateway=GATEWAY, port=store.server_port)
+    toml = desk.folder / "evalfleet.toml"
+    toml.write_text(toml.read_text() + about)
+    desk.done("pool", "create", "dev", "--on", "azure")
+    equip(azure, kit)
+    done = desk.done("pool", "prepare", "dev", "waa", "--capture", "waa-2026")  # without a model's key
+    (line,) = (line.strip() for line in done.out.splitlines() if line.strip().startswith("image = "))
+    assert "Pool dev has one machine less" in done.out
+    assert "/mnt" in done.err
+    assert store.served
+    assert azure.resources(VM) == []
+    assert images_in(azure) == REGIONS
+    (kept,) = azure.hosts.images.values()
+    home = kept / "home/azureuser"
+    assert (home / "evalfleet-waa/golden/data.img").is_file()
+    assert not [*home.glob(".evalfleet"), *home.glob(".ssh/*"), *kept.glob("etc/ssh/ssh_host_*")]
+    assert not list(kept.glob("var/lib/cloud/*")), "custom data had the host's key"
+
+    desk.done("pool", "delete", "dev", "--yes")
+    (shown,) = json.loads(desk.say("machines", "--json"))
+    assert (shown["image"], shown["machine"], shown["regions"]) == ("waa-2026", None, REGIONS)
+    assert desk.say("reap", "--all-owners", "--yes", "--pools") == "nothing of ours has expired\n"
+    assert "waa-2026" in desk.say("machines")
+
+    store.close()
+    hidden = shutil.move(kit / "registry" / image / "image.json", kit / "hidden")  # nothing can be pulled
+    desk.configure(regions=REGIONS, image=json.loads(line.partition(" = ")[2]))
+    toml.write_text(toml.read_text() + about)
+    asked = ("run", "waa", "--on", "azure", "--model", "m", "--name", "r", "--canary", "0", "--yes")
+    desk.done(*asked, env={"OPENAI_API_KEY": "sk-nobody"})
+    shutil.move(hidden, kit / "registry" / image / "image.json")
+    assert {task.status for task in desk.state().tasks.values()} == {"scored"}
+    (machine,) = desk.state().machines.values()
+    assert {"setup.image", "setup.golden"} <= machine.timings.keys()
+
+    assert "would delete image waa-2026" in desk.done("images", "--delete", "waa-2026", code=2).err
+    desk.done("images", "--delete", "waa-2026", "--yes")
+    assert left(azure) == []
+    assert azure.meters.running() == []
+
+
+def vm_of(azure: StandIn) -> Vm:
+    (vm,) = azure.resources(VM)
+    assert isinstance(vm, Vm)
+    return vm
+
+
+def kill_when(process: Process, fact: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not fact():
+        assert process.popen.poll() is None, f"ended before: {what}: {process.wait()}"
+        assert time.monotonic() < until, f"in vain: {what}"
+        time.sleep(0.01)
+    process.kill()
+
+
+@needs_lab
+def test_killed_at_any_step_the_next_one_goes_on(azure: StandIn, desk: Desk) -> None:
+    desk.bench(1)
+    desk.done("pool", "create", "dev", "--on", "azure", "--workers", "2")
+    going = desk.state("dev").machines[next(iter(desk.state("dev").machines))]
+    asked = ("pool", "prepare", "dev", "./b.toml", "--capture", "b")
+
+    def vm() -> Vm:
+        return azure.vm(going.id)
+
+    steps: Sequence[tuple[str, Callable[[], bool]]] = (
+        ("it is written down", lambda: desk.state("dev").machines[going.id].image == "b"),
+        ("it is cleaned", lambda: "evalfleet-cleaned-for" in vm().tags),
+        ("it stops", lambda: vm().power != "running"),
+        ("it is generalized", lambda: vm().generalized),
+        ("it is copied", lambda: bool(azure.resources(VERSION))),
+    )
+    for what, fact in steps:
+        kill_when(desk.start(*asked), fact, what)
+        (image,) = json.loads(desk.say("images", "--json"))
+        assert image["image"] == "b", what
+    done = desk.done(*asked)
+    assert "image b is ready in eastus, westus2" in done.out
+    assert images_in(azure) == REGIONS
+    assert len(azure.resources(VM)) == 1
+    assert len(azure.resources(VERSION)) == 1
+    assert "there is an image 'b' already" in desk.done(*asked, code=2).err
+    desk.done("pool", "delete", "dev", "--yes")
+    desk.done("images", "--delete", "b", "--yes")
+    assert left(azure) == []
+    assert azure.meters.running() == []
+
+
+@needs_lab
+def test_given_up_half_way_the_machine_goes(azure: StandIn, desk: Desk) -> None:
+    desk.bench(1)
+    desk.done("pool", "create", "dev", "--on", "azure")
+    asked = ("pool", "prepare", "dev", "./b.toml", "--capture", "b")
+    kill_when(desk.start(*asked), lambda: vm_of(azure).generalized, "it is generalized")
+    desk.done("pool", "start", "dev")
+    assert azure.resources(VM) == []
+    assert desk.say("images", "--delete", "b", "--yes").startswith("image b is deleted")
+    desk.done("pool", "delete", "dev", "--yes")
+    assert left(azure) == []
+
+
+# -- without hosts -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain() -> Iterator[StandIn]:
+    with StandIn() as made:
+        yield made
+
+
+def reserve(azure: StandIn, home: Path, image: str, machine: MachineId = ONE) -> None:
+    async def main() -> None:
+        made = place(azure, home)
+        try:
+            await made.reserve(machine, image)
+        finally:
+            await made.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_stranger_has_under_the_name_is_left_alone(plain: StandIn, tmp_path: Path) -> None:
+    abandon(plain, tmp_path, expires_s=7200)
+    gallery = f"/resourceGroups/{GROUP}/providers/Microsoft.Compute/galleries/evalfleet_abc123"
+    rest = Rest(plain)
+    rest.put(gallery, {"location": "eastus", "tags": {"evalfleet-home": "somebody"}})
+    before = [each for each in plain.shown() if "galleries" in each["type"]]
+    with pytest.raises(RequestError, match=r"is not ours .* left alone"):
+        reserve(plain, tmp_path, "waa")
+    assert [each for each in plain.shown() if "galleries" in each["type"]] == before
+    rest.delete(gallery)
+    reserve(plain, tmp_path, "waa")
+    rest.put(f"{gallery}/images/theirs", DEFINITION)
+    with pytest.raises(RequestError, match="is not ours"):
+        reserve(plain, tmp_path, "theirs")
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "x" * 81, "a/b"])
+def test_a_name_that_azure_does_not_take_is_refused(plain: StandIn, tmp_path: Path, name: str) -> None:
+    with pytest.raises(RequestError, match="cannot be called"):
+        reserve(plain, tmp_path, name)
