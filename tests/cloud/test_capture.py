@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import http.server
 import json
+import re
 import shutil
 import threading
 import time
@@ -29,6 +29,7 @@ from tests.waa import standin
 
 REGIONS = ["eastus", "westus2"]
 BOOT = "#!/bin/sh\nexec setsid docker __daemon\n"
+MAPPING = '#!/bin/sh\npid=$1; shift; echo "$@" >/proc/$pid/{kind}_map\n'
 SETTINGS = """
 [benchmarks.waa]
 waa = "{kit}/registry/{image}/rootfs/client"
@@ -46,30 +47,50 @@ PATIENCE_S = 60.0
 
 
 class Store(http.server.ThreadingHTTPServer):
-    """A blob store with golden storage, in the machines' network. Counts what it hands out."""
+    """A blob store with golden storage, in the machines' network. Remembers what it handed out."""
 
     def __init__(self, azure: StandIn, folder: Path) -> None:
-        self.served: list[str] = []
-        handler = functools.partial(_Handler, self.served, directory=str(folder))
-        super().__init__((GATEWAY, 0), handler, bind_and_activate=False)
+        self.folder, self.served = folder, list[str]()
+        super().__init__((GATEWAY, 0), _Blobs, bind_and_activate=False)
         self.socket.close()
         self.socket = azure.hosts.lab.socket()
         self.server_bind()
         self.server_activate()
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,))
+        self._thread.start()
 
     def close(self) -> None:
         self.shutdown()
+        self._thread.join()
         self.server_close()
 
 
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    def __init__(self, served: list[str], *args: object, directory: str) -> None:
-        self.served = served
-        super().__init__(*args, directory=directory)  # type: ignore[arg-type]
+class _Blobs(http.server.BaseHTTPRequestHandler):
+    server: Store
 
-    def log_message(self, format: str, *args: object) -> None:
-        self.served.append(self.path)
+    def do_GET(self) -> None:
+        file = self.server.folder / self.path.lstrip("/")
+        if not file.is_file():
+            return self.send_error(404)
+        data = file.read_bytes()
+        first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
+        part = data[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+        self.server.served.append(file.name)
+        return None
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def store(azure: StandIn, kit: Path) -> Iterator[Store]:
+    made = Store(azure, kit / "golden")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +115,19 @@ def desk(azure: StandIn, tmp_path: Path) -> Iterator[Desk]:
 
 def equip(azure: StandIn, kit: Path) -> None:
     """Docker on all machines, back after a boot, and root's alone."""
-    script = f"""\
-        install -D -m 750 {kit}/docker /usr/local/bin/docker
-        install -D {kit}/engine.json {standin.ENGINE_ROOT}/engine.json
-        printf '{BOOT.encode("unicode_escape").decode()}' >/etc/rc.local
-        chmod 755 /etc/rc.local
-        /etc/rc.local </dev/null >/dev/null 2>&1 &"""
+    engine = {"registry": f"{kit}/registry", "all_users": True}
+    files = {
+        f"{standin.ENGINE_ROOT}/engine.json": json.dumps(engine),
+        "/usr/local/bin/newuidmap": MAPPING.format(kind="uid"),
+        "/usr/local/bin/newgidmap": MAPPING.format(kind="gid"),
+        "/etc/rc.local": BOOT,
+    }
     for vm in azure.resources(VM):
-        azure.hosts.host(str(vm.id)).run(["sh", "-ec", script])
+        host = azure.hosts.host(str(vm.id))
+        host.run(["install", "-D", "-m", "750", f"{kit}/docker", "/usr/local/bin/docker"])
+        for path, text in files.items():
+            host.run(["install", "-D", "-m", "755", "/dev/stdin", path], text=text)
+        host.run(["sh", "-c", "/etc/rc.local </dev/null >/dev/null 2>&1 &"])
 
 
 def images_in(azure: StandIn) -> list[str]:
@@ -111,8 +137,9 @@ def images_in(azure: StandIn) -> list[str]:
 
 @needs_lab
 @pytest.mark.slow
-def test_machines_from_the_image_download_nothing(azure: StandIn, desk: Desk, kit: Path) -> None:
-    store = Store(azure, kit / "golden")
+def test_machines_from_the_image_download_nothing(
+    azure: StandIn, desk: Desk, kit: Path, store: Store
+) -> None:
     image = next((kit / "registry").iterdir()).name
     about = SETTINGS.format(kit=kit, image=image, gateway=GATEWAY, port=store.server_port)
     toml = desk.folder / "evalfleet.toml"
@@ -123,7 +150,7 @@ def test_machines_from_the_image_download_nothing(azure: StandIn, desk: Desk, ki
     (line,) = (line.strip() for line in done.out.splitlines() if line.strip().startswith("image = "))
     assert "Pool dev has one machine less" in done.out
     assert "/mnt" in done.err
-    assert store.served
+    assert "data.img" in store.served
     assert azure.resources(VM) == []
     assert images_in(azure) == REGIONS
     (kept,) = azure.hosts.images.values()
@@ -138,13 +165,14 @@ def test_machines_from_the_image_download_nothing(azure: StandIn, desk: Desk, ki
     assert desk.say("reap", "--all-owners", "--yes", "--pools") == "nothing of ours has expired\n"
     assert "waa-2026" in desk.say("machines")
 
-    store.close()
+    store.served.clear()
     hidden = shutil.move(kit / "registry" / image / "image.json", kit / "hidden")  # nothing can be pulled
     desk.configure(regions=REGIONS, image=json.loads(line.partition(" = ")[2]))
     toml.write_text(toml.read_text() + about)
     asked = ("run", "waa", "--on", "azure", "--model", "m", "--name", "r", "--canary", "0", "--yes")
     desk.done(*asked, env={"OPENAI_API_KEY": "sk-nobody"})
     shutil.move(hidden, kit / "registry" / image / "image.json")
+    assert store.served == []
     assert {task.status for task in desk.state().tasks.values()} == {"scored"}
     (machine,) = desk.state().machines.values()
     assert {"setup.image", "setup.golden"} <= machine.timings.keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 
-from .store import HOST_FOLDERS, Container
+from .store import HOST_FOLDERS, Container, settings
 
 USUAL_RIGHTS = (
     *("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap"),
@@ -21,7 +21,14 @@ KINDS = ("user", "mount", "pid", "ipc", "uts")
 def unshare(container: Container) -> list[str]:
     """Start process 1. It says `ready`, hears a line, and becomes the command, its output in the log."""
     kinds = [f"--{kind}" for kind in (*KINDS, *([] if on_host_network(container) else ["net"]))]
-    return ["unshare", *kinds, "--map-root-user", "sh", "-c", WAIT, _script(container)]
+    return ["unshare", *kinds, *_users(), "sh", "-c", WAIT, _script(container)]
+
+
+def _users() -> list[str]:
+    """Where only root is known inside, it has no rights over files of other users, as the original's has."""
+    if not settings().get("all_users"):
+        return ["--map-root-user"]
+    return ["--map-users=0,0,60000", "--map-groups=0,0,60000", "--setuid=0", "--setgid=0"]
 
 
 def enter(container: Container, pid: int, workdir: str, command: list[str]) -> list[str]:

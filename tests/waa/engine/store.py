@@ -22,7 +22,10 @@ HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc")
 
 
 def settings() -> dict[str, Any]:
-    """engine.json: registry (a folder), daemon (false: it is down), logins {server: {user: password}}."""
+    """engine.json: registry (a folder), daemon (false: it is down), logins {server: {user: password}}.
+
+    all_users: containers know all users of the host, which takes newuidmap and newgidmap.
+    """
     return read_json(os.path.join(ROOT, "engine.json")) or {}
 
 

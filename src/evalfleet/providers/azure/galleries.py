@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from evalfleet.errors import RequestError
 from evalfleet.model import MachineId
@@ -116,9 +115,12 @@ def is_generalized(vm: Json) -> bool:
 
 def definitions_in(resources: list[Json]) -> list[Json]:
     """Of a list of what has an image's tag and a home's, each definition once."""
-    ours = [each for each in resources if {HOME, IMAGE} <= tags_in(each).keys()]
-    found = sorted((_definition_id(each["id"]), each) for each in ours if "/images/" in each["id"].lower())
-    return [{**next(some)[1], "id": id} for id, some in groupby(found, key=lambda pair: pair[0])]
+    found: dict[str, Json] = {}
+    for each in resources:
+        if {HOME, IMAGE} <= tags_in(each).keys() and "/images/" in each["id"].lower():
+            id = _definition_id(each["id"])
+            found.setdefault(id.lower(), {**each, "id": id})
+    return [found[key] for key in sorted(found)]
 
 
 def _definition_id(id: str) -> str:
