@@ -41,6 +41,8 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(
         arena, "reset", "waa-eval-vm", code=1
     )
+    refused = pool(arena, "prepare", "waa", "--capture", "image", code=2)
+    assert refused.startswith("evalfleet: machines of lab cannot be captured as an image"), "nothing was done"
     assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa")
     assert pool(arena, "screenshot", "-o", "shots") == "shots/waa-eval-vm.png\n"
     assert (arena.folder / "shots/waa-eval-vm.png").read_bytes().startswith(PNG)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from evalfleet.ports import Image
     from evalfleet.surveying import FoundImage
 
-HEAD = ("place", "image", "state", "regions", "GB", "a month", "owner")
+HEAD = ("place", "image", "state", "regions", "GB", "cost", "owner")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,15 +48,15 @@ def text(found: Sequence[FoundImage]) -> str:
 
 
 def _row(place: str, image: Image) -> list[Any]:
-    where, gb = ", ".join(image.regions) or None, f"{image.gb:.0f}" if image.gb else None
+    where, gb = ", ".join(image.regions) or None, f"{image.gb:.1f}" if image.gb else None
     return [place, image.name, image.state, where, gb, monthly(image), image.owner or None]
 
 
 def monthly(image: Image) -> str:
     """What it costs; nothing, if nothing is stored yet."""
     if not image.usd_per_month:
-        return "$0.00"
-    return f"${image.usd_per_month:.2f} (prices of {image.prices_as_of})"
+        return "$0.00 a month"
+    return f"${image.usd_per_month:.2f} a month (prices of {image.prices_as_of})"
 
 
 def document(found: FoundImage) -> dict[str, Any]:

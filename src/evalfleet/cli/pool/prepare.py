@@ -66,6 +66,7 @@ def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> in
     machine = capturing.chosen(pool.view(), image)
     setup_s = sum(seconds for step, seconds in machine.timings.items() if step.startswith("setup."))
     made = capturing.capture(pool, benchmark_of(resolved.plan), image, _tell)
+    pool.catch_up()
     pool.control()
     following.follow(pool)
     if as_json:
@@ -80,10 +81,10 @@ def _words(pool: str, machine: str, made: Image, setup_s: float) -> str:
     from evalfleet.views.words import duration
 
     where = ", ".join(made.regions)
-    saved = f": its set-up took {duration(setup_s)}" if setup_s else ""
+    saved = f"; machines from it need not repeat its set-up of {duration(setup_s)}" if setup_s else ""
     return "\n".join(
         (
-            f"image {made.name} is ready in {where}: {made.gb:.0f} GB, a month {monthly(made)} "
+            f"image {made.name} is ready in {where}: {made.gb:.1f} GB, {monthly(made)} "
             f"until `evalfleet images --delete {made.name}`",
             f"{machine} was deleted for it{saved}. Pool {pool} has one machine less; `evalfleet pool resize "
             f"{pool} N` makes another, with the image that the pool was created with",

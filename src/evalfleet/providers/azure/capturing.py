@@ -69,16 +69,27 @@ class Captures:
     async def reserve(self, machine: MachineId, image: str) -> None:
         galleries.check_name(image)
         ids = self._ids(image)
+        if await self._begun(ids, machine, image) is not None:
+            return
         vm = await self._vm(machine)
         tags = galleries.tags_of(image, machine, self._site.tags)
         here = galleries.plain_region(vm["location"])
         await self._have(ids.gallery, galleries.gallery(here, self._site.tags))
         shown = await self._have(ids.definition, galleries.definition(here, tags, image, vm))
-        if tags_in(shown).get(SOURCE) == machine:
-            return  # it was begun before, or is just made
-        if await self._arm.find(ids.version, GALLERIES) is not None:
-            raise _taken(image)
-        await self._merge_tags(ids.definition, {SOURCE: machine})
+        if tags_in(shown).get(SOURCE) != machine:  # another was to become it, and did not
+            await self._merge_tags(ids.definition, {SOURCE: machine})
+
+    async def _begun(self, ids: ImageIds, machine: MachineId, image: str) -> Json | None:
+        """The image, if there is one of this machine. Another's keeps the name."""
+        shown = await self._arm.find(ids.version, GALLERIES)
+        if shown is not None:
+            check_ours({"id": ids.version, **shown}, self._site.home)
+            if tags_in(shown).get(SOURCE) != machine:
+                raise RequestError(
+                    f"there is an image {image!r} already; choose another name, or delete it with "
+                    f"`evalfleet images --delete {image}`"
+                )
+        return shown
 
     async def _have(self, id: str, wanted: Json) -> Json:
         """Made if it is not there. What is not ours is left alone."""
@@ -98,11 +109,7 @@ class Captures:
 
     async def capture(self, machine: Machine, image: str, rest: Rest, tell: Tell) -> Image:
         ids, operation = self._ids(image), ""
-        shown = await self._arm.find(ids.version, GALLERIES)
-        if shown is not None:
-            check_ours({"id": ids.version, **shown}, self._site.home)
-            if tags_in(shown).get(SOURCE) != machine.id:
-                raise _taken(image)
+        shown = await self._begun(ids, machine.id, image)
         if shown is not None and galleries.state_of(shown) in ("failed", "being deleted"):
             await self._remove(ids.version, self._site.home, image)
             shown = None
@@ -228,13 +235,6 @@ class Captures:
 
 def _is_clean(vm: Json, image: str) -> bool:
     return tags_in(vm).get(CLEANED) == image
-
-
-def _taken(image: str) -> RequestError:
-    return RequestError(
-        f"there is an image {image!r} already; choose another name, or delete it with "
-        f"`evalfleet images --delete {image}`"
-    )
 
 
 def _cannot(machine: MachineId, why: str) -> ProviderError:

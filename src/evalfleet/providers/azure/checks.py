@@ -11,6 +11,7 @@ from evalfleet.model import Needs, Offer
 from evalfleet.ports import Check
 
 from .arm import Arm
+from .galleries import regions_of
 from .login import Login
 from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings
@@ -137,17 +138,17 @@ class Checks:
             image = self._settings.image
             if image.startswith("/"):
                 version = GALLERIES if "/galleries/" in image.lower() else COMPUTE
-                there = await self._arm.find(image, version) is not None
+                found = await self._arm.find(image, version)
+                copies = regions_of(found or {})  # only a version of a gallery's image tells
+                there = found is not None and (not copies or region in copies)
             else:
                 publisher, offer, sku, _ = image.split(":")
                 words = f"publishers/{publisher}/artifacttypes/vmimage/offers/{offer}/skus/{sku}/versions"
                 path = f"{self._arm.root}/providers/Microsoft.Compute/locations/{region}/{words}"
                 there = bool(table(await self._arm.find(path, COMPUTE)).get("value"))
-            remedy = (
-                ""
-                if there
-                else "check `image`: `az vm image list --all --publisher NAME` lists those there are"
-            )
+            ours = "`evalfleet images` lists those that were captured, with their regions"
+            theirs = "`az vm image list --all --publisher NAME` lists those there are"
+            remedy = "" if there else f"check `image`: {ours if image.startswith('/') else theirs}"
             told = f"{image} {'is there' if there else 'is not there'}"
             return [Check(f"image in {region}", "good" if there else "bad", told, remedy)]
 

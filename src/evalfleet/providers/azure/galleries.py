@@ -108,6 +108,12 @@ def plain_region(text: str) -> str:
     return text.lower().replace(" ", "")
 
 
+def regions_of(version: Json) -> tuple[str, ...]:
+    """Where it has a copy."""
+    profile = table(table(version.get("properties")).get("publishingProfile"))
+    return tuple(plain_region(str(each["name"])) for each in rows(profile.get("targetRegions")))
+
+
 def is_generalized(vm: Json) -> bool:
     statuses = rows(table(vm["properties"].get("instanceView")).get("statuses"))
     return any(str(each.get("code", "")).lower() == "osstate/generalized" for each in statuses)
@@ -130,9 +136,7 @@ def _definition_id(id: str) -> str:
 def read(definition: Json, version: Json | None) -> Image:
     """As users see it. One without a version keeps only the name, and costs nothing."""
     tags = tags_in(version or definition)
-    properties: Json = table((version or {}).get("properties"))
-    targets = rows(table(properties.get("publishingProfile")).get("targetRegions"))
-    regions = tuple(plain_region(str(each["name"])) for each in targets)
+    regions = regions_of(version or {})
     gb = _number(tags.get(SIZE, ""))
     reference = version_of(definition["id"])
     return Image(
