@@ -67,9 +67,8 @@ class Store(http.server.ThreadingHTTPServer):
 
 
 class _Blobs(http.server.BaseHTTPRequestHandler):
-    server: Store
-
     def do_GET(self) -> None:
+        assert isinstance(self.server, Store)
         file = self.server.folder / self.path.lstrip("/")
         if not file.is_file():
             return self.send_error(404)
@@ -311,6 +310,10 @@ def test_a_name_goes_to_another_machine_only_as_long_as_it_is_empty(plain: Stand
     image = asyncio.run(capture(plain, tmp_path, "waa"))
     assert (image.state, image.regions, image.gb) == ("ready", ("eastus",), 128.0)
     assert image.usd_per_month == pytest.approx(6.4)
+    plain.faults.denied_actions.append("Microsoft.Compute/galleries/images/versions/read")
+    (shown,) = asyncio.run(images(plain, tmp_path))
+    assert (shown.name, shown.state) == ("waa", "hidden"), "what may not be looked at is seen, and no error"
+    plain.faults.denied_actions.clear()
     reserve(plain, tmp_path, "waa")  # its own: whoever comes after a crash has nothing left to do
     with pytest.raises(RequestError, match="there is an image 'waa' already"):
         reserve(plain, tmp_path, "waa", two)
@@ -321,6 +324,14 @@ async def capture(azure: StandIn, home: Path, image: str) -> Image:
     made = place(azure, home)
     try:
         return await made.capture(Machine(ONE, "up"), image, in_vain, lambda _: None)
+    finally:
+        await made.close()
+
+
+async def images(azure: StandIn, home: Path) -> Sequence[Image]:
+    made = place(azure, home)
+    try:
+        return await made.images()
     finally:
         await made.close()
 

@@ -54,8 +54,8 @@ def _row(place: str, image: Image) -> list[Any]:
 
 def monthly(image: Image) -> str:
     """What it costs; nothing, if nothing is stored yet."""
-    if not image.usd_per_month:
-        return "$0.00 a month"
+    if not image.regions:
+        return "$0.00 a month" if image.state == "empty" else "unknown"
     return f"${image.usd_per_month:.2f} a month (prices of {image.prices_as_of})"
 
 

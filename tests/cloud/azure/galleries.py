@@ -102,9 +102,8 @@ class Versions(Kind):
         super().check(id, body, old)
         definition = need_parent(self.cloud, id)
         self._check_targets(body)
-        vm = self._source(body)
         if old is None:
-            self._check_source(vm, definition, body["location"])
+            self._check_source(self._source(body), definition, body["location"])
 
     def _check_targets(self, body: Json) -> None:
         targets: list[Json] = dig(body, "properties.publishingProfile.targetRegions") or []
@@ -145,15 +144,17 @@ class Versions(Kind):
             raise ArmError(409, "OperationNotAllowed", f"VM '{vm.id.name}' must be deallocated first.")
 
     def accept(self, resource: Resource, *, is_new: bool) -> None:
-        vm = self._source({"properties": resource.properties})
-        resource.details["size_gib"] = vm.properties["storageProfile"]["osDisk"].get("diskSizeGB", 30)
+        if is_new:
+            vm = self._source({"properties": resource.properties})
+            resource.details["source"] = str(vm.id)
+            resource.details["size_gib"] = vm.properties["storageProfile"]["osDisk"].get("diskSizeGB", 30)
         now = self.cloud.clock.now()
         for region in self.regions(resource):
             self.cloud.meters.start("image", f"{resource.id}@{region}", "Standard_LRS", region, now)
 
     async def bring(self, resource: Resource, is_new: bool) -> None:
+        source = str(resource.details["source"])
         if is_new:
-            source = str(self._source({"properties": resource.properties}).id)
             await self.cloud.really(self.cloud.machines.capture(source, resource.id.key))
         await self.cloud.pause(self.cloud.timing.copy_s)
         if is_new and self.cloud.store.get(parse_id(source)) is None:

@@ -198,10 +198,16 @@ class Captures:
         found = galleries.definitions_in(
             await self._arm.all(f"{self._arm.root}/resources", RESOURCES, **tagged)
         )
-        versions = await asyncio.gather(
-            *(self._arm.find(galleries.version_of(each["id"]), GALLERIES) for each in found)
-        )
+        versions = await asyncio.gather(*(self._version(each) for each in found))
         return tuple(galleries.read(each, version) for each, version in zip(found, versions, strict=True))
+
+    async def _version(self, definition: Json) -> Json | None:
+        try:
+            return await self._arm.find(galleries.version_of(definition["id"]), GALLERIES)
+        except ArmFault as fault:
+            if fault.status != 403:
+                raise
+            return galleries.hidden(definition)  # somebody else's, perhaps: the others are seen all the same
 
     async def drop(self, image: Image) -> None:
         """The version first, then what is empty then."""

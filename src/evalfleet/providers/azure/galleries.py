@@ -25,6 +25,7 @@ IMAGE, SOURCE, SIZE = "evalfleet-image", "evalfleet-captured-from", "evalfleet-g
 CLEANED = "evalfleet-cleaned-for"
 """Tag of a machine that is to become this image, once it was cleaned."""
 STORAGE = "Standard_LRS"
+HIDDEN = "hidden"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,78}[A-Za-z0-9])?")
 
 
@@ -157,7 +158,13 @@ def state_of(version: Json | None) -> str:
     if version is None:
         return "empty"
     state = str(version["properties"].get("provisioningState", "")).lower()
-    return {"succeeded": "ready", "failed": "failed", "deleting": "being deleted"}.get(state, "being made")
+    known = {"succeeded": "ready", "failed": "failed", "deleting": "being deleted", HIDDEN: HIDDEN}
+    return known.get(state, "being made")
+
+
+def hidden(definition: Json) -> Json:
+    """Of a version that we may not look at."""
+    return {"tags": definition["tags"], "properties": {"provisioningState": HIDDEN}}
 
 
 def _number(text: str) -> float:
