@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
-from evalfleet.model import Offer
-from evalfleet.ports import PlaceContext
+from evalfleet.model import Needs, Offer
+from evalfleet.ports import Check, PlaceContext
 from evalfleet.providers.azure import AzurePlace, AzureSettings
 from tests.cloud.azure import StandIn
 
@@ -63,3 +64,16 @@ def left(azure: StandIn) -> list[str]:
     """What is there beside the network that machines share, which costs nothing."""
     shared = ("virtualNetworks", "networkSecurityGroups", "subnets", "securityRules")
     return [str(each.id) for each in azure.resources() if each.id.types[-1] not in shared]
+
+
+def examine(azure: StandIn, home: Path, **more: Any) -> dict[str, Check]:
+    """What `doctor` finds."""
+
+    async def main() -> dict[str, Check]:
+        made = place(azure, home, **more)
+        try:
+            return {check.name: check for check in await made.examine(Needs(cpus=4))}
+        finally:
+            await made.close()
+
+    return asyncio.run(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.server
 import json
 import re
@@ -14,16 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.errors import RequestError
 from evalfleet.lab.network import GATEWAY
-from evalfleet.model import Machine, MachineId
-from evalfleet.ports import Image
 from tests.cloud.azure import Hosts, StandIn, Timing
 from tests.cloud.azure.galleries import VERSION
 from tests.cloud.azure.vms import VM, Vm
 from tests.cloud.desk import Desk, Process
-from tests.cloud.places import GROUP, left, offer, place
-from tests.cloud.rest import DEFINITION, Rest
+from tests.cloud.places import left
 from tests.lab.clients import needs_lab
 from tests.waa import standin
 
@@ -44,7 +39,6 @@ restart_s = 3
 stop_s = 0
 """
 PATIENCE_S = 60.0
-ONE = MachineId("pool-abc123-1")
 
 
 class Store(http.server.ThreadingHTTPServer):
@@ -237,104 +231,3 @@ def test_given_up_half_way_the_machine_goes(azure: StandIn, desk: Desk) -> None:
     assert azure.resources(VM) == []
     assert desk.say("images", "--delete", "b", "--yes").startswith("image b is deleted")
     assert left(azure) == []
-
-
-# -- without hosts -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def plain() -> Iterator[StandIn]:
-    with StandIn() as made:
-        yield made
-
-
-def begin(azure: StandIn, home: Path, *machines: MachineId) -> None:
-    """Machines that run and cannot be reached."""
-
-    async def main() -> None:
-        made = place(azure, home)
-        creating = [asyncio.create_task(made.create(each, offer(), 7200)) for each in machines]
-        async with asyncio.timeout(PATIENCE_S):
-            while len([span for span in azure.meters.running() if span.kind == "vm"]) < len(machines):
-                await asyncio.sleep(0.02)
-        for task in creating:
-            task.cancel()
-        await asyncio.gather(*creating, return_exceptions=True)
-        await made.close()
-
-    asyncio.run(main())
-
-
-def reserve(azure: StandIn, home: Path, image: str, machine: MachineId = ONE) -> None:
-    async def main() -> None:
-        made = place(azure, home)
-        try:
-            await made.reserve(machine, image)
-        finally:
-            await made.close()
-
-    asyncio.run(main())
-
-
-def test_what_a_stranger_has_under_the_name_is_left_alone(plain: StandIn, tmp_path: Path) -> None:
-    begin(plain, tmp_path, ONE)
-    gallery = f"/resourceGroups/{GROUP}/providers/Microsoft.Compute/galleries/evalfleet_abc123"
-    rest = Rest(plain)
-    rest.put(gallery, {"location": "eastus", "tags": {"evalfleet-home": "somebody"}})
-    before = [each for each in plain.shown() if "galleries" in each["type"]]
-    with pytest.raises(RequestError, match=r"is not ours .* left alone"):
-        reserve(plain, tmp_path, "waa")
-    assert [each for each in plain.shown() if "galleries" in each["type"]] == before
-    rest.delete(gallery)
-    reserve(plain, tmp_path, "waa")
-    rest.put(f"{gallery}/images/theirs", DEFINITION)
-    with pytest.raises(RequestError, match="is not ours"):
-        reserve(plain, tmp_path, "theirs")
-
-
-@pytest.mark.parametrize("name", ["", "-x", "a b", "x" * 81, "a/b"])
-def test_a_name_that_azure_does_not_take_is_refused(plain: StandIn, tmp_path: Path, name: str) -> None:
-    with pytest.raises(RequestError, match="cannot be called"):
-        reserve(plain, tmp_path, name)
-
-
-def test_a_name_goes_to_another_machine_only_as_long_as_it_is_empty(plain: StandIn, tmp_path: Path) -> None:
-    two = MachineId("pool-abc123-2")
-    begin(plain, tmp_path, ONE, two)
-    reserve(plain, tmp_path, "waa", two)
-    reserve(plain, tmp_path, "waa")
-    vm = f"/resourceGroups/{GROUP}/providers/Microsoft.Compute/virtualMachines/{ONE}"
-    rest = Rest(plain)
-    rest.act(f"{vm}/deallocate")
-    rest.ask("POST", f"{vm}/generalize")
-    image = asyncio.run(capture(plain, tmp_path, "waa"))
-    assert (image.state, image.regions, image.gb) == ("ready", ("eastus",), 128.0)
-    assert image.usd_per_month == pytest.approx(6.4)
-    plain.faults.denied_actions.append("Microsoft.Compute/galleries/images/versions/read")
-    (shown,) = asyncio.run(images(plain, tmp_path))
-    assert (shown.name, shown.state) == ("waa", "hidden"), "what may not be looked at is seen, and no error"
-    plain.faults.denied_actions.clear()
-    reserve(plain, tmp_path, "waa")  # its own: whoever comes after a crash has nothing left to do
-    with pytest.raises(RequestError, match="there is an image 'waa' already"):
-        reserve(plain, tmp_path, "waa", two)
-
-
-async def capture(azure: StandIn, home: Path, image: str) -> Image:
-    """Of a machine that was generalized already: it is not reached."""
-    made = place(azure, home)
-    try:
-        return await made.capture(Machine(ONE, "up"), image, in_vain, lambda _: None)
-    finally:
-        await made.close()
-
-
-async def images(azure: StandIn, home: Path) -> Sequence[Image]:
-    made = place(azure, home)
-    try:
-        return await made.images()
-    finally:
-        await made.close()
-
-
-async def in_vain() -> None:
-    raise AssertionError("there is nothing to be put to rest")

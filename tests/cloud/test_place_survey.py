@@ -5,30 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from evalfleet.model import MachineId, Needs
-from evalfleet.ports import Check
+from evalfleet.model import MachineId
 from tests.cloud.azure import StandIn
 from tests.cloud.azure.catalog import Restriction
 from tests.cloud.desk import Desk
-from tests.cloud.places import SIZE, left, offer, place
+from tests.cloud.places import SIZE, examine, left, offer, place
 from tests.cloud.rest import Rest
 
 ONE = MachineId("pool-abc123-1")
-
-
-def examine(azure: StandIn, home: Path, **more: Any) -> dict[str, Check]:
-    async def main() -> dict[str, Check]:
-        made = place(azure, home, **more)
-        try:
-            return {check.name: check for check in await made.examine(Needs(cpus=4))}
-        finally:
-            await made.close()
-
-    return asyncio.run(main())
 
 
 def test_all_is_well(azure: StandIn, tmp_path: Path) -> None:
