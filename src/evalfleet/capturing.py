@@ -24,7 +24,6 @@ REST_S = 2 * 3600.0
 
 def check(pool: Pool, image: str) -> None:
     """Can the pool's place do it, and is the name free? Raises RequestError, ProviderError."""
-
     asyncio.run(_check(pool, image))
 
 

@@ -356,7 +356,7 @@ class Capturing(Protocol):
     ) -> Image:
         """Make an image of it. It can be used no more from the beginning of this, and shall be deleted.
 
-        `rest` is awaited before anything is done to the machine, as long as its channel works. Returns when
+        `rest` is awaited before anything is done to the machine, once, while its channel works. Returns when
         machines can be made from the image. Raises ProviderError, ChannelError; then it may be repeated, also
         by another process, and goes on.
         """

@@ -203,6 +203,7 @@ def test_killed_at_any_step_the_next_one_goes_on(azure: StandIn, desk: Desk) -> 
 
     steps: Sequence[tuple[str, Callable[[], bool]]] = (
         ("it is written down", lambda: desk.state("dev").machines[going].image == "b"),
+        ("it rests", lambda: "evalfleet-rested-for" in vm().tags),
         ("it is cleaned", lambda: "evalfleet-cleaned-for" in vm().tags),
         ("it stops", lambda: vm().power != "running"),
         ("it is generalized", lambda: vm().generalized),

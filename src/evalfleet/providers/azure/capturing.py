@@ -22,7 +22,7 @@ from . import cleaning, galleries
 from .arm import Arm
 from .arrivals import Arrivals
 from .builds import Builder
-from .galleries import CLEANED, IMAGE, SIZE, SOURCE, ImageIds
+from .galleries import CLEANED, IMAGE, RESTED, SIZE, SOURCE, ImageIds
 from .ground import check_ours
 from .names import HOME
 from .reaching import Reach
@@ -126,27 +126,29 @@ class Captures:
             await self._arm.send("POST", f"{vm['id']}/generalize", COMPUTE)
             vm = await self._vm(machine)
         tags = galleries.tags_of(image, machine, self._site.tags)
-        gb = float(tags_in(vm).get(SIZE) or self._site.settings.disk_gb)
+        gb = galleries.number(tags_in(vm).get(SIZE, "")) or self._site.settings.disk_gb
         body = galleries.version(vm, tags, gb, self._site.settings.regions)
         return await self._arm.begin(ids.version, GALLERIES, "PUT", body)
 
     async def _quiet(self, machine: MachineId, shown: Json, image: str, rest: Rest) -> None:
-        """Cleaned, marked so, sealed, in this order: one that has the mark and lets nobody in is sealed."""
-        site, user = self._site, self._site.settings.user
+        """At rest, cleaned, sealed; the first two marked. One that is clean and lets nobody in is sealed."""
+        site, user, tags = self._site, self._site.settings.user, tags_in(shown)
         vm = (await site.looks.fresh()).vms.get(machine)
         if vm is None or vm.power != "running":
-            if not _is_clean(shown, image):
-                raise _cannot(machine, "it does not run, and was not cleaned; start it first")
+            if tags.get(CLEANED) != image:
+                raise _cannot(machine, "it does not run, and was not cleaned")
             return
         try:
             address = await site.arrivals.address(vm)
-            if not _is_clean(shown, image):
+            if image not in (tags.get(RESTED), tags.get(CLEANED)):
                 await rest()
+                await self._merge_tags(vm.id, {RESTED: image})
+            if tags.get(CLEANED) != image:
                 gb = await cleaning.clean(site.reach.lot(machine, address).host, user)
                 await self._merge_tags(vm.id, {CLEANED: image, SIZE: f"{gb:.1f}"})
             await cleaning.seal(site.reach.lot(machine, address).host, user)
         except (HostDown, HostLost, HostRefused) as err:
-            if not _is_clean(await self._vm(machine), image):
+            if tags_in(await self._vm(machine)).get(CLEANED) != image:
                 raise _cannot(machine, str(err)) from err
         finally:
             await site.reach.drop(machine)
@@ -215,9 +217,10 @@ class Captures:
         await self._remove(galleries.version_of(definition), image.home, image.name)
         await self._remove(definition, image.home, image.name)
         gallery = definition.rsplit("/images/", 1)[0]
-        left = await self._arm.all(f"{gallery}/images", GALLERIES)
-        if not left:
-            await self._remove(gallery, image.home, "")
+        if await self._arm.find(gallery, GALLERIES) is not None:
+            left = await self._arm.all(f"{gallery}/images", GALLERIES)
+            if not left:
+                await self._remove(gallery, image.home, "")
 
     async def _remove(self, id: str, home: str, image: str) -> None:
         """Until it is gone. What does not have the tags any more is left alone."""
@@ -237,10 +240,6 @@ class Captures:
                     return  # somebody has put another image into the gallery
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE_S)
-
-
-def _is_clean(vm: Json, image: str) -> bool:
-    return tags_in(vm).get(CLEANED) == image
 
 
 def _cannot(machine: MachineId, why: str) -> ProviderError:

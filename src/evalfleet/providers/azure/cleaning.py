@@ -1,7 +1,8 @@
 """What is done on a machine before its disk becomes an image: what makes it itself goes, secrets too.
 
-The second part ends what we run there and shuts us out. So it comes last, runs to its end whoever leaves, and
-may be taken for done where a machine that has got so far does not let us in any more.
+All that could be a secret goes with the first part, which ends what we run there. The second shuts us out. So
+it comes last, runs to its end whoever leaves, and may be taken for done where a machine that has got so far does
+not let us in any more.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ if TYPE_CHECKING:
 CLEAN = r"""
 set -eu
 home=$(getent passwd "$1" | cut -d: -f6)
+for each in "$home"/.evalfleet/*/*/supervisor.pid; do
+  if [ -e "$each" ]; then read -r pid _ <"$each" || true; kill -9 "$pid" 2>/dev/null || true; fi
+done
+rm -rf "$home/.evalfleet"
 for each in "$home" /root; do
   rm -rf "$each/.docker/config.json" "$each/.azure" "$each/.aws" "$each/.config/gcloud" "$each/.netrc" \
-    "$each/.git-credentials" "$each/.cache" "$each"/.*_history
+    "$each/.git-credentials" "$each/.cache" "$each"/.ssh/id_* "$each"/.*_history
 done
 if command -v apt-get >/dev/null; then apt-get clean || true; fi
 if command -v cloud-init >/dev/null; then cloud-init clean --logs; fi
@@ -34,8 +39,6 @@ SEAL = r"""
 trap "" HUP INT TERM PIPE
 exec </dev/null >/dev/null 2>&1
 home=$(getent passwd "$1" | cut -d: -f6)
-for each in "$home"/.evalfleet/*/*/supervisor.pid; do read -r pid _ <"$each" && kill -9 "$pid"; done
-rm -rf "$home/.evalfleet"
 if command -v waagent; then waagent -force -deprovision; fi
 rm -rf /var/lib/waagent/*
 rm -f /etc/ssh/ssh_host_* /etc/sudoers.d/90-cloud-init-users

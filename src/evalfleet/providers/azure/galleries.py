@@ -22,8 +22,8 @@ GALLERY = "Microsoft.Compute/galleries"
 VERSION = "1.0.0"
 IMAGE, SOURCE, SIZE = "evalfleet-image", "evalfleet-captured-from", "evalfleet-gb"
 """Tags of what belongs to an image. No machine's tag is among them: `reap` takes none for a machine."""
-CLEANED = "evalfleet-cleaned-for"
-"""Tag of a machine that is to become this image, once it was cleaned."""
+RESTED, CLEANED = "evalfleet-rested-for", "evalfleet-cleaned-for"
+"""Tags of a machine that is to become this image: nothing of the benchmark runs any more; it was cleaned."""
 STORAGE = "Standard_LRS"
 HIDDEN = "hidden"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,78}[A-Za-z0-9])?")
@@ -138,7 +138,7 @@ def read(definition: Json, version: Json | None) -> Image:
     """As users see it. One without a version keeps only the name, and costs nothing."""
     tags = tags_in(version or definition)
     regions = regions_of(version or {})
-    gb = _number(tags.get(SIZE, ""))
+    gb = number(tags.get(SIZE, ""))
     reference = version_of(definition["id"])
     return Image(
         name=tags[IMAGE],
@@ -167,7 +167,7 @@ def hidden(definition: Json) -> Json:
     return {"tags": definition["tags"], "properties": {"provisioningState": HIDDEN}}
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
     """Of a tag; 0 if somebody has written something else there."""
     try:
         return max(0.0, float(text))
