@@ -197,8 +197,8 @@ def run(benchmark: str, **options: Any) -> Run:
 def resolve_request(request: RunRequest, *, dry: bool = False, only_setup: bool = False) -> Resolved:
     """The request with everything settled, checked before anything starts.
 
-    `dry`: nothing is written, but what a benchmark keeps of what it has read elsewhere. `only_setup`: machines
-    are set up, and no attempt is run.
+    `dry`: nothing is written, but what a benchmark keeps of what it has read elsewhere. `only_setup`:
+    machines are set up, and no attempt is run.
     """
     environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
     request, pool = _borrowed(request, home_of(environ, cwd), dry)

@@ -1,8 +1,8 @@
 """What is done on a machine before its disk becomes an image: what makes it itself goes, secrets too.
 
 All that could be a secret goes with the first part, which ends what we run there. The second shuts us out. So
-it comes last, runs to its end whoever leaves, and may be taken for done where a machine that has got so far does
-not let us in any more.
+it comes last, runs to its end whoever leaves, and may be taken for done where a machine that has got so far
+does not let us in any more.
 """
 
 from __future__ import annotations
