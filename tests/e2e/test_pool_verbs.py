@@ -151,6 +151,40 @@ def test_ssh_restart_and_logs(fleet: Fleet) -> None:
     pool(fleet, "delete", "--yes")
 
 
+def test_logs_are_followed_until_the_pool_is_deleted_or_ctrl_c(fleet: Fleet) -> None:
+    pool(fleet, "create")
+    log, other = fleet.start("pool", "logs", "p", "-f"), fleet.start("pool", "logs", "p", "waa-eval-vm", "-f")
+    until(lambda: "MachineReady" in log.out and "MachineReady" in other.out, "what has happened")
+    other.interrupt()
+    assert other.wait().code == 130
+    pool(fleet, "stop")
+    until(lambda: "MachineStopped" in log.out, "what happens")
+    pool(fleet, "delete", "--yes")
+    done = log.wait()
+    assert done.code == 0, done
+    assert "RunEnded" in done.out.splitlines()[-1]
+
+
+def test_a_pool_of_one_needs_no_machine_before_a_command(fleet: Fleet) -> None:
+    pool(fleet, "create")
+    here = machines(fleet)["waa-eval-vm"]["address"]
+    assert fleet("pool", "ssh", "p", "--", "pwd").out.strip() == here
+    assert fleet("pool", "ssh", "p", "waa-eval-vm", "--", "echo", "--").out == "--\n"
+    say(fleet, "pool", "ssh", "p", "pwd").refused("no machine 'pwd'")
+    say(fleet, "pool", "ssh").refused("say which pool")
+    pool(fleet, "delete", "--yes")
+
+
+def test_prepare_of_a_stopped_pool_is_refused(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    pool(fleet, "create")
+    pool(fleet, "stop")
+    say(fleet, "pool", "prepare", "p", "./b.toml").refused(
+        "no machine of pool 'p' is running", "evalfleet pool start p"
+    )
+    pool(fleet, "delete", "--yes")
+
+
 def test_an_expiry_that_is_near_or_over_is_told(fleet: Fleet) -> None:
     fleet.bench(tasks(1))
     made = pool(fleet, "create")
