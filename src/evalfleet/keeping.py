@@ -237,7 +237,7 @@ class Pool:
             await site.journal.append(WallClock().now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
 
-        return asyncio.run(self.on(running_in, work, resolved.secrets))
+        return asyncio.run(self.on(self._all, work, resolved.secrets))
 
     def restart(self, name: str) -> list[Answer]:
         """End all that runs on one machine, bring it up anew, and see that it answers."""
@@ -255,6 +255,12 @@ class Pool:
 
         (answer,) = asyncio.run(self.on(self._only(name), work, {}))
         return answer, ends[0] if ends else None
+
+    def _all(self, view: PoolView) -> list[MachineState]:
+        if not (running := running_in(view)):
+            hint = f"`evalfleet pool start {self.name}` starts what was stopped"
+            raise RequestError(f"no machine of pool {self.name!r} is running; {hint}")
+        return running
 
     def _only(self, name: str) -> Callable[[PoolView], list[MachineState]]:
         def one(view: PoolView) -> list[MachineState]:
@@ -310,14 +316,15 @@ class Pool:
 
     # -- looking ---------------------------------------------------------------------------------
 
-    def probe(self) -> list[Answer]:
-        """Ask every machine that should run whether it does. Whoever has it is not disturbed."""
-        return asyncio.run(self._probe())
+    def probe(self, machines: Sequence[MachineState] | None = None) -> list[Answer]:
+        """Ask these, or all that should run, whether they do. Whoever has them is not disturbed."""
+        return asyncio.run(self._probe(machines))
 
-    async def _probe(self) -> list[Answer]:
+    async def _probe(self, machines: Sequence[MachineState] | None) -> list[Answer]:
         view = self.view()
+        asked_for = running_in(view) if machines is None else machines
         async with self.places() as places:
-            asked = [self._ask(view, m, places[m.offer.place]) for m in running_in(view)]
+            asked = [self._ask(view, m, places[m.offer.place]) for m in asked_for]
             return await asyncio.gather(*asked)
 
     @asynccontextmanager

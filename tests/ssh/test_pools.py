@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from evalfleet.channels.ssh.words import Access, Target, openssh
 from tests.e2e import harness
 from tests.e2e.harness import task, tasks, until
 from tests.e2e.pools import holders, machines, pool, registry, say, statuses, used
@@ -107,3 +110,12 @@ def test_two_runs_and_a_killed_controller(controller: harness.Fleet, hosts: Flee
     assert controller.starts() == ["a_1.0", "a_2.0", "b_1.0", "b_2.0"], "an attempt was started twice"
     until(lambda: not holders(controller), "all given back")
     pool(controller, "delete", "--yes")
+
+
+def test_the_way_into_a_host_that_hangs_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # connects, and never says a word
+        where = Target("mute", "127.0.0.1", mute.getsockname()[1])
+        argv = openssh(where, Access(connect_timeout_s=0.5), ["true"])
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 255
+    assert "timed out" in done.stderr

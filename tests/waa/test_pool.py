@@ -43,13 +43,17 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     )
     refused = pool(arena, "prepare", "waa", "--capture", "image", code=2)
     assert refused.startswith("evalfleet: machines of lab cannot be captured as an image"), "nothing was done"
+    assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(arena, "screenshot", code=1)
+    assert pool(arena, "status", "--probe").rstrip().endswith("-         ok"), "the machine itself answers"
     assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa")
+    assert pool(arena, "status", "--probe").rstrip().endswith("waa       ok")
     assert pool(arena, "screenshot", "-o", "shots") == "shots/waa-eval-vm.png\n"
     assert (arena.folder / "shots/waa-eval-vm.png").read_bytes().startswith(PNG)
 
     host = arena.lab.hosts[0]
     host.run(["touch", f"{DATA}/storage/left-by-hand"])
     host.run(["python3", "-c", HANG])
+    assert "Windows does not answer" in pool(arena, "status", "--probe", code=1)
     (arena.folder / "shots/waa-eval-vm.png").unlink()
     assert pool(arena, "screenshot", "-o", "shots") == "shots/waa-eval-vm.png\n", "QEMU shows it, too"
     assert (arena.folder / "shots/waa-eval-vm.png").read_bytes().startswith(PNG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import socket
@@ -66,6 +67,9 @@ def openssh(where: Target, access: Access, command: Sequence[str] = ()) -> list[
         "UserKnownHostsFile": access.known_hosts,
         "IdentityFile": access.key,
         "ProxyJump": access.jump,
+        # a machine that is off, or hangs, is told about instead of waited for
+        "ConnectTimeout": str(math.ceil(access.connect_timeout_s)),
+        "ServerAliveInterval": "15",
     }
     argv = ["ssh", *(word for name, value in options.items() if value for word in ("-o", f"{name}={value}"))]
     if port := where.port or access.port:

@@ -35,8 +35,10 @@ def main(args: argparse.Namespace) -> int:
 def _problem(pool: str, ended: Ended) -> str:
     from evalfleet.benchmarks.waa.entering import NO_WINDOWS
 
+    from .visiting import no_windows
+
     if ended.reason == "exited" and ended.exit_code == 0:
         return ""
     if ended.exit_code == NO_WINDOWS:
-        return f"there is no Windows on it; `evalfleet pool prepare {pool} waa` sets it up"
+        return no_windows(pool)
     return f"{ended.reason.replace('_', ' ')}: {ended.detail.strip()}"

@@ -37,16 +37,21 @@ def main(args: argparse.Namespace) -> int:
 
     pool = keeping.open_pool(args.name)
     folder = Path(args.output)
+    answers = pool.probe(pool.running(args.machines))
     folder.mkdir(parents=True, exist_ok=True)
-    return following.told(asyncio.run(_save_all(pool, pool.running(args.machines), folder)))
+    return following.told(asyncio.run(_save_all(pool, answers, folder)))
 
 
-async def _save_all(pool: Pool, machines: list[MachineState], folder: Path) -> list[Answer]:
+async def _save_all(pool: Pool, answers: list[Answer], folder: Path) -> list[Answer]:
+    """Of those that answer; the others said why they do not."""
     import asyncio
 
-    return await asyncio.gather(
-        *(_save(pool, machine, folder / f"{machine.name}.png") for machine in machines)
-    )
+    saving = [
+        _save(pool, answer.machine, folder / f"{answer.machine.name}.png")
+        for answer in answers
+        if not answer.problem
+    ]
+    return [*(answer for answer in answers if answer.problem), *await asyncio.gather(*saving)]
 
 
 async def _save(pool: Pool, machine: MachineState, file: Path) -> Answer:
@@ -54,7 +59,8 @@ async def _save(pool: Pool, machine: MachineState, file: Path) -> Answer:
 
     image, problem = await _from_guest(pool, machine)
     if not image:
-        image = await _from_outside(pool, machine)
+        image, worse = await _from_outside(pool, machine)
+        problem = worse or problem
     if not image:
         return Answer(machine, problem)
     file.write_bytes(image)
@@ -78,26 +84,13 @@ async def _from_guest(pool: Pool, machine: MachineState) -> tuple[bytes, str]:
     return image, ""
 
 
-async def _from_outside(pool: Pool, machine: MachineState) -> bytes:
-    """For a guest that hangs, which is when people want to see it. Nothing, where that cannot be."""
-    import asyncio
-    import subprocess
+async def _from_outside(pool: Pool, machine: MachineState) -> tuple[bytes, str]:
+    """For a guest that hangs, which is when people want to see it; and why there is none at all."""
+    from evalfleet.benchmarks.waa.entering import NO_WINDOWS
 
-    from evalfleet.benchmarks.waa import entering
-    from evalfleet.errors import RequestError
+    from .visiting import no_windows, visit
 
-    try:
-        argv = pool.shell(machine.name, entering.verb("screenshot"))
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-    except (RequestError, OSError):
-        return b""
-    try:
-        async with asyncio.timeout(2 * PATIENCE_S):
-            image, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        return b""
-    return image if image.startswith(PNG) else b""
+    seen = await visit(pool, machine, "screenshot", 2 * PATIENCE_S)
+    if seen.code == NO_WINDOWS:
+        return b"", no_windows(pool.name)
+    return (seen.said if seen.said.startswith(PNG) else b""), ""

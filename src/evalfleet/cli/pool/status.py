@@ -9,7 +9,9 @@ from .arguments import add_json, add_name
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
-    parser.add_argument("--probe", action="store_true", help="ask every machine whether it answers")
+    parser.add_argument(
+        "--probe", action="store_true", help="ask every machine, and the Windows on it, whether it answers"
+    )
     add_json(parser)
 
 
@@ -17,8 +19,9 @@ def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
 
     from . import following
+    from .visiting import with_windows
 
     pool = keeping.open_pool(args.name)
-    answers = pool.probe() if args.probe else None
+    answers = with_windows(pool, pool.probe()) if args.probe else None
     following.show(pool.view(), as_json=args.json, answers=answers)
     return 1 if answers is not None and any(answer.problem for answer in answers) else 0

@@ -56,6 +56,13 @@ def probe(config: Config, engine: Engine) -> int:
     return 0 if container.is_ready(config, engine) else fail("Windows does not answer /probe")
 
 
+def answers(config: Config, engine: Engine) -> int:
+    """As `probe`, for those who only look: nothing is started."""
+    from . import guest
+
+    return 0 if guest.answers() else fail("Windows does not answer /probe")
+
+
 def reset(config: Config, engine: Engine) -> int:
     container.reset(config, engine)
     return 0
@@ -76,7 +83,7 @@ def step(verb: str, config: Config, engine: Engine) -> int:
     return 0
 
 
-VERBS = {"attempt": attempt, "probe": probe, "reset": reset, "rest": rest}
+VERBS = {"attempt": attempt, "probe": probe, "answers": answers, "reset": reset, "rest": rest}
 
 
 def main(verb: str) -> int:
