@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
@@ -213,13 +214,25 @@ def _defaults(benchmark: BenchmarkSource) -> dict[str, str]:
 def _coerced(text: str, type_: Any, key: str) -> Any:
     """The text as the setting's type: numbers and booleans as they are spelt, lists split at commas."""
     origin = get_origin(getattr(type_, "__origin__", type_)) or get_origin(type_)
-    value: Any = text.split(",") if origin in (list, tuple, set, frozenset) else text
+    listed = text.split(",") if text else []
+    value: Any = listed if origin in (list, tuple, set, frozenset) else text
     try:
-        return msgspec.to_builtins(msgspec.convert(value, type_, strict=False))
+        made = msgspec.to_builtins(msgspec.convert(value, type_, strict=False))
     except msgspec.ValidationError as e:
         if options := _options(type_):
             raise RequestError(f"--set {key!r} is {text[:80]!r}; write one of {', '.join(options)}") from None
-        raise RequestError(f"--set {key!r} is {text[:80]!r}: {str(e)[:1].lower()}{str(e)[1:]}") from None
+        raise RequestError(f"--set {key!r} is {text[:80]!r}{_wanted(str(e))}") from None
+    if isinstance(made, float) and not math.isfinite(made):
+        raise RequestError(f"--set {key!r} is {text[:80]!r}; write a finite number")
+    return made
+
+
+def _wanted(complaint: str) -> str:
+    """What to write instead, by msgspec's own words."""
+    for name, words in (("bool", "true or false"), ("int", "a whole number"), ("float", "a number")):
+        if complaint == f"Expected `{name}`, got `str`":
+            return f"; write {words}"
+    return f": {complaint[:1].lower()}{complaint[1:]}"
 
 
 def _options(type_: Any) -> list[str]:

@@ -266,3 +266,55 @@ def test_a_machine_is_put_to_rest_without_secrets() -> None:
     rest = benchmark(registry_user="me", registry_password="ACR").rest
     assert rest.argv[-1] == "rest"
     assert not rest.secrets
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("data", bad) for bad in ("", "windows", "./x", "/", "/a b", "/a:b")),
+        *(("iso", bad) for bad in ("win.iso", "/a:b")),
+        *(("image", bad) for bad in ("", "-v", "a b")),
+        *(("version", ""), ("emulator_ip", "20.20.20.21 --foo"), ("emulator_ip", "-x")),
+        *(("action_space", bad) for bad in ("", "..", "../../x", "a/b")),
+        *(("base_url", bad) for bad in ("api.example.org", "ftp://x")),
+    ],
+)
+def test_what_would_only_fail_on_the_machine_is_refused_here(checkout: Path, key: str, value: str) -> None:
+    with pytest.raises(RequestError, match=rf"benchmark 'waa': {key} is .*; write "):
+        load(checkout.parent, **{key: value})
+
+
+@pytest.mark.parametrize("model", ["../x", "a//b", "/a", "-m", "a/", "a\nb"])
+def test_a_model_that_would_lead_out_of_its_folder_is_refused(model: str) -> None:
+    with pytest.raises(RequestError, match="is no name of a model; write one"):
+        client_flags(WaaSettings(), model, {})
+
+
+def test_models_with_slashes_and_colons_are_names() -> None:
+    for model in ("gpt-4o", "meta-llama/Llama-3.2-90B", "ft:gpt-4o:me::x", "a b"):
+        assert model in client_flags(WaaSettings(), model, {})
+
+
+def test_a_large_guest_needs_a_large_machine() -> None:
+    assert benchmark(ram="64G").needs.memory_gb == 96.0
+
+
+@pytest.mark.parametrize(("text", "hint"), [("inf", "a finite number"), ("soon", "a number")])
+def test_a_wrong_number_is_refused_in_words(checkout: Path, text: str, hint: str) -> None:
+    request = RunRequest(benchmark="waa", model="m", settings={"waa": str(checkout), "boot_s": text})
+    with pytest.raises(RequestError, match=rf"--set 'boot_s' is '{text}'; write {hint}"):
+        resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0, home_id="h")
+
+
+def test_an_endless_number_in_a_file_is_refused(checkout: Path) -> None:
+    (checkout / "evalfleet.toml").write_text("[benchmarks.waa]\nboot_s = inf\n")
+    request = RunRequest(benchmark="waa", model="m", settings={"waa": str(checkout)})
+    with pytest.raises(RequestError, match="key 'boot_s' is no finite number; write one"):
+        resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0, home_id="h")
+
+
+def test_no_more_secrets_are_none(checkout: Path) -> None:
+    request = RunRequest(benchmark="waa", model="m", settings={"waa": str(checkout), "secrets": ""})
+    assert set(
+        resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0, home_id="h").secrets
+    ) == {"OPENAI_API_KEY"}

@@ -115,6 +115,7 @@ class WaaBenchmark:
     @property
     def needs(self) -> Needs:
         cpus, memory_gb = (8, 32.0) if runs_models(self._settings) else (4, 16.0)
+        memory_gb = max(memory_gb, self._least_memory_gb())
         return Needs(cpus, memory_gb, self._settings.machine_disk_gb, self._settings.kvm)
 
     async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:

@@ -35,6 +35,8 @@ CLIENT_FLAGS = (
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SIZE = re.compile(r"[1-9][0-9]*[MG]")
 _AGENT = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]*")
+_HOST_PATH = re.compile(r"[/~][^\s:]+")
 
 
 class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,9 +121,34 @@ def check(settings: WaaSettings, where: str) -> None:
     for key in ("ram", "disk"):
         if not _SIZE.fullmatch(getattr(settings, key)):
             raise RequestError(f"{where}: {key} is {getattr(settings, key)!r}; write a size such as 8G")
+    _check_words(settings, where)
     if settings.registry_password and not settings.registry_user:
         raise RequestError(f"{where}: registry_password needs registry_user; give both or neither")
     _check_golden(settings, where)
+
+
+def _check_words(settings: WaaSettings, where: str) -> None:
+    """What becomes a word of a command line, or a folder."""
+    for key in ("image", "version", "emulator_ip", "action_space"):
+        value = getattr(settings, key)
+        if not _WORD.fullmatch(value) or (key == "action_space" and "/" in value):
+            raise RequestError(f"{where}: {key} is {value[:80]!r}; write a name without spaces")
+    for key in ("data", "iso"):
+        value = getattr(settings, key)
+        if not _HOST_PATH.fullmatch(value) and (key == "data" or value):
+            raise RequestError(
+                f"{where}: {key} is {value[:80]!r}; write an absolute path on the machine, or one that "
+                "starts with ~/, without spaces and colons"
+            )
+    if settings.base_url and not settings.base_url.startswith(("https://", "http://")):
+        raise RequestError(f"{where}: base_url is {settings.base_url[:80]!r}; write one with https://")
+
+
+def check_model_name(model: str) -> None:
+    """The client makes folders of it, some with slashes in it. Raises RequestError."""
+    odd = model.startswith("-") or any(part in ("", ".", "..") for part in model.split("/"))
+    if model and (odd or not model.isprintable()):
+        raise RequestError(f"--model {model[:80]!r} is no name of a model; write one such as gpt-4o")
 
 
 def _check_golden(settings: WaaSettings, where: str) -> None:
@@ -158,6 +185,7 @@ def runs_models(settings: WaaSettings) -> bool:
 
 def client_flags(settings: WaaSettings, model: str, agent: Mapping[str, str]) -> list[str]:
     """The client's real flags, but for those of one attempt. Raises RequestError."""
+    check_model_name(model)
     flags = ["--agent_name", settings.agent, "--model", model]
     for name in CLIENT_FLAGS:
         value = getattr(settings, name)
