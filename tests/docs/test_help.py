@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
+import shlex
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from evalfleet.cli import DEVELOPER_VERBS, VERBS, parser_of
 from evalfleet.cli.pool import VERBS as POOL_VERBS
 from tests.docs.pages import ROOT
 
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
@@ -43,3 +46,17 @@ def test_generated_help_is_current() -> None:
         [sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def shown() -> list[str]:
+    """Commands in blocks that no test runs, since they need a subscription or Windows."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    blocks = [block for page in pages for block in SHELL.findall(page.read_text())]
+    lines = [line for block in blocks for line in block.splitlines()]
+    return sorted({line.removeprefix("evalfleet ") for line in lines if line.startswith("evalfleet ")})
+
+
+@pytest.mark.parametrize("command", shown())
+def test_a_command_that_no_test_runs_is_one_at_least(command: str) -> None:
+    verb, *words = shlex.split(command, comments=True)
+    assert parser_of(verb).parse_args(words)

@@ -264,6 +264,14 @@ def test_artefacts_have_caps_and_links_stay_behind(tmp_path: Path, home: Path) -
     assert run.task("one")["attempts"][0]["files"] == 3
 
 
+def test_names_that_are_no_text_are_written_as_well_as_can_be(tmp_path: Path, home: Path) -> None:
+    folder = leave(tmp_path, "one")
+    os.rename(folder, os.fsencode(folder.parent) + b"/caf\xe9")
+    found = imported(tmp_path).results()
+    assert [task["task_id"] for task in found["tasks"]] == ["caf\N{REPLACEMENT CHARACTER}"]
+    assert found["scored"] == 1
+
+
 def test_clocks_of_the_future_do_not_matter(tmp_path: Path, home: Path) -> None:
     leave(tmp_path, "one", began_s=3e9)
     leave(tmp_path, "two", began_s=0)

@@ -75,6 +75,14 @@ TRACEBACKS = {
         "agent",
         asked("openai.BadRequestError: Error code: 400 - 'context_length_exceeded'", "BadRequestError"),
     ),
+    "an agent of one's own, no network": (
+        "model",
+        PREDICT + "httpx.ConnectTimeout: timed out\n",
+    ),
+    "the same, and it was the guest that was silent": (
+        "controller",
+        PREDICT + "requests.exceptions.ConnectionError: HTTPConnectionPool(host='20.20.20.21', port=5000)\n",
+    ),
     "the agent's code": ("agent", PREDICT + "ValueError: min() arg is an empty sequence\n"),
     "the agent's code, inside a retried call": (
         "agent",
@@ -265,6 +273,36 @@ def test_an_error_line_with_nothing_in_it(tmp_path: Path) -> None:
         "internal",
         "the client noted an error: Time limit exceeded in notepad/a",
     )
+
+
+@pytest.mark.parametrize("text", ["0_1", "\uff11", "1.0 1.0", "1.0\n0.0", "0x1", "1.0\0"])
+def test_what_only_python_takes_for_a_number_is_no_score(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.txt").write_text(text)
+    assert read_task(str(tmp_path)).cause == "result"
+
+
+def test_a_long_traceback_of_empty_lines_takes_no_time() -> None:
+    assert part_of("\n" * 1_000_000) == "unknown"
+
+
+def test_times_and_steps_that_cannot_be_are_unknown(tmp_path: Path) -> None:
+    lines = [
+        {"step_num": n, "action_timestamp": t} for n, t in ((0, "00010101@000000"), (10**30, "99991231@0"))
+    ]
+    (tmp_path / "traj.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "traj.html").write_text("Elapsed Time: 99999999 days, 0:00:00")
+    (tmp_path / "result.txt").write_text("1")
+    found = read_task(str(tmp_path))
+    assert (found.score, found.steps, found.seconds) == (1.0, 0, None)
+
+
+def test_the_end_of_a_huge_trajectory_counts(tmp_path: Path) -> None:
+    error = {"Error": "x", "Traceback": TRACEBACKS["throttled"][1]}
+    with (tmp_path / "traj.jsonl").open("w") as file:
+        file.writelines(json.dumps({"step_num": n, "pad": "x" * 1000}) + "\n" for n in range(70_000))
+        file.write(json.dumps(error) + "\n")
+    found = read_task(str(tmp_path))
+    assert (found.cause, found.steps) == ("model", 69_999)
 
 
 def test_links_are_not_read(tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ _TEXT_CAP = 2000
 _READ_CAP = 64 << 20  # trajectories are some kB a step
 _SCREENSHOT = re.compile(r"^screenshot-step_(reset|\d+)_(\d{8}@\d{6})\.png$")
 _KEY = re.compile(r"\bsk-[\w*-]{8,}")  # as OpenAI's and others' keys look: messages may repeat them
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_YEARS = range(2000, 2100)  # what other clocks say is no time
+_LONGEST_S = 30 * 86400.0
+_MOST_STEPS = 1_000_000
 _ANY_ZONE_S = 15 * 3600.0  # between a local time that is taken for UTC, and UTC
 _ELAPSED = re.compile(rb"Elapsed Time: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
@@ -115,10 +119,9 @@ def read_score(text: str) -> float | str:
         return f"{RESULT} is empty"
     if word in ("True", "False"):  # some of WAA's metrics return booleans, and are written as they are
         return float(word == "True")
-    try:
-        score = float(word)
-    except ValueError:
+    if not _NUMBER.fullmatch(word) and word.lower().lstrip("+-") not in ("nan", "inf", "infinity"):
         return f"{RESULT} holds no number ({_shown(word)})"
+    score = float(word)
     if not math.isfinite(score) or not 0 <= score <= 1:
         return f"{RESULT} holds {_shown(word)}, not a number from 0 to 1"
     return score + 0.0  # no minus zero in reports
@@ -143,13 +146,13 @@ def _blame(found: Reading, error: dict[str, Any]) -> None:
     traceback, exception = _text(error.get("Traceback")), _text(error.get("Exception"))
     found.part = part_of(traceback or exception)
     told = _KEY.sub("sk-***", summary_of(traceback, exception) or _text(error.get("Error")))
-    found.error = f"{_WORDS[found.part]}: {told}"[:_TEXT_CAP]
+    found.error = ": ".join(filter(None, (_WORDS[found.part], told)))[:_TEXT_CAP]
 
 
 def _trajectory(path: str) -> list[dict[str, Any]]:
     """The lines of the last try: a client that runs a task again adds to the file."""
     lines: list[dict[str, Any]] = []
-    for raw in (_read(path, _READ_CAP) or b"").splitlines():
+    for raw in (_read(path, _READ_CAP, end=True) or b"").splitlines():
         try:
             line: dict[str, Any] = json.loads(raw)
         except (ValueError, RecursionError):
@@ -165,7 +168,7 @@ def _trajectory(path: str) -> list[dict[str, Any]]:
 def _steps(lines: list[dict[str, Any]]) -> int | None:
     """A step may have several actions, and a line each."""
     numbers = [line["step_num"] for line in lines if type(line.get("step_num")) is int]
-    return max(numbers) if numbers else None
+    return max((number for number in numbers if 0 <= number <= _MOST_STEPS), default=None)
 
 
 def _last_error(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -184,6 +187,8 @@ def _time(found: Reading, directory: str, lines: list[dict[str, Any]]) -> None:
     found.seconds = _elapsed(os.path.join(directory, PAGE))
     if found.seconds is None:
         found.seconds = _span(found.started, found.ended, written)
+    if found.seconds is not None and found.seconds > _LONGEST_S:
+        found.seconds = None
     if found.seconds is not None:
         found.ended = found.started + found.seconds
 
@@ -198,7 +203,7 @@ def _span(started: float, ended: float, written: list[float]) -> float | None:
 
 def _elapsed(path: str) -> float | None:
     """What the client itself measured, written when it has scored."""
-    told = _ELAPSED.findall(_read(path, _READ_CAP) or b"")
+    told = _ELAPSED.findall(_read(path, _READ_CAP, end=True) or b"")
     if not told:
         return None
     days, hours, minutes, seconds = told[-1]
@@ -210,7 +215,7 @@ def _stamp(value: object) -> float | None:
         when = datetime.strptime(_text(value), "%Y%m%d@%H%M%S").replace(tzinfo=timezone.utc)
     except ValueError:
         return None
-    return when.timestamp()
+    return when.timestamp() if when.year in _YEARS else None
 
 
 def _written(directory: str) -> list[float]:
@@ -231,12 +236,14 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _read(path: str, cap: int) -> bytes | None:
-    """Of a regular file only: what somebody gave us may hold links and pipes."""
+def _read(path: str, cap: int, end: bool = False) -> bytes | None:
+    """Of a regular file only: what somebody gave us may hold links and pipes. The last try is at the end."""
     if os.path.islink(path) or not os.path.isfile(path):
         return None
     try:
         with open(path, "rb") as file:
+            if end:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - cap))
             return file.read(cap)
     except OSError:
         return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Part = Literal["controller", "set-up", "evaluator", "client", "machine", "model", "agent", "unknown"]
 
-_FRAME = re.compile(r'^\s*File "([^"]+)", line \d+, in (\S+)', re.M)
+_FRAME = re.compile(r'^[ \t]*File "([^"]+)", line \d+, in (\S+)', re.M)
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 _CHAINED = re.compile(r"^(?:During handling of the above|The above exception was the direct)[^\n]*\n", re.M)
 _RETRIED = re.compile(r"state=finished raised (\w+)")
@@ -141,8 +141,8 @@ def _is_models(raised: Raised, final: Raised) -> bool:
     retried = _RETRIED.search(raised.words)
     if retried and raised.short == "RetryError":
         return retried.group(1) in _MODEL_ERRORS
-    # clients that speak HTTP themselves live in a folder of the agent's
-    asks = raised.passes("/gpt/") or final.passes("/gpt/")
+    # clients that speak HTTP themselves live in a folder of the agent's, or use a library for it
+    asks = raised.passes("/gpt/") or final.passes("/gpt/") or raised.package in _NETWORK
     return asks and _is_network(raised) and not _GUEST.search(raised.words)
 
 

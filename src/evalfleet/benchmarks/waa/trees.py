@@ -88,7 +88,14 @@ def _described(path: Path, top: Path, several: bool) -> TaskFolder:
         trial = inside[-3] if len(inside) >= 3 else "0"
         domain = parts[-2]
     prefix = "/".join((*([top.name] if several else []), *above))
-    return TaskFolder(path, settings, trial, domain, parts[-1], _worker(path, prefix))
+    action, observation, model = map(_written, settings)
+    trial, domain, task, worker = map(_written, (trial, domain, parts[-1], _worker(path, prefix)))
+    return TaskFolder(path, (action, observation, model), trial, domain, task, worker)
+
+
+def _written(name: str) -> str:
+    """As it can be written down: a file system takes names that are no text."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _worker(path: Path, prefix: str) -> str:

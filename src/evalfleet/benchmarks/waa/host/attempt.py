@@ -27,6 +27,7 @@ FOLDER = "/tmp/evalfleet"
 END_S = 30.0
 AT_LIMIT = (124, 137)
 """Exit codes of `timeout` when it had to end the client, gently or not."""
+KILLED = 137
 
 # The client leads a group, so that all of it can be ended; ending `docker exec` alone would leave it running.
 END = f"""\
@@ -144,7 +145,8 @@ def verdict(reading: Reading, ending: Ending, limit_s: float) -> dict[str, objec
         who = "the client" if ending.guest_answers else "Windows"
         result.update(broken="stuck", error=f"time limit of {limit_s:g} s reached, and {who} {silent}")
     else:
-        told = f"the client ended by itself (exit code {ending.code}): {reading.error}"
+        how = "was killed, perhaps for want of memory" if ending.code == KILLED else "ended by itself"
+        told = f"the client {how} (exit code {ending.code}): {reading.error}"
         result.update(broken="readiness", error=told)
     return result
 
