@@ -101,7 +101,7 @@ class MachineReady(_Event, frozen=True):
 
 
 class MachinePrepared(_Event, frozen=True):
-    """A pool's machine has what this benchmark needs."""
+    """A pool's machine has what this benchmark needs; what none needs (the empty name) once it was undone."""
 
     machine: MachineId
     benchmark: str

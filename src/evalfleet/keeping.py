@@ -25,7 +25,7 @@ from .errors import (
 )
 from .events import MachineExtended, MachineLeaseSet, MachinePrepared, PoolPlanned, Record
 from .journal import Holder, Holds, SqliteJournal, Store
-from .model import AttemptId, Command, Ended, Job, Limits, Micros, Plan, after, seconds_between
+from .model import AttemptId, Command, Ended, Job, Limits, MachineId, Micros, Plan, after, seconds_between
 from .names import safe_name
 from .plan import (
     EXPIRES_S,
@@ -40,7 +40,7 @@ from .plan import (
 )
 from .policy import POOL
 from .pools import Change, OwnPlace, PoolView, changes, look_at, machine_of, pool_fence, read_pool
-from .ports import Channel, Enterable, Fence, PlaceContext, Provider, Stoppable
+from .ports import Channel, Enterable, Fence, PlaceContext, Provider, Stoppable, Undoable
 from .state import MachineState, RunState
 from .views.follow import Follower
 
@@ -243,18 +243,28 @@ class Pool:
         """End all that runs on one machine, bring it up anew, and see that it answers."""
         return asyncio.run(self.on(self._only(name), _restart, {}))
 
-    def execute(self, name: str, argv: Sequence[str], limit_s: float) -> tuple[Answer, Ended | None]:
-        """Run a command on one machine that nobody else has meanwhile, and wait for its end."""
-        ends: list[Ended] = []
+    def execute(
+        self, names: Sequence[str], argv: Sequence[str], limit_s: float, undone: int | None = None
+    ) -> list[tuple[Answer, Ended | None]]:
+        """Run a command on machines that nobody else has meanwhile, and wait for its end.
+
+        With `undone` it undoes a set-up, and says by exit code 0 or this one that none is there any more.
+        """
+        ends: dict[MachineId, Ended] = {}
 
         async def work(site: Site) -> None:
             job = Job(AttemptId(f"by-hand-{os.urandom(6).hex()}"), Command(tuple(argv)), limit_s)
             await site.channel.start(job)
-            ends.append(await site.channel.ended(job.id))
+            ended = ends[site.machine.id] = await site.channel.ended(job.id)
             site.channel.forget(job.id)
+            if undone is not None and ended.reason == "exited" and ended.exit_code in (0, undone):
+                await _set_up_no_more(site)
 
-        (answer,) = asyncio.run(self.on(self._only(name), work, {}))
-        return answer, ends[0] if ends else None
+        def which(view: PoolView) -> list[MachineState]:
+            return [machine for name in names for machine in self._only(name)(view)]
+
+        answers = asyncio.run(self.on(which, work, {}))
+        return [(answer, ends.get(answer.machine.id)) for answer in answers]
 
     def _all(self, view: PoolView) -> list[MachineState]:
         if not (running := running_in(view)):
@@ -407,6 +417,13 @@ async def _try(
     finally:
         await channel.close()
     return Answer(machine)
+
+
+async def _set_up_no_more(site: Site) -> None:
+    """Who comes next sets it up from the start."""
+    if isinstance(site.channel, Undoable):
+        await site.channel.forget_set_up()
+    await site.journal.append(WallClock().now(), [MachinePrepared(site.machine.id, "")])
 
 
 async def _restart(site: Site) -> None:

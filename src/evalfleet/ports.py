@@ -115,6 +115,15 @@ class Channel(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class Undoable(Protocol):
+    """A channel to machines that remember which steps of a set-up succeeded."""
+
+    async def forget_set_up(self) -> None:
+        """What set the machine up is run again by the next `prepare`."""
+        ...
+
+
 @dataclass(frozen=True)
 class PlaceContext:
     """What a place may know of us. `base` is where relative paths in its settings start.

@@ -61,6 +61,17 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     said = pool(arena, "reset", "waa-eval-vm")
     assert said == "waa-eval-vm: Windows is as it was installed, and answers\n"
     assert "left-by-hand" not in str(host.run(["ls", f"{DATA}/storage"]).stdout)
+
+    assert "this would delete Windows and all else of WAA on waa-eval-vm: say --yes" in pool(
+        arena, "clean", code=2
+    )
+    assert pool(arena, "clean", "--yes") == "waa-eval-vm is clean\n"
+    assert host.run(["ls", "-A", DATA, "/root/.evalfleet-waa"], check=False).stdout == ""
+    assert host.run(["docker", "ps", "-aq"]).stdout == ""
+    assert host.run(["docker", "images", "-q"]).stdout == ""
+    assert (arena.golden / "data.img").exists(), "golden storage that was there before stays"
+    assert pool(arena, "clean", "--yes") == "waa-eval-vm had nothing of WAA on it\n"
+    assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa"), "it is set up anew"
     pool(arena, "delete", "--yes")
 
 

@@ -28,6 +28,8 @@ LAST_RETRY_S = 5.0
 FORGET_AFTER_S = 0.2
 PROBE_S = 30.0
 LAST_BUNDLE = "*"
+SETUP = "setup-"
+"""What ids of jobs that set a machine up begin with."""
 
 _INTERRUPTED = frozenset({"lost", "stopped", "lease"})
 
@@ -89,7 +91,7 @@ class Resident:
         timings: dict[str, float] = {}
         for number, step in enumerate(bundle.steps):
             job = Job(
-                AttemptId(f"setup-{bundle.digest}-{number}"), step.command, step.timeout_s, bundle.digest
+                AttemptId(f"{SETUP}{bundle.digest}-{number}"), step.command, step.timeout_s, bundle.digest
             )
             seconds = await self._set_up(job, step.name, left)
             if seconds is not None:
@@ -114,6 +116,12 @@ class Resident:
             if failed:
                 raise SetupFailed(step, _account(ended, job.timeout_s))
         raise AssertionError("the last try returns or raises")
+
+    async def forget_set_up(self) -> None:
+        await self._ask("ping", {})  # tells what the machine knows, if nothing was asked of it yet
+        known = {*self._seen, *self._ended} - self._running
+        for job in sorted(id for id in known if id.startswith(SETUP)):
+            await self._forget_for_another(AttemptId(job))
 
     async def _keep_what_is_left(self, job: AttemptId, into: Path) -> None:
         """Best effort: why the step failed is told in any case."""

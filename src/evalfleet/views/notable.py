@@ -91,6 +91,8 @@ def _machine(state: RunState, record: ev.Record) -> Line | None:
             return _ready(state.machines[machine], at, timings)
         case ev.MachineMending(machine, step, detail):
             return Line(at, "trouble", f"{_name(state, machine)}: {step}, since {clean(detail)}", good=False)
+        case ev.MachinePrepared(machine, ""):
+            return Line(at, "news", f"{_name(state, machine)} is prepared for nothing any more")
         case ev.MachinePrepared(machine, benchmark):
             return Line(at, "news", f"{_name(state, machine)} is prepared for {clean(benchmark)}")
         case ev.MachineStopped(machine):

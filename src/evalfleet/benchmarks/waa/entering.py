@@ -9,6 +9,7 @@ VNC_TUNNEL = (PORTS["vnc"], PORTS["vnc"])
 """The first port to try on the user's computer, and the machine's."""
 NO_WINDOWS = 3
 RESET_S = 2 * 3600.0
+CLEAN_S = 3600.0
 
 
 def verb(name: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "extend": "let it live longer",
     "restart": "end all that runs on one machine, and bring it up anew",
     "reset": "bring Windows on one machine back to its golden state",
+    "clean": "undo what setting up WAA left on the machines",
     "ssh": "open a shell on a machine, or run a command there",
     "tunnel": "reach ports of machines on this computer",
     "vnc": "look at the machines' screens in a browser",

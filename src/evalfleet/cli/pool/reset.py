@@ -22,9 +22,8 @@ def main(args: argparse.Namespace) -> int:
 
     from . import following
 
-    answer, ended = keeping.open_pool(args.name).execute(
-        args.machine, entering.verb("reset"), entering.RESET_S
-    )
+    pool = keeping.open_pool(args.name)
+    ((answer, ended),) = pool.execute([args.machine], entering.verb("reset"), entering.RESET_S)
     if ended is not None and (problem := _problem(args.name, ended)):
         answer = keeping.Answer(answer.machine, problem)
     if not answer.problem:

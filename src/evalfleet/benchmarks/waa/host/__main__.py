@@ -73,6 +73,13 @@ def rest(config: Config, engine: Engine) -> int:
     return 0
 
 
+def clean(config: Config, engine: Engine) -> int:
+    from .cleaning import clean_up
+
+    clean_up(config, engine)
+    return 0
+
+
 def step(verb: str, config: Config, engine: Engine) -> int:
     known = steps(config, engine)
     if verb not in known:
@@ -83,7 +90,7 @@ def step(verb: str, config: Config, engine: Engine) -> int:
     return 0
 
 
-VERBS = {"attempt": attempt, "probe": probe, "answers": answers, "reset": reset, "rest": rest}
+VERBS = {"attempt": attempt, "probe": probe, "answers": answers, "reset": reset, "rest": rest, "clean": clean}
 
 
 def main(verb: str) -> int:

@@ -1,0 +1,50 @@
+"""Undo what setting up WAA left on a pool's machines: its container, image and Windows, some 60 GB.
+
+For hosts that were lent, which otherwise keep it. Those of a cloud need it not: `pool delete` deletes their
+disks. Docker stays, and golden storage that was there before.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .arguments import add_machines, add_name
+
+if TYPE_CHECKING:
+    from evalfleet.keeping import Answer
+    from evalfleet.model import Ended
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    add_machines(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def main(args: argparse.Namespace) -> int:
+    from evalfleet import keeping
+    from evalfleet.benchmarks.waa import entering
+    from evalfleet.cli.asking import agreed
+
+    from . import following
+
+    pool = keeping.open_pool(args.name)
+    names = [machine.name for machine in pool.running(args.machines)]
+    if not args.yes and not agreed(f"delete Windows and all else of WAA on {', '.join(names)}"):
+        return 2
+    done = pool.execute(names, entering.verb("clean"), entering.CLEAN_S, entering.NO_WINDOWS)
+    return following.told([_answer(answer, ended) for answer, ended in done])
+
+
+def _answer(answer: Answer, ended: Ended | None) -> Answer:
+    from evalfleet import keeping
+    from evalfleet.benchmarks.waa.entering import NO_WINDOWS
+
+    if ended is None or answer.problem:
+        return answer
+    if ended.reason == "exited" and ended.exit_code in (0, NO_WINDOWS):
+        what = "is clean" if ended.exit_code == 0 else "had nothing of WAA on it"
+        print(f"{answer.machine.name} {what}")
+        return answer
+    return keeping.Answer(answer.machine, f"{ended.reason.replace('_', ' ')}: {ended.detail.strip()}")
