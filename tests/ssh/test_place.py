@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,45 @@ async def test_an_unreachable_host_is_no_proof_of_absence(pair: Fleet) -> None:
         await asyncio.sleep(0.1)
     assert not host.leftovers()
     await everything_goes(heir, pair)
+
+
+async def test_a_silent_host_is_told_of_and_not_waited_for_each_time(
+    pair: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = pair.place(gone_after_s=60, connect_timeout_s=2)
+    made = await bring_up(place)
+    host = next(host for host in pair.hosts if host.name == made.address)
+    host.stop()
+    with socket.create_server((host.address, host.port)):  # connects, and never says a word
+        with pytest.raises(ProviderError):
+            await place.delete(made.id)
+        assert "a run that is over waits for that for up to 60 s" in caplog.text
+        begun = time.monotonic()
+        with pytest.raises(ProviderError):
+            await place.delete(made.id)
+        assert time.monotonic() - begun < 1, "it was asked again at once"
+    host.start()
+    deadline = time.monotonic() + 20
+    while await place.list("pool"):
+        assert time.monotonic() < deadline, "it was never asked again"
+        await asyncio.sleep(0.1)
+    await everything_goes(place, pair)
+
+
+async def test_a_stop_does_not_wait_forever_for_a_host_that_is_off(
+    pair: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = pair.place(gone_after_s=0.5)
+    made = await bring_up(place)
+    host = next(host for host in pair.hosts if host.name == made.address)
+    host.stop()
+    with pytest.raises(ProviderError):
+        await place.stop(made.id)
+    assert "counts as stopped after 0.5 s of silence" in caplog.text
+    await asyncio.sleep(0.5)
+    await place.stop(made.id)
+    host.start()
+    await everything_goes(place, pair)
 
 
 async def test_a_new_machine_finds_the_host_of_an_old_debt_free(pair: Fleet) -> None:

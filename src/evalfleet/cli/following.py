@@ -27,7 +27,7 @@ def follow(run: Run, *, as_json: bool) -> int:
 
     The first Ctrl-C stops handing out tasks and collects what runs; the second leaves at once.
     """
-    with _signals(_Interrupts(run)), _notes():
+    with _signals(_Interrupts(run)), notes():
         _show(run, as_json=as_json)
     if run.exit_code == REFUSED and (told := refusals_table(run.results()["refusals"])):
         print(f"\n{told}", file=sys.stderr)
@@ -70,7 +70,7 @@ class _Notes(logging.Handler):
 
 
 @contextmanager
-def _notes() -> Generator[None]:
+def notes() -> Generator[None]:
     logger, handler = logging.getLogger("evalfleet"), _Notes(logging.WARNING)
     logger.addHandler(handler)
     try:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from evalfleet.cli.following import notes
 from evalfleet.controller import WallClock
 from evalfleet.views.notable import notable
 from evalfleet.views.refusals import refusals, refusals_table
@@ -30,7 +31,8 @@ def follow(pool: Pool) -> RunState:
                 print(f"{clock_time(line.at)} {line.text}", file=sys.stderr, flush=True)
 
     try:
-        return pool.wait(observe)
+        with notes():
+            return pool.wait(observe)
     except KeyboardInterrupt:
         pool.leave()
         print(

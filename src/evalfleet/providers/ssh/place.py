@@ -144,9 +144,14 @@ class SshPlace:
             return
         if not held.deleting:
             self._consider(held.host)
+        elif (why := self._yard.no_use(held)) is not None:
+            raise _no(machine, why)  # to connect in vain takes long, and all wait for it
         try:
             await self._yard.remove(held)
         except NO_ANSWER as err:
+            if not held.deleting:
+                later = "what is left there is removed when it answers; a run that is over waits for that"
+                log.warning("%s: %s for up to %g s", err, later, self._settings.gone_after_s)
             raise _no(machine, str(err)) from err
 
     async def stop(self, machine: MachineId) -> None:
@@ -154,9 +159,15 @@ class SshPlace:
         held = await self._yard.whereabouts(machine)
         if held is None:
             raise ProviderError(f"there is no machine {machine}", transient=False, scope="machine")
+        known = self._yard.silent_s(held.host) > 0
         try:
             answer = await self._yard.contact(held.host, self._yard.lots[held.host].ask("halt", machine))
         except NO_ANSWER as err:
+            if known and self._yard.silent_s(held.host) >= self._settings.gone_after_s:
+                return  # whatever runs there ends at the lease's end
+            if not known:
+                told = "%s: it is asked again, and counts as stopped after %g s of silence"
+                log.warning(told, err, self._settings.gone_after_s)
             raise _no(machine, str(err)) from err
         if answer.error:
             raise _no(machine, f"{held.host}: {answer.detail}")

@@ -120,8 +120,17 @@ class Yard:
 
     def _counts_as_gone(self, held: Held) -> bool:
         """Its host ends it by its expiry, and what is left there is removed when it answers again."""
-        since = self.standings[held.host].down_since
-        return held.deleting and since is not None and time.monotonic() - since >= self._gone_after_s
+        return held.deleting and 0 < self.silent_s(held.host) >= self._gone_after_s
+
+    def silent_s(self, host: str) -> float:
+        since = self.standings[host].down_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def no_use(self, held: Held) -> str | None:
+        """Why its host need not be asked again yet; None if it should be."""
+        standing = self.standings[held.host]
+        waits = time.monotonic() < standing.retry_at or self._counts_as_gone(held)
+        return standing.problem if waits else None
 
     async def _look(self, host: str) -> Mapping[MachineId, bool] | None:
         """Machine -> is it up? None if the host does not answer."""
