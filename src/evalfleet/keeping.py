@@ -25,7 +25,20 @@ from .errors import (
 )
 from .events import MachineExtended, MachineLeaseSet, MachinePrepared, PoolPlanned, Record
 from .journal import Holder, Holds, SqliteJournal, Store
-from .model import AttemptId, Command, Ended, Job, Limits, MachineId, Micros, Plan, after, seconds_between
+from .model import (
+    AttemptId,
+    Command,
+    Ended,
+    Job,
+    Limits,
+    MachineId,
+    Micros,
+    Needs,
+    Offer,
+    Plan,
+    after,
+    seconds_between,
+)
 from .names import safe_name
 from .plan import (
     EXPIRES_S,
@@ -73,7 +86,21 @@ def _was_deleted(store: Store, name: str) -> bool:
 async def _try_places(plan: Plan, context: PlaceContext) -> None:
     """Raises what keeps a place from being used, before anything is written down."""
     for place in places_of(plan, context).values():
-        await place.close()
+        try:
+            _check_life(await place.offers(Needs()), plan.limits.lease_s)
+        finally:
+            await place.close()
+
+
+def _check_life(offers: Sequence[Offer], expires_s: float) -> None:
+    """A place may be unable to end a machine by itself so soon. Raises RequestError."""
+    least = min(offers, key=lambda offer: offer.least_life_s, default=None)
+    if least is not None and expires_s < least.least_life_s:
+        minutes = f"{least.least_life_s / 60:.0f}m"
+        raise RequestError(
+            f"--expires is {expires_s / 60:.0f} minutes, and {least.place} cannot end a machine by itself "
+            f"before {minutes}: say {minutes} or more (`evalfleet pool stop` and `pool delete` act at once)"
+        )
 
 
 def keep_plan(plan: Plan, name: str) -> Plan:
@@ -219,6 +246,7 @@ class Pool:
     async def _extend(self, expires_s: float) -> list[Answer]:
         async with self._alone({}) as (journal, places):
             staying = [m for m in changes.in_use(self.view()).machines if m.phase in ("ready", "stopped")]
+            _check_life([machine.offer for machine in staying], expires_s)
             return [await _prolong(m, places[m.offer.place], journal, expires_s) for m in staying]
 
     def prepare(self, resolved: Resolved, tell: Callable[[str], None]) -> list[Answer]:

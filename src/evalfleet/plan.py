@@ -246,7 +246,9 @@ def places_of(plan: Plan, context: PlaceContext, changed: PlaceSettings | None =
         kind = place_kind(envelope.kind)
         given = {**envelope.settings, **(changed or {}).get(name, {})}
         settings = convert(given, kind.Settings, f"place {name!r}")
-        made[name] = kind.make(name, settings, replace(context, base=Path(envelope.base)))
+        made[name] = kind.make(
+            name, settings, replace(context, base=Path(envelope.base), for_pool=not plan.benchmark)
+        )
     return made
 
 

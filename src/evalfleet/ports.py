@@ -130,6 +130,7 @@ class PlaceContext:
 
     `secrets` are the values that jobs may ask for by name, and nothing else: they are masked wherever they
     turn up. `environ` is the environment as resolved (.env and --env-file too), for the clouds' variables.
+    `for_pool`: what is made there is a named pool's, which outlives runs.
     """
 
     home: Path
@@ -137,6 +138,7 @@ class PlaceContext:
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     base: Path = field(default_factory=Path)
+    for_pool: bool = False
 
 
 class Provider(Protocol):
@@ -381,7 +383,10 @@ class Capturing(Protocol):
 
 
 class Belonging(Struct, frozen=True, omit_defaults=True):
-    """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is."""
+    """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is.
+
+    `of_pool`: of a named pool; what was made before there was a tag for that does not tell.
+    """
 
     machine: MachineId
     home: str
@@ -390,6 +395,7 @@ class Belonging(Struct, frozen=True, omit_defaults=True):
     expires_at: Micros | None
     parts: tuple[str, ...]
     node: str = ""
+    of_pool: bool = False
 
 
 @runtime_checkable

@@ -107,8 +107,9 @@ def reason(belonging: Belonging, local: Local, now: Micros, may: bool, pools: bo
     """Why it is to be deleted; empty if it is not. Pure."""
     pool = belonging.machine.rsplit("-", 2)[0]
     here = belonging.home == local.home_id
-    if here and pool in local.pools and not pools:
-        return ""  # `pool delete` deletes it
+    kept = (here and pool in local.pools) or (belonging.of_pool and not (here and pool in local.ended))
+    if kept and not pools:
+        return ""  # `pool delete` deletes it, at its own home
     if may and belonging.expires_at is not None and now > belonging.expires_at:
         return "expired"
     return "its run has ended" if here and pool in local.ended else ""

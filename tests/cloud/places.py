@@ -50,9 +50,10 @@ def place(
     inside: bool = False,
     home_id: str = HOME,
     name: str = "azure",
+    for_pool: bool = False,
     **more: Any,
 ) -> AzurePlace:
-    context = PlaceContext(home, home_id, {}, environment(azure, inside=inside), home)
+    context = PlaceContext(home, home_id, {}, environment(azure, inside=inside), home, for_pool)
     return AzurePlace.make(name, settings(azure, inside=inside, **more), context)
 
 

@@ -91,11 +91,13 @@ def test_requests_share_connections(azure: StandIn, tmp_path: Path) -> None:
 # -- machines and reap ---------------------------------------------------------------------------
 
 
-def abandon(azure: StandIn, home: Path, expires_s: float, machine: MachineId = ONE) -> None:
+def abandon(
+    azure: StandIn, home: Path, expires_s: float, machine: MachineId = ONE, *, for_pool: bool = False
+) -> None:
     """Somebody's controller begins a machine, and is never seen again."""
 
     async def main() -> None:
-        made = place(azure, home)
+        made = place(azure, home, for_pool=for_pool)
         creating = asyncio.create_task(made.create(machine, offer(), expires_s))
         async with asyncio.timeout(30):
             while not any(span.kind == "vm" for span in azure.meters.running()):
@@ -120,6 +122,25 @@ def test_reap_deletes_what_is_mine_and_expired_with_no_local_state(azure: StandI
     assert not left(azure)
     assert not azure.meters.running()
     assert desk.say("reap") == "nothing of ours has expired\n"
+
+
+def test_an_expired_pool_of_another_home_of_mine_is_left_until_pools_are_asked_for(
+    azure: StandIn, tmp_path: Path
+) -> None:
+    abandon(azure, tmp_path / "lost", expires_s=0, for_pool=True)
+    desk = Desk(azure, tmp_path / "desk", owner="tester")
+    assert desk.say("reap") == "nothing of ours has expired\n"
+    assert left(azure)
+    assert "deleted: 1" in desk.say("reap", "--pools")
+    assert not left(azure)
+
+
+def test_an_expiry_that_azure_cannot_keep_is_refused(azure: StandIn, tmp_path: Path) -> None:
+    desk = Desk(azure, tmp_path / "desk", owner="tester")
+    done = desk.start("pool", "create", "p", "--on", "azure", "--expires", "30m").wait()
+    assert done.code == 2
+    assert "--expires is 30 minutes, and azure cannot end a machine by itself before 40m" in done.err
+    assert not azure.resources()
 
 
 def test_reap_leaves_others_machines_and_what_has_not_expired(azure: StandIn, tmp_path: Path) -> None:

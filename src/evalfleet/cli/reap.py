@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all-owners", action="store_true", help="what others own and has expired, too; asks"
     )
-    parser.add_argument("--pools", action="store_true", help="expired pools of this home, too")
+    parser.add_argument(
+        "--pools", action="store_true", help="expired pools, too, also those of your other homes"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument(
         "--install",

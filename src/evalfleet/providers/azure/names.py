@@ -6,18 +6,21 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Literal
 
 from msgspec import Struct
 
 from evalfleet.model import MachineId
 
-HOME, POOL, MACHINE, OWNER, EXPIRES = (
+HOME, POOL, KIND, MACHINE, OWNER, EXPIRES = (
     "evalfleet-home",
     "evalfleet-pool",
+    "evalfleet-kind",
     "evalfleet-machine",
     "evalfleet-owner",
     "evalfleet-expires-at",
 )
+Kind = Literal["run", "pool"]
 LONGEST = 50
 """Of a machine's name: Azure allows 64, and we append to it."""
 
@@ -47,11 +50,11 @@ def plain(text: str) -> str:
 
 
 def tags_of(
-    machine: MachineId, home: str, owner: str, expires_at: float, own: Mapping[str, str]
+    machine: MachineId, home: str, owner: str, kind: Kind, expires_at: float, own: Mapping[str, str]
 ) -> dict[str, str]:
-    """`evalfleet-pool` is the run or the pool that it was made for."""
-    pool = machine.rsplit("-", 2)[0]
-    return {**own, HOME: home, POOL: pool, MACHINE: machine, OWNER: owner, EXPIRES: stamp(expires_at)}
+    """`evalfleet-pool` is the run or the pool that it was made for, and `evalfleet-kind` says which."""
+    made_for = {HOME: home, POOL: machine.rsplit("-", 2)[0], KIND: kind}
+    return {**own, **made_for, MACHINE: machine, OWNER: owner, EXPIRES: stamp(expires_at)}
 
 
 def shared_tags(home: str, owner: str, own: Mapping[str, str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from .expiry import SHORTEST_S, STOPPING_S, shutdown_at
 from .ground import Ground
 from .keys import Keys
 from .login import Login
-from .names import Names, names_of, shared_tags, tags_of
+from .names import Kind, Names, names_of, shared_tags, tags_of
 from .offers import offers_of
 from .outline import outline
 from .pricelist import PriceList
@@ -62,6 +62,7 @@ class AzurePlace(PriceList, Imaging):
         self._settings = settings
         self._account = account
         self._home = context.home_id
+        self._kind: Kind = "pool" if context.for_pool else "run"
         self._prices = context.home
         self._secrets = context.secrets
         way = Way(account.subscription, settings.endpoint, settings.scope, account.ca)
@@ -198,7 +199,8 @@ class AzurePlace(PriceList, Imaging):
             if (kind.lower(), name.lower()) in view.taken:
                 why = f"{name} exists in {self._account.group} and is not ours ({kind}); it is left alone"
                 remedy = "remove it, or set another `name`"
-                raise ProviderError(f"{why}: {remedy}", transient=False, scope="machine")
+                # the next machine has another name, so that the offer is not to blame
+                raise ProviderError(f"{why}: {remedy}", transient=True, scope="machine")
 
     def _check_ceiling(self, view: View, machine: MachineId) -> None:
         used = sum(_cpus(vm.size) for each, vm in view.vms.items() if each not in self._coming)
@@ -372,7 +374,7 @@ class AzurePlace(PriceList, Imaging):
         return names_of(machine, self._settings.name)
 
     def _tags(self, machine: MachineId, until: float) -> dict[str, str]:
-        return tags_of(machine, self._home, self._account.owner, until, self._settings.tags)
+        return tags_of(machine, self._home, self._account.owner, self._kind, until, self._settings.tags)
 
 
 def _check_time(machine: MachineId, offer: Offer, until: float) -> None:

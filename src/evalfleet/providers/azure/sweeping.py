@@ -13,7 +13,7 @@ from evalfleet.ports import Belonging
 
 from .arm import Arm
 from .builds import ORDER
-from .names import EXPIRES, HOME, MACHINE, OWNER, moment
+from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment
 from .refusals import ArmFault
 from .template import API, DEPLOYMENT, RESOURCES, VM
 from .views import ACTIVE
@@ -67,6 +67,7 @@ def _belonging(home: str, machine: str, some: list[tuple[dict[str, str], Json]])
         expires_at=round(max(known) * SECOND) if known else None,
         parts=tuple(str(each["id"]) for _, each in some),
         node=vms[0] if vms else "",
+        of_pool=any(tags.get(KIND) == "pool" for tags, _ in some),
     )
 
 
