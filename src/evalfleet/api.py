@@ -36,6 +36,7 @@ from .journal.sqlite import StreamKind
 from .keeping import keep_plan, tend
 from .model import IMPORTED, AttemptId, Limits, Micros, Plan, RunStatus, TaskId
 from .names import hint, safe_name
+from .past import known_durations
 from .peeking import PoolMachines
 from .plan import (
     PlaceSettings,
@@ -270,44 +271,6 @@ def _free_name(name: str, taken: set[str]) -> str:
     """A made-up name must not collide with that of a run started in the same second."""
     candidates = (name, *(f"{name}-{n}" for n in range(2, len(taken) + 3)))
     return next(candidate for candidate in candidates if candidate not in taken)
-
-
-def known_durations(home: Path, benchmark: str, runs: int = 5) -> dict[str, float]:
-    """What the latest runs of a benchmark in this home tell of its tasks' durations, newest first."""
-    known: dict[str, float] = {}
-    for path in sorted(home.glob("*/results.json"), key=_changed_at, reverse=True)[:100]:
-        if runs == 0:
-            break
-        try:
-            found = msgspec.json.decode(path.read_bytes(), type=_PastRun)
-        except (OSError, msgspec.MsgspecError):
-            continue  # anyone may have put a file there
-        if found.benchmark == benchmark:
-            runs -= 1
-            for task in found.tasks:
-                if task.score is not None and task.duration_seconds is not None:
-                    known.setdefault(task.task_id, task.duration_seconds)
-    return known
-
-
-class _PastTask(msgspec.Struct, frozen=True):
-    task_id: str
-    score: float | None = None
-    duration_seconds: float | None = None
-
-
-class _PastRun(msgspec.Struct, frozen=True):
-    """What is needed of a results.json."""
-
-    benchmark: str
-    tasks: tuple[_PastTask, ...]
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def plan_run(resolved: Resolved) -> Resolved:

@@ -52,9 +52,16 @@ def test_a_dry_run_tells_what_would_be_made_and_asks_nobody(azure: StandIn, tmp_
     assert told["duration_seconds"] == 12 / 3 * 60 + 300
     assert told["machine_hours"] == 0.45
     assert abs(told["usd"] - 0.45 * found["offers"][0]["usd_per_hour"]) < 0.001
-    assert "12 tasks / 3 at once x 1.0 min a task + 5.0 min a machine" in shown
+    assert "12 tasks / 3 at once x 1.0 min a task + 5.0 min a machine (a guess, without its set-up)" in shown
     assert not azure.server.calls
     assert not desk.home.exists()
+
+    past = {"place": "azure", "requested_at": "2026-11-15T12:00:00Z", "ready_at": "2026-11-15T12:20:00Z"}
+    (desk.home / "old").mkdir(parents=True)
+    (desk.home / "old/results.json").write_text(
+        json.dumps({"benchmark": "b", "tasks": [], "machines": [past]})
+    )
+    assert "+ 20.0 min a machine (what earlier runs took)" in desk.say(*words)
 
 
 class Person:

@@ -176,7 +176,7 @@ class Shell:
         lines = [f"{name} = {json.dumps(value)}\n" for name, value in msgspec.to_builtins(chosen).items()]
         (folder / "evalfleet.toml").write_text(f'[places.azure]\nkind = "azure_vm"\n{"".join(lines)}')
 
-    def say(self, *words: str) -> str:
+    def say(self, *words: str, code: int = 0) -> str:
         """Standard error with it: there one sees what happens."""
         env = {**os.environ, **environment(self._azure, inside=True), "EVALFLEET_HOME": str(self._folder)}
         done = subprocess.run(
@@ -190,7 +190,7 @@ class Shell:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stdout
+        assert done.returncode == code, done.stdout
         return done.stdout
 
 
@@ -199,6 +199,9 @@ def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn,
     try:
         shell.say("pool", "create", "p", "--on", "azure", "--workers", "1")
         (vm,) = azure.resources("Microsoft.Compute/virtualMachines")
+        assert vm.tags["evalfleet-kind"] == "pool"
+        soon = shell.say("pool", "extend", "p", "--expires", "20m", code=2)
+        assert "azure cannot end a machine by itself before 40m" in soon
         azure.make_unreachable(vm.id.name)
         assert "restarted and answers" in shell.say("pool", "restart", "p", "waa-eval-vm")
         azure.make_unreachable(vm.id.name, also_after_restart=True)

@@ -11,7 +11,9 @@ import msgspec
 
 from evalfleet.api import kept_pool
 from evalfleet.names import NO_HOME, machine_id
+from evalfleet.past import known_machine_s
 from evalfleet.plan import benchmark_of, places_of
+from evalfleet.pools.lending import SIZE as BORROWED
 from evalfleet.ports import Foretelling, PlaceContext
 from evalfleet.views.tables import table
 from evalfleet.views.words import plural
@@ -26,13 +28,15 @@ if TYPE_CHECKING:
 
 MACHINES_SHOWN = OFFERS_SHOWN = 8
 HOUR_S = 3600.0
+EARLIER = "what earlier runs took"
 
 
 @dataclass(frozen=True)
 class Estimate:
     """`basis` says what the figures rest on: earlier runs, or every task at its time limit.
 
-    `made`: what places would make. `task_s` is the mean of all tasks, `machine_s` until a machine is ready.
+    `made`: what places would make. `task_s` is the mean of all tasks, `machine_s` until a machine is ready,
+    and `machine_basis` says what that rests on.
     """
 
     offers: tuple[Offer, ...]
@@ -44,6 +48,7 @@ class Estimate:
     machine_hours: float
     usd: float | None
     basis: str
+    machine_basis: str
 
     @property
     def priced(self) -> str:
@@ -63,7 +68,7 @@ def estimate(resolved: Resolved) -> Estimate:
     duration_s = max(sum(seconds) / slots, max(seconds)) + prospect.machine_s
     hours = duration_s / HOUR_S
     usd = sum(offer.usd_per_hour * hours for _, offer in prospect.machines) if prospect.offers else None
-    basis = "what earlier runs took" if known else "at most: every task at its time limit, tried once"
+    basis = EARLIER if known else "at most: every task at its time limit, tried once"
     mean = sum(seconds) / len(seconds)
     return Estimate(
         prospect.offers,
@@ -75,6 +80,7 @@ def estimate(resolved: Resolved) -> Estimate:
         hours * machines,
         usd,
         basis,
+        prospect.machine_basis,
     )
 
 
@@ -86,6 +92,7 @@ class _Prospect:
     machines: Sequence[tuple[MachineId, Offer]]
     made: Mapping[str, Sequence[Made]]
     machine_s: float
+    machine_basis: str
 
 
 async def _ask(resolved: Resolved, count: int) -> _Prospect:
@@ -102,10 +109,19 @@ async def _ask(resolved: Resolved, count: int) -> _Prospect:
             if own and isinstance(place, Foretelling) and not resolved.plan.pool:
                 made[name] = place.outline(own)
         waits = [p.machine_s for name, p in places.items() if name in made and isinstance(p, Foretelling)]
-        return _Prospect(offers, machines, made, max(waits, default=0.0))
+        if (known := _known_machine_s(resolved)) is not None:
+            return _Prospect(offers, machines, made, known, EARLIER)
+        return _Prospect(offers, machines, made, max(waits, default=0.0), "a guess, without its set-up")
     finally:
         for place in places.values():
             await place.close()
+
+
+def _known_machine_s(resolved: Resolved) -> float | None:
+    """Of machines that are to be made."""
+    if resolved.plan.pool:
+        return None
+    return known_machine_s(resolved.home, resolved.plan.benchmark, resolved.plan.places, BORROWED)
 
 
 def _places(resolved: Resolved) -> dict[str, Provider]:
@@ -203,8 +219,8 @@ def _figures(resolved: Resolved, expected: Estimate) -> str:
     usd = f"${expected.usd:.2f}" if expected.usd is not None else "unknown cost"
     tasks, task_s = len(resolved.tasks), expected.task_s
     sum_up = f"{plural(tasks, 'task')} / {expected.at_once} at once x {task_s / 60:.1f} min a task"
-    if expected.machine_s:
-        sum_up += f" + {expected.machine_s / 60:.1f} min a machine"
+    if expected.machine_s >= 3:  # what shows
+        sum_up += f" + {expected.machine_s / 60:.1f} min a machine ({expected.machine_basis})"
     figures = f"{expected.duration_s / 60:.1f} min, {expected.machine_hours:.2f} machine-hours, {usd}"
     basis = f"{expected.basis}; prices of {expected.priced}" if expected.priced else expected.basis
     return f"{figures} ({basis}; {sum_up})"
@@ -231,6 +247,7 @@ def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
             "at_once": expected.at_once,
             "task_seconds": round(expected.task_s, 1),
             "machine_seconds": round(expected.machine_s, 1),
+            "machine_basis": expected.machine_basis if expected.machine_s else None,
             "duration_seconds": round(expected.duration_s, 1),
             "machine_hours": round(expected.machine_hours, 3),
             "usd": None if expected.usd is None else round(expected.usd, 4),

@@ -1,0 +1,77 @@
+"""What earlier runs of a home tell beforehand: how long tasks took, and machines until they were ready."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+LATEST = 5
+LOOKED_AT = 100
+
+
+class _Task(msgspec.Struct, frozen=True):
+    task_id: str
+    score: float | None = None
+    duration_seconds: float | None = None
+
+
+class _Machine(msgspec.Struct, frozen=True):
+    place: str = ""
+    size: str = ""
+    requested_at: datetime | None = None
+    ready_at: datetime | None = None
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """What is needed of a results.json."""
+
+    benchmark: str
+    tasks: tuple[_Task, ...]
+    machines: tuple[_Machine, ...] = ()
+
+
+def known_durations(home: Path, benchmark: str) -> dict[str, float]:
+    """What the latest runs of a benchmark in this home tell of its tasks' durations, newest first."""
+    known: dict[str, float] = {}
+    for run in _latest(home, benchmark):
+        for task in run.tasks:
+            if task.score is not None and task.duration_seconds is not None:
+                known.setdefault(task.task_id, task.duration_seconds)
+    return known
+
+
+def known_machine_s(home: Path, benchmark: str, places: Collection[str], borrowed: str) -> float | None:
+    """What machines took until they were ready for the benchmark; those of size `borrowed` tell nothing."""
+    found = [
+        (machine.ready_at - machine.requested_at).total_seconds()
+        for run in _latest(home, benchmark)
+        for machine in run.machines
+        if machine.place in places and machine.size != borrowed
+        if machine.ready_at is not None and machine.requested_at is not None
+    ]
+    return median(found) if found else None
+
+
+def _latest(home: Path, benchmark: str) -> Iterator[_Run]:
+    left = LATEST
+    for path in sorted(home.glob("*/results.json"), key=_changed_at, reverse=True)[:LOOKED_AT]:
+        if left == 0:
+            return
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=_Run)
+        except (OSError, msgspec.MsgspecError):
+            continue  # anyone may have put a file there
+        if found.benchmark == benchmark:
+            left -= 1
+            yield found
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
