@@ -282,8 +282,12 @@ class Pool:
 
         async def work(site: Site) -> None:
             job = Job(AttemptId(f"by-hand-{os.urandom(6).hex()}"), Command(tuple(argv)), limit_s)
-            await site.channel.start(job)
-            ended = ends[site.machine.id] = await site.channel.ended(job.id)
+            try:
+                await site.channel.start(job)
+                ended = ends[site.machine.id] = await site.channel.ended(job.id)
+            except asyncio.CancelledError:  # Ctrl-C: what nobody waits for must not go on there
+                await site.channel.stop(job.id)
+                raise
             site.channel.forget(job.id)
             if undone is not None and ended.reason == "exited" and ended.exit_code in (0, undone):
                 await _set_up_no_more(site)

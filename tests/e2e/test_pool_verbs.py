@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,6 +168,21 @@ def test_logs_are_followed_until_the_pool_is_deleted_or_ctrl_c(fleet: Fleet) -> 
     assert "RunEnded" in done.out.splitlines()[-1]
 
 
+def test_followed_logs_end_when_nobody_reads_them(fleet: Fleet) -> None:
+    pool(fleet, "create")
+    piped = f"{sys.executable} -m evalfleet pool logs p -f | head -n 1"
+    done = subprocess.run(
+        ["sh", "-c", piped],
+        cwd=fleet.folder,
+        env=fleet.environ,
+        stdout=subprocess.PIPE,
+        timeout=30,
+        check=True,
+    )
+    assert b"PoolPlanned" in done.stdout
+    pool(fleet, "delete", "--yes")
+
+
 def test_a_pool_of_one_needs_no_machine_before_a_command(fleet: Fleet) -> None:
     pool(fleet, "create")
     here = machines(fleet)["waa-eval-vm"]["address"]
@@ -172,6 +190,28 @@ def test_a_pool_of_one_needs_no_machine_before_a_command(fleet: Fleet) -> None:
     assert fleet("pool", "ssh", "p", "waa-eval-vm", "--", "echo", "--").out == "--\n"
     say(fleet, "pool", "ssh", "p", "pwd").refused("no machine 'pwd'")
     say(fleet, "pool", "ssh").refused("say which pool")
+    pool(fleet, "delete", "--yes")
+
+
+def test_ctrl_c_ends_what_was_run_on_a_machine_by_hand(fleet: Fleet) -> None:
+    pool(fleet, "create")
+    mark = fleet.folder / "begun"
+    argv = ["sh", "-c", f"touch {mark}; exec sleep 987"]
+    script = f"import evalfleet.keeping as k; k.open_pool('p').execute(['waa-eval-vm'], {argv}, 999)"
+    popen = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=fleet.folder, env=fleet.environ, stderr=subprocess.DEVNULL
+    )
+    try:
+        until(mark.exists, "its start")
+        popen.send_signal(signal.SIGINT)
+        popen.wait(30)
+    finally:
+        popen.kill()
+        popen.wait()
+    until(
+        lambda: not any("987" in argv for argv in fleet.alive().values()),
+        "its end",
+    )
     pool(fleet, "delete", "--yes")
 
 

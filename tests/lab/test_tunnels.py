@@ -71,6 +71,7 @@ def test_tunnel_vnc_and_screenshot(fleet: Fleet) -> None:
     vnc = fleet.start("pool", "vnc", "p", "waa-eval-2")
     (port,) = ports(vnc, r"(\S+): http://127\.0\.0\.1:(\d+)/").values()
     assert get(port) == PNG + b"host-1"
+    assert "waa-eval-2: nothing was prepared; `evalfleet pool prepare p waa`" in vnc.err
     with socket.create_connection(("127.0.0.1", port)):  # a browser that never hangs up
         for process in (tunnel, vnc):
             process.interrupt()

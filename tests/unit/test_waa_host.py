@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -52,6 +53,30 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["reset", "clean"])
+def test_two_at_once_are_not_in_each_others_way(tmp_path: Path, verb: str) -> None:
+    config = config_of(tmp_path)
+    (tmp_path / "data/state").mkdir(parents=True)
+    folder = os.open(config.data, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "evalfleet.benchmarks.waa.host", verb],
+            env={**os.environ, "EVALFLEET_WAA": json.dumps(config.given)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(folder)
+    assert done.returncode == 1
+    assert done.stderr == "waa: a reset is under way there already; try again when it is over\n"
 
 
 # -- the machine -----------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evalfleet.cli.waiting import reader_left
 from evalfleet.model import AttemptId
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ def _print_events(run: Run, machine: str | None, follow: bool) -> int:
             line = event_line(record, MOST if machine is None else MOST_OF_ONE)
             if machine is None or _concerns(run, record.event, machine):
                 print(line, flush=follow)
-        if over or not follow:
+        if over or not follow or reader_left(LOOK_S):
             return 0
-        time.sleep(LOOK_S)
 
 
 def _concerns(run: Run, event: object, machine: str) -> bool:
@@ -80,9 +79,8 @@ def print_task_log(run: Run, name: str, *, follow: bool) -> int:
             current, tail = attempt.id, _Tail(secrets, run.folder)
         over = attempt is not None and attempt.outcome is not None and attempt.collected is not None
         tail.show(path)
-        if not follow or over or not live:
+        if not follow or over or not live or reader_left(LOOK_S):
             return 0
-        time.sleep(LOOK_S)
 
 
 def _secrets_of(run: Run) -> Secrets | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 
 from .arguments import add_name
 
@@ -18,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from evalfleet import keeping
+    from evalfleet.cli.waiting import reader_left
     from evalfleet.events import RunEnded
     from evalfleet.views.lines import event_line
 
@@ -29,6 +29,5 @@ def main(args: argparse.Namespace) -> int:
             seen, deleted = record.seq, isinstance(record.event, RunEnded)
             if about is None or getattr(record.event, "machine", None) == about:
                 print(event_line(record), flush=args.follow)
-        if deleted or not args.follow:
+        if deleted or not args.follow or reader_left(LOOK_S):
             return 0
-        time.sleep(LOOK_S)

@@ -6,6 +6,7 @@ Everything goes through the SSH connection: the screens are open to nobody but t
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,5 +29,8 @@ def main(args: argparse.Namespace) -> int:
     def show(tunnels: Sequence[Tunnel]) -> None:
         for tunnel in tunnels:
             print(f"{tunnel.machine.name}: http://127.0.0.1:{tunnel.here}/", flush=True)
+        if bare := [tunnel.machine.name for tunnel in tunnels if not tunnel.machine.prepared]:
+            hint = f"`evalfleet pool prepare {args.name} waa` sets Windows up"
+            print(f"evalfleet: note: {', '.join(bare)}: nothing was prepared; {hint}", file=sys.stderr)
 
     return carry(args.name, args.machines, [VNC_TUNNEL], show)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import contextmanager
 
 from . import container
 from .config import Config
@@ -13,7 +14,7 @@ from .shell import Failed, fail, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def steps(config: Config, engine: Engine) -> dict[str, Callable[[], None]]:
@@ -64,7 +65,8 @@ def answers(config: Config, engine: Engine) -> int:
 
 
 def reset(config: Config, engine: Engine) -> int:
-    container.reset(config, engine)
+    with alone(config):
+        container.reset(config, engine)
     return 0
 
 
@@ -76,8 +78,24 @@ def rest(config: Config, engine: Engine) -> int:
 def clean(config: Config, engine: Engine) -> int:
     from .cleaning import clean_up
 
-    clean_up(config, engine)
+    with alone(config):
+        clean_up(config, engine)
     return 0
+
+
+@contextmanager
+def alone(config: Config) -> Iterator[None]:
+    """One that was begun by somebody who has left goes on: a second one must not be in its way."""
+    import fcntl
+
+    folder = os.open(config.data, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise Failed("a reset is under way there already; try again when it is over") from None
+    finally:
+        os.close(folder)
 
 
 def step(verb: str, config: Config, engine: Engine) -> int:
