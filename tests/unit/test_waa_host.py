@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
-from evalfleet.benchmarks.waa.host import download, golden, guest, image, kvm, machine
+from evalfleet.benchmarks.waa.host import download, golden, guest, image, kvm, machine, model_log
 from evalfleet.benchmarks.waa.host.attempt import Ending, verdict
 from evalfleet.benchmarks.waa.host.config import Config
 from evalfleet.benchmarks.waa.host.engine import Engine
@@ -333,7 +333,7 @@ def reading_of(**known: Any) -> Reading:
     return made
 
 
-def ending_of(code: int, seconds: float, **seen: bool) -> Ending:
+def ending_of(code: int, seconds: float, **seen: bool | str) -> Ending:
     made = Ending(code, seconds, 60.0)
     for name, value in seen.items():
         setattr(made, name, value)
@@ -349,6 +349,10 @@ def ending_of(code: int, seconds: float, **seen: bool) -> Ending:
         (reading_of(), ending_of(124, 60.1), {"score": 0.0, "limit_s": 60.0}),
         (reading_of(), ending_of(124, 60.1, guest_answers=False), {"broken": "stuck"}),
         (reading_of(), ending_of(124, 60.1, grew_lately=False), {"broken": "stuck"}),
+        (reading_of(), ending_of(124, 60.1, model_trouble="429"), {"broken": "model"}),
+        (reading_of(), ending_of(124, 60.1, model_trouble="429", guest_answers=False), {"broken": "stuck"}),
+        (reading_of(score=1.0), ending_of(124, 60.1, model_trouble="429"), {"score": 1.0}),
+        (reading_of(), ending_of(9, 9.0, model_trouble="429"), {"broken": "readiness"}),
         (reading_of(), ending_of(137, 9.0), {"broken": "readiness"}),
         (reading_of(), ending_of(0, 9.0), {"broken": "readiness"}),
     ],
@@ -357,6 +361,31 @@ def test_what_an_attempt_means(reading: Reading, ending: Ending, expected: dict[
     told = verdict(reading, ending, 60.0)
     assert {key: told.get(key) for key in expected} == expected
     assert ("score" in told) != ("broken" in told)
+
+
+CALLED = 'x INFO _client/1025] HTTP Request: POST https://api.openai.com/v1/chat/completions "HTTP/1.1 {}"\n'
+AGAIN = "x [2026-11-15 INFO _base_client/1058] Retrying request to /chat/completions in 0.9 seconds\n"
+REFUSED = CALLED.format("429 Too Many Requests")
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ((REFUSED + AGAIN) * 2 + REFUSED + CALLED.format("200 OK"), ""),
+        (CALLED.format("200 OK") + (REFUSED + AGAIN) * 2 + REFUSED, ""),
+        (CALLED.format("200 OK") + (REFUSED + AGAIN) * 4, "its last answer was 429"),
+        (CALLED.format("401 Unauthorized") * 6, "its last answer was 401"),
+        (REFUSED + AGAIN * 8, "it does not answer"),
+        (CALLED.format("400 Bad Request") * 9, ""),
+        ("\0\n" * 2_000_000 + REFUSED * 6, "its last answer was 429"),
+        ("", ""),
+    ],
+)
+def test_a_models_api_that_was_failing_when_time_was_up(tmp_path: Path, log: str, expected: str) -> None:
+    assert model_log.trouble(str(tmp_path)) == ""
+    (tmp_path / "client_logs").mkdir()
+    (tmp_path / "client_logs/normal-0-20261115@120000.log").write_text(log)
+    assert model_log.trouble(str(tmp_path)) == expected
 
 
 # -- on an old machine -----------------------------------------------------------------------------

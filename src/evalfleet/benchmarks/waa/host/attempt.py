@@ -10,7 +10,7 @@ import tarfile
 import time
 
 from ..reading import TRAJECTORY, Reading, read_task  # noqa: TID252 there is no evalfleet on a machine
-from . import guest
+from . import guest, model_log
 from .config import CONTAINER
 from .container import clean, ensure_clean, soil
 from .shell import Failed, say
@@ -101,6 +101,7 @@ class Ending:
         self.at = time.time()  # as the files' times are
         self.guest_answers = True
         self.grew_lately = True
+        self.model_trouble = ""
 
 
 def attempt(config: Config, engine: Engine) -> int:
@@ -137,6 +138,9 @@ def verdict(reading: Reading, ending: Ending, limit_s: float) -> dict[str, objec
         result["error"] = reading.error
     elif reading.has_error_line:
         result.update(broken=reading.cause, error=reading.error)
+    elif ending.at_limit and ending.guest_answers and ending.model_trouble:
+        told = f"time limit of {limit_s:g} s reached while the model's API failed: {ending.model_trouble}"
+        result.update(broken="model", error=told)
     elif ending.at_limit and ending.guest_answers and ending.grew_lately:
         told = f"time limit of {limit_s:g} s reached"
         result.update(score=0.0, limit_s=limit_s, error=told)
@@ -231,6 +235,7 @@ def _look_around(config: Config, order: Order, ending: Ending, out: str) -> None
     except OSError:
         written = 0.0
     ending.grew_lately = ending.at - written < order.lately_s
+    ending.model_trouble = model_log.trouble(out)
 
 
 def _write_result(out: str, result: dict[str, object]) -> int:
