@@ -390,6 +390,7 @@ def _doubts(plan: Plan, tasks: Sequence[Task]) -> list[str]:
     limit, useful = plan.limits.max_duration_s, math.ceil(len(tasks) / plan.slots)
     if limit is not None and limit < longest:
         doubts.append(f"--max-duration of {limit:g} s is shorter than a task's time limit of {longest:g} s")
-    if plan.limits.workers > useful:
-        doubts.append(f"--workers {plan.limits.workers} is more than {len(tasks)} tasks can use; {useful} do")
+    if plan.limits.workers > useful and not plan.pool:  # that of a pool is as large as it is
+        many = f"{len(tasks)} tasks" if len(tasks) > 1 else "one task"
+        doubts.append(f"--workers {plan.limits.workers} is more than {many} can use; {useful} will do")
     return doubts

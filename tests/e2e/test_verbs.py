@@ -104,7 +104,10 @@ def test_report(finished: Fleet) -> None:
 def test_plugins(finished: Fleet) -> None:
     assert "local" in finished("places").out
     assert any(each["name"] == "local" for each in finished("places", "--json").json)
-    assert "command" in finished("benchmarks").out
+    benchmarks = finished("benchmarks").out
+    assert "command" in benchmarks
+    assert "one of uia|win32, default" in benchmarks
+    assert "Literal" not in benchmarks
     assert any(each["name"] == "command" for each in finished("benchmarks", "--json").json)
 
 

@@ -345,7 +345,7 @@ def test_doubts_are_told(cwd: Path) -> None:
         "variable EVALFLEET_MODLE is ignored; did you mean 'model'?",
         "--tasks 9 is more than there are; all 3 tasks run",
         "--max-duration of 60 s is shorter than a task's time limit of 40000 s",
-        "--workers 9 is more than 3 tasks can use; 3 do",
+        "--workers 9 is more than 3 tasks can use; 3 will do",
     )
 
 

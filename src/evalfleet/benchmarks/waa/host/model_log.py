@@ -20,7 +20,7 @@ _CALL = re.compile(rb'HTTP Request: [A-Z]+ \S+ "HTTP/[0-9.]+ ([0-9]{3})|(Retryin
 
 
 def trouble(out: str) -> str:
-    """What the last calls came to, if they failed; empty if all was well, or unknown. `out` is an attempt's."""
+    """What an attempt's last calls came to, if they failed; empty if all was well, or unknown."""
     calls = [int(status) if status else 0 for status, _ in _CALL.findall(_newest_tail(out))]
     failed = list(takewhile(_is_failure, reversed(calls)))
     if len(failed) < MANY:
