@@ -15,7 +15,7 @@ from .config import Config
 from .errors import RequestError
 from .names import hint
 from .registry import PlaceKind, benchmark_kind, known, place_kind
-from .tables import convert
+from .tables import check_finite, convert
 from .values import as_text
 
 SPOT = "spot"
@@ -33,6 +33,7 @@ class BenchmarkSource(Struct, frozen=True):
     where: str
 
     def load(self, outside: Outside) -> Loaded:
+        check_finite(self.settings, self.where)
         settings = convert(dict(self.settings), self.kind.Settings, self.where)
         if isinstance(self.kind, Asking):
             return self.kind.load_from(self.name, settings, self.base, outside)
@@ -196,6 +197,7 @@ def _kind_name(value: Any, where: str) -> str:
 
 def _checked(place: PlaceSource, settings: dict[str, Any]) -> PlaceSource:
     """Required keys may have come by `--set`, so the whole is checked once all are here."""
+    check_finite(settings, place.where)
     convert(settings, place.kind.Settings, place.where)
     return msgspec.structs.replace(place, settings=settings)
 

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar, cast, get_args
+from typing import Any, TypeGuard, TypeVar, get_args
 
 import msgspec
 
@@ -75,19 +75,17 @@ def convert(raw: Any, type_: type[T], where: str, *, strict: bool = True) -> T:
     Not strict: strings become the numbers and booleans they spell (`--set`, environment).
     """
     _check_keys(raw, type_, where, "")
-    if key := _endless(raw):
-        raise RequestError(f"{where}: {_key(key)} is no finite number; write one")
     try:
         return msgspec.convert(raw, type_, strict=strict)
     except msgspec.ValidationError as e:
         raise RequestError(f"{where}: {explain(str(e))}") from None
 
 
-def _endless(raw: Any) -> str:
-    """The first key whose number TOML can write and JSON, which plans are kept as, cannot."""
-    table = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-    found = (key for key, value in table.items() if isinstance(value, float) and not math.isfinite(value))
-    return next(found, "")
+def check_finite(table: Mapping[str, Any], where: str) -> None:
+    """RequestError for a number that TOML can write and JSON, which plans are kept as, cannot."""
+    for key, value in table.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RequestError(f"{where}: {_key(key)} is no finite number; write one")
 
 
 def check_keys(raw: Mapping[str, Any], known: frozenset[str] | set[str], where: str) -> None:

@@ -129,7 +129,10 @@ def check(settings: WaaSettings, where: str) -> None:
 
 def _check_words(settings: WaaSettings, where: str) -> None:
     """What becomes a word of a command line, or a folder."""
-    for key in ("image", "version", "emulator_ip", "action_space"):
+    if not _WORD.fullmatch(settings.image):
+        what = f"image is {settings.image[:80]!r}, which is no name of an image"
+        raise RequestError(f"{where}: {what}; write one such as windowsarena/winarena:latest")
+    for key in ("version", "emulator_ip", "action_space"):
         value = getattr(settings, key)
         if not _WORD.fullmatch(value) or (key == "action_space" and "/" in value):
             raise RequestError(f"{where}: {key} is {value[:80]!r}; write a name without spaces")

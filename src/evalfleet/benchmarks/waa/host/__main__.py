@@ -14,7 +14,7 @@ from .shell import Failed, fail, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
 
 def steps(config: Config, engine: Engine) -> dict[str, Callable[[], None]]:
@@ -84,7 +84,7 @@ def clean(config: Config, engine: Engine) -> int:
 
 
 @contextmanager
-def alone(config: Config) -> Iterator[None]:
+def alone(config: Config) -> Generator[None]:
     """One that was begun by somebody who has left goes on: a second one must not be in its way."""
     import fcntl
 
