@@ -28,7 +28,7 @@ BROKEN = {
     "set-up": (Cause.READINESS, "could not be set up"),
     "evaluator": (Cause.INTERNAL, "the evaluator failed"),
     "unauthorized": (Cause.MODEL, "the model's API failed"),
-    "killed": (Cause.READINESS, "the client ended by itself (exit code 137)"),
+    "killed": (Cause.READINESS, "the client was killed, perhaps for want of memory (exit code 137)"),
     "hang": (Cause.STUCK, "took no step for long"),
     "hang-guest": (Cause.STUCK, "Windows did not answer /probe"),
 }
