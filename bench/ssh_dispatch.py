@@ -75,9 +75,11 @@ def _aims(figures: Figures, parallel: Figures) -> dict[str, Aim]:
         "steady_ms": below(worst_ms, 2.0),
     }
     if "error" not in parallel:
-        slower = min(parallel[kind]["makespan_s"] / figures[kind]["makespan_s"] for kind in COMMANDS)
-        figures["times_faster_than_gnu_parallel"] = rounded(slower, 3)
-        aims["times_faster_than_gnu_parallel"] = at_least(rounded(slower, 3), 5.0)
+        faster = {kind: parallel[kind]["makespan_s"] / figures[kind]["makespan_s"] for kind in COMMANDS}
+        for kind, times in faster.items():
+            aims[f"{kind}_times_faster_than_gnu_parallel"] = at_least(rounded(times, 3), 5.0)
+        # the faster the computer, the less there is to gain on tasks that sleep
+        figures["sleep_most_times_faster"] = parallel["sleep"]["makespan_over_bound"]
     return aims
 
 
