@@ -58,10 +58,14 @@ def capture(pool: Pool, benchmark: Benchmark, image: str, tell: Callable[[str], 
     return made[0]
 
 
+def begun(view: PoolView, image: str) -> list[MachineState]:
+    """Who was becoming this image when a command broke off."""
+    return [machine for machine in changes.in_use(view).machines if machine.image == image]
+
+
 def chosen(view: PoolView, image: str) -> MachineState:
     """The one that has begun to become this image, else the first that runs. Raises RequestError."""
-    begun = [machine for machine in changes.in_use(view).machines if machine.image == image]
-    found = begun or running_in(view)
+    found = begun(view, image) or running_in(view)
     if not found:
         hint = f"`evalfleet pool start {view.name}` starts what was stopped"
         raise RequestError(f"no machine of pool {view.name!r} is running; {hint}")

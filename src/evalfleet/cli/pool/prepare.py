@@ -49,6 +49,8 @@ def main(args: argparse.Namespace) -> int:
     resolved = api.resolve_request(request, dry=True, only_setup=True)
     if args.capture is not None:
         capturing.check(pool, args.capture)
+        if capturing.begun(pool.view(), args.capture):
+            return _capture(pool, resolved, args.capture, as_json=args.json)
     answers = pool.prepare(resolved, _tell)
     if args.capture is None or any(answer.problem for answer in answers):
         following.show(pool.view(), as_json=args.json)
