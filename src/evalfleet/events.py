@@ -100,6 +100,14 @@ class MachineReady(_Event, frozen=True):
     address: str = ""
 
 
+class MachineStep(_Event, frozen=True):
+    """A step of its set-up has begun, or says how it is going."""
+
+    machine: MachineId
+    step: str
+    said: str = ""
+
+
 class MachinePrepared(_Event, frozen=True):
     """A pool's machine has what this benchmark needs; what none needs (the empty name) once it was undone."""
 
@@ -261,6 +269,7 @@ Event = (
     | MachineRequested
     | MachineUp
     | MachineReady
+    | MachineStep
     | MachinePrepared
     | MachineStopping
     | MachineStopped

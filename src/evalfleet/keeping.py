@@ -256,7 +256,11 @@ class Pool:
         async def work(site: Site) -> None:
             begun = time.monotonic()
             left = self.store.home / safe_name(self.name) / MACHINES / safe_name(site.machine.id)
-            steps = await site.channel.prepare(benchmark.bundle, left)
+
+            def say(step: str, said: str) -> None:
+                tell(f"{site.machine.name}: {step}{said and ': '}{said}")
+
+            steps = await site.channel.prepare(benchmark.bundle, left, say)
             if not await site.channel.probe(benchmark.probe):
                 raise ChannelError("set up, but its probe does not succeed")
             took = round(time.monotonic() - begun, 3)

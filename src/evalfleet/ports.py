@@ -72,6 +72,10 @@ class Fence(Struct, frozen=True):
     silent_s: float = 8.0
 
 
+TellStep = Callable[[str, str], None]
+"""A step of set-up, and what it says; nothing yet when it begins."""
+
+
 class Channel(Protocol):
     """One machine (or one slot of a service). Jobs are detached and named by the caller.
 
@@ -80,11 +84,14 @@ class Channel(Protocol):
     `silent_s`. StaleController means that a newer controller has been here.
     """
 
-    async def prepare(self, bundle: Bundle, left: Path | None = None) -> Mapping[str, float]:
+    async def prepare(
+        self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
+    ) -> Mapping[str, float]:
         """Put the bundle's files on the machine and run its steps, each once. Raises SetupFailed.
 
         Returns the seconds of the steps that were run now. What a step that failed has left, its log and
-        what it put into $EVALFLEET_OUT, is brought into `left`/STEP, if that can be done.
+        what it put into $EVALFLEET_OUT, is brought into `left`/STEP, if that can be done. `tell` is called
+        with each step as it begins, and now and then with a line that it says meanwhile.
         """
         ...
 

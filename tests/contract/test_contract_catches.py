@@ -11,7 +11,7 @@ from msgspec import structs
 
 from evalfleet.errors import ProviderError
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Job, Machine, MachineId, Offer
-from evalfleet.ports import Channel, Fence, Provider
+from evalfleet.ports import Channel, Fence, Provider, TellStep
 from evalfleet.sim.places import SimChannel, SimHosts, SimVms
 from evalfleet.sim.scenario import OFFERS
 from evalfleet.sim.world import Life
@@ -81,9 +81,11 @@ class Unfenced(SimChannel):
 
 
 class SetsUpAgain(SimChannel):
-    async def prepare(self, bundle: Bundle, left: Path | None = None) -> Mapping[str, float]:
+    async def prepare(
+        self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
+    ) -> Mapping[str, float]:
         (await self._reach()).prepared.clear()
-        return await super().prepare(bundle, left)
+        return await super().prepare(bundle, left, tell)
 
 
 class ProbesNothing(SimChannel):

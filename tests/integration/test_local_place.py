@@ -438,6 +438,27 @@ def test_a_bundle_is_prepared_once(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
+def test_steps_are_told_as_they_begin_and_what_they_say_meanwhile(tmp_path: Path) -> None:
+    says = 'printf "3 of 9\\r4 of 9, for $KEY\\n"; until [ -e heard ]; do sleep 0.05; done'
+    steps = (SetupStep("files", sh("true")), SetupStep("image", sh(says, "KEY")))
+    told: list[tuple[str, str]] = []
+
+    async def test(world: World) -> None:
+        channel = await world.channel()
+
+        def tell(step: str, said: str) -> None:
+            told.append((step, said))
+            if said:
+                (world.directory / "bundles/d/heard").touch()
+
+        await channel.prepare(Bundle("d", {}, steps), tell=tell)
+        assert told == [("files", ""), ("image", ""), ("image", "4 of 9, for ***")]
+        await (await world.channel(epoch=2)).prepare(Bundle("d", {}, steps), tell=tell)
+        assert len(told) == 3, "what is behind the machine is not told of"
+
+    play(tmp_path, test)
+
+
 def test_a_step_that_fails_is_told_and_may_be_run_anew(tmp_path: Path) -> None:
     ok = tmp_path / "ok"
     two = f'echo no luck; echo seen >"$EVALFLEET_OUT/evidence"; test -e {ok}'

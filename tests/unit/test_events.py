@@ -38,6 +38,7 @@ EVENTS: tuple[Event, ...] = (
     ev.MachineSilent(M, 5),
     ev.PoolPlanned(Plan("p", "")),
     ev.PoolResized(3),
+    ev.MachineStep(M, "image", "12 of 30"),
     ev.MachinePrepared(M, "b", {"setup": 1.5}),
     ev.MachineStopping(M),
     ev.MachineStopped(M),

@@ -73,6 +73,22 @@ def test_the_picture_of_a_small_run() -> None:
     )
 
 
+def test_a_machine_that_is_set_up_shows_the_step_and_what_it_says() -> None:
+    feed = Feed(tasks=1, machines=0)
+    machine = feed.machine(1, ready=False)
+    feed.add(ev.MachineUp(machine, "10.0.0.1"))
+
+    def shown() -> str:
+        return picture(feed.state, feed.now, Size(80, 24)).splitlines()[-1]
+
+    feed.add(ev.MachineStep(machine, "image"))
+    assert shown().startswith("worker-1  preparing image  ")
+    feed.add(ev.MachineStep(machine, "image", "pulling for 60 s"))
+    assert shown().startswith("worker-1  preparing image: pulling for 60 s  ")
+    feed.add(ev.MachineReady(machine))
+    assert shown().startswith("worker-1  idle    ") and "image" not in shown()
+
+
 def test_names_cannot_move_the_cursor() -> None:
     feed = Feed(tasks=1, machines=0)
     nasty = Task(TaskId("a\x1b[2J\r\nb\u202e日本"), "d")

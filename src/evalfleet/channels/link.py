@@ -37,7 +37,22 @@ class Incoming(Struct):
     data: bytes | None = None
 
 
+class Pulse(Struct):
+    """What a beat tells of a job that runs."""
+
+    said: str = ""
+
+
 _decode = msgspec.json.Decoder(Incoming).decode
+_pulses = msgspec.json.Decoder(dict[str, Pulse]).decode
+
+
+def said_in(beat: Incoming, job: str) -> str:
+    """The last line of a job of set-up; empty from a supervisor that does not tell."""
+    try:
+        return _pulses(beat.jobs).get(job, Pulse()).said
+    except msgspec.DecodeError:
+        return ""
 
 
 class Hearer(Protocol):

@@ -7,7 +7,7 @@ import contextlib
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,9 +15,9 @@ import msgspec
 
 from evalfleet.errors import ChannelError, RequestError, SetupFailed, StaleController
 from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job
-from evalfleet.ports import Fence
+from evalfleet.ports import Fence, TellStep
 
-from .link import Dial, Incoming, Link, Lost
+from .link import Dial, Incoming, Link, Lost, said_in
 from .secrecy import Secrets
 
 PROTOCOLS = (1,)
@@ -78,25 +78,44 @@ class Resident:
         self._watch: asyncio.TimerHandle | None = None
         self._asking = 0
         self._probes = 0
+        self._set_up_said: tuple[AttemptId, str, Callable[[str], None]] | None = None
 
     # -- the channel -------------------------------------------------------------------------
 
-    async def prepare(self, bundle: Bundle, left: Path | None = None) -> dict[str, float]:
+    async def prepare(
+        self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
+    ) -> dict[str, float]:
         if not bundle.digest:
             if bundle.files or bundle.steps:
                 raise RequestError("a bundle with files or steps needs a digest")
             await self._ask("ping", {})
             return {}
         await self._mover.put(bundle)
+        if self._link is None:
+            await self._connected()  # tells which steps are behind it
         timings: dict[str, float] = {}
         for number, step in enumerate(bundle.steps):
             job = Job(
                 AttemptId(f"{SETUP}{bundle.digest}-{number}"), step.command, step.timeout_s, bundle.digest
             )
-            seconds = await self._set_up(job, step.name, left)
+            with self._hearing(job.id, step.name, tell):
+                seconds = await self._set_up(job, step.name, left)
             if seconds is not None:
                 timings[step.name] = seconds
         return timings
+
+    @contextlib.contextmanager
+    def _hearing(self, job: AttemptId, step: str, tell: TellStep | None) -> Generator[None]:
+        """While a step runs, tell what the machine says of it. One that it has behind it is not told of."""
+        if tell is None or job in self._ended or (job in self._seen and job not in self._running):
+            yield
+            return
+        tell(step, "")
+        self._set_up_said = (job, "", lambda word: tell(step, word))
+        try:
+            yield
+        finally:
+            self._set_up_said = None
 
     async def _set_up(self, job: Job, step: str, left: Path | None) -> float | None:
         """Run a step, unless the machine knows that it succeeded. One that was cut short is run anew.
@@ -373,10 +392,20 @@ class Resident:
     # -- what the link hears -----------------------------------------------------------------
 
     def on_push(self, message: Incoming) -> None:
-        if message.push == "beat" and self._on_load is not None:
-            self._on_load(message.cpu, message.memory, message.disk)
+        if message.push == "beat":
+            self._on_beat(message)
         if message.push == "ended":
             self._settle(message.job, self._ended_of(message))
+
+    def _on_beat(self, message: Incoming) -> None:
+        if self._on_load is not None:
+            self._on_load(message.cpu, message.memory, message.disk)
+        if self._set_up_said is not None:
+            job, last, tell = self._set_up_said
+            said = self._secrets.mask_text(said_in(message, job))
+            if said and said != last:
+                self._set_up_said = (job, said, tell)
+                tell(said)
 
     def on_refusal(self, message: Incoming) -> None:
         err = self._error(message)

@@ -25,11 +25,12 @@ from evalfleet.events import (
     MachineLeaseSet,
     MachineReady,
     MachineSilent,
+    MachineStep,
     MachineStopped,
     MachineUnreachable,
     MachineUp,
 )
-from evalfleet.model import Cause, Machine, Micros, Needs, Offer, after, seconds_between
+from evalfleet.model import Cause, Machine, MachineId, Micros, Needs, Offer, after, seconds_between
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
 from evalfleet.ports import Channel, Provider, Stoppable
@@ -41,6 +42,7 @@ PROVISIONING_TRIES = 3
 OFFER_TRIES = 5
 CALL_MARGIN_S = 5.0
 BOOT_LOOK_S = 120.0
+SAID_S = 60.0
 ASKED_AT_ONCE = 3
 MACHINES = ".machines"
 """In a run's folder: what a failed set-up left, by machine. No task's folder starts with a dot."""
@@ -100,9 +102,26 @@ async def set_up(
     """Bring the benchmark's files there, run its steps, and wait until it is ready for work."""
     channel, bundle = tools.channel(machine, seen), tools.benchmark.bundle
     left = tools.artefacts / MACHINES / safe_name(machine.id)
-    steps = await _timed(tools, timings, "setup", _patiently(tools, lambda: channel.prepare(bundle, left)))
+    tell = StepTeller(tools, machine.id)
+    preparing = _patiently(tools, lambda: channel.prepare(bundle, left, tell))
+    steps = await _timed(tools, timings, "setup", preparing)
     timings.update({f"setup.{name}": round(seconds, 3) for name, seconds in steps.items()})
     await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
+
+
+class StepTeller:
+    """Writes down each step as it begins; what one says meanwhile now and then, for those who wait."""
+
+    def __init__(self, tools: Tools, machine: MachineId) -> None:
+        self._tools = tools
+        self._machine = machine
+        self._next: Micros = 0
+
+    def __call__(self, step: str, said: str) -> None:
+        now = self._tools.clock.now()
+        if not said or now >= self._next:
+            self._next = after(now, SAID_S)
+            self._tools.report(MachineStep(self._machine, step, said))
 
 
 def _came_up(seconds: float, seen: Machine) -> dict[str, float]:

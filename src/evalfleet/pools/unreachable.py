@@ -7,6 +7,7 @@ from pathlib import Path
 
 from evalfleet.errors import ChannelError
 from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job
+from evalfleet.ports import TellStep
 
 
 class Unreachable:
@@ -15,7 +16,9 @@ class Unreachable:
     def __init__(self, why: str) -> None:
         self._why = why
 
-    async def prepare(self, bundle: Bundle, left: Path | None = None) -> Mapping[str, float]:
+    async def prepare(
+        self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
+    ) -> Mapping[str, float]:
         raise ChannelError(self._why)
 
     async def probe(self, command: Command | None) -> bool:

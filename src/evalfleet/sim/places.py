@@ -20,7 +20,7 @@ from evalfleet.model import (
     Needs,
     Offer,
 )
-from evalfleet.ports import Channel, Fence
+from evalfleet.ports import Channel, Fence, TellStep
 
 from .world import HANGS, Life, SimMachine, World
 
@@ -36,12 +36,16 @@ class SimChannel:
     async def _reach(self) -> SimMachine:
         return await self._world.reach(self._machine, self._life, self._fence.epoch, self._fence.silent_s)
 
-    async def prepare(self, bundle: Bundle, left: Path | None = None) -> Mapping[str, float]:
+    async def prepare(
+        self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
+    ) -> Mapping[str, float]:
         machine = await self._reach()
         if (bundle.digest, "") not in machine.prepared and self._world.chance(self._world.faults.setup_fails):
             raise SetupFailed("install", "exit code 1")
         for step in bundle.steps:
             if (bundle.digest, step.name) not in machine.prepared:
+                if tell is not None:
+                    tell(step.name, "")
                 script = Script.of(step.command)
                 self._world.marks[script.mark] += 1
                 if script.exit_code:

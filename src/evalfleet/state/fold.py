@@ -23,6 +23,7 @@ from .machines import (
     machine_requested,
     machine_silent,
     machine_starting,
+    machine_step,
     machine_stopped,
     machine_stopping,
     machine_unreachable,
@@ -72,6 +73,7 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return machine in state.silent
         case (
             ev.MachineUp()
+            | ev.MachineStep()
             | ev.MachineReady()
             | ev.MachineUnreachable()
             | ev.MachineLeaseSet()
@@ -87,6 +89,7 @@ def accepts(state: RunState, event: ev.Event) -> bool:
 _LIVE: tuple[MachinePhase, ...] = ("requested", "up", "ready")
 _NEWS_IN: dict[type, tuple[MachinePhase, ...]] = {
     ev.MachineUp: ("requested",),
+    ev.MachineStep: ("up", "mending"),
     ev.MachineReady: ("up", "mending"),
     ev.MachineUnreachable: ("requested", "up", "mending"),
     ev.MachineLeaseSet: (*_LIVE, "mending"),
@@ -106,6 +109,7 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.MachineRequested: machine_requested,
     ev.MachineUp: machine_up,
     ev.MachineReady: machine_ready,
+    ev.MachineStep: machine_step,
     ev.MachinePrepared: machine_prepared,
     ev.MachineStopping: machine_stopping,
     ev.MachineStopped: machine_stopped,

@@ -74,13 +74,18 @@ def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
     machine.phase, machine.up_at = "up", at
     machine.address, machine.node = event.address, event.node
     machine.name = event.name or machine.name
-    machine.timings = dict(event.timings)
+    machine.timings, machine.setting_up = dict(event.timings), ("", "")
     lift(state, machine)
     state.touched_machines[event.machine] = None
 
 
+def machine_step(state: RunState, at: Micros, event: ev.MachineStep) -> None:
+    state.machines[event.machine].setting_up = (event.step, event.said)
+
+
 def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     machine = state.machines[event.machine]
+    machine.setting_up = ("", "")
     if machine.phase == "mending":
         _mended(state, machine, event.address)
     machine.phase, machine.ready_at = "ready", at

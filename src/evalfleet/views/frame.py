@@ -222,6 +222,8 @@ def _machine(state: RunState, machine: MachineId, now: Micros, width: int, names
 def _why(machine: MachineState) -> str:
     if machine.phase in ("condemned", "mending"):
         return clean(machine.detail)
+    if machine.phase == "up" and (step := machine.setting_up[0]):
+        return clean(": ".join(filter(None, (step, machine.setting_up[1]))))
     if machine.phase in ("requested", "up"):
         offer = machine.offer
         return "/".join(part for part in (offer.place, offer.region, offer.size) if part)

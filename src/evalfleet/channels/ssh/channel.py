@@ -12,7 +12,7 @@ from evalfleet.channels.link import Incoming
 from evalfleet.channels.resident import Resident
 from evalfleet.errors import SetupFailed
 from evalfleet.model import AttemptId, Bundle, Ended, Job
-from evalfleet.ports import Fence
+from evalfleet.ports import Fence, TellStep
 
 from .asking import Lot
 from .bridge import dial
@@ -45,9 +45,11 @@ class SshChannel(Resident):
         self._files = mover
         self._verdict = verdict
 
-    async def prepare(self, bundle: Bundle, left: Path | None = None) -> dict[str, float]:
+    async def prepare(
+        self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
+    ) -> dict[str, float]:
         try:
-            return await super().prepare(bundle, left)
+            return await super().prepare(bundle, left, tell)
         except SetupFailed:
             self._judge(False)
             raise

@@ -93,6 +93,13 @@ class Job:
     def end(self) -> None:
         self.reason = self.why or ("lost" if self.code is None else "exited")
 
+    def pulse(self, now: float) -> dict[str, Any]:
+        """How it is going; of set-up, which may take an hour, also what it says."""
+        told: dict[str, Any] = {"seconds": round(now - self.started, 1), "log_bytes": self.log.size()}
+        if self.in_bundle:
+            told["said"] = self.log.last_line()
+        return told
+
     def how(self) -> dict[str, Any]:
         """How it ended, with its result: what a controller is told."""
         told: dict[str, Any] = {"job": self.id, "reason": self.reason, "seconds": round(self.seconds, 3)}

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 5.0
 DETAIL_BYTES = 2048
+LINE_CHARS = 200
 
 
 class Log:
@@ -83,6 +84,11 @@ class Log:
                 return file.read().decode("utf-8", "replace")
         except OSError:
             return ""
+
+    def last_line(self) -> str:
+        """What it said last, as a terminal would show it."""
+        lines = [line.strip() for line in self.tail().replace("\r", "\n").split("\n")]
+        return next((line[-LINE_CHARS:] for line in reversed(lines) if line), "")
 
     def _rotate(self, live: int) -> None:
         start = 0

@@ -361,10 +361,7 @@ class Server:
             "cpu": round(min(max(share, 0.0), 1.0), 3),
             "memory": round(memory_used(), 3),
             "disk": round(1 - disk.f_bavail / max(disk.f_blocks, 1), 3),
-            "jobs": {
-                job.id: {"seconds": round(now - job.started, 1), "log_bytes": job.log.size()}
-                for job in self.jobs.live.values()
-            },
+            "jobs": {job.id: job.pulse(now) for job in self.jobs.live.values()},
         }
         self.clients.push(told)
         with contextlib.suppress(OSError):
