@@ -42,7 +42,7 @@ PROVISIONING_TRIES = 3
 OFFER_TRIES = 5
 CALL_MARGIN_S = 5.0
 BOOT_LOOK_S = 120.0
-SAID_S = 60.0
+FIRST_SAID_S, SAID_S = 10.0, 60.0
 ASKED_AT_ONCE = 3
 MACHINES = ".machines"
 """In a run's folder: what a failed set-up left, by machine. No task's folder starts with a dot."""
@@ -120,7 +120,7 @@ class StepTeller:
     def __call__(self, step: str, said: str) -> None:
         now = self._tools.clock.now()
         if not said or now >= self._next:
-            self._next = after(now, SAID_S)
+            self._next = after(now, SAID_S if said else FIRST_SAID_S)
             self._tools.report(MachineStep(self._machine, step, said))
 
 
