@@ -25,7 +25,7 @@ FAR = 5_000
 LIMIT_S = 300.0
 CONNECT_AIM_S = 90.0
 HOW_HELD = (
-    "our place and channels in one process: each host locked, with a supervisor, a bridge and a job of "
+    "our place and channels in one process: each host locked, with a supervisor and a job of "
     f"`sleep`; supervisors push a heartbeat every {BEAT_S:g} s (asked for: 10), the controller "
     "pings, and lists the machines every 10 s, as the engine does"
 )
