@@ -86,7 +86,8 @@ def test_a_machine_that_is_set_up_shows_the_step_and_what_it_says() -> None:
     feed.add(ev.MachineStep(machine, "image", "pulling for 60 s"))
     assert shown().startswith("worker-1  preparing image: pulling for 60 s  ")
     feed.add(ev.MachineReady(machine))
-    assert shown().startswith("worker-1  idle    ") and "image" not in shown()
+    assert shown().startswith("worker-1  idle    ")
+    assert "image" not in shown()
 
 
 def test_names_cannot_move_the_cursor() -> None:

@@ -19,13 +19,14 @@ LOG_CAP = 50_000_000
 RESULT_CAP = 1 << 20
 WRAPPER_FAILED = 125
 
-# Builtins only: each fork would cost 1 ms. Under `set -C` the redirection creates `pid` or fails, so of all
-# wrappers of one id ever started, one runs the command. The trap lets the wrapper outlive a SIGTERM to its
-# group and record the exit code; commands get the default action back.
+# Builtins only: each fork would cost 1 ms, and `read` takes a system call a byte. Under `set -C` the
+# redirection creates `pid` or fails, so of all wrappers of one id ever started, one runs the command. The
+# trap lets the wrapper outlive a SIGTERM to its group and record the exit code; commands get the default
+# action back.
 WRAPPER = """\
 cd "$1" || exit 125
 set -C
-{ read -r __s </proc/$$/stat || __s=$$; echo "$__s" >pid; } 2>/dev/null || exit 125
+{ echo $$ >pid; } 2>/dev/null || exit 125
 set +C
 trap : HUP INT TERM
 __j=$1
@@ -53,6 +54,7 @@ class Job:
         self.log = Log(self.path, int(spec.get("log_cap_bytes") or LOG_CAP))
         self.growth = Growth(self.path, float(spec.get("stall_s") or NEVER))
         self.pid: int | None = None
+        self.born = 0
         self.pidfd: int | None = None
         self.child = False
         self.started = self.seconds = 0.0

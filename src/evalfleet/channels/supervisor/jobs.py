@@ -166,10 +166,10 @@ class Jobs:
         """Does an adopted job live?"""
         pid, born = parse_stat(read_file(job.path + "/pid"))
         now = time.monotonic()
-        if pid is not None and born is not None and birth(pid) == born:
+        if pid is not None and born is not None and self._is_wrapper(job, pid, born):
             if job.pid is None:
-                job.pid = pid
-                job.run_from(now - age(born, job.path + "/pid"))
+                job.pid, job.born = pid, born
+                job.run_from(now - age(birth(pid) or 0, job.path + "/pid"))
                 self._watch(job, pid)
             job.due = now
         elif pid is not None or now > job.started + LOST_AFTER_S:
@@ -177,6 +177,17 @@ class Jobs:
         else:
             job.due = now + 0.02  # its wrapper is just writing it
         self.due = min(self.due, job.due)
+
+    def _is_wrapper(self, job: Job, pid: int, born: int) -> bool:
+        """Is it still the process that recorded its pid? One that has got the pid since has other marks.
+
+        Earlier releases recorded the birth, too, and where there is no /proc nobody tells either.
+        """
+        now = birth(pid)
+        if born or not now:
+            return now == born
+        environ = environ_of(pid)
+        return self._mark in environ and marker("EVALFLEET_JOB", job.id) in environ
 
     def _watch(self, job: Job, pid: int) -> None:
         try:
@@ -240,10 +251,8 @@ class Jobs:
         self._signal(job, signal.SIGTERM)
 
     def _signal(self, job: Job, signum: int) -> None:
-        # its pid is its own as long as we have not reaped it, or its birth is the one recorded
-        if job.pid is not None and (
-            job.child or parse_stat(read_file(job.path + "/pid"))[1] == birth(job.pid)
-        ):
+        # its pid is its own as long as we have not reaped it
+        if job.pid is not None and (job.child or self._is_wrapper(job, job.pid, job.born)):
             kill(job.pid, signum, group=True)
 
     # -- ends --------------------------------------------------------------------------------
@@ -381,6 +390,8 @@ class Jobs:
 
         Ext4 takes long to make files where others were just deleted: 0.2 ms each, measured, against 0.03.
         """
+        with contextlib.suppress(OSError):
+            return os.rmdir(folder)  # many jobs leave nothing where they worked
         self._trash_count += 1
         target = f"trash/{os.getpid()}-{self._trash_count}"
         try:

@@ -91,41 +91,45 @@ class Log:
         return next((line[-LINE_CHARS:] for line in reversed(lines) if line), "")
 
     def _rotate(self, live: int) -> None:
-        start = 0
-        if not self.capped:
-            self._save(".head", 0, self.half)
-            self.capped = True
-            start = self.half
+        """Cut first, write then: on a disk that is busy with what the job writes, our own writing waits."""
+        start = 0 if self.capped else self.half
+        head = b"" if self.capped else self._read(0, self.half)
         keep_from = max(live - self.half, start)
-        self.dropped += self._length(".tail") + keep_from - start
-        self._save(".tail", keep_from, live - keep_from)
-        self._catch_up(live)
+        tail = self._read(keep_from, live - keep_from)
+        tail += self._since(live)
         os.truncate(self.path, 0)
+        self.dropped += self._length(".tail") + keep_from - start
+        if not self.capped:
+            self._save(".head", head)
+            self.capped = True
+        self._save(".tail", tail)
 
-    def _catch_up(self, copied: int) -> None:
-        """What was appended while we copied must not be cut away: often it is the job's last word."""
+    def _since(self, known: int) -> bytes:
+        """What was appended while we read must not be cut away: often it is the job's last word."""
+        added = b""
         for _ in range(3):  # each time there is less; one who never stops writing is not waited for
             size = os.stat(self.path).st_size
-            if size <= copied:
-                return
-            with open(self.path + ".tail", "ab") as out:
-                self._copy("", copied, out, size - copied)
-            copied = size
+            if size <= known:
+                break
+            added += self._read(max(known, size - self.half), self.half)
+            known = size
+        return added
 
-    def _save(self, suffix: str, start: int, count: int) -> None:
+    def _read(self, start: int, count: int) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read(count)
+
+    def _save(self, suffix: str, data: bytes) -> None:
         with open(self.path + suffix, "wb") as out:
-            self._copy("", start, out, count)
+            out.write(data)
 
-    def _copy(self, suffix: str, start: int, out: Any, count: int = 1 << 62) -> None:
+    def _copy(self, suffix: str, start: int, out: Any) -> None:
         try:
             with open(self.path + suffix, "rb") as file:
                 file.seek(start)
-                while count > 0:
-                    chunk = file.read(min(count, 1 << 20))
-                    if not chunk:
-                        return
+                while chunk := file.read(1 << 20):
                     out.write(chunk)
-                    count -= len(chunk)
         except FileNotFoundError:
             return
 
