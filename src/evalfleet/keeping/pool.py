@@ -1,4 +1,4 @@
-"""Named pools from Python: what `evalfleet pool` calls."""
+"""A named pool, and its verbs."""
 
 from __future__ import annotations
 
@@ -6,172 +6,28 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from .config import home_of
-from .controller import Controller, Order, WallClock
-from .effects.machines import MACHINES
-from .errors import (
-    ChannelError,
-    FleetError,
-    MachineMute,
-    ProviderError,
-    RequestError,
-    RunHeld,
-    StaleController,
-)
-from .events import MachineExtended, MachineLeaseSet, MachinePrepared, PoolPlanned, Record
-from .journal import Holder, Holds, SqliteJournal, Store
-from .model import (
-    AttemptId,
-    Command,
-    Ended,
-    Job,
-    Limits,
-    MachineId,
-    Micros,
-    Needs,
-    Offer,
-    Plan,
-    after,
-    seconds_between,
-)
-from .names import safe_name
-from .plan import (
-    EXPIRES_S,
-    PREFIX,
-    PoolRequest,
-    Resolved,
-    benchmark_of,
-    changed_settings,
-    environment_of,
-    places_of,
-    resolve_pool,
-)
-from .policy import POOL
-from .pools import Change, OwnPlace, PoolView, changes, look_at, machine_of, pool_fence, read_pool
-from .ports import Channel, Enterable, Fence, PlaceContext, Provider, Stoppable, Undoable
-from .state import MachineState, RunState
-from .views.follow import Follower
+from evalfleet.controller import Controller, Order, WallClock
+from evalfleet.effects.machines import MACHINES
+from evalfleet.errors import ChannelError, FleetError, RequestError, StaleController
+from evalfleet.events import MachinePrepared, Record
+from evalfleet.journal import Holder, Holds, SqliteJournal, Store
+from evalfleet.model import AttemptId, Command, Ended, Job, MachineId, Micros
+from evalfleet.names import safe_name
+from evalfleet.plan import Resolved, benchmark_of, changed_settings, environment_of, places_of
+from evalfleet.pools import Change, OwnPlace, PoolView, changes, look_at, machine_of, pool_fence, read_pool
+from evalfleet.ports import Enterable, Fence, PlaceContext, Provider, Stoppable
+from evalfleet.state import MachineState, RunState
+from evalfleet.views.follow import Follower
+
+from .sites import Answer, Site, Work, check_life, prolong, restart, running_in, set_up_no_more, work_at
 
 PROBE_S = 10.0
 
 Observer = Callable[[RunState, Sequence[Record]], None]
-
-
-def create(request: PoolRequest, home: Path | None = None) -> Pool:
-    """Write the pool down and begin to make its machines."""
-    home = home or home_of(dict(os.environ), Path.cwd())
-    store = Store.open(home)
-    plan, environ = resolve_pool(request, environ=os.environ, cwd=Path.cwd(), home_id=store.home_id)
-    asyncio.run(_try_places(plan, PlaceContext(home, store.home_id, {}, environ)))
-    pool = Pool(store, plan.run)
-    if _was_deleted(store, plan.run):
-        pool.catch_up()
-        pool.control(functools.partial(changes.made_anew, plan=plan))
-    else:
-        store.create_stream(plan.run, "pool", WallClock().now(), [PoolPlanned(plan)])
-        pool.control()
-    return pool
-
-
-def _was_deleted(store: Store, name: str) -> bool:
-    kinds = {info.name: info.kind for info in store.streams()}
-    return kinds.get(name) == "pool" and look_at(store, name).state.ended_at is not None
-
-
-async def _try_places(plan: Plan, context: PlaceContext) -> None:
-    """Raises what keeps a place from being used, before anything is written down."""
-    for place in places_of(plan, context).values():
-        try:
-            _check_life(await place.offers(Needs()), plan.limits.lease_s)
-        finally:
-            await place.close()
-
-
-def _check_life(offers: Sequence[Offer], expires_s: float) -> None:
-    """A place may be unable to end a machine by itself so soon. Raises RequestError."""
-    least = min(offers, key=lambda offer: offer.least_life_s, default=None)
-    if least is not None and expires_s < least.least_life_s:
-        minutes = f"{least.least_life_s / 60:.0f}m"
-        raise RequestError(
-            f"--expires is {expires_s / 60:.0f} minutes, and {least.place} cannot end a machine by itself "
-            f"before {minutes}: say {minutes} or more (`evalfleet pool stop` and `pool delete` act at once)"
-        )
-
-
-def keep_plan(plan: Plan, name: str) -> Plan:
-    """The plan of the pool that a run makes and leaves, in the places of the run."""
-    return Plan(
-        run=name,
-        benchmark="",
-        places=plan.places,
-        place_specs=plan.place_specs,
-        limits=Limits(workers=plan.limits.workers, lease_s=EXPIRES_S),
-        home=plan.home,
-        machine_names=PREFIX,
-    )
-
-
-def tend(store: Store, name: str) -> None:
-    """Go on with a pool whose machines are still to be made, unless somebody does."""
-    pool = Pool(store, name)
-    state = look_at(store, name).state
-    if state.ended_at is None and (not state.machines or not POOL.settled(state)):
-        with suppress(RunHeld):
-            pool.control()
-
-
-def open_pool(name: str, home: Path | None = None) -> Pool:
-    """Raises RequestError when there is none."""
-    home = home or home_of(dict(os.environ), Path.cwd())
-    store = Store.open(home, create=False)
-    read_pool(store, name)
-    pool = Pool(store, name)
-    pool.catch_up()
-    return pool
-
-
-def pools(home: Path | None = None) -> list[PoolView]:
-    """All that exist, newest first."""
-    home = home or home_of(dict(os.environ), Path.cwd())
-    try:
-        store = Store.open(home, create=False, read_only=True)
-    except RequestError:
-        return []  # nothing was ever made here
-    found: list[PoolView] = []
-    for info in reversed(store.streams()):
-        try:
-            if info.kind == "pool":
-                found.append(read_pool(store, info.name))
-        except RequestError:
-            continue  # it was deleted
-    return found
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of something done to a machine: nothing is wrong, or `problem`."""
-
-    machine: MachineState
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Site:
-    """One machine, and all that is needed to work on it."""
-
-    machine: MachineState
-    place: OwnPlace
-    fence: Fence
-    channel: Channel
-    journal: SqliteJournal
-
-
-Work = Callable[[Site], Awaitable[None]]
 
 
 class Pool:
@@ -246,8 +102,8 @@ class Pool:
     async def _extend(self, expires_s: float) -> list[Answer]:
         async with self._alone({}) as (journal, places):
             staying = [m for m in changes.in_use(self.view()).machines if m.phase in ("ready", "stopped")]
-            _check_life([machine.offer for machine in staying], expires_s)
-            return [await _prolong(m, places[m.offer.place], journal, expires_s) for m in staying]
+            check_life([machine.offer for machine in staying], expires_s)
+            return [await prolong(m, places[m.offer.place], journal, expires_s) for m in staying]
 
     def prepare(self, resolved: Resolved, tell: Callable[[str], None]) -> list[Answer]:
         """Bring a benchmark's files to all machines and set it up there, so that runs need not."""
@@ -273,7 +129,7 @@ class Pool:
 
     def restart(self, name: str) -> list[Answer]:
         """End all that runs on one machine, bring it up anew, and see that it answers."""
-        return asyncio.run(self.on(self._only(name), _restart, {}))
+        return asyncio.run(self.on(self._only(name), restart, {}))
 
     def execute(
         self, names: Sequence[str], argv: Sequence[str], limit_s: float, undone: int | None = None
@@ -294,7 +150,7 @@ class Pool:
                 raise
             site.channel.forget(job.id)
             if undone is not None and ended.reason == "exited" and ended.exit_code in (0, undone):
-                await _set_up_no_more(site)
+                await set_up_no_more(site)
 
         def which(view: PoolView) -> list[MachineState]:
             return [machine for name in names for machine in self._only(name)(view)]
@@ -333,7 +189,7 @@ class Pool:
             fence = Fence(self.name, journal.epoch)
             try:
                 return await asyncio.gather(
-                    *(_try(work, m, places[m.offer.place], fence, journal) for m in machines)
+                    *(work_at(work, m, places[m.offer.place], fence, journal) for m in machines)
                 )
             finally:
                 holds.give_back(ids, self.name, journal.epoch)
@@ -418,69 +274,3 @@ class Pool:
         if not isinstance(place, Enterable):
             raise RequestError(f"there is no way into machines of {place.name}")
         return place.shell(machine_of(machine), command)
-
-
-def running_in(view: PoolView) -> list[MachineState]:
-    now = WallClock().now()
-    return [machine for machine in view.machines if view.standing(machine, now) in ("ready", "held")]
-
-
-async def _prolong(
-    machine: MachineState, place: OwnPlace, journal: SqliteJournal, expires_s: float
-) -> Answer:
-    """One that is stopped is told when it starts."""
-    clock = WallClock()
-    until = after(clock.now(), expires_s)
-    try:
-        if machine.phase != "stopped":
-            await place.extend(machine.id, expires_s)
-    except ProviderError as err:
-        return Answer(machine, str(err))
-    await journal.append(
-        clock.now(), [MachineExtended(machine.id, until), MachineLeaseSet(machine.id, until)]
-    )
-    return Answer(machine)
-
-
-async def _try(
-    work: Work, machine: MachineState, place: OwnPlace, fence: Fence, journal: SqliteJournal
-) -> Answer:
-    channel = place.channel(machine_of(machine), fence)
-    try:
-        await work(Site(machine, place, fence, channel, journal))
-    except (FleetError, OSError) as err:
-        return Answer(machine, str(err))
-    finally:
-        await channel.close()
-    return Answer(machine)
-
-
-async def _set_up_no_more(site: Site) -> None:
-    """Who comes next sets it up from the start."""
-    if isinstance(site.channel, Undoable):
-        await site.channel.forget_set_up()
-    await site.journal.append(WallClock().now(), [MachinePrepared(site.machine.id, "")])
-
-
-async def _restart(site: Site) -> None:
-    machine = site.machine
-    left_s = seconds_between(WallClock().now(), machine.expires_at)
-    if machine.offer.mends:  # to stop it could cost us its place there
-        await _mend(site, left_s)
-    else:
-        await site.place.stop(machine.id)
-        await site.place.create(machine.id, machine.offer, left_s)
-    anew = site.place.channel(machine_of(machine), site.fence)  # what led there before may have been closed
-    try:
-        await anew.probe(None)
-    finally:
-        await anew.close()
-
-
-async def _mend(site: Site, left_s: float) -> None:
-    """The mildest way after which it can be reached."""
-    *milder, last = site.machine.offer.mends
-    for step in milder:
-        with suppress(MachineMute):
-            return await site.place.mend(site.machine.id, step, left_s)
-    await site.place.mend(site.machine.id, last, left_s)
