@@ -91,45 +91,41 @@ class Log:
         return next((line[-LINE_CHARS:] for line in reversed(lines) if line), "")
 
     def _rotate(self, live: int) -> None:
-        """Cut first, write then: on a disk that is busy with what the job writes, our own writing waits."""
-        start = 0 if self.capped else self.half
-        head = b"" if self.capped else self._read(0, self.half)
-        keep_from = max(live - self.half, start)
-        tail = self._read(keep_from, live - keep_from)
-        tail += self._since(live)
-        os.truncate(self.path, 0)
-        self.dropped += self._length(".tail") + keep_from - start
+        start = 0
         if not self.capped:
-            self._save(".head", head)
+            self._save(".head", 0, self.half)
             self.capped = True
-        self._save(".tail", tail)
+            start = self.half
+        keep_from = max(live - self.half, start)
+        self.dropped += self._length(".tail") + keep_from - start
+        self._save(".tail", keep_from, live - keep_from)
+        self._catch_up(live)
+        os.truncate(self.path, 0)
 
-    def _since(self, known: int) -> bytes:
-        """What was appended while we read must not be cut away: often it is the job's last word."""
-        added = b""
+    def _catch_up(self, copied: int) -> None:
+        """What was appended while we copied must not be cut away: often it is the job's last word."""
         for _ in range(3):  # each time there is less; one who never stops writing is not waited for
             size = os.stat(self.path).st_size
-            if size <= known:
-                break
-            added += self._read(max(known, size - self.half), self.half)
-            known = size
-        return added
+            if size <= copied:
+                return
+            with open(self.path + ".tail", "ab") as out:
+                self._copy("", copied, out, size - copied)
+            copied = size
 
-    def _read(self, start: int, count: int) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(start)
-            return file.read(count)
-
-    def _save(self, suffix: str, data: bytes) -> None:
+    def _save(self, suffix: str, start: int, count: int) -> None:
         with open(self.path + suffix, "wb") as out:
-            out.write(data)
+            self._copy("", start, out, count)
 
-    def _copy(self, suffix: str, start: int, out: Any) -> None:
+    def _copy(self, suffix: str, start: int, out: Any, count: int = 1 << 62) -> None:
         try:
             with open(self.path + suffix, "rb") as file:
                 file.seek(start)
-                while chunk := file.read(1 << 20):
+                while count > 0:
+                    chunk = file.read(min(count, 1 << 20))
+                    if not chunk:
+                        return
                     out.write(chunk)
+                    count -= len(chunk)
         except FileNotFoundError:
             return
 
