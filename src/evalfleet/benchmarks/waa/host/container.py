@@ -37,7 +37,16 @@ def step_container(config: Config, engine: Engine) -> None:
 
 
 def step_windows(config: Config, engine: Engine) -> None:
-    """Its server answers. If it does not by the deadline, the screen and the log say more."""
+    """Its server answers. One that was left broken may never boot again: it goes back to golden."""
+    if _read(config.state("dirty")) and not guest.answers():
+        say("Windows was left broken, and does not answer")
+        reset(config, engine)
+    else:
+        _await_windows(config, engine)
+
+
+def _await_windows(config: Config, engine: Engine) -> None:
+    """If it does not answer by the deadline, the screen and the log say more."""
     begun = time.monotonic()
     alive = lambda: engine.is_running(CONTAINER)  # noqa: E731
     if not guest.await_answer(begun + config.boot_s, alive):
@@ -92,7 +101,7 @@ def reset(config: Config, engine: Engine, deep: bool = True) -> None:
         engine.remove(CONTAINER)
         restore(config)
         step_container(config, engine)
-        step_windows(config, engine)
+        _await_windows(config, engine)
         say(f"Windows went back to golden in {time.monotonic() - begun:.1f} s")
     clean(config)
 
