@@ -139,6 +139,19 @@ def test_a_guest_that_does_not_come_back_gets_golden_storage(arena: Arena) -> No
     assert isinstance(ends(arena, "golden")["corrupt.1"].outcome, Scored)
 
 
+def test_a_windows_left_broken_is_golden_again_at_the_next_set_up(tmp_path: Path) -> None:
+    """The last attempt on a host has no successor that would reset it."""
+    alone = arena_of(tmp_path, 1, "score", "corrupt")
+    try:
+        words = ("--attempts", "1", "--task-timeout", "4", "--allow-broken", "100%")
+        alone.run("left", *tasks("corrupt"), *words)
+        assert isinstance(ends(alone, "left")["corrupt.0"].outcome, Broken)
+        alone.run("next", *tasks("score"))
+        assert not [event for event in alone.events("next") if getattr(event, "cause", None)]
+    finally:
+        alone.destroy()
+
+
 def test_fresh_each_goes_back_to_golden_before_every_task(arena: Arena) -> None:
     arena.run("fresh", *tasks("score", "bad-exit"), "--set", "fresh=each")
     for attempt in ends(arena, "fresh"):
