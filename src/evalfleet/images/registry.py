@@ -97,9 +97,6 @@ class _Timed:
             raise Unreadable(f"a layer was not there after {LIMIT_S:g} s")
         return self._answer.read(size)
 
-    def skip(self, size: int) -> None:
-        raise NotImplementedError  # it is read through, for its digest
-
 
 def _read(answer: http.client.HTTPResponse, most: int, what: str, digest: str) -> bytes:
     try:

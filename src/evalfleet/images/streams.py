@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from abc import ABC, abstractmethod
 from typing import BinaryIO, Protocol
 
 BLOCK = 1 << 18
@@ -21,11 +22,13 @@ def one_line(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text[:200])
 
 
-class Stream(Protocol):
-    def read(self, size: int) -> bytes:
+class Source(Protocol):
+    def read(self, size: int, /) -> bytes:
         """As many, but at the end. Raises Unreadable, OSError."""
         ...
 
+
+class Stream(Source, Protocol):
     def skip(self, size: int) -> None:
         """Raises Unreadable where there are not as many."""
         ...
@@ -66,7 +69,7 @@ class Window:
         self._at += size
 
 
-class Passing:
+class Passing(ABC):
     """What other streams share that cannot seek."""
 
     def read(self, size: int) -> bytes:
@@ -84,15 +87,15 @@ class Passing:
         while self._some(BLOCK):
             pass
 
+    @abstractmethod
     def _some(self, most: int) -> bytes:
         """At least one byte, but at the end."""
-        raise NotImplementedError
 
 
 class Verified(Passing):
     """A blob of which size and digest are known: `finish` raises Unreadable if it is another."""
 
-    def __init__(self, source: BinaryIO | Stream, digest: str, size: int) -> None:
+    def __init__(self, source: Source, digest: str, size: int) -> None:
         self._source = source
         self._digest = digest
         self._left = size
