@@ -107,7 +107,7 @@ class Resident:
     @contextlib.contextmanager
     def _hearing(self, job: AttemptId, step: str, tell: TellStep | None) -> Generator[None]:
         """While a step runs, tell what the machine says of it. One that it has behind it is not told of."""
-        if tell is None or job in self._ended or (job in self._seen and job not in self._running):
+        if tell is None or self._is_behind(job):
             yield
             return
         tell(step, "")
@@ -117,13 +117,17 @@ class Resident:
         finally:
             self._set_up_said = None
 
+    def _is_behind(self, job: AttemptId) -> bool:
+        """Does the machine know that it has ended?"""
+        return job in self._ended or (job in self._seen and job not in self._running)
+
     async def _set_up(self, job: Job, step: str, left: Path | None) -> float | None:
         """Run a step, unless the machine knows that it succeeded. One that was cut short is run anew.
 
         Returns its seconds; None if it had succeeded before.
         """
         for last in (False, True):
-            known = job.id in self._ended or (job.id in self._seen and job.id not in self._running)
+            known = self._is_behind(job.id)
             await self._start(job, in_bundle=True)
             ended = await self.ended(job.id)
             if ended.reason == "exited" and ended.exit_code == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from typing import Any, cast
+from typing import Any
 
 import asyncssh
 
@@ -43,9 +43,9 @@ class Direct(asyncssh.SSHUNIXSession[bytes]):
 
 
 class Bridge(asyncssh.SSHClientSession[bytes]):
-    """Hands on what the process on the host carries, once that has said where the supervisor is."""
+    """Tells where the supervisor is, and hands on what its process carries, if it is told to."""
 
-    def __init__(self, request: bytes, protocol: asyncio.Protocol) -> None:
+    def __init__(self, request: bytes) -> None:
         self.channel: Any = None  # an SSHClientChannel, whose methods have no types
         self.status: int | None = None
         self.errors = b""
@@ -54,16 +54,19 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.at_end: list[Any] = []
         self._request = request
-        self._protocol: asyncio.Protocol | None = protocol
+        self._protocol: asyncio.Protocol | None = None
         self._head = b""
         self._open = False
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
         self.channel = chan
 
+    def carry_for(self, protocol: asyncio.Protocol) -> None:
+        """There is no other way. The supervisor has said nothing yet: it speaks when it is spoken to."""
+        self._protocol = protocol
+
     def leave(self) -> None:
         """We are connected without it."""
-        self._protocol = None
         if not self.lost:
             self.channel.close()
 
@@ -93,7 +96,7 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
             call()
         if not self.ready.done():
             self.ready.set_result(False)
-        elif self._open and self._protocol is not None:
+        elif self._protocol is not None:
             self._protocol.connection_lost(exc)
 
 
@@ -126,11 +129,10 @@ class Line(asyncio.WriteTransport):
 async def dial(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
     """Connect the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
     for brought in (False, True):
-        wire, bridge = await _begin(lot, machine, fence, protocol)
+        wire, bridge = await _begin(lot, machine, fence)
         try:
             if await bridge.ready:
-                direct = await _connect(wire, bridge, protocol)
-                return Line(lot.host, wire, direct or bridge)
+                return Line(lot.host, wire, await _connect(wire, bridge, protocol))
         except asyncio.CancelledError:
             if not bridge.lost:
                 lot.host.suspect(wire)  # it was waited for in vain
@@ -143,10 +145,10 @@ async def dial(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protocol)
     raise HostLost(f"{lot.host.name}: there is no line to the supervisor")
 
 
-async def _begin(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protocol) -> tuple[Wire, Bridge]:
+async def _begin(lot: Lot, machine: str, fence: Fence) -> tuple[Wire, Bridge]:
     request = lot.connect_request(machine, fence)
     command = lot.command("connect", machine)
-    wire, bridge = await lot.host.session(lambda: Bridge(request, protocol), command)
+    wire, bridge = await lot.host.session(lambda: Bridge(request), command)
 
     def release() -> None:
         wire.used -= 1
@@ -158,16 +160,21 @@ async def _begin(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protoco
     return wire, bridge
 
 
-async def _connect(wire: Wire, bridge: Bridge, protocol: asyncio.Protocol) -> Direct | None:
-    """The server's own connection to the supervisor: a process less. None where it may not, or cannot."""
-    if not bridge.address:
-        return None
+async def _connect(wire: Wire, bridge: Bridge, protocol: asyncio.Protocol) -> Direct | Bridge:
+    """By the server's own connection to the supervisor; by the bridge where it may make none, or cannot."""
+    direct: Direct | None = None
     untyped: Any = wire.connection.ssh
     try:
-        _, direct = await untyped.create_unix_connection(lambda: Direct(protocol), bridge.address)
-    except asyncssh.ChannelOpenError:  # forwarding is not allowed there, or the supervisor has just left
-        return None
+        if bridge.address:
+            _, direct = await untyped.create_unix_connection(lambda: Direct(protocol), bridge.address)
+    except asyncssh.ChannelOpenError:
+        pass  # forwarding is not allowed there, or the supervisor has just left
     except (asyncssh.Error, OSError) as err:
         raise HostLost(f"the connection was lost: {err}") from err
-    bridge.leave()
-    return cast("Direct", direct)
+    if direct is not None:
+        bridge.leave()
+        return direct
+    if bridge.lost:
+        raise HostLost("the line to the supervisor was lost as it was made")
+    bridge.carry_for(protocol)
+    return bridge
