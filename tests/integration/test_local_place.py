@@ -196,6 +196,20 @@ def test_a_machine_whose_supervisor_does_not_answer_is_deleted(tmp_path: Path, s
     play(tmp_path, test)
 
 
+def test_what_bears_no_mark_goes_with_its_job_when_the_supervisor_is_dead(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        await channel.start(job("a", "env -i sleep 300 & echo $! > $EVALFLEET_OUT/pid; sleep 300"))
+        pid = await world.pid("a")
+        await until(lambda: b"EVALFLEET" not in Path(f"/proc/{pid}/environ").read_bytes())
+        await channel.close()
+        os.kill(world.supervisor, signal.SIGKILL)
+        await world.place.delete(ONE)
+        await until(lambda: birth(pid) is None)
+
+    play(tmp_path, test)
+
+
 def test_an_interrupted_delete_shows_and_can_be_repeated(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         (world.directory / "deleting").touch()

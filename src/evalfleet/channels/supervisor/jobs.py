@@ -12,7 +12,19 @@ import time
 from .files import CLEANER, is_small, make_folder, read_file
 from .growth import NEVER
 from .job import WRAPPER, WRAPPER_FAILED, Job
-from .processes import age, birth, environ_of, kill, kill_marked, marked, marker, parse_stat, reap_all, spawn
+from .processes import (
+    age,
+    birth,
+    environ_of,
+    is_still,
+    kill,
+    kill_marked,
+    marked,
+    marker,
+    parse_stat,
+    reap_all,
+    spawn,
+)
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -179,15 +191,7 @@ class Jobs:
         self.due = min(self.due, job.due)
 
     def _is_wrapper(self, job: Job, pid: int, born: int) -> bool:
-        """Is it still the process that recorded its pid? One that has got the pid since has other marks.
-
-        Earlier releases recorded the birth, too, and where there is no /proc nobody tells either.
-        """
-        now = birth(pid)
-        if born or not now:
-            return now == born
-        environ = environ_of(pid)
-        return self._mark in environ and marker("EVALFLEET_JOB", job.id) in environ
+        return is_still(pid, born, self._mark, marker("EVALFLEET_JOB", job.id))
 
     def _watch(self, job: Job, pid: int) -> None:
         try:

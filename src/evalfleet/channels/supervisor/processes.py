@@ -92,6 +92,18 @@ def parse_stat(line: bytes | None) -> tuple[int | None, int | None]:
         return None, None
 
 
+def is_still(pid: int, born: int, *marks: bytes) -> bool:
+    """Is it the process that a file was written about? One that has got the pid since has other marks.
+
+    Where the birth was recorded, that tells; where there is no /proc, nobody does.
+    """
+    now = birth(pid)
+    if born or not now:
+        return now == born
+    environ = environ_of(pid)
+    return all(mark in environ for mark in marks)
+
+
 def environ_of(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

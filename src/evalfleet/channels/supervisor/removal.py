@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from .files import CLEANER, SOCKET
-from .processes import birth, kill, kill_marked, marked, marker, parse_stat
+from .processes import is_still, kill, kill_marked, marked, marker, parse_stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,19 +117,20 @@ def _take_lock(directory: Path) -> int:
             return lock
 
 
-def _kill_recorded(file: Path, group: bool = False) -> None:
+def _kill_recorded(file: Path, *marks: bytes, group: bool = False) -> None:
     """By the pid in a file, if that still is the process it was."""
     with contextlib.suppress(OSError):
         pid, born = parse_stat(file.read_bytes())
-        if pid is not None and born is not None and birth(pid) == born:
+        if pid is not None and born is not None and is_still(pid, born, *marks):
             kill(pid, signal.SIGKILL, group)
 
 
 def _kill_rest(directory: Path) -> None:
     """What a supervisor that did not answer has left alive."""
+    marks = marker("EVALFLEET_MACHINE", str(directory)), b"\0EVALFLEET_JOB="
     for job in (directory / "jobs").glob("*/pid"):
         if not job.with_name("exit").exists():
-            _kill_recorded(job, group=True)
+            _kill_recorded(job, *marks, group=True)
     if not kill_marked(str(directory), QUIT_S):
         raise OSError("some of its processes cannot be killed")
     for pid in marked(marker("EVALFLEET_MACHINE", str(directory))):
