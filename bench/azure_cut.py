@@ -5,9 +5,9 @@ from __future__ import annotations
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 
-from tests.cloud.azure import Failed, Lost
-from tests.cloud.azure.faults import Effect, Faults
-from tests.cloud.azure.words import Call
+from standins.azure import Failed, Lost
+from standins.azure.faults import Effect, Faults
+from standins.azure.words import Call
 
 
 class Cut(Faults):

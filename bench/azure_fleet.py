@@ -90,8 +90,8 @@ def _told(fleet: Fleet) -> Figures:
 
 
 def _bring_up(count: int, boot_s: tuple[float, float]) -> Fleet:
-    from tests.cloud.azure import Hosts, StandIn, Timing
-    from tests.cloud.azure.vms import VM, Vm
+    from standins.azure import Hosts, StandIn, Timing
+    from standins.azure.vms import VM, Vm
 
     with StandIn(Hosts(), timing=Timing(boot_s=boot_s), seed=SEED) as azure, Workspace() as space:
         clouds.write_place(space.folder, azure, azure.endpoint_inside, {"settle_s": 1.0})

@@ -20,7 +20,7 @@ from .workspace import Workspace
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-    from tests.cloud.azure import StandIn
+    from standins.azure import StandIn
 
 BENCH = "azure-leak"
 POINTS, QUICK_POINTS = 200, 3
@@ -107,7 +107,7 @@ def _points(count: int, requests: Sequence[int]) -> list[Point]:
 
 
 def _crash(point: Point) -> Aftermath:
-    from tests.cloud.azure import StandIn, Timing
+    from standins.azure import StandIn, Timing
 
     quick = (0.0, 0.02)
     timing = Timing(quick, quick, (0.05, 0.1), quick, quick)

@@ -17,12 +17,12 @@ import azure.identity.aio
 import azure.mgmt.resource.resources.aio  # noqa: F401
 import msgspec
 
-from evalfleet import surveying
+from evalfleet.api import places
 from evalfleet.effects.machines import CALL_MARGIN_S
-from evalfleet.errors import ProviderError
+from evalfleet.errors import PlaceError
 from evalfleet.model import Limits, MachineId, Needs, Offer
+from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.ports import PlaceContext
-from evalfleet.providers.azure import AzurePlace, AzureSettings
 
 HOME = "be9c4a11ea4b"
 MACHINES = tuple(MachineId(f"pool-{HOME[:6]}-{n}") for n in (1, 2))
@@ -68,7 +68,7 @@ class Life:
 
 
 async def _tried(work: Awaitable[None]) -> None:
-    with suppress(ProviderError):  # nothing answers SSH
+    with suppress(PlaceError):  # nothing answers SSH
         await work
 
 
@@ -98,6 +98,6 @@ def clean_up(folder: str, now: float, answer: str) -> None:
     """`evalfleet reap` at a later time, on a computer that has the place in evalfleet.toml and no home."""
     os.chdir(folder)
     os.environ["EVALFLEET_HOME"] = f"{folder}/nowhere"
-    found = surveying.machines(round(now * 1e6))
-    problems = surveying.reap([each for each in found if each.why])
+    found = places.machines(round(now * 1e6))
+    problems = places.reap([each for each in found if each.why])
     Path(answer).write_text(json.dumps({"found": len(found), "problems": problems}))

@@ -18,7 +18,7 @@ from .result import Figures, Result
 from .workspace import ROOT, environment
 
 if TYPE_CHECKING:
-    from tests.cloud.azure import StandIn
+    from standins.azure import StandIn
 
 PLACE = "azure"
 GROUP = "bench"
@@ -103,12 +103,12 @@ def left(azure: StandIn) -> list[str]:
 def import_figures(rounds: int) -> Figures:
     """What the place costs before it is used, in CPU; the least of some rounds."""
     return {
-        "place_import_ms": _import_ms("evalfleet.providers.azure", "evalfleet", rounds),
+        "place_import_ms": _import_ms("evalfleet.places.azure", "evalfleet", rounds),
         "first_request_import_ms": _import_ms(
-            "azure.identity.aio, azure.mgmt.resource.resources.aio", "evalfleet.providers.azure", rounds
+            "azure.identity.aio, azure.mgmt.resource.resources.aio", "evalfleet.places.azure", rounds
         ),
-        "azure_modules_after_import_of_evalfleet": _strangers("evalfleet, evalfleet.api, evalfleet.cli"),
-        "azure_modules_after_import_of_the_place": _strangers("evalfleet.providers.azure"),
+        "azure_modules_after_import_of_evalfleet": _strangers("evalfleet, evalfleet.api.runs, evalfleet.cli"),
+        "azure_modules_after_import_of_the_place": _strangers("evalfleet.places.azure"),
     }
 
 

@@ -22,8 +22,8 @@ import msgspec
 from evalfleet.engine import Tempo
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Command, Job, Limits, Machine, MachineId, Needs
+from evalfleet.places.ssh import SshPlace, SshSettings
 from evalfleet.ports import Channel, Fence, PlaceContext
-from evalfleet.providers.ssh import SshPlace, SshSettings
 
 HOME_ID = "abc123"
 LONG = Command(("sleep", "100000"))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from evalfleet.lab import NamespaceHost
 from evalfleet.lab.errors import LabError
+from standins.waa.standin import ENGINE_ROOT, IMAGE
 from tests.waa.arena import Arena
-from tests.waa.standin import ENGINE_ROOT, IMAGE
 
 from .environments import PACKAGES, NoEnvironment, python_of
 from .result import Figures

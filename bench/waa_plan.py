@@ -36,9 +36,9 @@ from evalfleet.model import (
     TaskId,
     seconds_between,
 )
-from evalfleet.providers.azure.offers import offers_of
-from evalfleet.providers.azure.prices import Book
-from evalfleet.providers.azure.settings import AzureSettings
+from evalfleet.places.azure.offers import offers_of
+from evalfleet.places.azure.prices import Book
+from evalfleet.places.azure.settings import AzureSettings
 from evalfleet.sim.faults import Faults
 from evalfleet.sim.places import SimVms
 from evalfleet.sim.scenario import Scenario
@@ -164,7 +164,7 @@ class WaaVms(SimVms):
         self._way, self._seed = way, seed
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         self._world.must_be_durable(machine)
         passed_s = self._world.loop.time() if self._way.kept else 0.0
         takes_s = machine_s(self._seed, machine, self._way.stages)

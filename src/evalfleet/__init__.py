@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import Run, open, run
+    from .api.runs import Run, open, run
 
 __all__ = ["Run", "__version__", "open", "run"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("Run", "open", "run"):
-        from . import api
+        from .api import runs
 
-        return getattr(api, name)
+        return getattr(runs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

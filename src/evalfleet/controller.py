@@ -13,20 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import notifying
-from .config import NOBODY, Notify
 from .engine import Engine
 from .errors import FleetError, LeaseLost, StaleController
 from .events import ControllerStarted, Event, StopRequested
 from .journal import Holder, Holds, Store
-from .model import MachineId, Micros, Plan
+from .model import NOBODY, MachineId, Micros, Notify, Plan
 from .names import safe_name
-from .plan import PlaceSettings, benchmark_of, places_of
+from .planning.plan import PlaceSettings, benchmark_of, places_of
 from .policy import POOL, RUN
 from .pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
-from .ports import PlaceContext, Provider
+from .ports import Place, PlaceContext
 from .state import fold
 from .version import __version__
+from .views import notify
 from .views.live import PoolScribe, Scribe
 
 SCRIBE_S = 0.4
@@ -139,7 +138,7 @@ class Controller:
         if self._engine is None:
             return  # the run is not ours
         try:
-            notifying.run_over(order.notify, order.home, order.run, WallClock().now(), failure)
+            notify.run_over(order.notify, order.home, order.run, WallClock().now(), failure)
         except (FleetError, OSError) as err:
             log.warning("the notification was not sent: %s", err)
 
@@ -178,12 +177,12 @@ class Controller:
             )
             stack.push_async_callback(self._start_scribe(is_pool))
             if not is_pool:
-                notifying.expect(order.notify, order.home, order.run)
+                notify.expect(order.notify, order.home, order.run)
             self._loop.create_task(self._leave_with_the_program())
             self._started.set()
             await self._engine.run()
 
-    def _borrowed(self, plan: Plan, place: Provider, epoch: int, is_pool: bool) -> Provider:
+    def _borrowed(self, plan: Plan, place: Place, epoch: int, is_pool: bool) -> Place:
         """The place as this stream may use it."""
         if is_pool:
             return OwnPlace(place, Holds(self._store, plan.run))

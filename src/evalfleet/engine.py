@@ -13,12 +13,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from .effects import Performer, Tools
-from .errors import FleetError, ProviderError
+from .errors import FleetError, PlaceError
 from .events import AttemptCollected, ControllerStarted, Event, StopRequested
 from .model import Micros, Offer, seconds_between
 from .policy import RUN, Effect, Rules, changed_effects
 from .policy.effects import Owner
-from .ports import Benchmark, Clock, Journal, Provider, Request
+from .ports import Benchmark, Clock, Journal, Place, Request
 from .state import RunState, accepts, apply, fold
 
 
@@ -39,7 +39,7 @@ class Engine:
     def __init__(
         self,
         journal: Journal,
-        places: Mapping[str, Provider],
+        places: Mapping[str, Place],
         benchmark: Benchmark,
         clock: Clock,
         artefacts: Path,
@@ -190,7 +190,7 @@ class Engine:
         for place in self._places.values():
             try:
                 found.extend(await self._performer.offers(place, self._benchmark.needs))
-            except ProviderError as err:
+            except PlaceError as err:
                 refusals.append(f"{place.name}: {err}")
         if not found:
             why = "; ".join(refusals) or "no place offers a machine that the benchmark could use"

@@ -6,7 +6,7 @@ FleetError                  one line for the user: what is wrong and what to do
 |   |-- JournalForeign      the file is not ours, or is damaged              (exit 2)
 |   |-- RunHeld             another controller holds the run                 (exit 2)
 |   `-- LeaseLost           another controller has taken the run             (exit 130)
-|-- ProviderError           the place answered no; `transient` says whether to ask again
+|-- PlaceError           the place answered no; `transient` says whether to ask again
 |   `-- MachineMute         the machine runs, but cannot be reached
 `-- ChannelError            the machine cannot be reached now
     |-- StaleController     the machine obeys a newer controller
@@ -54,7 +54,7 @@ class LeaseLost(JournalError):
     exit_code = 130
 
 
-class ProviderError(FleetError):
+class PlaceError(FleetError):
     """The place answered no.
 
     `transient` says whether asking again can help; `scope` how much of the place the answer is about.
@@ -76,7 +76,7 @@ class ProviderError(FleetError):
         self.retry_after_s = retry_after_s
 
 
-class MachineMute(ProviderError):
+class MachineMute(PlaceError):
     """The machine runs, by what its place says, but cannot be reached. `step`: what it did not come past."""
 
     def __init__(self, message: str, step: str) -> None:

@@ -80,7 +80,7 @@ class MachineRequested(_Event, frozen=True):
 
 
 class MachineUp(_Event, frozen=True):
-    """The provider says that it runs. `timings` are seconds by step, as far as it knows them."""
+    """The place says that it runs. `timings` are seconds by step, as far as it knows them."""
 
     machine: MachineId
     address: str = ""
@@ -202,7 +202,7 @@ class MachineCondemned(_Event, frozen=True):
 
 
 class MachineDeleted(_Event, frozen=True):
-    """The provider shows it no more. `gone_at` is when its billing ended."""
+    """The place shows it no more. `gone_at` is when its billing ended."""
 
     machine: MachineId
     gone_at: Micros

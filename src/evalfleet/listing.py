@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from .model import Machine, MachineId
-from .ports import Provider
+from .ports import Place
 
 
 class Listing:
@@ -16,7 +16,7 @@ class Listing:
     A thousand machines that wait for their boot so cost one listing at a time, not a thousand.
     """
 
-    def __init__(self, place: Provider, pool: str) -> None:
+    def __init__(self, place: Place, pool: str) -> None:
         self._place = place
         self._pool = pool
         self._next: asyncio.Task[Mapping[MachineId, Machine]] | None = None

@@ -161,7 +161,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
 
 class Machine(Struct, frozen=True, omit_defaults=True):
-    """What a provider says exists now. `name` is what people call it, if its place knows better than we.
+    """What a place says exists now. `name` is what people call it, if its place knows better than we.
 
     `timings` are seconds by step of how it came up (boot, ssh, cloud_init), if its place has seen it.
     """
@@ -288,3 +288,22 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     home: str = ""
     machine_names: str = "worker-{n}"
     model_usd: tuple[float, float] | None = None
+
+
+class Notify(Struct, frozen=True):
+    """Whom to tell how runs went: a program and its arguments, a webhook, or both. False: nobody.
+
+    The address of a webhook is a secret: whoever knows it can write there.
+    """
+
+    command: tuple[str, ...] = ()
+    webhook: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.command or self.webhook)
+
+    def __repr__(self) -> str:
+        return f"Notify(command={self.command!r}, webhook={'...' if self.webhook else ''!r})"
+
+
+NOBODY = Notify()

@@ -1,4 +1,4 @@
-"""What a plug-in may be (Benchmark, Provider, Channel), and what the engine needs from the world.
+"""What a plug-in may be (Benchmark, Place, Channel), and what the engine needs from the world.
 
 Three kinds of place fit one protocol:
 
@@ -148,7 +148,7 @@ class PlaceContext:
     for_pool: bool = False
 
 
-class Provider(Protocol):
+class Place(Protocol):
     """A place that machines come from. `list` is the only truth about what exists.
 
     `create`, `extend` and `delete` are idempotent by id and need not wait for completion. A place
@@ -182,7 +182,7 @@ class Stoppable(Protocol):
     """A place whose machines can be stopped: no longer billed, disks kept. `create` starts them again."""
 
     async def stop(self, machine: MachineId) -> None:
-        """Idempotent. Returns when the machine runs no more. Raises ProviderError."""
+        """Idempotent. Returns when the machine runs no more. Raises PlaceError."""
         ...
 
 
@@ -194,7 +194,7 @@ class Mendable(Protocol):
         """Do this step of the offer's `mends`. All that runs on the machine ends; its disk stays.
 
         Returns when it can be reached again, set up or not. Raises MachineMute if it still cannot,
-        ProviderError. May be repeated.
+        PlaceError. May be repeated.
         """
         ...
 
@@ -312,7 +312,7 @@ class Priced(Protocol):
     def update_prices(
         self, home: Path, tables: Sequence[Mapping[str, object]], source: str, today: str
     ) -> PriceTable:
-        """Fetch them and keep them in the home. Raises ProviderError; then the old ones stay in force."""
+        """Fetch them and keep them in the home. Raises PlaceError; then the old ones stay in force."""
         ...
 
 
@@ -361,7 +361,7 @@ class Capturing(Protocol):
     async def reserve(self, machine: MachineId, image: str) -> None:
         """Have the name, and whatever the image needs besides the machine and costs nothing. Idempotent.
 
-        Raises RequestError if the name cannot be used or has been, ProviderError.
+        Raises RequestError if the name cannot be used or has been, PlaceError.
         """
         ...
 
@@ -375,17 +375,17 @@ class Capturing(Protocol):
         """Make an image of it. It can be used no more from the beginning of this, and shall be deleted.
 
         `rest` is awaited before anything is done to the machine, once, while its channel works. Returns when
-        machines can be made from the image. Raises ProviderError, ChannelError; then it may be repeated, also
+        machines can be made from the image. Raises PlaceError, ChannelError; then it may be repeated, also
         by another process, and goes on.
         """
         ...
 
     async def images(self) -> Sequence[Image]:
-        """All that evalfleet has made there, whichever home did. Raises ProviderError."""
+        """All that evalfleet has made there, whichever home did. Raises PlaceError."""
         ...
 
     async def drop_image(self, image: Image) -> None:
-        """Delete it, everywhere; machines that were made from it stay. Raises ProviderError."""
+        """Delete it, everywhere; machines that were made from it stay. Raises PlaceError."""
         ...
 
 
@@ -415,11 +415,11 @@ class Reapable(Protocol):
         ...
 
     async def belongings(self) -> Sequence[Belonging]:
-        """Raises ProviderError."""
+        """Raises PlaceError."""
         ...
 
     async def reap(self, belonging: Belonging) -> None:
-        """Delete all of it. Raises ProviderError."""
+        """Delete all of it. Raises PlaceError."""
         ...
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cloud.azure import StandIn, Timing
+from standins.azure import StandIn, Timing
 from tests.cloud.rest import Rest
 
 QUICK = (0.0, 0.02)

@@ -14,7 +14,7 @@ from typing import Any
 from evalfleet.errors import FleetError
 from evalfleet.journal import Store
 from evalfleet.state import RunState, fold
-from tests.cloud.azure import StandIn
+from standins.azure import StandIn
 from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment
 
 PATIENCE_S = 90.0

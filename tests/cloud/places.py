@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from evalfleet.model import Needs, Offer
+from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.ports import Check, PlaceContext
-from evalfleet.providers.azure import AzurePlace, AzureSettings
-from tests.cloud.azure import StandIn
+from standins.azure import StandIn
 
 HOME = "abc123def456"
 GROUP = "rg"

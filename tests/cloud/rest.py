@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from tests.cloud.azure import StandIn
+from standins.azure import StandIn
 
 Json = dict[str, Any]
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPLAINPLAINPLAINPLAINPLAINPLAINPLAINPLAIN0"

@@ -27,7 +27,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.providers.azure import AzurePlace
+from evalfleet.places.azure import AzurePlace
 from evalfleet.state import RunState
 
 RUN = "pool"

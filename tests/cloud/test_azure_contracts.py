@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cloud.azure import StandIn
+from standins.azure import StandIn
 from tests.cloud.rest import Json, Rest, vm_body
 
 FOLDER = os.environ.get("AZURE_CONTRACTS", "")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.cloud.azure import Policy, StandIn, Stuck
-from tests.cloud.azure.schedules import next_time
-from tests.cloud.azure.template import Expressions
-from tests.cloud.azure.words import ArmError
+from standins.azure import Policy, StandIn, Stuck
+from standins.azure.schedules import next_time
+from standins.azure.template import Expressions
+from standins.azure.words import ArmError
 from tests.cloud.rest import Json, Reply, Rest, compute, network
 from tests.cloud.templates import NIC, PIP, SCHEDULE, VM, resource, template
 from tests.lab.clients import eventually

@@ -6,8 +6,8 @@ import http.client
 
 import pytest
 
-from tests.cloud.azure import Bucket, Failed, Late, Lost, Refused, SlowBoot, StandIn, Stuck, Throttled
-from tests.cloud.azure.prices import price
+from standins.azure import Bucket, Failed, Late, Lost, Refused, SlowBoot, StandIn, Stuck, Throttled
+from standins.azure.prices import price
 from tests.cloud.rest import Rest, compute, network, vm_body
 from tests.lab.clients import eventually
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evalfleet.lab import Lab, keys
-from tests.cloud.azure import Hosts, StandIn
+from standins.azure import Hosts, StandIn
 from tests.cloud.rest import Json, Rest, compute, network, vm_body
 from tests.lab.clients import eventually
 

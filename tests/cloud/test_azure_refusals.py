@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.cloud.azure import Policy, StandIn
-from tests.cloud.azure.catalog import Restriction
+from standins.azure import Policy, StandIn
+from standins.azure.catalog import Restriction
 from tests.cloud.rest import Json, Rest, compute, network, vm_body
 from tests.lab.clients import eventually
 

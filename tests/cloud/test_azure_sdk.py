@@ -13,7 +13,7 @@ from azure.mgmt.network import NetworkManagementClient
 from azure.mgmt.resource.deployments import DeploymentsMgmtClient
 from azure.mgmt.resource.resources import ResourceManagementClient
 
-from tests.cloud.azure import StandIn, Throttled
+from standins.azure import StandIn, Throttled
 from tests.cloud.rest import DEFINITION, VNET, Rest, compute, version_of, vm_body
 from tests.cloud.templates import template
 

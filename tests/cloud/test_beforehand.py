@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import PlaceContext
-from evalfleet.providers.azure import AzurePlace
-from tests.cloud.azure import StandIn
+from standins.azure import StandIn
 from tests.cloud.desk import Desk
 from tests.cloud.places import SIZE, environment, settings
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from evalfleet.lab.network import GATEWAY
-from tests.cloud.azure import Hosts, StandIn, Timing
-from tests.cloud.azure.galleries import VERSION
-from tests.cloud.azure.vms import VM, Vm
+from standins.azure import Hosts, StandIn, Timing
+from standins.azure.galleries import VERSION
+from standins.azure.vms import VM, Vm
+from standins.waa import standin
 from tests.cloud.desk import Desk, Process
 from tests.cloud.places import left
 from tests.lab.clients import needs_lab
-from tests.waa import standin
 
 REGIONS = ["eastus", "westus2"]
 BOOT = "#!/bin/sh\nexec setsid docker __daemon\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.cloud.azure import Policy, Refused, StandIn
+from standins.azure import Policy, Refused, StandIn
 from tests.cloud.desk import Desk
 from tests.cloud.places import SIZE, left
 

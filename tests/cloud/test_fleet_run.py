@@ -19,8 +19,8 @@ from evalfleet.lab import Lab
 from evalfleet.model import Broken, Cause, Scored
 from evalfleet.sim import ledger
 from evalfleet.state import RunState, apply
-from tests.cloud.azure import Failed, StandIn, Stuck, Throttled
-from tests.cloud.azure.hosts import Hosts
+from standins.azure import Failed, StandIn, Stuck, Throttled
+from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
 from tests.cloud.rest import Rest

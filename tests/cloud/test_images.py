@@ -11,8 +11,8 @@ import pytest
 from evalfleet.errors import RequestError
 from evalfleet.model import Machine, MachineId
 from evalfleet.ports import Image
-from tests.cloud.azure import StandIn
-from tests.cloud.azure.galleries import DEFINITION as DEFINITION_TYPE
+from standins.azure import StandIn
+from standins.azure.galleries import DEFINITION as DEFINITION_TYPE
 from tests.cloud.places import GROUP, examine, offer, place
 from tests.cloud.rest import DEFINITION, Rest, compute, version_of
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from evalfleet import surveying
+from evalfleet.api import places
 from evalfleet.lab import Lab, LabError, commands
 from evalfleet.model import SECOND, after
-from tests.cloud.azure import StandIn
-from tests.cloud.azure.hosts import Hosts
+from standins.azure import StandIn
+from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.desk import PATIENCE_S, Desk, Process
 from tests.cloud.places import left
@@ -151,9 +151,9 @@ def test_killed_and_never_seen_again(
     for name, value in other.environ.items():
         monkeypatch.setenv(name, value)
     now = after(round(time.time()) * SECOND, DAY_S)
-    found = [each for each in surveying.machines(now) if each.why]
+    found = [each for each in places.machines(now) if each.why]
     assert found
-    assert set(surveying.reap(found).values()) == {""}
+    assert set(places.reap(found).values()) == {""}
 
 
 def active(azure: StandIn) -> list[str]:

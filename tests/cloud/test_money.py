@@ -15,13 +15,13 @@ import pytest
 
 from evalfleet.journal import Store
 from evalfleet.lab import Lab
-from evalfleet.providers.azure.expiry import LEAST_LIFE_S
-from evalfleet.providers.azure.prices import ADDRESS, Book, disk
-from evalfleet.providers.azure.sizes import size_of
+from evalfleet.places.azure.expiry import LEAST_LIFE_S
+from evalfleet.places.azure.prices import ADDRESS, Book, disk
+from evalfleet.places.azure.sizes import size_of
 from evalfleet.state import RunState, fold
 from evalfleet.views.stats import machines_usd
-from tests.cloud.azure import StandIn
-from tests.cloud.azure.hosts import Hosts
+from standins.azure import StandIn
+from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
 

@@ -13,10 +13,10 @@ import pytest
 
 from evalfleet.lab import Lab
 from evalfleet.lab.network import GATEWAY
-from evalfleet.ports import Provider
-from evalfleet.testing import Harness, ProviderContract, ShellHarness
-from tests.cloud.azure import StandIn
-from tests.cloud.azure.hosts import Hosts
+from evalfleet.ports import Place
+from evalfleet.testing import Harness, PlaceContract, ShellHarness
+from standins.azure import StandIn
+from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import left, place
 
@@ -42,7 +42,7 @@ class AzureHarness(ShellHarness):
         self._listener.listen()
         threading.Thread(target=self._count, daemon=True).start()
 
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         return place(self.azure, self.directory, inside=True)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
@@ -70,7 +70,7 @@ class AzureHarness(ShellHarness):
         assert not self.azure.meters.running(), "something costs money still"
 
 
-class TestAzurePlace(ProviderContract):
+class TestAzurePlace(PlaceContract):
     """Its channels are those of the place `ssh`, whose tests they pass."""
 
     azure: ClassVar[StandIn]

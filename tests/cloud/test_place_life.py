@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from evalfleet.errors import MachineMute, ProviderError
+from evalfleet.errors import MachineMute, PlaceError
 from evalfleet.lab import Lab
 from evalfleet.lab.network import GATEWAY
 from evalfleet.model import AttemptId, Command, Job, Machine, MachineId
+from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import Fence
-from evalfleet.providers.azure import AzurePlace
 from evalfleet.testing.harness import find, raised
-from tests.cloud.azure import Failed, Late, Lost, StandIn, Throttled
-from tests.cloud.azure.hosts import Hosts
+from standins.azure import Failed, Late, Lost, StandIn, Throttled
+from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import HOME, SIZE, left, offer, place
 from tests.cloud.rest import Rest, network
@@ -246,7 +246,7 @@ def test_deleted_while_it_is_made(azure: StandIn, tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
         await made.delete(ONE)
         assert await find(made, ONE) is None
-        error = await raised(ProviderError, creating)
+        error = await raised(PlaceError, creating)
         assert error.transient
 
     use(azure, tmp_path, work)

@@ -18,12 +18,12 @@ from evalfleet.errors import MachineMute
 from evalfleet.events import AttemptEnded, AttemptStarted, MachineCondemned, MachineMending, MachineReady
 from evalfleet.lab import Lab
 from evalfleet.model import Broken, Cause, Machine, MachineId, Scored
+from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import Fence
-from evalfleet.providers.azure import AzurePlace
 from evalfleet.state import MachineState, RunState
 from evalfleet.testing.harness import find, raised
-from tests.cloud.azure import StandIn
-from tests.cloud.azure.hosts import Hosts
+from standins.azure import StandIn
+from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import environment, left, offer, place, settings
 from tests.cloud.running import Sleepy, Stage, when

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from evalfleet.errors import ProviderError
+from evalfleet.errors import PlaceError
 from evalfleet.model import MachineId
-from evalfleet.providers.azure import AzurePlace
+from evalfleet.places.azure import AzurePlace
 from evalfleet.testing.harness import raised
-from tests.cloud.azure import Policy, Refused, StandIn
+from standins.azure import Policy, Refused, StandIn
 from tests.cloud.places import left, offer, place
 from tests.cloud.rest import Rest, network
 
@@ -33,16 +33,16 @@ def use(azure: StandIn, home: Path, work: Callable[[AzurePlace], Awaitable[Any]]
     return asyncio.run(main())
 
 
-def refused(azure: StandIn, home: Path, where: str = "eastus", **more: Any) -> ProviderError:
+def refused(azure: StandIn, home: Path, where: str = "eastus", **more: Any) -> PlaceError:
     """What `create` answers; what it left is deleted."""
 
-    async def work(made: AzurePlace) -> ProviderError:
-        error = await raised(ProviderError, made.create(ONE, offer(where), 7200))
+    async def work(made: AzurePlace) -> PlaceError:
+        error = await raised(PlaceError, made.create(ONE, offer(where), 7200))
         await made.delete(ONE)
         assert not await made.list("pool")
         return error
 
-    error: ProviderError = use(azure, home, work, **more)
+    error: PlaceError = use(azure, home, work, **more)
     assert not left(azure), "a refused machine left something behind"
     assert not azure.meters.running()
     return error
@@ -86,10 +86,10 @@ def test_no_rights(azure: StandIn, tmp_path: Path) -> None:
 def test_wrong_credentials(azure: StandIn, tmp_path: Path) -> None:
     azure.identity.refuses = True
 
-    async def work(made: AzurePlace) -> ProviderError:
-        return await raised(ProviderError, made.create(ONE, offer(), 7200))
+    async def work(made: AzurePlace) -> PlaceError:
+        return await raised(PlaceError, made.create(ONE, offer(), 7200))
 
-    error: ProviderError = use(azure, tmp_path, work)
+    error: PlaceError = use(azure, tmp_path, work)
     assert (error.transient, error.scope) == (False, "place")
     assert "az login" in str(error)
 
@@ -123,12 +123,12 @@ def test_a_strangers_machine_is_left_alone(azure: StandIn, tmp_path: Path, tags:
     before = azure.shown()
 
     async def work(made: AzurePlace) -> None:
-        error = await raised(ProviderError, made.create(ONE, offer(), 7200))
+        error = await raised(PlaceError, made.create(ONE, offer(), 7200))
         assert (error.transient, error.scope) == (True, "machine"), "the next one has another name"
         assert "not ours" in str(error)
         await made.delete(ONE)
-        await raised(ProviderError, made.stop(ONE))
-        await raised(ProviderError, made.extend(ONE, 60))
+        await raised(PlaceError, made.stop(ONE))
+        await raised(PlaceError, made.extend(ONE, 60))
         assert not await made.list("pool")
 
     use(azure, tmp_path, work)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.model import MachineId
-from tests.cloud.azure import StandIn
-from tests.cloud.azure.catalog import Restriction
+from standins.azure import StandIn
+from standins.azure.catalog import Restriction
 from tests.cloud.desk import Desk
 from tests.cloud.places import SIZE, examine, left, offer, place
 from tests.cloud.rest import Rest

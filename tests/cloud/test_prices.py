@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from evalfleet.errors import ProviderError
+from evalfleet.errors import PlaceError
 from evalfleet.model import Needs
-from evalfleet.providers.azure import AzurePlace, AzureSettings
-from evalfleet.providers.azure.offers import offers_of
-from evalfleet.providers.azure.prices import FILE, Book
-from tests.cloud.azure import StandIn
-from tests.cloud.azure.prices import ADDRESS_USD, DISK_USD_A_GB, price
+from evalfleet.places.azure import AzurePlace, AzureSettings
+from evalfleet.places.azure.offers import offers_of
+from evalfleet.places.azure.prices import FILE, Book
+from standins.azure import StandIn
+from standins.azure.prices import ADDRESS_USD, DISK_USD_A_GB, price
 
 TOML = """
 [places.azure]
@@ -144,7 +144,7 @@ def page(**more: Any) -> dict[str, Any]:
 )
 def test_garbage_is_refused(tmp_path: Path, answer: Any, status: int, says: str) -> None:
     place = {"sizes": ["Standard_D4ds_v5", "Standard_E8s_v5"], "regions": ["eastus"]}
-    with listening(answer, status) as source, pytest.raises(ProviderError, match=says):
+    with listening(answer, status) as source, pytest.raises(PlaceError, match=says):
         AzurePlace.update_prices(tmp_path, [place], source, "2026-11-15")
     assert not list(tmp_path.iterdir()), "nothing is written"
 

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from evalfleet.errors import ProviderError
+from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Job, Machine, MachineId, Offer
-from evalfleet.ports import Channel, Fence, Provider, TellStep
+from evalfleet.ports import Channel, Fence, Place, TellStep
 from evalfleet.sim.places import SimChannel, SimHosts, SimVms
 from evalfleet.sim.scenario import OFFERS
 from evalfleet.sim.world import Life
-from evalfleet.testing import ChannelContract, Harness, ProviderContract
+from evalfleet.testing import ChannelContract, Harness, PlaceContract
 
 from .test_sim_places import SimHarness
 
 
 class ListsTooMuch(SimVms):
     async def list(self, pool: str) -> Sequence[Machine]:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         return [self._seen(m) for m in self._world.machines.values() if m.id.startswith(pool)]
 
 
@@ -44,7 +44,7 @@ class OnlyStops(SimVms):
 
 class IgnoresExtensions(SimVms):
     async def extend(self, machine: MachineId, expires_s: float) -> None:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
 
 
 class LendsTooMany(SimHosts):
@@ -56,8 +56,8 @@ class RefusesForGood(SimHosts):
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         try:
             await super().create(machine, offer, expires_s)
-        except ProviderError as err:
-            raise ProviderError(str(err), transient=False) from err
+        except PlaceError as err:
+            raise PlaceError(str(err), transient=False) from err
 
 
 def with_channel(channel: type[SimChannel]) -> type[SimVms]:
@@ -110,12 +110,12 @@ class Invents(SimChannel):
 
 
 BROKEN: list[tuple[str, type[Any], Callable[..., None]]] = [
-    ("vms", ListsTooMuch, ProviderContract.test_list_shows_only_the_pool),
-    ("vms", MakesAnother, ProviderContract.test_creating_twice_makes_one_machine),
-    ("vms", OnlyStops, ProviderContract.test_a_deleted_machine_is_gone_for_good),
-    ("vms", IgnoresExtensions, ProviderContract.test_a_machine_ends_by_itself_at_its_expiry),
-    ("hosts", LendsTooMany, ProviderContract.test_no_more_machines_than_there_are),
-    ("hosts", RefusesForGood, ProviderContract.test_no_more_machines_than_there_are),
+    ("vms", ListsTooMuch, PlaceContract.test_list_shows_only_the_pool),
+    ("vms", MakesAnother, PlaceContract.test_creating_twice_makes_one_machine),
+    ("vms", OnlyStops, PlaceContract.test_a_deleted_machine_is_gone_for_good),
+    ("vms", IgnoresExtensions, PlaceContract.test_a_machine_ends_by_itself_at_its_expiry),
+    ("hosts", LendsTooMany, PlaceContract.test_no_more_machines_than_there_are),
+    ("hosts", RefusesForGood, PlaceContract.test_no_more_machines_than_there_are),
     ("vms", with_channel(StartsAgain), ChannelContract.test_starting_twice_starts_once),
     ("vms", with_channel(Unfenced), ChannelContract.test_a_stale_controller_is_refused),
     ("vms", with_channel(SetsUpAgain), ChannelContract.test_each_step_runs_once),
@@ -129,11 +129,11 @@ BROKEN: list[tuple[str, type[Any], Callable[..., None]]] = [
 class BrokenHarness(SimHarness):
     """Whatever the test did, the sweep at its end finds a world that works."""
 
-    def __init__(self, name: str, broken: Callable[..., Provider]) -> None:
+    def __init__(self, name: str, broken: Callable[..., Place]) -> None:
         super().__init__(name, "created")
         self._broken = broken
 
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         return self._broken(self.world, Life(), self.name, OFFERS[self.name])
 
     async def sweep(self) -> None:
@@ -145,8 +145,8 @@ class BrokenHarness(SimHarness):
         super().close()
 
 
-class Suites(ProviderContract, ChannelContract):
-    def __init__(self, name: str, broken: Callable[..., Provider]) -> None:
+class Suites(PlaceContract, ChannelContract):
+    def __init__(self, name: str, broken: Callable[..., Place]) -> None:
         self._name, self._broken = name, broken
 
     def harness(self) -> Harness:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from evalfleet.controller import WallClock
-from evalfleet.errors import ProviderError, StaleController
+from evalfleet.errors import PlaceError, StaleController
 from evalfleet.events import Event, MachineReady, MachineRequested, MachineUp, PoolPlanned, RunPlanned
 from evalfleet.journal import Holder, Holds, Store
 from evalfleet.model import AttemptId, Job, Limits, MachineId, Needs, Plan, after
+from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.pools import LentPlace, look_at
-from evalfleet.ports import Fence, Provider
-from evalfleet.providers.local import LocalPlace, LocalSettings
-from evalfleet.testing import ChannelContract, Harness, ProviderContract, ShellHarness
+from evalfleet.ports import Fence, Place
+from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind, find, first_offer, promise, raised
 
 MACHINES = 3
@@ -61,7 +61,7 @@ class LentHarness(ShellHarness):
         self.epochs[run] = journal.epoch
         await journal.close()
 
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         return self.borrower("contract")
 
     def borrower(self, run: str) -> LentPlace:
@@ -77,7 +77,7 @@ class LentHarness(ShellHarness):
             await self.local.delete(machine)
 
 
-class TestLentPlace(ProviderContract, ChannelContract):
+class TestLentPlace(PlaceContract, ChannelContract):
     def harness(self) -> Harness:
         return LentHarness()
 
@@ -100,7 +100,7 @@ class TestLentPlace(ProviderContract, ChannelContract):
         assert await find(mine, h.machine_id(2)) is None
         hello = h.channel(theirs, taken)
         assert (await hello.ended(AttemptId("t.0"))).reason == "lost", "the machine was not cleared"
-        await raised(ProviderError, mine.extend(h.machine_id(2), h.long_s))
+        await raised(PlaceError, mine.extend(h.machine_id(2), h.long_s))
         await theirs.delete(got)
 
     @promise
@@ -112,7 +112,7 @@ class TestLentPlace(ProviderContract, ChannelContract):
             await mine.extend(h.machine_id(n), h.long_s)
         await asyncio.sleep(0.6)
         got = MachineId("other-abc123-1")
-        err = await raised(ProviderError, theirs.create(got, await first_offer(theirs), h.long_s))
+        err = await raised(PlaceError, theirs.create(got, await first_offer(theirs), h.long_s))
         assert err.transient
         assert "held by contract" in str(err)
         assert "evalfleet cancel" in str(err)
@@ -127,7 +127,7 @@ class TestLentPlace(ProviderContract, ChannelContract):
         await h.new_controller("contract")
         newer = h.borrower("contract")
         assert await h.channel(newer, seen, h.epochs["contract"]).probe(None)
-        err = await raised(ProviderError, stale.create(h.machine_id(2), await first_offer(stale), h.long_s))
+        err = await raised(PlaceError, stale.create(h.machine_id(2), await first_offer(stale), h.long_s))
         assert not err.transient
         await raised(StaleController, stale.delete(seen.id))
         assert await find(newer, seen.id) is not None, "a stale controller gave the machine back"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from evalfleet.ports import Provider
-from evalfleet.providers.local import LocalPlace, LocalSettings
-from evalfleet.testing import ChannelContract, Harness, ProviderContract, ShellHarness
+from evalfleet.places.local import LocalPlace, LocalSettings
+from evalfleet.ports import Place
+from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 
 
 class LocalHarness(ShellHarness):
@@ -12,11 +12,11 @@ class LocalHarness(ShellHarness):
     silent_s = 3.0
     listed_when_expired = True  # its directory stays, with the results, until it is deleted
 
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         return LocalPlace("local", LocalSettings(), self.directory / "machines")
 
 
-class TestLocalPlace(ProviderContract, ChannelContract):
+class TestLocalPlace(PlaceContract, ChannelContract):
     def harness(self) -> Harness:
         return LocalHarness()
 
@@ -24,7 +24,7 @@ class TestLocalPlace(ProviderContract, ChannelContract):
 class CappedHarness(LocalHarness):
     capacity = 2
 
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         return LocalPlace("local", LocalSettings(max_machines=2), self.directory / "machines")
 
 
@@ -34,4 +34,4 @@ class TestCappedLocalPlace:
     def harness(self) -> Harness:
         return CappedHarness()
 
-    test_no_more_machines_than_there_are = ProviderContract.test_no_more_machines_than_there_are
+    test_no_more_machines_than_there_are = PlaceContract.test_no_more_machines_than_there_are

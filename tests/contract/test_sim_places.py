@@ -7,12 +7,12 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from evalfleet.model import Command
-from evalfleet.ports import Provider
+from evalfleet.ports import Place
 from evalfleet.sim.faults import Faults
 from evalfleet.sim.loop import SimLoop
 from evalfleet.sim.scenario import OFFERS, PLACES
 from evalfleet.sim.world import Life, World
-from evalfleet.testing import ChannelContract, Harness, ProviderContract
+from evalfleet.testing import ChannelContract, Harness, PlaceContract
 from evalfleet.testing.harness import Kind
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class SimHarness(Harness):
         self.loop = SimLoop()
         self.world = OpenWorld(0, self.loop, Faults())
 
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         return PLACES[self.name](self.world, Life(), self.name, OFFERS[self.name])
 
     def command(
@@ -67,16 +67,16 @@ class SimHarness(Harness):
         assert not self.world.violations
 
 
-class TestSimVms(ProviderContract, ChannelContract):
+class TestSimVms(PlaceContract, ChannelContract):
     def harness(self) -> Harness:
         return SimHarness("vms", "created")
 
 
-class TestSimHosts(ProviderContract, ChannelContract):
+class TestSimHosts(PlaceContract, ChannelContract):
     def harness(self) -> Harness:
         return SimHarness("hosts", "lent")
 
 
-class TestSimService(ProviderContract, ChannelContract):
+class TestSimService(PlaceContract, ChannelContract):
     def harness(self) -> Harness:
         return SimHarness("service", "service")

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from evalfleet import notifying
-from evalfleet.config import Notify, load_config, notify_of
 from evalfleet.errors import RequestError
-from evalfleet.notifying import MARK
+from evalfleet.model import Notify
+from evalfleet.planning.config import load_config, notify_of
+from evalfleet.views import notify
+from evalfleet.views.notify import MARK
 from tests.e2e.harness import Fleet, holding, task, tasks, until
 
 SECRET = "T0P-s3cret-path"
@@ -118,7 +119,7 @@ def test_a_detached_run_is_told_of_too(fleet: Fleet, hook: Hook) -> None:
     [("raise SystemExit(3)", "exit code 3"), ("import time; time.sleep(60)", "took longer")],
 )
 def test_what_is_wrong_with_a_command_is_said(script: str, says: str) -> None:
-    assert says in notifying.by_command([sys.executable, "-c", script], b"{}", 1.0)
+    assert says in notify.by_command([sys.executable, "-c", script], b"{}", 1.0)
 
 
 def test_a_command_that_is_not_there_is_a_note(fleet: Fleet) -> None:
@@ -184,9 +185,9 @@ def test_a_run_that_was_killed_is_told_of_once_it_was_taken_up_again(fleet: Flee
 
 
 def test_something_left_behind_is_told(hook: Hook) -> None:
-    notify = Notify(webhook=hook.url)
-    notifying.reaped(notify, [], [], 0)
-    notifying.reaped(notify, [{"machine": "p-abc123-1", "why": "expired"}], ["p-abc123-1: denied"], 0)
+    whom = Notify(webhook=hook.url)
+    notify.reaped(whom, [], [], 0)
+    notify.reaped(whom, [{"machine": "p-abc123-1", "why": "expired"}], ["p-abc123-1: denied"], 0)
     (got,) = hook.got
     assert (got["event"], got["left"]) == ("reaped", [{"machine": "p-abc123-1", "why": "expired"}])
     assert "1 machine left behind, 1 could not be deleted" in got["text"]

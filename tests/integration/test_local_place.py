@@ -20,7 +20,7 @@ import pytest
 from evalfleet.channels.artefacts import Caps, bring_home
 from evalfleet.channels.secrecy import Secrets
 from evalfleet.channels.supervisor.processes import birth, marked, parse_stat
-from evalfleet.errors import ChannelError, ProviderError, RequestError, SetupFailed, StaleController
+from evalfleet.errors import ChannelError, PlaceError, RequestError, SetupFailed, StaleController
 from evalfleet.model import (
     AttemptId,
     Bundle,
@@ -33,8 +33,8 @@ from evalfleet.model import (
     Needs,
     SetupStep,
 )
+from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
-from evalfleet.providers.local import LocalPlace, LocalSettings
 
 ONE = MachineId("pool-abc-1")
 SECRETS = {"KEY": "hush-hush", "OTHER": "unused-value", "SHORT": "x"}
@@ -214,7 +214,7 @@ def test_an_interrupted_delete_shows_and_can_be_repeated(tmp_path: Path) -> None
     async def test(world: World) -> None:
         (world.directory / "deleting").touch()
         assert (await world.machine()).phase == "pending"
-        with pytest.raises(ProviderError):
+        with pytest.raises(PlaceError):
             await world.create()
         os.kill(world.supervisor, signal.SIGKILL)
         with pytest.raises(ChannelError):
@@ -231,7 +231,7 @@ def test_extend_sets_the_expiry_and_revives(tmp_path: Path) -> None:
         assert (await world.machine()).phase == "up"
         await world.place.extend(ONE, 3600)
         assert (await run(await world.channel(), job("a", "true"))).exit_code == 0
-        with pytest.raises(ProviderError, match="no machine"):
+        with pytest.raises(PlaceError, match="no machine"):
             await world.place.extend(MachineId("never-was-0"), 1.0)
 
     play(tmp_path, test)

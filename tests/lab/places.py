@@ -19,10 +19,10 @@ import msgspec
 
 from evalfleet.lab.network import GATEWAY, Network
 from evalfleet.model import Machine, MachineId
-from evalfleet.ports import PlaceContext, Provider
-from evalfleet.providers.lab import LabPlace, LabSettings
-from evalfleet.providers.lab.finding import FOLDER
-from evalfleet.providers.lab.words import Record
+from evalfleet.places.lab import LabPlace, LabSettings
+from evalfleet.places.lab.protocol import KeeperRecord
+from evalfleet.places.lab.search import FOLDER
+from evalfleet.ports import Place, PlaceContext
 from evalfleet.testing import ShellHarness
 
 T = TypeVar("T")
@@ -37,14 +37,14 @@ def make_place(home: Path, **settings: Any) -> LabPlace:
     return LabPlace.make("lab", msgspec.convert(settings, LabSettings), PlaceContext(home, HOME_ID))
 
 
-def record_of(home: Path) -> Record | None:
+def record_of(home: Path) -> KeeperRecord | None:
     try:
-        return msgspec.json.decode((home / FOLDER / "lab.json").read_bytes(), type=Record)
+        return msgspec.json.decode((home / FOLDER / "lab.json").read_bytes(), type=KeeperRecord)
     except FileNotFoundError:
         return None
 
 
-def keeper_of(home: Path) -> Record:
+def keeper_of(home: Path) -> KeeperRecord:
     return until(lambda: record_of(home), "there is no keeper")
 
 
@@ -56,7 +56,7 @@ def until(ask: Callable[[], T | None], complaint: str, seconds: float = 60.0) ->
     return answer
 
 
-def remains(record: Record) -> list[str]:
+def remains(record: KeeperRecord) -> list[str]:
     """Of a keeper and its lab: processes, files, mounts, control groups. Its network goes with these."""
     lab = Path(record.lab)
     group = f"evalfleet-lab-{lab.name}"
@@ -75,7 +75,7 @@ def remains(record: Record) -> list[str]:
     return found
 
 
-def assert_all_gone(*records: Record) -> None:
+def assert_all_gone(*records: KeeperRecord) -> None:
     deadline = time.monotonic() + GONE_S
     while left := [each for record in records for each in remains(record)]:
         assert time.monotonic() < deadline, f"left: {left}"
@@ -105,10 +105,10 @@ class LabHarness(ShellHarness):
         self._left: collections.Counter[str] = collections.Counter()
         self._listeners: dict[str, Any] = {}
 
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         return make_place(self._home, max_hosts=2)
 
-    async def until_up(self, place: Provider, machine: MachineId) -> Machine:
+    async def until_up(self, place: Place, machine: MachineId) -> Machine:
         seen = await super().until_up(place, machine)
         self._listen(keeper_of(self._home).network)
         return seen

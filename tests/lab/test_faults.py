@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from evalfleet.lab import Lab, LabError, Limits, NamespaceHost
+from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
 from tests.lab.clients import needs_lab, session, ssh
 
 pytestmark = needs_lab
@@ -133,7 +133,7 @@ def test_lost_packets(lab: Lab, host: NamespaceHost) -> None:
 def test_limits_are_kept() -> None:
     hog = "x = bytearray(200 << 20); x[::4096] = b'x' * len(x[::4096]); print('fits')"
     try:
-        made = Lab.create(1, limits=Limits(memory_bytes=64 << 20, cpus=0.5))
+        made = Lab.create(1, limits=HostLimits(memory_bytes=64 << 20, cpus=0.5))
     except LabError as err:
         pytest.skip(f"NO TEST OF LIMITS: {err}")
     with made:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab import Lab, LabError, Limits, NamespaceHost
+from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
 from tests.lab.clients import eventually, needs_lab, session, ssh
 
 pytestmark = needs_lab
@@ -165,7 +165,7 @@ def test_two_labs_do_not_meet(lab: Lab) -> None:
 
 
 def test_nothing_is_left_of_a_destroyed_lab() -> None:
-    with Lab.create(4, limits=Limits()) as made:
+    with Lab.create(4, limits=HostLimits()) as made:
         traces = Traces(made.network_path.parent)
         assert len(traces.found()) > 20
         made.hosts[0].freeze()

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from evalfleet.errors import ProviderError
+from evalfleet.errors import PlaceError
 from evalfleet.lab.keys import new_key
 from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Needs
+from evalfleet.places.lab.protocol import KeeperRecord
+from evalfleet.places.lab.search import FOLDER
 from evalfleet.ports import Fence
-from evalfleet.providers.lab.finding import FOLDER
-from evalfleet.providers.lab.words import Record
-from evalfleet.testing import ChannelContract, Harness, ProviderContract
+from evalfleet.testing import ChannelContract, Harness, PlaceContract
 from tests.docs.pages import ROOT
 from tests.lab.clients import needs_lab
 from tests.lab.places import (
@@ -40,7 +40,7 @@ MACHINE = MachineId("pool-abc123-1")
 
 
 @needs_lab
-class TestLabPlace(ProviderContract, ChannelContract):
+class TestLabPlace(PlaceContract, ChannelContract):
     def harness(self) -> Harness:
         return LabHarness()
 
@@ -88,7 +88,7 @@ def test_a_killed_controllers_attempts_are_adopted(bench: Bench) -> None:
     assert_all_gone(keeper)
 
 
-def _other_than(first: Record, home: Path) -> Record | None:
+def _other_than(first: KeeperRecord, home: Path) -> KeeperRecord | None:
     now = record_of(home)
     return now if now != first else None
 
@@ -227,7 +227,7 @@ def test_a_host_key_that_changed_is_refused(home: Path) -> None:
     known = Path(keeper_of(home).known_hosts)
     address = known.read_text().split()[0]
     known.write_text(f"{address} {new_key('other').public}\n")
-    with pytest.raises(ProviderError, match="THE HOST KEY HAS CHANGED"):
+    with pytest.raises(PlaceError, match="THE HOST KEY HAS CHANGED"):
         bring_up(home)
 
 
@@ -283,7 +283,7 @@ def test_other_settings_are_refused_while_hosts_are_up(home: Path) -> None:
     bring_up(home)
     other = make_place(home, disk_gb=2.0)
     offer = asyncio.run(other.offers(Needs()))[0]
-    with pytest.raises(ProviderError, match="up with other settings") as refusal:
+    with pytest.raises(PlaceError, match="up with other settings") as refusal:
         asyncio.run(other.create(MachineId("pool-abc123-2"), offer, 60.0))
     assert not refusal.value.transient
 

@@ -160,7 +160,7 @@ class LyingVms(SimVms):
         self._hidden: set[MachineId] = set()
 
     async def delete(self, machine: MachineId) -> None:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         self._hidden.add(machine)
 
     async def list(self, pool: str) -> Sequence[Machine]:

@@ -16,8 +16,8 @@ import msgspec
 
 from evalfleet.errors import ChannelError
 from evalfleet.model import AttemptId, Command, Job, Machine
+from evalfleet.places.ssh import SshPlace, SshSettings
 from evalfleet.ports import Channel, Fence, PlaceContext
-from evalfleet.providers.ssh import SshPlace, SshSettings
 
 
 async def call(channel: Channel, name: str, *arguments: str) -> object:

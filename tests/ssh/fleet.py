@@ -18,14 +18,14 @@ from typing import Any
 
 import msgspec
 
-from evalfleet.channels.ssh.asking import Lot
+from evalfleet.channels.ssh.host_home import Lot
 from evalfleet.channels.ssh.hosts import Host
-from evalfleet.channels.ssh.words import target
+from evalfleet.channels.ssh.target import target
 from evalfleet.channels.supervisor.processes import marked
 from evalfleet.model import Machine, MachineId, Needs
-from evalfleet.ports import PlaceContext, Provider
-from evalfleet.providers.ssh import SshPlace, SshSettings
-from evalfleet.providers.ssh.settings import access_of
+from evalfleet.places.ssh import SshPlace, SshSettings
+from evalfleet.places.ssh.settings import access_of
+from evalfleet.ports import Place, PlaceContext
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 HOME_ID = "abc123"
@@ -195,7 +195,7 @@ def fleet(folder: Path, count: int, more: str = "") -> Iterator[Fleet]:
         made.stop()
 
 
-async def bring_up(place: Provider, n: int = 1, expires_s: float = 600.0) -> Machine:
+async def bring_up(place: Place, n: int = 1, expires_s: float = 600.0) -> Machine:
     machine = MachineId(f"pool-{HOME_ID}-{n}")
     offer = (await place.offers(Needs()))[0]
     await place.create(machine, offer, expires_s)

@@ -16,8 +16,8 @@ import pytest
 from evalfleet.channels.ssh.channel import SshChannel
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Bundle, Command, Job, Machine, SetupStep
+from evalfleet.places.ssh import SshPlace
 from evalfleet.ports import Channel, Fence
-from evalfleet.providers.ssh import SshPlace
 from tests.pythons import python_3_8
 
 from .fleet import Fleet, bring_up
@@ -253,7 +253,7 @@ async def test_python_3_8_will_do(hosts: Fleet, tmp_path: Path) -> None:
 def test_the_module_loads_without_asyncssh() -> None:
     code = (
         "import sys; sys.modules['asyncssh'] = None\n"
-        "from evalfleet.registry import place_kind, places\n"
+        "from evalfleet.planning.plugins import place_kind, places\n"
         "assert not [place.problem for place in places() if place.problem]\n"
         "kind = place_kind('ssh')\n"
         "try: kind.make('lab', kind.Settings(hosts=('a',)), None)\n"

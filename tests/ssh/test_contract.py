@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evalfleet.ports import Provider
-from evalfleet.testing import ChannelContract, Harness, ProviderContract, ShellHarness
+from evalfleet.ports import Place
+from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind
 
 from .fleet import Fleet
@@ -21,7 +21,7 @@ class SshHarness(ShellHarness):
         super().__init__()
         self.fleet = Fleet(self.directory / "fleet", 2)
 
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         return self.fleet.place()
 
     def close(self) -> None:
@@ -31,6 +31,6 @@ class SshHarness(ShellHarness):
         assert not left, "something of ours is left on a host"
 
 
-class TestSshPlace(ProviderContract, ChannelContract):
+class TestSshPlace(PlaceContract, ChannelContract):
     def harness(self) -> Harness:
         return SshHarness()

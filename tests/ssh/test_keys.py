@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.ssh.words import Target, target
-from evalfleet.errors import ProviderError, RequestError
-from evalfleet.providers.ssh import SshPlace
+from evalfleet.channels.ssh.target import Target, target
+from evalfleet.errors import PlaceError, RequestError
+from evalfleet.places.ssh import SshPlace
 
 from .fleet import Fleet, bring_up, fleet, keygen
 
@@ -24,7 +24,7 @@ def one(tmp_path: Path) -> Iterator[Fleet]:
 
 
 async def refusal(place: SshPlace) -> str:
-    with pytest.raises(ProviderError) as caught:
+    with pytest.raises(PlaceError) as caught:
         await bring_up(place)
     await place.close()
     assert not caught.value.transient
@@ -72,7 +72,7 @@ async def test_a_changed_key_ends_a_machine_that_we_had(one: Fleet) -> None:
     kept = key.read_bytes()
     keygen(key)
     one.hosts[0].start()
-    with pytest.raises(ProviderError, match="HAS CHANGED"):
+    with pytest.raises(PlaceError, match="HAS CHANGED"):
         await place.extend(made.id, 60)
     one.hosts[0].stop()
     key.write_bytes(kept)

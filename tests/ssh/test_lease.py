@@ -26,7 +26,7 @@ import msgspec
 from pathlib import Path
 from evalfleet.model import AttemptId, Command, Job, Machine
 from evalfleet.ports import Fence, PlaceContext
-from evalfleet.providers.ssh import SshPlace, SshSettings
+from evalfleet.places.ssh import SshPlace, SshSettings
 
 async def main():
     told = json.load(sys.stdin)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.errors import ProviderError
+from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, Machine, MachineId, Needs
+from evalfleet.places.ssh import SshPlace
+from evalfleet.places.ssh.roster import Standing, in_order
 from evalfleet.ports import Fence
-from evalfleet.providers.ssh import SshPlace
-from evalfleet.providers.ssh.roster import Standing, in_order
 
 from .fleet import HOME_ID, Fleet, bring_up, fleet
 from .test_channel import shell
@@ -48,7 +48,7 @@ async def test_another_homes_lock_is_respected_until_it_expires(pair: Fleet) -> 
     theirs, ours = pair.place("b", OTHER_HOME), pair.place()
     for n in (1, 2):
         await take(theirs, n, 8.0, OTHER_HOME)
-    with pytest.raises(ProviderError, match=f"2 of 2 hosts .* all taken.*pool-{OTHER_HOME}") as caught:
+    with pytest.raises(PlaceError, match=f"2 of 2 hosts .* all taken.*pool-{OTHER_HOME}") as caught:
         await take(ours, 1)
     assert caught.value.transient
     assert await ours.list("pool") == ()
@@ -57,7 +57,7 @@ async def test_another_homes_lock_is_respected_until_it_expires(pair: Fleet) -> 
     taken = {seen.address for seen in await ours.list("pool")}
     mine = next(host for host in pair.hosts if host.name in taken)
     sure = [seen for seen in await theirs.list("pool") if seen.address == mine.name]
-    with pytest.raises(ProviderError, match="had expired, and"):
+    with pytest.raises(PlaceError, match="had expired, and"):
         await theirs.extend(sure[0].id, 600)
     for seen in await theirs.list("pool"):
         await theirs.delete(seen.id)
@@ -89,7 +89,7 @@ async def test_several_machines_a_host(pair: Fleet) -> None:
     assert offer.capacity == 4
     await asyncio.gather(*(take(place, n) for n in range(1, 5)))
     assert [len(list(host.ours.glob("*/pool-*"))) for host in pair.hosts] == [2, 2]
-    with pytest.raises(ProviderError):
+    with pytest.raises(PlaceError):
         await take(place, 5)
     await everything_goes(place, pair)
 
@@ -98,7 +98,7 @@ async def test_a_host_that_was_down_joins_when_it_is_back(pair: Fleet) -> None:
     pair.hosts[0].stop()
     place = pair.place()
     await take(place, 1)
-    with pytest.raises(ProviderError, match=r"1 of 2 hosts .* reachable") as caught:
+    with pytest.raises(PlaceError, match=r"1 of 2 hosts .* reachable") as caught:
         await take(place, 2)
     assert caught.value.transient
     assert pair.hosts[0].name in str(caught.value)
@@ -120,7 +120,7 @@ async def test_an_unreachable_host_is_no_proof_of_absence(pair: Fleet) -> None:
     later = pair.place(gone_after_s=1.5)
     assert await later.list("pool") == (made,), "the next controller of this home must know, too"
     await later.close()
-    with pytest.raises(ProviderError) as caught:
+    with pytest.raises(PlaceError) as caught:
         await place.delete(made.id)
     assert caught.value.transient
     assert await place.list("pool") == (made,)
@@ -148,11 +148,11 @@ async def test_a_silent_host_is_told_of_and_not_waited_for_each_time(
     host = next(host for host in pair.hosts if host.name == made.address)
     host.stop()
     with socket.create_server((host.address, host.port)):  # connects, and never says a word
-        with pytest.raises(ProviderError):
+        with pytest.raises(PlaceError):
             await place.delete(made.id)
         assert "a run that is over waits for that for up to 60 s" in caplog.text
         begun = time.monotonic()
-        with pytest.raises(ProviderError):
+        with pytest.raises(PlaceError):
             await place.delete(made.id)
         assert time.monotonic() - begun < 1, "it was asked again at once"
     host.start()
@@ -170,7 +170,7 @@ async def test_a_stop_does_not_wait_forever_for_a_host_that_is_off(
     made = await bring_up(place)
     host = next(host for host in pair.hosts if host.name == made.address)
     host.stop()
-    with pytest.raises(ProviderError):
+    with pytest.raises(PlaceError):
         await place.stop(made.id)
     assert "counts as stopped after 0.5 s of silence" in caplog.text
     await asyncio.sleep(0.5)
@@ -186,7 +186,7 @@ async def test_a_new_machine_finds_the_host_of_an_old_debt_free(pair: Fleet) -> 
     for host in pair.hosts:
         host.stop()
     for n in (1, 2):
-        with pytest.raises(ProviderError):
+        with pytest.raises(PlaceError):
             await place.delete(machine_id(n))
     assert await place.list("pool") == ()
     await place.close()
@@ -209,7 +209,7 @@ async def test_a_host_that_does_badly_is_used_last(pair: Fleet) -> None:
     await place.delete(bad.id)
     second = await bring_up(place, 2)
     assert second.address != bad.address
-    with pytest.raises(ProviderError, match="1 set aside") as caught:
+    with pytest.raises(PlaceError, match="1 set aside") as caught:
         await take(place, 3)
     assert caught.value.transient
     assert caught.value.retry_after_s is not None
@@ -237,7 +237,7 @@ def test_back_off() -> None:
 async def in_the_end(place: SshPlace, n: int) -> Machine:
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:
-        with contextlib.suppress(ProviderError):
+        with contextlib.suppress(PlaceError):
             return await bring_up(place, n)
         await asyncio.sleep(0.1)
     raise AssertionError("no host was ever asked again")
@@ -253,7 +253,7 @@ async def test_a_host_set_aside_is_probed_again_later(pair: Fleet) -> None:
         await channel.ended(AttemptId(f"t{n}.0"))
     await channel.close()
     await place.delete(bad.id)
-    with pytest.raises(ProviderError, match="1 set aside") as caught:
+    with pytest.raises(PlaceError, match="1 set aside") as caught:
         await take(place, 2)
     assert caught.value.retry_after_s is not None
     again = await in_the_end(place, 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.ssh.words import Access, Target, openssh
+from evalfleet.channels.ssh.target import Access, Target, openssh
 from tests.e2e import harness
 from tests.e2e.harness import task, tasks, until
 from tests.e2e.pools import holders, machines, pool, registry, say, statuses, used

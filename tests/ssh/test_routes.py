@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.errors import ProviderError
+from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId
 from evalfleet.ports import Fence
 
@@ -74,7 +74,7 @@ async def works(made: Fleet, into: Path, **settings: Any) -> None:
 
 async def refusal(made: Fleet, **settings: Any) -> str:
     place = made.place(**settings)
-    with pytest.raises(ProviderError) as caught:
+    with pytest.raises(PlaceError) as caught:
         await bring_up(place)
     await place.close()
     assert not caught.value.transient

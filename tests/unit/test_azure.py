@@ -17,16 +17,16 @@ import pytest
 
 from evalfleet.errors import RequestError
 from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.places.azure import AzurePlace, AzureSettings
+from evalfleet.places.azure.expiry import daily, shutdown_at
+from evalfleet.places.azure.keys import Keys
+from evalfleet.places.azure.names import moment, names_of, plain, stamp
+from evalfleet.places.azure.prices import Book, disk
+from evalfleet.places.azure.refusals import fault_of, refusal
+from evalfleet.places.azure.sizes import size_of
+from evalfleet.places.azure.template import cloud_config, literal
+from evalfleet.places.azure.views import BURST, SPACING_S, Pace
 from evalfleet.ports import PlaceContext
-from evalfleet.providers.azure import AzurePlace, AzureSettings
-from evalfleet.providers.azure.expiry import daily, shutdown_at
-from evalfleet.providers.azure.keys import Keys
-from evalfleet.providers.azure.names import moment, names_of, plain, stamp
-from evalfleet.providers.azure.prices import Book, disk
-from evalfleet.providers.azure.refusals import fault_of, refusal
-from evalfleet.providers.azure.sizes import size_of
-from evalfleet.providers.azure.template import cloud_config, literal
-from evalfleet.providers.azure.views import BURST, SPACING_S, Pace
 
 ENVIRON = {"AZURE_SUBSCRIPTION_ID": "s"}
 OPEN: dict[str, Any] = {"ssh_from": ("192.0.2.7/32",)}
@@ -81,7 +81,7 @@ def test_the_subscription_is_that_of_az(tmp_path: Path) -> None:
 
 def test_microsofts_libraries_are_loaded_only_when_used() -> None:
     code = (
-        "import sys; from evalfleet.providers.azure import AzurePlace; "
+        "import sys; from evalfleet.places.azure import AzurePlace; "
         "print([name for name in sys.modules if name.split('.')[0] in ('azure', 'aiohttp', 'asyncssh')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from evalfleet.providers.azure.asking import Shared
+from evalfleet.places.azure.asking import Shared
 
 LONG_S = 60.0
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalfleet.config import (
+from evalfleet.errors import RequestError
+from evalfleet.model import Verdict
+from evalfleet.planning.config import (
     FLAGS,
     Config,
     environment_warnings,
@@ -20,10 +22,8 @@ from evalfleet.config import (
     load_config,
     read_env_file,
 )
-from evalfleet.errors import RequestError
-from evalfleet.model import Verdict
-from evalfleet.request import Flags, RunRequest, settle
-from evalfleet.values import (
+from evalfleet.planning.request import Flags, RunRequest, settle
+from evalfleet.planning.values import (
     parse_allow_broken,
     parse_duration,
     parse_names,

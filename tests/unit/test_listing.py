@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from evalfleet.errors import ProviderError
+from evalfleet.errors import PlaceError
 from evalfleet.listing import Listing
 from evalfleet.model import Machine, MachineId
-from evalfleet.ports import Provider
+from evalfleet.ports import Place
 from evalfleet.sim.loop import SimLoop
 
 
-class Place:
+class SlowPlace:
     """Lists what was there when the call began; each call takes a second."""
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class Place:
         finally:
             self.at_once -= 1
         if fails:
-            raise ProviderError("500", transient=True)
+            raise PlaceError("500", transient=True)
         return [Machine(MachineId(machine), "up") for machine in seen]
 
 
-def listing_of(place: Place) -> Listing:
-    return Listing(cast("Provider", place), "pool")
+def listing_of(place: SlowPlace) -> Listing:
+    return Listing(cast("Place", place), "pool")
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -52,7 +52,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 def test_all_who_ask_at_once_share_a_call() -> None:
     async def main() -> None:
-        place = Place()
+        place = SlowPlace()
         listing = listing_of(place)
         place.machines = ["m"]
         answers = await asyncio.gather(*(listing.fresh() for _ in range(1000)))
@@ -64,7 +64,7 @@ def test_all_who_ask_at_once_share_a_call() -> None:
 
 def test_who_asks_while_a_call_is_under_way_gets_the_next_one() -> None:
     async def main() -> None:
-        place = Place()
+        place = SlowPlace()
         listing = listing_of(place)
         early = asyncio.create_task(listing.fresh())
         await asyncio.sleep(0.5)
@@ -79,7 +79,7 @@ def test_who_asks_while_a_call_is_under_way_gets_the_next_one() -> None:
 
 def test_a_thousand_pollers_cost_one_call_at_a_time() -> None:
     async def main() -> None:
-        place = Place()
+        place = SlowPlace()
         listing = listing_of(place)
 
         async def poll(n: int) -> None:
@@ -96,7 +96,7 @@ def test_a_thousand_pollers_cost_one_call_at_a_time() -> None:
 
 def test_one_asker_that_leaves_takes_the_answer_from_nobody() -> None:
     async def main() -> None:
-        listing = listing_of(Place())
+        listing = listing_of(SlowPlace())
         first, second = (asyncio.create_task(listing.fresh()) for _ in range(2))
         await asyncio.sleep(0.5)
         first.cancel()
@@ -107,11 +107,11 @@ def test_one_asker_that_leaves_takes_the_answer_from_nobody() -> None:
 
 def test_a_failed_call_fails_its_askers_and_not_the_next() -> None:
     async def main() -> None:
-        place = Place()
+        place = SlowPlace()
         listing = listing_of(place)
         place.fails = True
         answers = await asyncio.gather(listing.fresh(), listing.fresh(), return_exceptions=True)
-        assert [type(answer) for answer in answers] == [ProviderError, ProviderError]
+        assert [type(answer) for answer in answers] == [PlaceError, PlaceError]
         place.fails = False
         assert await listing.fresh() == {}
 
@@ -120,7 +120,7 @@ def test_a_failed_call_fails_its_askers_and_not_the_next() -> None:
 
 def test_an_error_that_nobody_stayed_to_hear_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        place = Place()
+        place = SlowPlace()
         place.fails = True
         asker = asyncio.create_task(listing_of(place).fresh())
         await asyncio.sleep(0.5)

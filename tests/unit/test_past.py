@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from evalfleet.past import known_durations, known_machine_s
+from evalfleet.planning.history import known_durations, known_machine_s
 
 
 def leave(home: Path, run: str, age_s: int, ready: list[int | None], benchmark: str = "b", **of: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Limits, Plan, Task, TaskId, Verdict
-from evalfleet.plan import (
+from evalfleet.planning.plan import (
     Resolved,
     benchmark_of,
     changed_settings,
@@ -21,8 +21,8 @@ from evalfleet.plan import (
     specs_of,
     weigh,
 )
+from evalfleet.planning.request import RunRequest
 from evalfleet.ports import PlaceContext
-from evalfleet.request import RunRequest
 
 NOW = 1_794_708_895_000_000
 BENCH = """

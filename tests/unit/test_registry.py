@@ -10,8 +10,7 @@ import pytest
 
 from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.errors import RequestError
-from evalfleet.ports import PlaceContext
-from evalfleet.registry import (
+from evalfleet.planning.plugins import (
     BUILT_IN,
     Setting,
     benchmark_kind,
@@ -21,6 +20,7 @@ from evalfleet.registry import (
     places,
     settings_of,
 )
+from evalfleet.ports import PlaceContext
 
 SHED = '''
 from typing import Annotated
@@ -68,7 +68,7 @@ def shed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_built_in_plug_ins_are_found_by_name() -> None:
     found: object = benchmark_kind("command")
     assert found is CommandBenchmark
-    assert known("place")["local"] == "evalfleet.providers.local:LocalPlace"
+    assert known("place")["local"] == "evalfleet.places.local:LocalPlace"
 
 
 def test_entry_points_and_dotted_paths_are_found(shed: str) -> None:
@@ -133,8 +133,8 @@ def test_wrong_dotted_paths_are_refused_with_the_fix(shed: str) -> None:
 
 def test_nothing_is_imported_before_it_is_used() -> None:
     code = (
-        "import sys, evalfleet.registry as r; r.known('place'); r.known('benchmark'); "
-        "print([m for m in sys.modules if m.startswith('evalfleet.providers') or m.endswith('.command')])"
+        "import sys, evalfleet.planning.plugins as r; r.known('place'); r.known('benchmark'); "
+        "print([m for m in sys.modules if m.startswith('evalfleet.places') or m.endswith('.command')])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

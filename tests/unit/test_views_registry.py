@@ -13,7 +13,7 @@ from evalfleet.model import Broken, Cause, Limits, MachineId, Plan, Scored
 from evalfleet.state import fold
 from evalfleet.views.files import replace, to_json
 from evalfleet.views.live import PoolScribe, Scribe
-from evalfleet.views.registry import REGISTRY, Registrar, lend, worker_status
+from evalfleet.views.vm_pool_registry import REGISTRY, Registrar, lend, worker_status
 
 from .views_feed import START, Feed
 

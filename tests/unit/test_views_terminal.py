@@ -15,12 +15,12 @@ from evalfleet.model import AttemptId, Broken, Cause, Scored, Task, TaskId
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import RunState, apply
-from evalfleet.views import words
-from evalfleet.views.frame import Size
+from evalfleet.views import format
+from evalfleet.views.frame import FrameSize
 from evalfleet.views.notable import notable
 from evalfleet.views.plain import BURST
-from evalfleet.views.tables import pairs, table
 from evalfleet.views.terminal import Display, JsonLines, PlainLines, is_screen, json_lines, picture, view_for
+from evalfleet.views.text_table import pairs, table
 from tests.unit.views_feed import Feed, a_mixed_run
 
 
@@ -37,18 +37,20 @@ def busy(machines: int) -> Feed:
 
 
 @pytest.mark.parametrize("machines", [1, 8, 1000])
-@pytest.mark.parametrize("size", [Size(80, 24), Size(120, 40), Size(200, 60), Size(40, 10), Size(20, 5)])
-def test_the_picture_fits_any_terminal(machines: int, size: Size) -> None:
+@pytest.mark.parametrize(
+    "size", [FrameSize(80, 24), FrameSize(120, 40), FrameSize(200, 60), FrameSize(40, 10), FrameSize(20, 5)]
+)
+def test_the_picture_fits_any_terminal(machines: int, size: FrameSize) -> None:
     feed = busy(machines)
     events = [line for record in feed.records if (line := notable(feed.state, record))]
     lines = picture(feed.state, feed.now, size, events).split("\n")
-    assert max(words.cells(line) for line in lines) < size.width
+    assert max(format.cells(line) for line in lines) < size.width
     assert len(lines) < size.height
 
 
 def test_what_does_not_fit_is_summed_up() -> None:
     feed = busy(1000)
-    text = picture(feed.state, feed.now, Size(80, 24))
+    text = picture(feed.state, feed.now, FrameSize(80, 24))
     assert text.endswith("\n... and 986 more: 886 running, 98 idle, 2 booting")
     assert "worker-1 " in text
 
@@ -59,7 +61,7 @@ def test_the_picture_of_a_small_run() -> None:
     feed.attempt("t_1", Broken(Cause.RESULT, "nothing written"))
     feed.start("t_2")
     feed.wait(30)
-    assert picture(feed.state, feed.now, Size(80, 24)) == (
+    assert picture(feed.state, feed.now, FrameSize(80, 24)) == (
         "run1  bench, m-1 on lab                                         running 0:02:30\n"
         "██████▓▓▓▓▓▓▓▒▒▒▒▒▒▒░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░ 2/10  20%\n"
         "1 scored  1 broken  1 running  7 waiting\n"
@@ -79,7 +81,7 @@ def test_a_machine_that_is_set_up_shows_the_step_and_what_it_says() -> None:
     feed.add(ev.MachineUp(machine, "10.0.0.1"))
 
     def shown() -> str:
-        return picture(feed.state, feed.now, Size(80, 24)).splitlines()[-1]
+        return picture(feed.state, feed.now, FrameSize(80, 24)).splitlines()[-1]
 
     feed.add(ev.MachineStep(machine, "image"))
     assert shown().startswith("worker-1  preparing image  ")
@@ -96,7 +98,7 @@ def test_names_cannot_move_the_cursor() -> None:
     feed.add(ev.TasksPlanned((nasty,)))
     machine = feed.machine(1)
     feed.add(ev.AttemptStarted(AttemptId("x"), nasty.id, machine))
-    text = picture(feed.state, feed.now, Size(80, 24))
+    text = picture(feed.state, feed.now, FrameSize(80, 24))
     assert not [c for c in text if not c.isprintable() and c != "\n"]
     assert "日本" in text
 
@@ -107,7 +109,7 @@ def test_any_run_can_be_watched_from_its_first_event(seed: int) -> None:
     plain = PlainLines(said.append)
     for record in simulate(draw(seed)).store.read():
         apply(state, record.at, record.event)
-        picture(state, record.at, Size(80, 24))
+        picture(state, record.at, FrameSize(80, 24))
         plain.update(state, record.at, [record])
     plain.close(state)
     assert said
@@ -227,7 +229,7 @@ def test_a_display_draws_and_leaves(monkeypatch: pytest.MonkeyPatch, no_color: b
 
 @given(st.text(max_size=40), st.integers(0, 30))
 def test_padding_is_exact(text: str, width: int) -> None:
-    assert words.cells(words.pad(words.clean(text), width)) == width
+    assert format.cells(format.pad(format.clean(text), width)) == width
 
 
 def test_tables_are_aligned_and_cut_to_size() -> None:
@@ -235,7 +237,7 @@ def test_tables_are_aligned_and_cut_to_size() -> None:
     whole = table(["name", "n", "what"], rows, right=["n"])
     assert whole.split("\n")[:3] == ["name      n  what", "a         3  short", "日本  12345  -"]
     cut = table(["name", "n", "what"], rows, right=["n"], width=40)
-    assert max(words.cells(line) for line in cut.split("\n")) == 40
+    assert max(format.cells(line) for line in cut.split("\n")) == 40
     assert cut.split("\n")[3].endswith("..")
     assert pairs([("a", 1), ("long", "x")]) == "a     1\nlong  x"
 
@@ -245,16 +247,16 @@ def test_tables_are_aligned_and_cut_to_size() -> None:
     [(4.25, "4.2s"), (59.6, "0:01:00"), (3725, "1:02:05"), (100_000, "27:46:40"), (None, "-")],
 )
 def test_durations_are_read_at_a_glance(seconds: float | None, text: str) -> None:
-    assert words.duration(seconds) == text
+    assert format.duration(seconds) == text
 
 
 def test_money_and_counts() -> None:
-    assert [words.usd(x) for x in (0.0, 0.00001, 0.0072, 1204.5, None)] == [
+    assert [format.usd(x) for x in (0.0, 0.00001, 0.0072, 1204.5, None)] == [
         "$0.00",
         "under $0.0001",
         "$0.0072",
         "$1,204.50",
         "unknown",
     ]
-    assert words.counted({"evicted": 2, "machine_lost": 1200, "boot": 0}) == "machine lost 1,200, evicted 2"
-    assert words.plural(2, "retry") == "2 retries"
+    assert format.counted({"evicted": 2, "machine_lost": 1200, "boot": 0}) == "machine lost 1,200, evicted 2"
+    assert format.plural(2, "retry") == "2 retries"

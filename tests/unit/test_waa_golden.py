@@ -15,8 +15,8 @@ import pytest
 
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.host import download, golden, machine
-from evalfleet.benchmarks.waa.host.config import Config
-from evalfleet.benchmarks.waa.host.engine import Engine
+from evalfleet.benchmarks.waa.host.config import HostConfig
+from evalfleet.benchmarks.waa.host.docker import Docker
 from evalfleet.benchmarks.waa.host.shell import Failed
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from tests.unit.blobs import Blobs, store
@@ -48,16 +48,16 @@ def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[str,
         yield made
 
 
-def config_of(tmp_path: Path, url: str) -> Config:
+def config_of(tmp_path: Path, url: str) -> HostConfig:
     settings = WaaSettings(data=str(tmp_path / "data"), golden=url, golden_token="SAS")
     probe = WaaBenchmark(settings).probe
     assert probe is not None
-    config = Config(json.loads(probe.env["EVALFLEET_WAA"]))
+    config = HostConfig(json.loads(probe.env["EVALFLEET_WAA"]))
     machine.step_disk(config)
     return config
 
 
-def there(config: Config) -> dict[str, bytes]:
+def there(config: HostConfig) -> dict[str, bytes]:
     names = [name for name in os.listdir(config.golden_folder) if name != golden.COMPLETE]
     return {name: Path(config.golden_folder, name).read_bytes() for name in names}
 
@@ -75,7 +75,7 @@ def test_an_archive_is_brought_and_unpacked(
     url, blobs = shop
     blobs.files[f"/{name}"] = pack(archive())
     config = config_of(tmp_path, f"{url}/{name}")
-    golden.step_golden(config, Engine())
+    golden.step_golden(config, Docker())
     assert golden.is_there(config)
     assert there(config) == {
         **{each: each.encode() for each in (*golden.NEEDED, *golden.OTHERS)},
@@ -84,7 +84,7 @@ def test_an_archive_is_brought_and_unpacked(
     assert os.stat(f"{config.storage}/data.img").st_blocks * 512 < len(DISK) // 2, "zeros take no room"
     assert left(tmp_path) == []
     asked = len(blobs.asked)
-    golden.step_golden(config, Engine())
+    golden.step_golden(config, Docker())
     assert len(blobs.asked) == asked, "it is there"
 
 
@@ -97,12 +97,12 @@ def test_an_archive_that_broke_off_goes_on_where_it_stopped(
     config = config_of(tmp_path, f"{url}/g.tar")
     blobs.breaks = 1
     with pytest.raises(Failed, match="bytes came of") as broken:
-        golden.step_golden(config, Engine())
+        golden.step_golden(config, Docker())
     assert TOKEN not in str(broken.value)
     assert left(tmp_path) == ["golden-download.part", "golden-download.part.json"]
     assert not golden.is_there(config)
     parts = len(blobs.asked)
-    golden.step_golden(config, Engine())
+    golden.step_golden(config, Docker())
     assert there(config)["data.img"] == DISK
     assert (parts, len(blobs.asked)) == (5, 6), "the one that broke off, and no other"
 
@@ -124,11 +124,11 @@ def test_what_is_no_archive_is_told_and_brought_anew(
     blobs.files["/g.tar"], words = WRONG[what]
     config = config_of(tmp_path, f"{url}/g.tar")
     with pytest.raises(Failed, match=words) as refused:
-        golden.step_golden(config, Engine())
+        golden.step_golden(config, Docker())
     assert TOKEN not in str(refused.value)
     assert left(tmp_path) == []
     blobs.files["/g.tar"] = archive()
-    golden.step_golden(config, Engine())
+    golden.step_golden(config, Docker())
     assert there(config)["data.img"] == DISK
 
 
@@ -137,9 +137,9 @@ def test_an_archive_without_windows_is_named(tmp_path: Path, shop: tuple[str, ty
     blobs.files["/g.tar"] = archive()[:2048] + bytes(1024)  # its end comes after two files
     config = config_of(tmp_path, f"{url}/g.tar")
     with pytest.raises(Failed, match=r"has no windows\.vars, data\.img"):
-        golden.step_golden(config, Engine())
+        golden.step_golden(config, Docker())
     with pytest.raises(Failed, match=r"/other\.tar is not there"):
-        golden.step_golden(config_of(tmp_path, f"{url}/other.tar"), Engine())
+        golden.step_golden(config_of(tmp_path, f"{url}/other.tar"), Docker())
 
 
 def test_without_room_what_came_is_kept(tmp_path: Path, shop: tuple[str, type[Blobs]]) -> None:
@@ -150,11 +150,11 @@ def test_without_room_what_came_is_kept(tmp_path: Path, shop: tuple[str, type[Bl
     full.parent.mkdir()
     full.symlink_to("/dev/full")
     with pytest.raises(Failed, match=r"cannot be written \(No space left on device; .* GB free\)"):
-        golden.step_golden(config, Engine())
+        golden.step_golden(config, Docker())
     assert left(tmp_path) == ["golden-download"]
     asked = len(blobs.asked)
     full.unlink()
-    golden.step_golden(config, Engine())
+    golden.step_golden(config, Docker())
     assert there(config)["data.img"] == DISK
     assert len(blobs.asked) == asked
 

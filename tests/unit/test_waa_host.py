@@ -21,8 +21,8 @@ import pytest
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.host import download, golden, guest, image, kvm, machine, model_log
 from evalfleet.benchmarks.waa.host.attempt import Ending, verdict
-from evalfleet.benchmarks.waa.host.config import Config
-from evalfleet.benchmarks.waa.host.engine import Engine
+from evalfleet.benchmarks.waa.host.config import HostConfig
+from evalfleet.benchmarks.waa.host.docker import Docker
 from evalfleet.benchmarks.waa.host.shell import Failed
 from evalfleet.benchmarks.waa.reading import Reading
 from evalfleet.benchmarks.waa.settings import WaaSettings
@@ -33,11 +33,11 @@ OLD_PYTHON = python_3_8()
 DISK = os.urandom(3000) + bytes(4 << 20) + os.urandom(777)
 
 
-def config_of(tmp_path: Path, **settings: Any) -> Config:
+def config_of(tmp_path: Path, **settings: Any) -> HostConfig:
     made = WaaBenchmark(WaaSettings(data=str(tmp_path / "data"), **settings))
     probe = made.probe
     assert probe is not None
-    return Config(json.loads(probe.env["EVALFLEET_WAA"]))
+    return HostConfig(json.loads(probe.env["EVALFLEET_WAA"]))
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -118,7 +118,7 @@ def test_docker_is_installed_once_the_locks_of_apt_are_free(tmp_path: Path, prog
     count = f'echo "$DEBIAN_FRONTEND $*" >>{tmp_path}/apt'
     install = f'case "$*" in *install*) touch {tmp_path}/installed;; esac'
     program(programs, "apt-get", f"{count}\n[ $(wc -l <{tmp_path}/apt) -gt 2 ] || {{ {locked}; }}\n{install}")
-    machine.step_docker(Engine(str(tmp_path / "note")), look_s=0.01)
+    machine.step_docker(Docker(str(tmp_path / "note")), look_s=0.01)
     lines = (tmp_path / "apt").read_text().splitlines()
     assert len(lines) == 4, "twice locked, then update, then install"
     assert lines[-1].startswith("noninteractive -y")
@@ -133,7 +133,7 @@ def test_a_failure_of_apt_is_told_and_not_waited_for(tmp_path: Path, programs: P
     program(programs, "sudo", 'shift; exec "$@"')
     program(programs, "apt-get", "echo 'E: Unable to locate package docker.io' >&2; exit 100")
     with pytest.raises(Failed, match="apt-get update: exit code 100: E: Unable to locate package"):
-        machine.step_docker(Engine(str(tmp_path / "note")))
+        machine.step_docker(Docker(str(tmp_path / "note")))
 
 
 # -- the image -------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_login_goes_by_standard_input_and_leaves_nothing(
     )
     monkeypatch.setenv("PW", "s3cret-value")
     config = config_of(tmp_path, image="mine.azurecr.io/w:1", registry_user="me", registry_password="PW")
-    image.step_image(config, Engine())
+    image.step_image(config, Docker())
     assert (tmp_path / "stdin").read_text() == "s3cret-value"
     argv = (tmp_path / "argv").read_text()
     assert "s3cret-value" not in argv
@@ -193,7 +193,7 @@ def test_a_pull_that_fails_is_repeated_only_if_that_may_help(
         esac; exit 1"""
     program(programs, "docker", script)
     with pytest.raises(Failed, match=words):
-        image.step_image(config_of(tmp_path), Engine(), retry_s=0.0)
+        image.step_image(config_of(tmp_path), Docker(), retry_s=0.0)
     assert len((tmp_path / "pulls").read_text()) == pulls
 
 
@@ -220,7 +220,7 @@ def test_golden_storage_comes_from_a_store_whole_and_sparse(
     monkeypatch.setenv("SAS", "sig=ok")
     config = config_of(tmp_path, golden=url, golden_token="SAS")
     machine.step_disk(config)
-    golden.step_golden(config, Engine())
+    golden.step_golden(config, Docker())
     for folder in (config.golden_folder, config.storage):
         assert Path(folder, "data.img").read_bytes() == DISK
         assert Path(folder, "windows.rom").read_bytes() == b"windows.rom"
@@ -242,7 +242,7 @@ def test_another_golden_storage_replaces_the_one_that_is_there(tmp_path: Path, p
         config = config_of(tmp_path, golden=str(tmp_path / name))
         machine.step_disk(config)
         assert not golden.is_there(config)
-        golden.step_golden(config, Engine())
+        golden.step_golden(config, Docker())
         assert golden.is_there(config)
         assert Path(config.storage, "data.img").read_text() == name
     assert (tmp_path / "argv").read_text().count("rm -f winarena") == 2, "it must not run meanwhile"
@@ -291,7 +291,7 @@ def test_a_golden_folder_that_lacks_something_is_named(tmp_path: Path) -> None:
     config = config_of(tmp_path, golden=str(folder))
     machine.step_disk(config)
     with pytest.raises(Failed, match=r"has no windows\.boot, data\.img"):
-        golden.step_golden(config, Engine())
+        golden.step_golden(config, Docker())
 
 
 # -- the guest -------------------------------------------------------------------------------------

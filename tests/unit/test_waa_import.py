@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.api import Run, list_runs
+from evalfleet.api.runs import Run, list_runs
 from evalfleet.benchmarks.waa.trees import find_tasks
 from evalfleet.channels.artefacts import Caps
 from evalfleet.cli import main

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from evalfleet import api
+from evalfleet.api import runs
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from evalfleet.errors import RequestError
+from evalfleet.planning.request import RunRequest
 from evalfleet.ports import Check
-from evalfleet.request import RunRequest
 
 KEY = "sk-good"
 
@@ -118,8 +118,8 @@ def test_a_run_with_a_wrong_key_is_refused_and_nothing_is_written(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
     settings = {"waa": ".", "base_url": f"{origin}/v1"}
     request = RunRequest(benchmark="waa", model="gpt-4o", settings=settings, repeat=2)
-    resolved = api.resolve_request(request, dry=True)
+    resolved = runs.resolve_request(request, dry=True)
     with pytest.raises(RequestError, match="refuses OPENAI_API_KEY") as refusal:
-        api.vet(resolved)
+        runs.vet(resolved)
     assert refusal.value.exit_code == 2
     assert not (tmp_path / "home").exists()

@@ -14,8 +14,8 @@ from evalfleet.benchmarks.waa.benchmark import FOLDER, STEPS, WaaBenchmark
 from evalfleet.benchmarks.waa.settings import CLIENT_FLAGS, WaaSettings, client_flags
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Broken, Cause, Ended, Needs, Scored, Task, TaskId
-from evalfleet.plan import benchmark_of, resolve
-from evalfleet.request import RunRequest
+from evalfleet.planning.plan import benchmark_of, resolve
+from evalfleet.planning.request import RunRequest
 from evalfleet.state.queue import lane_of
 
 FLAGS_OF_RUN_PY = """

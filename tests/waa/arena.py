@@ -16,7 +16,7 @@ from evalfleet.errors import FleetError
 from evalfleet.events import Event
 from evalfleet.journal import Store
 from evalfleet.lab import Lab, NamespaceHost
-from tests.waa.standin import ENGINE_ROOT, FEW, Tasks, build_docker, golden_storage, publish
+from standins.waa.standin import ENGINE_ROOT, FEW, Tasks, build_docker, golden_storage, publish
 
 KEY = "sk-a-key-that-nobody-may-see"
 DATA = "/root/evalfleet-waa"

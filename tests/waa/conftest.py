@@ -13,7 +13,7 @@ import pytest
 
 from evalfleet.lab import Lab
 from evalfleet.lab.host import Host
-from tests.waa import standin
+from standins.waa import standin
 
 TASKS = {
     "notepad": ("one", "two"),

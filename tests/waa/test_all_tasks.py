@@ -16,9 +16,9 @@ import pytest
 from bench import waa_durations
 from evalfleet.events import AttemptEnded, MachineReady
 from evalfleet.model import Broken, Cause
+from standins.waa.standin import Tasks
 from tests.lab.clients import needs_lab
 from tests.waa.arena import Arena, finish
-from tests.waa.standin import Tasks
 
 QUICK = {"steps": 1, "seconds": 0.02}
 

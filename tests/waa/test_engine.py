@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.lab import Lab
+from standins.waa import standin
 from tests.lab.clients import needs_lab
-from tests.waa import standin
 from tests.waa.conftest import UP, Docker
 
 pytestmark = needs_lab

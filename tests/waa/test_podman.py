@@ -20,7 +20,7 @@ from evalfleet.benchmarks.loaded import Outside
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.reading import read_task
 from evalfleet.benchmarks.waa.settings import WaaSettings
-from tests.waa import rootfs, standin
+from standins.waa import rootfs, standin
 
 IMAGE = "localhost/winarena:latest"
 LIMITS = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from standins.waa.standin import FEW, IMAGE
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, Arena, finish
-from tests.waa.standin import FEW, IMAGE
 
 pytestmark = [needs_lab, pytest.mark.slow]
 

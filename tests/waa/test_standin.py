@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evalfleet.benchmarks.waa.reading import Reading, read_task
+from standins.waa import standin
 from tests.lab.clients import needs_lab
-from tests.waa import standin
 from tests.waa.conftest import TASKS, Docker
 from tests.waa.test_engine import wait_for
 

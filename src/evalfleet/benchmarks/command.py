@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Task
 from evalfleet.names import attempt_number
-from evalfleet.tables import expand
+from evalfleet.toml_tables import expand
 
 from .loaded import Loaded
 from .loading import load_benchmark

@@ -12,7 +12,7 @@ import msgspec
 
 from evalfleet.errors import RequestError
 from evalfleet.model import SetupStep
-from evalfleet.tables import reason
+from evalfleet.toml_tables import reason
 
 _CHUNK = 1 << 20
 

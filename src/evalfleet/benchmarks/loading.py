@@ -13,13 +13,13 @@ from msgspec import Struct
 
 from evalfleet.errors import RequestError
 from evalfleet.model import Needs
-from evalfleet.tables import convert, read_toml
+from evalfleet.toml_tables import convert, read_toml
 
+from .command_warnings import warnings_about
 from .files import bundle_files, check_files
 from .loaded import Loaded
 from .spec import PLACEHOLDER, CommandSpec, bundle_of, spec_data
 from .tasks import check_stall, check_timeout, make_tasks, read_inline, read_jsonl
-from .words import warnings_about
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")

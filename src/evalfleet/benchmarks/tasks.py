@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from evalfleet.errors import RequestError
 from evalfleet.model import Task, TaskId
-from evalfleet.tables import convert, reason
+from evalfleet.toml_tables import convert, reason
 
 MAX_TIMEOUT_S = 30 * 86400.0
 MAX_ID_BYTES = 200

@@ -16,17 +16,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import json
 
-    from evalfleet import api
+    from evalfleet.api import runs
     from evalfleet.views.terminal import summary
 
-    run = api.open(args.run)
+    run = runs.open(args.run)
     if run.state().ended_at is None:
         run.cancel()
         run.wait()  # returns at once where no controller is at work
     if run.state().ended_at is None:
-        run = api.control(api.cancelling_order(run))
+        run = runs.control(runs.cancelling_order(run))
         run.wait()
-    api.tell_overdue()
+    runs.tell_overdue()
     results = run.results()
     print(json.dumps(results) if args.json else summary(results))
     return 0

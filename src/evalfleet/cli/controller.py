@@ -14,13 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import msgspec
 
-    from evalfleet import api
-    from evalfleet.cli.detached import TAKEN, Errand, let_go_of_output
+    from evalfleet.api import runs
+    from evalfleet.api.detach import TAKEN, ControllerInput, let_go_of_output
     from evalfleet.errors import FleetError
 
-    errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
+    errand = msgspec.json.decode(sys.stdin.buffer.read(), type=ControllerInput)
     try:
-        run = api.control(errand.order())
+        run = runs.control(errand.order())
     except FleetError as err:
         print(str(err), flush=True)
         return err.exit_code

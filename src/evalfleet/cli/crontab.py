@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from evalfleet.config import find_config, home_of, read_dotenv
 from evalfleet.errors import RequestError
+from evalfleet.planning.config import find_config, home_of, read_dotenv
 
 CRONTAB_S = 30.0
 LOGS_IN = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")

@@ -19,12 +19,13 @@ def main(args: argparse.Namespace) -> int:
     import os
     from pathlib import Path
 
-    from evalfleet import api
-    from evalfleet.cli.following import follow
-    from evalfleet.config import home_of
+    from evalfleet.api import runs
     from evalfleet.demo.prepare import prepare
-    from evalfleet.request import RunRequest
+    from evalfleet.planning.config import home_of
+    from evalfleet.planning.request import RunRequest
     from evalfleet.views.report import report
+
+    from .follow import follow
 
     def say(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
@@ -33,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     demo = prepare(home / ".demo", say)
     say(demo.why)
     request = RunRequest(benchmark=str(demo.benchmark), workers=args.workers, first=args.first)
-    run = api.start(api.resolve_request(request))
+    run = runs.start(runs.resolve_request(request))
     code = follow(run, as_json=args.json)
     path = run.folder / "report.md"
     path.write_text(report(run.results(), "md"), encoding="utf-8")

@@ -31,12 +31,12 @@ def main(args: argparse.Namespace) -> int:
 
     import msgspec
 
-    from evalfleet import surveying
+    from evalfleet.api import places
     from evalfleet.model import Needs
-    from evalfleet.values import parse_pairs
+    from evalfleet.planning.values import parse_pairs
 
     needs = Needs(args.cpus, args.memory_gb, args.disk_gb, args.nested)
-    found = surveying.examine(args.places, needs, parse_pairs(args.settings or (), "--set"))
+    found = places.examine(args.places, needs, parse_pairs(args.settings or (), "--set"))
     if args.json:
         print(json.dumps(msgspec.to_builtins(found)))
     for place, checks in () if args.json else found.items():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from evalfleet.api.places import FoundImage
     from evalfleet.ports import Image
-    from evalfleet.surveying import FoundImage
 
 HEAD = ("place", "image", "state", "regions", "GB", "cost", "owner")
 
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import json
 
-    from evalfleet import surveying
+    from evalfleet.api import places
 
-    found = surveying.images()
+    found = places.images()
     if args.delete is not None:
         return _delete(args.delete, found, sure=args.yes)
     if args.json:
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def text(found: Sequence[FoundImage]) -> str:
-    from evalfleet.views.tables import table
+    from evalfleet.views.text_table import table
 
     return table(HEAD, [_row(each.place, each.image) for each in found])
 
@@ -79,10 +79,11 @@ def told(image: Image) -> dict[str, Any]:
 
 
 def _delete(name: str, found: Sequence[FoundImage], *, sure: bool) -> int:
-    from evalfleet import surveying
-    from evalfleet.cli.asking import agreed
+    from evalfleet.api import places
     from evalfleet.errors import RequestError
     from evalfleet.names import hint
+
+    from .confirm import agreed
 
     own = [each for each in found if each.is_own]
     chosen = [each for each in own if each.image.name == name]
@@ -94,6 +95,6 @@ def _delete(name: str, found: Sequence[FoundImage], *, sure: bool) -> int:
     where = ", ".join(chosen[0].image.regions) or chosen[0].place
     if not sure and not agreed(f"delete image {name} in {where}"):
         return 2
-    surveying.delete_image(chosen[0])
+    places.delete_image(chosen[0])
     print(f"image {name} is deleted; machines that were made from it stay")
     return 0

@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalfleet.cli.waiting import reader_left
 from evalfleet.model import AttemptId
 
+from .wait import reader_left
+
 if TYPE_CHECKING:
-    from evalfleet.api import Run
+    from evalfleet.api.runs import Run
     from evalfleet.channels.secrecy import Secrets
 
 LOOK_S = 0.3
@@ -28,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import api
+    from evalfleet.api import runs
     from evalfleet.errors import RequestError
 
-    run = api.open(args.run)
+    run = runs.open(args.run)
     state = run.state()
     if args.about is None:
         return _print_events(run, None, args.follow)
@@ -87,7 +88,7 @@ def _secrets_of(run: Run) -> Secrets | None:
     """What must not be shown of a log that is still as the task wrote it. None: we do not know it."""
     from evalfleet.channels.secrecy import Secrets
     from evalfleet.errors import RequestError
-    from evalfleet.plan import resumed_secrets
+    from evalfleet.planning.plan import resumed_secrets
 
     try:
         values, _ = resumed_secrets(run.state().plan, environ=dict(os.environ), cwd=Path.cwd())

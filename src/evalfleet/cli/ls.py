@@ -13,10 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import json
 
-    from evalfleet import api
-    from evalfleet.views.tables import table
+    from evalfleet.api import runs
+    from evalfleet.views.text_table import table
 
-    rows = api.list_runs()
+    rows = runs.list_runs()
     if args.json:
         print(json.dumps(rows))
     elif not rows:

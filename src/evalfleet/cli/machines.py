@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from evalfleet.surveying import Found, FoundImage
+    from evalfleet.api.places import Found, FoundImage
 
 HEAD = ("place", "machine", "where", "owner", "expires", "parts", "to be reaped")
 
@@ -24,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import json
 
-    from evalfleet import surveying
+    from evalfleet.api import places
     from evalfleet.cli import images
 
-    found, kept = surveying.machines(round(time.time() * 1e6)), surveying.images()
+    found, kept = places.machines(round(time.time() * 1e6)), places.images()
     if args.json:
         print(json.dumps([*map(document, found), *map(image_document, kept)]))
         return 0
@@ -49,7 +49,7 @@ def image_document(found: FoundImage) -> dict[str, Any]:
 def show(found: Sequence[Found], nothing: str, *, as_json: bool) -> None:
     import json
 
-    from evalfleet.views.tables import table
+    from evalfleet.views.text_table import table
 
     rows = [document(each) for each in found]
     if as_json:
@@ -67,7 +67,7 @@ def show(found: Sequence[Found], nothing: str, *, as_json: bool) -> None:
 
 
 def document(found: Found) -> dict[str, Any]:
-    from evalfleet.views.words import iso
+    from evalfleet.views.format import iso
 
     each = found.belonging
     return {

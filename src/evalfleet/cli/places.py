@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import registry
     from evalfleet.cli.plugins import print_plugins
+    from evalfleet.planning import plugins
 
-    return print_plugins(registry.places(), as_json=args.json)
+    return print_plugins(plugins.places(), as_json=args.json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from evalfleet.registry import PlugIn
+    from evalfleet.planning.plugins import PlugIn
 
 
 def print_plugins(plugins: Sequence[PlugIn], *, as_json: bool) -> int:

@@ -10,8 +10,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from evalfleet.api.prices import Listed
     from evalfleet.ports import Price
-    from evalfleet.pricing import Listed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,14 +27,14 @@ def main(args: argparse.Namespace) -> int:
     import json
     from datetime import UTC, datetime
 
-    from evalfleet import pricing
+    from evalfleet.api import prices
     from evalfleet.errors import RequestError
 
     if args.source and not args.update:
         raise RequestError("--from says where to fetch prices: say --update, too")
     if args.update:
-        pricing.update(datetime.now(UTC).date().isoformat(), args.source)
-    found = pricing.prices()
+        prices.update(datetime.now(UTC).date().isoformat(), args.source)
+    found = prices.prices()
     if args.json:
         print(json.dumps([_document(each) for each in found]))
     else:
@@ -49,7 +49,7 @@ def _document(listed: Listed) -> dict[str, Any]:
 
 
 def _text(listed: Listed, *, everything: bool) -> str:
-    from evalfleet.views.tables import table
+    from evalfleet.views.text_table import table
 
     shown = [each for each in listed.table.prices if everything or (each.what, each.region) in listed.wanted]
     rows = [(each.what, each.region, _usd(each), each.spot_usd_per_hour) for each in shown]

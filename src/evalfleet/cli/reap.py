@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evalfleet.surveying import Found
+    from evalfleet.api.places import Found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.install or args.uninstall:
         return _schedule(args)
-    from evalfleet import api, surveying
+    from evalfleet.api import places, runs
     from evalfleet.cli.machines import show
 
     now = round(time.time() * 1e6)
     if not args.dry_run:
-        api.tell_overdue()
-    found = surveying.machines(now, all_owners=args.all_owners, pools=args.pools)
+        runs.tell_overdue()
+    found = places.machines(now, all_owners=args.all_owners, pools=args.pools)
     going = [each for each in found if each.why]
     show(going, "nothing of ours has expired", as_json=args.json)
     if args.dry_run or not going:
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     others = sum(not each.is_own for each in going)
     if others and not args.yes and not _agreed(others):
         return 2
-    answers = surveying.reap(going)
+    answers = places.reap(going)
     for machine, problem in answers.items():
         if problem:
             print(f"evalfleet: {machine}: {problem}", file=sys.stderr)
@@ -84,11 +84,11 @@ def _schedule(args: argparse.Namespace) -> int:
 
 def _tell(going: Sequence[Found], answers: Mapping[str, str]) -> None:
     """Whom evalfleet.toml names under [notify]: something was left behind."""
-    from evalfleet import api
+    from evalfleet.api import runs
     from evalfleet.cli.machines import document
 
     problems = [f"{machine}: {problem}" for machine, problem in answers.items() if problem]
-    api.tell_reaped([document(each) for each in going], problems)
+    runs.tell_reaped([document(each) for each in going], problems)
 
 
 def _agreed(many: int) -> bool:

@@ -14,11 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from evalfleet import api
+    from evalfleet.api import runs
     from evalfleet.errors import RequestError
     from evalfleet.views.report import report
 
-    text = report(api.open(args.run).results(), args.format)
+    text = report(runs.open(args.run).results(), args.format)
     if args.path is None:
         print(text)
         return 0

@@ -25,11 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import api
-    from evalfleet.cli.following import follow
+    from evalfleet.api import runs
 
-    api.tell_overdue()
-    order = api.resume_order(
+    from .follow import follow
+
+    runs.tell_overdue()
+    order = runs.resume_order(
         args.run,
         only_broken=args.only == "broken",
         take_over=args.take_over,
@@ -37,14 +38,14 @@ def main(args: argparse.Namespace) -> int:
         env_file=args.env_file,
     )
     if args.detach:
-        from evalfleet.cli.detached import detach
+        from evalfleet.api.detach import detach
 
         return detach(order, as_json=args.json)
-    return follow(api.control(order), as_json=args.json)
+    return follow(runs.control(order), as_json=args.json)
 
 
 def _limits(args: argparse.Namespace) -> dict[str, float]:
-    from evalfleet import values
+    from evalfleet.planning import values
 
     limits: dict[str, float] = {}
     if args.budget is not None:

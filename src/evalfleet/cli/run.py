@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evalfleet.plan import Resolved
+    from evalfleet.planning.plan import Resolved
 
 ASK_ABOVE_USD = 20.0
 
@@ -67,11 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import api
-    from evalfleet.cli.following import follow
-    from evalfleet.cli.planned import describe, estimate, forewarned
+    from evalfleet.api import runs
+    from evalfleet.api.estimate import describe, estimate, forewarned
 
-    resolved = api.vet(api.resolve_request(_request(args), dry=args.dry_run))
+    from .follow import follow
+
+    resolved = runs.vet(runs.resolve_request(_request(args), dry=args.dry_run))
     for warning in resolved.warnings:
         print(f"evalfleet: note: {warning}", file=sys.stderr)
     expected = estimate(resolved)
@@ -83,13 +84,13 @@ def main(args: argparse.Namespace) -> int:
     if not _agreed(expected.usd, resolved, args):
         return 2
     if args.detach:
-        from evalfleet.cli.detached import detach
+        from evalfleet.api.detach import detach
 
-        return detach(api.order_of(api.plan_run(resolved)), as_json=args.json)
-    run = api.start(resolved)
+        return detach(runs.order_of(runs.plan_run(resolved)), as_json=args.json)
+    run = runs.start(resolved)
     code = follow(run, as_json=args.json)
     if resolved.keep:
-        pool = api.kept_pool(run.name)
+        pool = runs.kept_pool(run.name)
         print(
             f"evalfleet: the machines stay, as pool {pool}; `evalfleet pool delete {pool}` ends them",
             file=sys.stderr,
@@ -98,8 +99,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Any:
-    from evalfleet.request import RunRequest
-    from evalfleet.values import parse_pairs
+    from evalfleet.planning.request import RunRequest
+    from evalfleet.planning.values import parse_pairs
 
     given = {name: getattr(args, name) for name in RunRequest.__struct_fields__ if hasattr(args, name)}
     given["settings"] = parse_pairs(args.settings or (), "--set") or None

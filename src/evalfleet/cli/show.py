@@ -14,10 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import json
 
-    from evalfleet import api
+    from evalfleet.api import runs
     from evalfleet.views.show import show_run, show_task
 
-    run = api.open(args.run)
+    run = runs.open(args.run)
     if args.task is not None:
         detail = run.task(args.task)
         print(json.dumps(detail) if args.json else show_task(detail))

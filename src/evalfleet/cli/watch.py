@@ -15,10 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import api
-    from evalfleet.cli.following import watch
+    from evalfleet.api import runs
 
-    run = api.open(args.run)
+    from .follow import watch
+
+    run = runs.open(args.run)
     if args.task is not None:
         from evalfleet.cli.logs import print_task_log
 

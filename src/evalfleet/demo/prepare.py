@@ -84,7 +84,7 @@ class Kit:
 
 
 @dataclass(frozen=True)
-class Browser:
+class FoundBrowser:
     """A browser that was found, or the reason why there is none."""
 
     path: str | None
@@ -107,13 +107,13 @@ def prepare(cache: Path, say: Say, *, browser: bool = True) -> Demo:
         raise DemoError("the demo needs Linux or macOS: on Windows, run it inside WSL")
     cache = cache.expanduser().absolute()
     with locked(cache, say):
-        found = get_browser(say) if browser else Browser(None, "no browser was wanted")
+        found = get_browser(say) if browser else FoundBrowser(None, "no browser was wanted")
         if found.path is not None:
             try:
                 why = f"MiniWoB++, {count(MINIWOB)} web tasks in {Path(found.path).name}, offline."
                 return make(cache, MINIWOB, say, found.path, why)
             except TrialFailed as error:
-                found = Browser(None, f"{found.path} did not work: {error}")
+                found = FoundBrowser(None, f"{found.path} did not work: {error}")
         why = f"BabyAI, {count(BABYAI)} tasks in a grid world, instead of web tasks: {found.why_not}."
         return make(cache, BABYAI, say, "", why)
 
@@ -135,14 +135,14 @@ def make(cache: Path, kit: Kit, say: Say, browser: str, why: str) -> Demo:
     return Demo(folder / "benchmark.toml", kit.title, why, python)
 
 
-def get_browser(say: Say) -> Browser:
+def get_browser(say: Say) -> FoundBrowser:
     """A browser: the one named by the environment, one on the path, or one that apt-get installs for root."""
     if path := find_browser():
-        return Browser(path)
+        return FoundBrowser(path)
     if os.geteuid() != 0:
-        return Browser(None, "there is no Chromium or Chrome here, and only root may install one")
+        return FoundBrowser(None, "there is no Chromium or Chrome here, and only root may install one")
     if shutil.which("apt-get") is None:
-        return Browser(None, "there is no Chromium or Chrome here, and no apt-get to install one")
+        return FoundBrowser(None, "there is no Chromium or Chrome here, and no apt-get to install one")
     say("No browser found: installing chromium with apt-get, about a minute ...")
     apt = ["apt-get", *APT_OPTIONS]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -150,7 +150,7 @@ def get_browser(say: Say) -> Browser:
     run([*apt, "update"], None, env=environment)
     done = run([*apt, "install", "-y", "--no-install-recommends", *APT_PACKAGES], None, env=environment)
     path = find_browser() if done.returncode == 0 else None
-    return Browser(
+    return FoundBrowser(
         path, f"apt-get could not install chromium ({last_line(done.stderr)})" if path is None else ""
     )
 

@@ -15,7 +15,7 @@ from evalfleet.errors import FleetError
 from evalfleet.events import AttemptCollected, MachineCondemned
 from evalfleet.model import AttemptId, Cause, Collected, Needs, Offer
 from evalfleet.policy import BringUp, Collect, Effect, Extend, Listen, Mend, RunAttempt, Stop, TearDown
-from evalfleet.ports import Provider
+from evalfleet.ports import Place
 
 from . import attempts, machines, mending
 from .tools import Tools
@@ -98,10 +98,10 @@ class Performer:
         if channel is not None:
             channel.forget(attempt)
 
-    async def offers(self, place: Provider, needs: Needs) -> Sequence[Offer]:
+    async def offers(self, place: Place, needs: Needs) -> Sequence[Offer]:
         return await machines.find_offers(self._tools, place, needs)
 
-    async def survey(self, place: Provider) -> None:
+    async def survey(self, place: Place) -> None:
         await machines.survey(self._tools, place)
 
     async def close(self) -> None:

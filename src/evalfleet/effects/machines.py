@@ -13,7 +13,7 @@ from evalfleet.errors import (
     ChannelError,
     FleetError,
     MachineMute,
-    ProviderError,
+    PlaceError,
     SetupFailed,
     StaleController,
 )
@@ -33,7 +33,7 @@ from evalfleet.events import (
 from evalfleet.model import Cause, Machine, MachineId, Micros, Needs, Offer, after, seconds_between
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, Provider, Stoppable
+from evalfleet.ports import Channel, Place, Stoppable
 from evalfleet.state import MachineState
 
 from .tools import Tools
@@ -61,7 +61,7 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
         await _boot_and_set_up(tools, machine)
     except MachineMute as err:
         tools.report(MachineUnreachable(machine.id, str(err), err.step))
-    except ProviderError as err:
+    except PlaceError as err:
         refusal = MachineCondemned(
             machine.id, str(err), Cause.PROVISIONING, scope=err.scope, permanent=not err.transient
         )
@@ -187,7 +187,7 @@ async def extend(tools: Tools, machine: MachineState, expires_at: Micros) -> Non
     place = tools.place_of(machine)
     try:
         await tools.persist(lambda: place.extend(machine.id, lifetime_s(tools, machine, expires_at)), None)
-    except ProviderError:
+    except PlaceError:
         return  # it ends by itself at the expiry it has; policy ends it before
     tools.report(MachineLeaseSet(machine.id, expires_at))
 
@@ -198,11 +198,11 @@ def lifetime_s(tools: Tools, machine: MachineState, expires_at: Micros) -> float
     return max(0.0, seconds_between(tools.clock.now(), expires_at) - margin)
 
 
-async def find_offers(tools: Tools, place: Provider, needs: Needs) -> Sequence[Offer]:
+async def find_offers(tools: Tools, place: Place, needs: Needs) -> Sequence[Offer]:
     return await tools.persist(lambda: place.offers(needs), OFFER_TRIES)
 
 
-async def survey(tools: Tools, place: Provider) -> None:
+async def survey(tools: Tools, place: Place) -> None:
     """Report machines that their place no longer shows, or shows as ended."""
     state = tools.state
     known = [m for i in state.undeleted if (m := state.machines[i]).offer.place == place.name]
@@ -211,7 +211,7 @@ async def survey(tools: Tools, place: Provider) -> None:
         return
     try:
         seen = await tools.listing(place).fresh()
-    except (ProviderError, OSError):
+    except (PlaceError, OSError):
         return  # no answer is no news
     for machine in watched:
         found = seen.get(machine.id)
@@ -305,7 +305,7 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
     place = tools.place_of(machine)
     gone_at: Micros | None = None
     while True:
-        with suppress(ProviderError, OSError):  # whatever it answers, only the listing tells
+        with suppress(PlaceError, OSError):  # whatever it answers, only the listing tells
             await tools.persist(lambda: place.delete(machine.id), PROVISIONING_TRIES)
         if not await _absent(tools, machine):
             gone_at = None
@@ -322,7 +322,7 @@ async def _absent(tools: Tools, machine: MachineState) -> bool:
     """Not shown at all: a dead machine that is still listed may still hold a lock or a disk."""
     try:
         return await tools.find(machine) is None
-    except ProviderError as err:  # refused for good, now: credentials may come back
+    except PlaceError as err:  # refused for good, now: credentials may come back
         log.warning("cannot tell whether %s is gone: %s", machine.id, err)
         await asyncio.sleep(tools.pace.poll_cap_s)
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from evalfleet.errors import ChannelError, MachineMute, ProviderError, StaleController
+from evalfleet.errors import ChannelError, MachineMute, PlaceError, StaleController
 from evalfleet.events import MachineReady, MachineUnreachable
 from evalfleet.model import seconds_between
 from evalfleet.ports import Mendable
@@ -22,7 +22,7 @@ async def mend(tools: Tools, machine: MachineState, step: str) -> None:
         raise
     except MachineMute as err:
         tools.report(MachineUnreachable(machine.id, f"after {step}: {err}", err.step))
-    except (ProviderError, ChannelError) as err:
+    except (PlaceError, ChannelError) as err:
         tools.report(MachineUnreachable(machine.id, f"{step}: {err}", step))
     except TimeoutError:
         limit = tools.state.limits.mend_s
@@ -38,7 +38,7 @@ async def _mend(tools: Tools, machine: MachineState, step: str) -> None:
             return
         await tools.drop_channel(machine.id)
         if not isinstance(place, Mendable):
-            raise ProviderError(f"machines of {place.name} cannot be mended", transient=False)
+            raise PlaceError(f"machines of {place.name} cannot be mended", transient=False)
         begun = tools.clock.now()
         mendable, until = place, machine.expires_at
         await tools.persist(

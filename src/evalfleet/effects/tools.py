@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from evalfleet.errors import FleetError, ProviderError
+from evalfleet.errors import FleetError, PlaceError
 from evalfleet.events import Event
 from evalfleet.listing import Listing
 from evalfleet.model import Machine, MachineId
-from evalfleet.ports import Benchmark, Channel, Clock, Fence, Provider
+from evalfleet.ports import Benchmark, Channel, Clock, Fence, Place
 from evalfleet.state import MachineState, RunState
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Tools:
     """Effects read the state and never change it: what they find out they `report`."""
 
     state: RunState
-    places: Mapping[str, Provider]
+    places: Mapping[str, Place]
     benchmark: Benchmark
     clock: Clock
     artefacts: Path
@@ -44,7 +44,7 @@ class Tools:
     _channels: dict[MachineId, Channel] = field(default_factory=dict[MachineId, Channel])
     _listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
 
-    def place_of(self, machine: MachineState) -> Provider:
+    def place_of(self, machine: MachineState) -> Place:
         return self.places[machine.offer.place]
 
     # -- channels --------------------------------------------------------------------------------
@@ -72,14 +72,14 @@ class Tools:
 
     # -- places ----------------------------------------------------------------------------------
 
-    def listing(self, place: Provider) -> Listing:
+    def listing(self, place: Place) -> Listing:
         if place.name not in self._listings:
             prefix = f"{self.state.plan.run}-{self.state.plan.home}"
             self._listings[place.name] = Listing(place, prefix)
         return self._listings[place.name]
 
     async def find(self, machine: MachineState) -> Machine | None:
-        """The machine as its place shows it now. Raises ProviderError when refused for good."""
+        """The machine as its place shows it now. Raises PlaceError when refused for good."""
         listing = self.listing(self.place_of(machine))
         return (await self.persist(listing.fresh, None)).get(machine.id)
 
@@ -90,7 +90,7 @@ class Tools:
         while True:
             try:
                 return await call()
-            except ProviderError as err:
+            except PlaceError as err:
                 tried += 1
                 if not err.transient or tried == tries:
                     raise

@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalfleet.api import Run
+from evalfleet.api.runs import Run
 from evalfleet.benchmarks.waa.trees import find_tasks
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
-from evalfleet.config import home_of
 from evalfleet.controller import WallClock, folder_of
 from evalfleet.errors import RequestError
 from evalfleet.journal import Store
 from evalfleet.names import check_run_name, default_run_name, safe_name
+from evalfleet.planning.config import home_of
 from evalfleet.views.live import Scribe
 
 from .choice import Keep, chosen, numbered

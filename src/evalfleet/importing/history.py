@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from evalfleet.api import CHUNK
+from evalfleet.api.runs import CHUNK
 from evalfleet.benchmarks.waa.reading import Reading
 from evalfleet.events import (
     AttemptCollected,

@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 from .any_lab import AnyLab
-from .cgroups import Limits
+from .cgroups import HostLimits
 from .errors import LabError
 from .host import Host, HostProcess
 from .hosts import NamespaceHost
 from .lab import Lab
 from .loopback import LoopbackLab
 
-__all__ = ["AnyLab", "Host", "HostProcess", "Lab", "LabError", "Limits", "LoopbackLab", "NamespaceHost"]
+__all__ = ["AnyLab", "Host", "HostLimits", "HostProcess", "Lab", "LabError", "LoopbackLab", "NamespaceHost"]

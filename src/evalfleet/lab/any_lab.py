@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from .client import Client
+from .client import LabClient
 from .host import Host
 
 
@@ -18,7 +18,7 @@ class AnyLab(Protocol):
     def hosts(self) -> Sequence[Host]: ...
 
     @property
-    def client(self) -> Client: ...
+    def client(self) -> LabClient: ...
 
     @property
     def prefix(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Control groups: what a lab's processes are counted, frozen and killed by.
 
 Killing and freezing need version 2, mounted alone (/sys/fs/cgroup) or beside version 1
-(/sys/fs/cgroup/unified). Limits use version 2 where it has the controller, else version 1.
+(/sys/fs/cgroup/unified). HostLimits use version 2 where it has the controller, else version 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GONE_S = 10.0
 PERIOD_US = 100_000
 
 
-class Limits(NamedTuple):
+class HostLimits(NamedTuple):
     """Of one host. None: no limit."""
 
     memory_bytes: int | None = None
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     def tops(self) -> list[Path]:
         return [self.unified, *(path for path in (self.memory, self.cpu) if path is not None)]
 
-    def host(self, name: str, limits: Limits) -> Group:
+    def host(self, name: str, limits: HostLimits) -> Group:
         legacy = [path / name for path in (self.memory, self.cpu) if path is not None]
         group = Group(self.unified / name, legacy)
         for path in (group.path, *legacy):
@@ -105,7 +105,7 @@ class Group:
             time.sleep(0.001)
 
 
-def plan(lab: str, limits: Limits) -> Layout:
+def plan(lab: str, limits: HostLimits) -> Layout:
     """Where this lab's groups will be. Makes nothing, so that a sweeper can be told first."""
     mounts = _mounts()
     unified = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
@@ -121,7 +121,7 @@ def plan(lab: str, limits: Limits) -> Layout:
     return Layout(unified.path / lab, memory, cpu)
 
 
-def make(layout: Layout, limits: Limits) -> None:
+def make(layout: Layout, limits: HostLimits) -> None:
     for path in layout.tops():
         path.mkdir(exist_ok=True)
     wanted: list[str] = []

@@ -9,7 +9,7 @@ from . import keys
 from .host import Host
 
 
-class Client:
+class LabClient:
     """`key_path`: the private key. `known_hosts_path`: host keys, as they were when the hosts were made."""
 
     def __init__(self, directory: Path, prefix: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ BOOT_S = 30.0
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 
-class Site(NamedTuple):
+class LabSite(NamedTuple):
     """What the hosts of a lab share."""
 
     network: network.Network
@@ -39,7 +39,7 @@ class NamespaceHost(Host):
     users = USERS
     port = 22
 
-    def __init__(self, site: Site, directory: Path, index: int, group: Group) -> None:
+    def __init__(self, site: LabSite, directory: Path, index: int, group: Group) -> None:
         self.name = directory.name
         self.cable = network.cable(index)
         self.address = self.cable.address

@@ -23,18 +23,18 @@ BASE_Y = 4 * pow(5, -1, PRIME) % PRIME
 Point = tuple[int, int, int, int]
 
 
-class KeyPair(NamedTuple):
+class LabKey(NamedTuple):
     """`public`: as in known_hosts and authorized_keys, without a comment. `private`: the file's content."""
 
     public: str
     private: bytes
 
 
-def new_key(comment: str) -> KeyPair:
+def new_key(comment: str) -> LabKey:
     return key_from_seed(os.urandom(32), comment)
 
 
-def key_from_seed(seed: bytes, comment: str) -> KeyPair:
+def key_from_seed(seed: bytes, comment: str) -> LabKey:
     point = public_bytes(seed)
     blob = _string(KIND) + _string(point)
     public = f"{KIND.decode()} {base64.b64encode(blob).decode()}"
@@ -44,7 +44,7 @@ def key_from_seed(seed: bytes, comment: str) -> KeyPair:
     outer = b"openssh-key-v1\0" + _string(b"none") + _string(b"none") + _string(b"")
     text = base64.encodebytes(outer + struct.pack(">I", 1) + _string(blob) + _string(inner))
     private = b"-----BEGIN OPENSSH PRIVATE KEY-----\n" + text + b"-----END OPENSSH PRIVATE KEY-----\n"
-    return KeyPair(public, private)
+    return LabKey(public, private)
 
 
 def write_private(path: Path, private: bytes) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Self
 
 from . import cgroups, commands, network, state, syscalls
-from .cgroups import Limits
-from .client import Client
+from .cgroups import HostLimits
+from .client import LabClient
 from .disk import Base
 from .errors import LabError
-from .hosts import NamespaceHost, Site, boot
+from .hosts import LabSite, NamespaceHost, boot
 
 ROOT = Path("/run/evalfleet-lab")
 GIB = 1 << 30
-NO_LIMITS = Limits()
+NO_LIMITS = HostLimits()
 AT_ONCE = 8  # hosts that boot together: more wait for the same cores
 
 
@@ -34,7 +34,7 @@ class Lab:
             subprocess.run(lab.client.ssh(lab.hosts[0], "hostname"))
     """
 
-    def __init__(self, held: state.State, site: Site, limits: Limits) -> None:
+    def __init__(self, held: state.State, site: LabSite, limits: HostLimits) -> None:
         """For `create`, which makes what this describes."""
         self._state = held
         self._limits = limits
@@ -42,7 +42,7 @@ class Lab:
         self._layout: cgroups.Layout | None = None
         self._made = 0
         self.hosts: list[NamespaceHost] = []
-        self.client = Client(held.path, self.prefix)
+        self.client = LabClient(held.path, self.prefix)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -56,7 +56,7 @@ class Lab:
         *,
         rootfs: Path = Path("/"),
         disk_bytes: int = GIB,
-        limits: Limits = NO_LIMITS,
+        limits: HostLimits = NO_LIMITS,
         mask: Iterable[Path] = (),
         expose: Iterable[Path] = (),
     ) -> Self:
@@ -74,7 +74,7 @@ class Lab:
         held = state.claim(ROOT, _demolish)
         base = Base(held.path / "base", rootfs.resolve())
         exposed = tuple(path.absolute() for path in expose)
-        lab = cls(held, Site(network.Network(held.path / "net"), base, exposed, disk_bytes), limits)
+        lab = cls(held, LabSite(network.Network(held.path / "net"), base, exposed, disk_bytes), limits)
         try:
             lab._make([*_private(), *(path.absolute() for path in mask)])
             lab.add(count)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from . import commands, keys, processes, state
-from .client import Client
+from .client import LabClient
 from .errors import LabError
 from .host import Host, HostProcess, checked
 from .sshd import loopback_config
@@ -162,7 +162,7 @@ class LoopbackLab:
     def __init__(self, held: state.State) -> None:
         self._state = held
         self.hosts: list[LoopbackHost] = []
-        self.client = Client(held.path, ())
+        self.client = LabClient(held.path, ())
 
     @classmethod
     def missing(cls) -> str | None:

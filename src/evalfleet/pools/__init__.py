@@ -1,9 +1,10 @@
 """Named pools: machines that outlive runs, and are lent to one run after another."""
 
-from .bare import Bare
+from evalfleet.benchmarks.bare import Bare
+
 from .changes import Change
 from .lending import LentPlace, OwnPlace, capturing_at, machine_of, pool_fence
-from .reading import PoolView, look_at, read_pool
+from .view import PoolView, look_at, read_pool
 
 __all__ = [
     "Bare",

@@ -21,7 +21,7 @@ from evalfleet.events import (
 from evalfleet.model import MachineId, Micros, Plan, after
 from evalfleet.state import MachineState
 
-from .reading import PoolView
+from .view import PoolView
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from evalfleet.errors import ChannelError, LeaseLost, ProviderError, RequestError, StaleController
+from evalfleet.channels.unreachable import Unreachable
+from evalfleet.errors import ChannelError, LeaseLost, PlaceError, RequestError, StaleController
 from evalfleet.journal import Hold, Holds
 from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import Machine, MachineId, Micros, Needs, Offer, after
-from evalfleet.ports import Capturing, Channel, Fence, Mendable, Provider, Shared, Stoppable
+from evalfleet.ports import Capturing, Channel, Fence, Mendable, Place, Shared, Stoppable
 from evalfleet.state import MachineState
 
-from .reading import PoolView
-from .unreachable import Unreachable
+from .view import PoolView
 
 CLEAR_S = 20.0
 AVOID_S = 30.0
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class OwnPlace:
     """A pool's machines, for its own controller: the place itself, under the pool's fence."""
 
-    def __init__(self, place: Provider, holds: Holds) -> None:
+    def __init__(self, place: Place, holds: Holds) -> None:
         self._place = place
         self._holds = holds
         self.offers, self.create, self.extend = place.offers, place.create, place.extend
@@ -44,12 +44,12 @@ class OwnPlace:
 
     async def stop(self, machine: MachineId) -> None:
         if not isinstance(self._place, Stoppable):
-            raise ProviderError(f"machines of {self.name} cannot be stopped", transient=False)
+            raise PlaceError(f"machines of {self.name} cannot be stopped", transient=False)
         await self._place.stop(machine)
 
     async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
         if not isinstance(self._place, Mendable):
-            raise ProviderError(f"machines of {self.name} cannot be mended", transient=False)
+            raise PlaceError(f"machines of {self.name} cannot be mended", transient=False)
         await self._place.mend(machine, step, expires_s)
 
     @property
@@ -61,7 +61,7 @@ class OwnPlace:
         return self._place.channel(machine, pool_fence(self._holds.pool, hold, fence))
 
 
-def capturing_at(place: Provider) -> Capturing:
+def capturing_at(place: Place) -> Capturing:
     """Raises RequestError where machines cannot become images."""
     if not isinstance(place, Capturing):
         raise RequestError(
@@ -86,7 +86,7 @@ class LentPlace:
 
     def __init__(
         self,
-        place: Provider,
+        place: Place,
         holds: Holds,
         pool: Callable[[], PoolView],
         run: str,
@@ -134,7 +134,7 @@ class LentPlace:
             self._avoid[hold.machine] = time.monotonic() + AVOID_S
             self._give_back(machine)
             name = self._pool().state.machines[hold.machine].name
-            raise ProviderError(f"{name} does not answer: {err}", transient=True, scope="machine") from err
+            raise PlaceError(f"{name} does not answer: {err}", transient=True, scope="machine") from err
 
     def _may_come(self) -> bool:
         """Is a machine just being made, or does the pool itself work on one?"""
@@ -149,7 +149,7 @@ class LentPlace:
                 self._candidates(), self._run, self._epoch, machine, now, after(now, expires_s)
             )
         except LeaseLost as err:
-            raise ProviderError(str(err), transient=False, scope="machine") from err
+            raise PlaceError(str(err), transient=False, scope="machine") from err
         # nobody but its holder changes a machine: what it is now, it stays
         if hold is not None and self._pool().state.machines[hold.machine].phase != "ready":
             self._give_back(machine)
@@ -168,14 +168,14 @@ class LentPlace:
         """Of this place: a pool may have machines of several."""
         return [machine for machine in pool.machines if machine.offer.place == self._place.name]
 
-    def _none_free(self) -> ProviderError:
+    def _none_free(self) -> PlaceError:
         pool, now = self._pool(), self._clock()
         holders = sorted({who for m in pool.machines if (who := pool.holder(m.id, now)) is not None})
         if holders:
             why = f"its machines are held by {', '.join(holders)} (`evalfleet cancel RUN` frees them)"
         else:
             why = f"none of its machines is ready (`evalfleet pool status {pool.name}`)"
-        return ProviderError(f"pool {pool.name}: {why}", transient=True)
+        return PlaceError(f"pool {pool.name}: {why}", transient=True)
 
     async def _clear(self, hold: Hold, once: str = "") -> None:
         """Whatever an earlier borrower left running ends now."""
@@ -192,7 +192,7 @@ class LentPlace:
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         if not self._holds.extend(machine, after(self._clock(), expires_s)):
-            raise ProviderError(f"there is no machine {machine}", transient=False, scope="machine")
+            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
 
     async def list(self, pool: str) -> Sequence[Machine]:
         lent = self._holds.of(self._run)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalfleet.errors import MachineMute, ProviderError, SetupFailed
+from evalfleet.errors import MachineMute, PlaceError, SetupFailed
 from evalfleet.model import (
     AttemptId,
     Bundle,
@@ -157,19 +157,19 @@ class _SimPlace:
         return self._name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         return self._offers
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         self._world.extend(machine, expires_s)
 
     async def delete(self, machine: MachineId) -> None:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         self._world.remove(machine)
 
     async def list(self, pool: str) -> Sequence[Machine]:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         mine = [m for m in self._world.machines.values() if m.meter.offer.place == self._name]
         return [self._seen(m) for m in mine if m.id.startswith(f"{pool}-")]
 
@@ -199,16 +199,16 @@ class SimVms(_SimPlace):
             boot_s = 1e9 if world.chance(faults.never_boots) else world.rng.uniform(*faults.boot_s)
             lands_s = world.rng.uniform(0.1, faults.create_lands_late_s)
             world.later(lands_s, world.bring_up, machine, offer, expires_s - lands_s, boot_s)
-        await world.provider_call(self._life)
+        await world.place_call(self._life)
         if world.chance(faults.refused_for_good):
-            raise ProviderError("quota exceeded", transient=False, scope="offer")
+            raise PlaceError("quota exceeded", transient=False, scope="offer")
 
     async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
         """Returns when it can be reached, as real places do."""
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         known = self._world.machines.get(machine)
         if known is None or known.gone:
-            raise ProviderError(f"there is no machine {machine}", transient=False, scope="machine")
+            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
         boot_s = self._world.rng.uniform(*self._world.faults.boot_s)
         self._world.mend(known, boot_s, wipe=step == "redeploy")
         await asyncio.sleep(boot_s)
@@ -221,11 +221,11 @@ class SimHosts(_SimPlace):
     """Machines that we are lent: `create` takes the lock of a free host."""
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         self._world.must_be_durable(machine)
         taken = sum(m.meter.offer.place == self.name for m in self._world.machines.values())
         if machine not in self._world.machines and taken >= (offer.capacity or 0):
-            raise ProviderError("every host is taken", transient=True)
+            raise PlaceError("every host is taken", transient=True)
         self._world.bring_up(machine, offer, expires_s, 0.0)
 
 
@@ -235,6 +235,6 @@ class SimService(_SimPlace):
     service = True
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        await self._world.provider_call(self._life)
+        await self._world.place_call(self._life)
         self._world.must_be_durable(machine)
         self._world.bring_up(machine, offer, expires_s, self._world.rng.uniform(1.0, 5.0))

@@ -26,7 +26,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.ports import Provider
+from evalfleet.ports import Place
 
 from .faults import Faults, draw_faults
 from .places import SimHosts, SimService, SimVms
@@ -34,7 +34,7 @@ from .world import Life, World
 
 
 class PlaceClass(Protocol):
-    def __call__(self, world: World, life: Life, name: str, offers: Sequence[Offer]) -> Provider: ...
+    def __call__(self, world: World, life: Life, name: str, offers: Sequence[Offer]) -> Place: ...
 
 
 PLACES: dict[str, PlaceClass] = {"vms": SimVms, "hosts": SimHosts, "service": SimService}

@@ -16,7 +16,7 @@ from msgspec import structs
 from evalfleet.engine import Engine, Tempo
 from evalfleet.errors import LeaseLost, StaleController
 from evalfleet.events import Event, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
-from evalfleet.ports import Provider
+from evalfleet.ports import Place
 from evalfleet.state import RunState, fold
 
 from .journal import SimJournal, SimStore
@@ -143,7 +143,7 @@ class _Simulation:
         context.run(LIFE.set, life)
         journal = self.parts.journal(self.store, life)
         classes = self.parts.places or PLACES
-        places: dict[str, Provider] = {
+        places: dict[str, Place] = {
             name: classes[name](self.world, life, name, self.scenario.offers[name])
             for name in self.scenario.plan.places
         }

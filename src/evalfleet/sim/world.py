@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from evalfleet.errors import ChannelError, ProviderError, StaleController
+from evalfleet.errors import ChannelError, PlaceError, StaleController
 from evalfleet.model import AttemptId, Ended, Job, MachineId, Micros, Offer, after
 
 from .faults import Faults
@@ -118,16 +118,14 @@ class World:
         if not life.alive:
             raise asyncio.CancelledError
 
-    async def provider_call(self, life: Life) -> None:
+    async def place_call(self, life: Life) -> None:
         await self.call(life)
         if self.loop.time() < self.offline_until:
-            raise ProviderError("the network cannot be reached", transient=True)
+            raise PlaceError("the network cannot be reached", transient=True)
         if self.chance(self.faults.call_throttled):
-            raise ProviderError(
-                "429 too many requests", transient=True, retry_after_s=self.rng.uniform(1, 30)
-            )
+            raise PlaceError("429 too many requests", transient=True, retry_after_s=self.rng.uniform(1, 30))
         if self.chance(self.faults.call_fails):
-            raise ProviderError("500 internal server error", transient=True)
+            raise PlaceError("500 internal server error", transient=True)
 
     def chance(self, p: float) -> bool:
         return p > 0 and self.rng.random() < p

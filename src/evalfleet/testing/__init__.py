@@ -1,6 +1,6 @@
-"""Contract suites: what every provider and every channel promises, as tests to subclass.
+"""Contract suites: what every place and every channel promises, as tests to subclass.
 
-    class TestMyPlace(ProviderContract, ChannelContract):
+    class TestMyPlace(PlaceContract, ChannelContract):
         def harness(self) -> Harness:
             return MyHarness()
 
@@ -8,7 +8,7 @@ Plain asserts and asyncio; nothing here needs pytest, although it finds the test
 """
 
 from .channel_contract import ChannelContract
-from .contracts import ProviderContract
+from .contracts import PlaceContract
 from .harness import Harness, ShellHarness
 
-__all__ = ["ChannelContract", "Harness", "ProviderContract", "ShellHarness"]
+__all__ = ["ChannelContract", "Harness", "PlaceContract", "ShellHarness"]

@@ -1,4 +1,4 @@
-"""What every provider promises. Subclass, give it a harness, and let pytest find the tests."""
+"""What every place promises. Subclass, give it a harness, and let pytest find the tests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from evalfleet.errors import ChannelError, ProviderError
+from evalfleet.errors import ChannelError, PlaceError
 from evalfleet.model import AttemptId, Job, Machine, Needs
-from evalfleet.ports import Provider
+from evalfleet.ports import Place
 
 from .harness import Harness, find, first_offer, has_ended, promise, raised
 
 
-class ProviderContract:
+class PlaceContract:
     """`list` is the only truth; `create`, `extend` and `delete` may be repeated; expiries are kept."""
 
     def harness(self) -> Harness:
@@ -50,7 +50,7 @@ class ProviderContract:
             await h.bring_up(place, n)
         offer = await first_offer(place)
         await h.bring_up(place, 1)  # one that we have needs no room
-        err = await raised(ProviderError, place.create(h.machine_id(h.capacity + 1), offer, h.life_s(offer)))
+        err = await raised(PlaceError, place.create(h.machine_id(h.capacity + 1), offer, h.life_s(offer)))
         assert err.transient, "a place that is full may have room later"
         assert await find(place, h.machine_id(h.capacity + 1)) is None
         await h.remove(place, h.machine_id(1))
@@ -131,7 +131,7 @@ class ProviderContract:
         for answer in await asyncio.gather(
             place.delete(machine), other.delete(machine), return_exceptions=True
         ):  # at the same time, one may be told to come back later
-            assert answer is None or (isinstance(answer, ProviderError) and answer.transient), answer
+            assert answer is None or (isinstance(answer, PlaceError) and answer.transient), answer
         await h.remove(place, machine)
         await place.delete(machine)
         await h.place().delete(h.machine_id(99))
@@ -181,12 +181,12 @@ class ProviderContract:
     @promise
     async def test_extend_makes_nothing(self, h: Harness) -> None:
         place = h.place()
-        with suppress(ProviderError):  # it may say that there is no such machine
+        with suppress(PlaceError):  # it may say that there is no such machine
             await place.extend(h.machine_id(99), h.long_s)
         assert not await place.list(h.pool)
 
 
-async def _ends_with_its_machine(h: Harness, place: Provider, machine: Machine, job: AttemptId) -> None:
+async def _ends_with_its_machine(h: Harness, place: Place, machine: Machine, job: AttemptId) -> None:
     """Start a job that lasts longer than the machine: both end by the machine's expiry, nobody helping."""
     loop = asyncio.get_running_loop()
     command = h.command(seconds=14 * h.unit_s, mark="began", after="survived")

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from evalfleet.errors import FleetError
 from evalfleet.model import Command, Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Fence, Provider
+from evalfleet.ports import Channel, Fence, Place
 
 Kind = Literal["created", "lent", "service"]
 T = TypeVar("T")
@@ -39,13 +39,13 @@ class Harness(ABC):
     """May an expired machine still be listed as up? Only where it costs nothing and keeps its results."""
 
     def __init__(self) -> None:
-        self._places: list[Provider] = []
+        self._places: list[Place] = []
         self._channels: list[Channel] = []
         self._directory = tempfile.TemporaryDirectory(prefix="evalfleet-contract-")
         self.directory = Path(self._directory.name).resolve()
 
     @abstractmethod
-    def make_place(self) -> Provider:
+    def make_place(self) -> Place:
         """A new object for the same world: what another controller would have."""
 
     @abstractmethod
@@ -88,24 +88,24 @@ class Harness(ABC):
         """A life that no test reaches the end of, and that the place must grant: it may need no more."""
         return max(self.long_s, offer.least_life_s)
 
-    def place(self) -> Provider:
+    def place(self) -> Place:
         self._places.append(self.make_place())
         return self._places[-1]
 
-    def channel(self, place: Provider, machine: Machine, epoch: int = 1) -> Channel:
+    def channel(self, place: Place, machine: Machine, epoch: int = 1) -> Channel:
         self._channels.append(place.channel(machine, self.fence(epoch)))
         return self._channels[-1]
 
     def machine_id(self, n: int = 1, pool: str | None = None) -> MachineId:
         return MachineId(f"{self.pool if pool is None else pool}-abc123-{n}")
 
-    async def bring_up(self, place: Provider, n: int = 1, expires_s: float | None = None) -> Machine:
+    async def bring_up(self, place: Place, n: int = 1, expires_s: float | None = None) -> Machine:
         """Create machine `n` and wait until it is up."""
         machine, offer = self.machine_id(n), await first_offer(place)
         await place.create(machine, offer, self.life_s(offer) if expires_s is None else expires_s)
         return await self.until_up(place, machine)
 
-    async def until_up(self, place: Provider, machine: MachineId) -> Machine:
+    async def until_up(self, place: Place, machine: MachineId) -> Machine:
         seen = await self.until(lambda: find(place, machine), is_up, f"{machine} is up")
         assert seen is not None
         return seen
@@ -119,7 +119,7 @@ class Harness(ABC):
             await self.wait(0.2)
         return answer
 
-    async def remove(self, place: Provider, machine: MachineId) -> None:
+    async def remove(self, place: Place, machine: MachineId) -> None:
         """Delete as the engine does: until it is absent from two listings, a settling time apart."""
         settle_s = (await first_offer(place)).settle_s
         await place.delete(machine)
@@ -175,13 +175,13 @@ class ShellHarness(Harness):
 # -- small words of the suites -----------------------------------------------------------------
 
 
-async def first_offer(place: Provider) -> Offer:
+async def first_offer(place: Place) -> Offer:
     offers = await place.offers(Needs())
     assert offers, "the place offers nothing, even to a benchmark without needs"
     return offers[0]
 
 
-async def find(place: Provider, machine: MachineId) -> Machine | None:
+async def find(place: Place, machine: MachineId) -> Machine | None:
     pool = machine.rsplit("-", 2)[0]
     found = [seen for seen in await place.list(pool) if seen.id == machine]
     assert len(found) <= 1, f"{machine} is listed {len(found)} times"

@@ -9,7 +9,7 @@ from evalfleet.events import Record
 from evalfleet.state import RunState, apply
 
 
-class Records(Protocol):
+class EventSource(Protocol):
     """What a follower needs of a store. `journal.Store` has it."""
 
     def read(self, stream: str, after: int = 0) -> Iterable[Record]:
@@ -24,7 +24,7 @@ class Follower:
     the controller or long after it. Used by one thread at a time.
     """
 
-    def __init__(self, store: Records, run: str) -> None:
+    def __init__(self, store: EventSource, run: str) -> None:
         self._store = store
         self.run = run
         self.seq = 0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from evalfleet.model import MachineId, Micros, seconds_between
 from evalfleet.state import MachineState, RunState
 
-from .notable import Line
+from .format import cells, clean, clock_time, counted, fit, hms, interval, pad, percent, usd
+from .notable import Notice
 from .stats import current_task, estimated_usd, eta_s, hourly_usd, machines_usd, per_minute, rate, wilson
-from .words import cells, clean, clock_time, counted, fit, hms, interval, pad, percent, usd
 
 Piece = tuple[str, str]
 """Text, and the name of its style: a key of STYLES."""
@@ -35,13 +35,13 @@ _ASCII = {"good": "#", "bad": "x", "busy": "=", "dim": "."}
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class FrameSize:
     width: int = 80
     height: int = 24
 
 
 def frame(
-    state: RunState, now: Micros, size: Size, events: Sequence[Line] = (), ascii_only: bool = False
+    state: RunState, now: Micros, size: FrameSize, events: Sequence[Notice] = (), ascii_only: bool = False
 ) -> list[Row]:
     """The rows, none wider than the terminal, and fewer than it has lines."""
     shown = min(now, state.ended_at) if state.ended_at is not None else now
@@ -246,6 +246,6 @@ def _since(state: RunState, machine: MachineState, now: Micros) -> str:
     return "" if began is None else hms(seconds_between(began, now))
 
 
-def _news(line: Line) -> Row:
+def _news(line: Notice) -> Row:
     style = "good" if line.good else "warn" if line.kind == "trouble" else ""
     return [(f"{clock_time(line.at)} ", "dim"), (line.text, "" if style == "good" else style)]

@@ -8,7 +8,7 @@ import msgspec
 
 from evalfleet.events import Record, RunPlanned, TasksPlanned
 
-from .words import clean, iso
+from .format import clean, iso
 
 MOST, MOST_OF_ONE = 400, 4000
 

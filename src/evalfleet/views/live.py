@@ -16,8 +16,8 @@ from evalfleet.names import safe_name
 from evalfleet.state import MachineState, RunState
 
 from .files import alone_in, changed_at, point, points_to, replace, to_json
-from .follow import Follower, Records
-from .registry import REGISTRY, Registrar, lend, worker_status
+from .follow import EventSource, Follower
+from .format import clean, iso, stamp
 from .results import Document, aggregated, by_machine, results
 from .stats import (
     current_task,
@@ -29,7 +29,7 @@ from .stats import (
     rate,
     retries,
 )
-from .words import clean, iso, stamp
+from .vm_pool_registry import REGISTRY, Registrar, lend, worker_status
 
 LIVE = "parallel_live.json"
 RESULTS = "results.json"
@@ -149,7 +149,7 @@ class Scribe:
     def __init__(
         self,
         home: Path,
-        store: Records,
+        store: EventSource,
         run: str,
         clock: Callable[[], Micros] = lambda: time.time_ns() // 1000,
         is_newest: Callable[[], bool] = lambda: True,

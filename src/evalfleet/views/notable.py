@@ -20,13 +20,13 @@ from evalfleet.model import (
 )
 from evalfleet.state import MachineState, RunState
 
-from .words import clean, counted, duration, plural
+from .format import clean, counted, duration, plural
 
 Kind = Literal["start", "task", "trouble", "news", "end"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Notice:
     """One thing that happened. `outcome`: it was the end of an attempt; `settles`: and that of its task."""
 
     at: Micros
@@ -37,31 +37,31 @@ class Line:
     settles: bool = False
 
 
-def notable(state: RunState, record: ev.Record) -> Line | None:
+def notable(state: RunState, record: ev.Record) -> Notice | None:
     """The record in words, by a state that already has it; None if it is of no interest."""
     at = record.at
     match record.event:
         case ev.AttemptEnded(attempt, outcome, seconds):
             return _attempt_ended(state, at, attempt, outcome, seconds)
         case ev.RunPlanned(plan, total):
-            return Line(at, "start", f"{plan.run}: {plural(total, 'task')} of {plan.benchmark} planned")
+            return Notice(at, "start", f"{plan.run}: {plural(total, 'task')} of {plan.benchmark} planned")
         case ev.PoolPlanned(plan):
-            return Line(at, "start", f"pool {plan.run}: {plural(plan.limits.workers, 'machine')} planned")
+            return Notice(at, "start", f"pool {plan.run}: {plural(plan.limits.workers, 'machine')} planned")
         case ev.PoolResized(workers):
-            return Line(at, "start", f"pool {state.plan.run}: to have {plural(workers, 'machine')}")
+            return Notice(at, "start", f"pool {state.plan.run}: to have {plural(workers, 'machine')}")
         case ev.RunResumed():
-            return Line(at, "start", f"{state.plan.run} is taken up again")
+            return Notice(at, "start", f"{state.plan.run} is taken up again")
         case ev.TasksReopened(tasks):
-            return Line(at, "news", f"{plural(len(tasks), 'broken task')} reopened")
+            return Notice(at, "news", f"{plural(len(tasks), 'broken task')} reopened")
         case ev.StopRequested() if not state.plan.benchmark:
-            return Line(at, "news", f"pool {state.plan.run} is to be deleted")
+            return Notice(at, "news", f"pool {state.plan.run} is to be deleted")
         case ev.StopRequested(reason, detail):
-            return Line(at, "trouble", f"stopping: {clean(detail) or _REASONS[reason]}", good=False)
+            return Notice(at, "trouble", f"stopping: {clean(detail) or _REASONS[reason]}", good=False)
         case ev.RunEnded(status):
-            return Line(at, "end", f"the run is over: {status}", good=status == "done")
+            return Notice(at, "end", f"the run is over: {status}", good=status == "done")
         case ev.AttemptCollected(attempt, collected) if collected.problem and _counts(state, attempt):
             text = f"artefacts of {clean(attempt)} are not complete: {clean(collected.problem)}"
-            return Line(at, "trouble", text, good=False)
+            return Notice(at, "trouble", text, good=False)
         case _:
             return _machine(state, record)
 
@@ -79,45 +79,47 @@ _REASONS = {
 }
 
 
-def _machine(state: RunState, record: ev.Record) -> Line | None:
+def _machine(state: RunState, record: ev.Record) -> Notice | None:
     at = record.at
     match record.event:
         case ev.MachineRequested(machine, name, _, offer):
             where = "/".join(part for part in (offer.place, offer.region, offer.size) if part)
-            return Line(
+            return Notice(
                 at, "news", f"{clean(name)} requested ({clean(where)}{', spot' if offer.spot else ''})"
             )
         case ev.MachineReady(machine, timings):
             return _ready(state.machines[machine], at, timings)
         case ev.MachineMending(machine, step, detail):
-            return Line(at, "trouble", f"{_name(state, machine)}: {step}, since {clean(detail)}", good=False)
+            return Notice(
+                at, "trouble", f"{_name(state, machine)}: {step}, since {clean(detail)}", good=False
+            )
         case ev.MachinePrepared(machine, ""):
-            return Line(at, "news", f"{_name(state, machine)} is prepared for nothing any more")
+            return Notice(at, "news", f"{_name(state, machine)} is prepared for nothing any more")
         case ev.MachinePrepared(machine, benchmark):
-            return Line(at, "news", f"{_name(state, machine)} is prepared for {clean(benchmark)}")
+            return Notice(at, "news", f"{_name(state, machine)} is prepared for {clean(benchmark)}")
         case ev.MachineStopped(machine):
-            return Line(at, "news", f"{_name(state, machine)} has stopped")
+            return Notice(at, "news", f"{_name(state, machine)} has stopped")
         case ev.MachineStarting(machine):
-            return Line(at, "news", f"{_name(state, machine)} is to start again")
+            return Notice(at, "news", f"{_name(state, machine)} is to start again")
         case ev.MachineSilent(machine):
-            return Line(at, "trouble", f"{_name(state, machine)} is silent", good=False)
+            return Notice(at, "trouble", f"{_name(state, machine)} is silent", good=False)
         case ev.MachineHeard(machine):
-            return Line(at, "news", f"{_name(state, machine)} is heard again")
+            return Notice(at, "news", f"{_name(state, machine)} is heard again")
         case ev.MachineCondemned(machine, image=image) if image:
-            return Line(at, "news", f"{_name(state, machine)} becomes the image {clean(image)}, and goes")
+            return Notice(at, "news", f"{_name(state, machine)} becomes the image {clean(image)}, and goes")
         case ev.MachineCondemned(machine, detail, cause) if cause is not None:
             text = f"{_name(state, machine)} given up ({words(cause)}): {clean(detail)}"
-            return Line(at, "trouble", text.removesuffix(": "), good=False)
+            return Notice(at, "trouble", text.removesuffix(": "), good=False)
         case _:
             return None
 
 
-def _ready(machine: MachineState, at: Micros, timings: Mapping[str, float]) -> Line:
+def _ready(machine: MachineState, at: Micros, timings: Mapping[str, float]) -> Notice:
     step = next((step for step in machine.mends if step in timings), None)
     if step is not None:
-        return Line(at, "news", f"{clean(machine.name)} is well again after {clean(step)}")
+        return Notice(at, "news", f"{clean(machine.name)} is well again after {clean(step)}")
     took = duration(seconds_between(machine.requested_at, at))
-    return Line(at, "news", f"{clean(machine.name)} ready after {took}{_steps(timings)}")
+    return Notice(at, "news", f"{clean(machine.name)} ready after {took}{_steps(timings)}")
 
 
 SHORT_S = 0.95
@@ -139,20 +141,22 @@ def words(cause: Cause) -> str:
     return str(cause).replace("_", " ")
 
 
-def _attempt_ended(state: RunState, at: Micros, attempt: AttemptId, outcome: Outcome, seconds: float) -> Line:
+def _attempt_ended(
+    state: RunState, at: Micros, attempt: AttemptId, outcome: Outcome, seconds: float
+) -> Notice:
     known = state.attempts[attempt]
     task = state.tasks[known.task]
     where = f"{clean(task.task.id)} on {clean(state.machines[known.machine].name)}"
     if isinstance(outcome, Scored):
         text = f"{where}: {_score(outcome)} in {duration(seconds)}"
-        return Line(at, "task", text, outcome.success, outcome, settles=True)
+        return Notice(at, "task", text, outcome.success, outcome, settles=True)
     what = words(outcome.cause) + (f" ({clean(outcome.detail, 120)})" if outcome.detail else "")
     # By the task as it is now: in a batch of records it may already be further.
     last = task.decided_by == known.id
     fate = (
         "broken for good" if last else "not counted" if outcome.cause is Cause.CANCELLED else "to be retried"
     )
-    return Line(at, "trouble", f"{where}: {what}, {fate}", False, outcome, settles=last)
+    return Notice(at, "trouble", f"{where}: {what}, {fate}", False, outcome, settles=last)
 
 
 def _score(outcome: Scored) -> str:
@@ -161,7 +165,7 @@ def _score(outcome: Scored) -> str:
     return f"{verdict}{exact}{', time limit' if outcome.limit_s is not None else ''}"
 
 
-def together(lines: list[Line]) -> str:
+def together(lines: list[Notice]) -> str:
     """Many lines as one: how many, and what the attempts among them came to."""
     outcomes = [line.outcome for line in lines if line.outcome is not None]
     scored = [outcome for outcome in outcomes if isinstance(outcome, Scored)]

@@ -12,9 +12,9 @@ from evalfleet.events import ControllerStarted, Event, MachineRequested, Record,
 from evalfleet.model import Micros, seconds_between
 from evalfleet.state import RunState
 
-from .notable import Line, notable, together
+from .format import clock_time, duration, iso, percent, plural
+from .notable import Notice, notable, together
 from .stats import eta_s, rate
-from .words import clock_time, duration, iso, percent, plural
 
 LINES_PER_S = 2.0
 BURST = 20.0
@@ -35,7 +35,7 @@ class PlainLines:
         self._begun = False
         self._tokens = BURST
         self._at: Micros = 0
-        self._held: list[Line] = []
+        self._held: list[Notice] = []
         self._summary_at: Micros = 0
 
     def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
@@ -69,7 +69,7 @@ class PlainLines:
             self._tokens = min(BURST, self._tokens + LINES_PER_S * max(0.0, seconds_between(self._at, now)))
         self._at = now
 
-    def _tell(self, line: Line, prefix: str) -> None:
+    def _tell(self, line: Notice, prefix: str) -> None:
         always = line.kind in ("start", "end")
         if not always and (self._held or self._tokens < 1):
             if not self._held:
@@ -85,12 +85,12 @@ class PlainLines:
         self._summary_at = now
 
 
-def _lines(state: RunState, records: Sequence[Record]) -> Iterator[Line]:
+def _lines(state: RunState, records: Sequence[Record]) -> Iterator[Notice]:
     """What is notable of the records; machines that are requested together share a line."""
     for kind, group in groupby(records, key=lambda record: type(record.event)):
         some = list(group)
         if kind is MachineRequested and len(some) > 3:
-            yield Line(some[0].at, "news", f"{len(some):,} machines requested")
+            yield Notice(some[0].at, "news", f"{len(some):,} machines requested")
             continue
         yield from (line for record in some if (line := notable(state, record)) is not None)
 

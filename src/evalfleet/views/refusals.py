@@ -6,8 +6,8 @@ from typing import Any
 
 from evalfleet.state import Refusal, RunState
 
-from .tables import table
-from .words import clean
+from .format import clean
+from .text_table import table
 
 Document = dict[str, Any]
 

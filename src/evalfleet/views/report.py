@@ -11,9 +11,9 @@ from evalfleet.errors import RequestError
 from evalfleet.names import hint
 
 from .files import to_json
+from .format import clean, counted, duration, interval, models_usd, percent, usd
 from .results import Document
 from .summary import next_steps
-from .words import clean, counted, duration, interval, models_usd, percent, usd
 
 SLOWEST = 10
 MOST = 50

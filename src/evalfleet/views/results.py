@@ -11,6 +11,7 @@ from evalfleet.model import Broken, Micros, Outcome, Scored, TaskId, seconds_bet
 from evalfleet.names import hint, safe_name
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
+from .format import iso
 from .refusals import refusals
 from .stats import (
     Tally,
@@ -23,7 +24,6 @@ from .stats import (
     prices_as_of,
     tally,
 )
-from .words import iso
 
 Document = dict[str, Any]
 

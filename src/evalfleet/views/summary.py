@@ -7,9 +7,9 @@ from typing import Any
 
 from evalfleet.model import IMPORTED
 
+from .format import clean, counted, duration, interval, models_usd, percent, plural, usd
 from .results import Document
-from .tables import pairs
-from .words import clean, counted, duration, interval, models_usd, percent, plural, usd
+from .text_table import pairs
 
 
 def summary(results: Document, run_dir: Path | None = None) -> str:

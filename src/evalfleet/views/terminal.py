@@ -12,8 +12,8 @@ from evalfleet.events import Record
 from evalfleet.model import Micros
 from evalfleet.state import RunState
 
-from .frame import STYLES, Row, Size, as_text, frame
-from .notable import Line, notable
+from .frame import STYLES, FrameSize, Row, as_text, frame
+from .notable import Notice, notable
 from .plain import JsonLines, PlainLines, json_lines
 from .summary import summary
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ["Display", "JsonLines", "PlainLines", "View", "json_lines", "summary", "view_for"]
+__all__ = ["Display", "JsonLines", "PlainLines", "TerminalView", "json_lines", "summary", "view_for"]
 
 
-class View(Protocol):
+class TerminalView(Protocol):
     """Shows a run that goes on. The caller decides how often, and polls."""
 
     def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
@@ -37,7 +37,7 @@ class View(Protocol):
         ...
 
 
-def view_for(out: TextIO | None = None, *, json: bool = False) -> View:
+def view_for(out: TextIO | None = None, *, json: bool = False) -> TerminalView:
     """What suits `out` (default: standard output)."""
     stream = sys.stdout if out is None else out
     write = _Writer(stream)
@@ -87,9 +87,9 @@ class Display:
 
         self._console: Console = Console(file=out, highlight=False, soft_wrap=False)
         self._ascii = not (self._console.encoding or "").lower().startswith("utf")
-        self._events: deque[Line] = deque(maxlen=5)
+        self._events: deque[Notice] = deque(maxlen=5)
         self._live: Live | None = None
-        self._size = Size(0, 0)
+        self._size = FrameSize(0, 0)
         self._drawn: list[Row] = []
         self._closed = False
 
@@ -121,7 +121,7 @@ class Display:
 
     def _draw(self, state: RunState, now: Micros) -> None:
         width, height = self._console.size
-        size = Size(width, height)
+        size = FrameSize(width, height)
         rows = frame(state, now, size, list(self._events), self._ascii)
         if rows == self._drawn and size == self._size:
             return
@@ -165,6 +165,6 @@ def _rendered(rows: Sequence[Row]) -> Text:
     return whole
 
 
-def picture(state: RunState, now: Micros, size: Size, events: Sequence[Line] = ()) -> str:
+def picture(state: RunState, now: Micros, size: FrameSize, events: Sequence[Notice] = ()) -> str:
     """The display as plain text."""
     return as_text(frame(state, now, size, events))

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from evalfleet.api import plan_run
+from evalfleet.api.runs import plan_run
 from evalfleet.events import Record
 from evalfleet.journal import Store
 from evalfleet.lab import Lab, NamespaceHost
 from evalfleet.model import AttemptId, Broken, MachineId
-from evalfleet.plan import resolve
-from evalfleet.request import RunRequest
+from evalfleet.planning.plan import resolve
+from evalfleet.planning.request import RunRequest
 from evalfleet.state import AttemptState, MachineState, RunState, apply
 
 from . import workload

@@ -12,7 +12,7 @@ from evalfleet.errors import RequestError
 from evalfleet.images.manifests import DIGEST
 from evalfleet.images.reference import Reference, parse
 from evalfleet.images.streams import Unreadable, Window
-from evalfleet.tables import reason
+from evalfleet.toml_tables import reason
 
 from .files import FOLDER, LIST, Folder, Held, TaskFiles, held, interest
 from .kept import TOLD, Kept

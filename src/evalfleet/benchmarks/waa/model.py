@@ -19,7 +19,7 @@ ANSWER_S = 15.0
 NAME = "model"
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """`code` 0: there was none, and `text` says why."""
 
     code: int
@@ -41,7 +41,7 @@ def _ask_openai(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -
     headers = {"Authorization": f"Bearer {secrets['OPENAI_API_KEY']}"}
     answer = _call(f"{base}/models/{urllib.parse.quote(model, safe='/')}", headers)
     if answer.code == 404 and _lists(_call(f"{base}/models", headers), model):
-        answer = Answer(200)  # some APIs like OpenAI's list models and tell nothing of one
+        answer = HttpAnswer(200)  # some APIs like OpenAI's list models and tell nothing of one
     return _judged(answer, model, base, "OPENAI_API_KEY")
 
 
@@ -53,7 +53,7 @@ def _ask_azure(settings: WaaSettings, model: str, secrets: Mapping[str, str]) ->
     return _judged(answer, model, "AZURE_ENDPOINT", "AZURE_API_KEY")
 
 
-def _judged(answer: Answer, model: str, where: str, key: str) -> Check:
+def _judged(answer: HttpAnswer, model: str, where: str, key: str) -> Check:
     if answer.code in (401, 403):
         return Check(
             NAME, "bad", f"{where} refuses {key} (answer {answer.code})", f"put a valid key into {key}"
@@ -68,7 +68,7 @@ def _judged(answer: Answer, model: str, where: str, key: str) -> Check:
     return Check(NAME, "good", f"{model} answers at {where}")
 
 
-def _lists(answer: Answer, model: str) -> bool:
+def _lists(answer: HttpAnswer, model: str) -> bool:
     try:
         listed: Any = json.loads(answer.text)
         return any(each.get("id") == model for each in listed["data"])
@@ -76,13 +76,13 @@ def _lists(answer: Answer, model: str) -> bool:
         return False
 
 
-def _call(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+def _call(url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpAnswer:
     try:
         request = urllib.request.Request(url, body, dict(headers))
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            return Answer(answer.status, answer.read(4 << 20).decode("utf-8", "replace"))
+            return HttpAnswer(answer.status, answer.read(4 << 20).decode("utf-8", "replace"))
     except urllib.error.HTTPError as err:
         with err:
-            return Answer(err.code, err.read(10_000).decode("utf-8", "replace"))
+            return HttpAnswer(err.code, err.read(10_000).decode("utf-8", "replace"))
     except (OSError, ValueError) as err:
-        return Answer(0, str(getattr(err, "reason", None) or type(err).__name__))
+        return HttpAnswer(0, str(getattr(err, "reason", None) or type(err).__name__))

@@ -10,7 +10,7 @@ import msgspec
 from evalfleet.errors import RequestError
 from evalfleet.model import Task, TaskId
 from evalfleet.names import hint
-from evalfleet.tables import reason
+from evalfleet.toml_tables import reason
 
 from .files import TaskFiles
 

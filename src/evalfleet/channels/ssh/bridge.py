@@ -15,9 +15,9 @@ import asyncssh
 
 from evalfleet.ports import Fence
 
-from .asking import NO_SUPERVISOR, Lot
+from .host_home import NO_SUPERVISOR, Lot
 from .hosts import Host, Wire
-from .words import HostLost
+from .target import HostLost
 
 READY = re.compile(rb"(?:^|\n)ok ([^ \n]*)\n$")
 WORDS_CAP = 4096

@@ -14,8 +14,8 @@ from evalfleet.errors import SetupFailed
 from evalfleet.model import AttemptId, Bundle, Ended, Job
 from evalfleet.ports import Fence, TellStep
 
-from .asking import Lot
 from .bridge import dial
+from .host_home import Lot
 from .mover import SshMover
 
 Verdict = Callable[[bool], None]

@@ -12,8 +12,8 @@ import asyncssh
 
 from evalfleet.ports import Dialled
 
-from .connecting import Connection, open_connection
-from .words import Access, HostDown, HostLost, Target
+from .connection import Connection, open_connection
+from .target import Access, HostDown, HostLost, Target
 
 SESSIONS = 8
 """Sessions a connection carries; OpenSSH allows 10 unless told otherwise (MaxSessions)."""

@@ -30,10 +30,10 @@ from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Collected
 from evalfleet.names import INCOMING
 
-from .asking import Answer, Lot
+from .host_home import Answer, Lot
 from .hosts import converse
 from .light import flat
-from .words import HostDown, HostLost, NoMachine
+from .target import HostDown, HostLost, NoMachine
 
 LIGHT_BYTES = 192 << 10
 LOG_ROOM = 60_000_000

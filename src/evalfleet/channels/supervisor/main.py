@@ -7,7 +7,7 @@ import sys
 
 def main(argv: list[str]) -> int:
     if "/" not in argv[1]:
-        from .bridge import verb  # a supervisor needs none of it
+        from .verbs import verb  # a supervisor needs none of it
 
         return verb(argv[1])
     from .starting import start

@@ -34,8 +34,8 @@ AFTERLIFE_S = 600.0
 EVICTED_GRACE_S = 3.0
 WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit", "watch", "anew"))
 MODULES = (
-    *("boot", "bridge", "clients", "files", "growth", "host", "job", "jobs", "lent", "log", "main"),
-    *("notices", "pack", "parcel", "processes", "removal", "server", "starting"),
+    *("boot", "clients", "files", "growth", "host", "job", "jobs", "lent", "log", "main"),
+    *("notices", "pack", "parcel", "processes", "removal", "server", "starting", "verbs"),
 )
 
 

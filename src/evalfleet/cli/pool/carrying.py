@@ -7,9 +7,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from evalfleet import keeping
+from evalfleet.api import pool, pools
+from evalfleet.api.tunnels import Tunnel, open_tunnels
 from evalfleet.state import MachineState
-from evalfleet.tunnels import Tunnel, open_tunnels
 
 
 def carry(
@@ -19,13 +19,13 @@ def carry(
     show: Callable[[Sequence[Tunnel]], None],
 ) -> int:
     """Open them, show them, and wait for Ctrl-C, which is the proper end."""
-    pool = keeping.open_pool(name)
+    pool = pools.open_pool(name)
     asyncio.run(_carry(pool, pool.running(machines), ports, show))
     return 0
 
 
 async def _carry(
-    pool: keeping.Pool,
+    pool: pool.Pool,
     machines: Sequence[MachineState],
     ports: Sequence[tuple[int, int]],
     show: Callable[[Sequence[Tunnel]], None],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .arguments import add_machines, add_name
 
 if TYPE_CHECKING:
-    from evalfleet.keeping import Answer
+    from evalfleet.api.pool_machine import ActionResult
     from evalfleet.model import Ended
 
 
@@ -23,23 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
-    from evalfleet.benchmarks.waa import entering
-    from evalfleet.cli.asking import agreed
+    from evalfleet.api import pools
+    from evalfleet.benchmarks.waa import host_commands
+    from evalfleet.cli.confirm import agreed
 
     from . import following
 
-    pool = keeping.open_pool(args.name)
+    pool = pools.open_pool(args.name)
     names = [machine.name for machine in pool.running(args.machines)]
     if not args.yes and not agreed(f"delete Windows and all else of WAA on {', '.join(names)}"):
         return 2
-    done = pool.execute(names, entering.verb("clean"), entering.CLEAN_S, entering.NO_WINDOWS)
+    done = pool.execute(names, host_commands.verb("clean"), host_commands.CLEAN_S, host_commands.NO_WINDOWS)
     return following.told([_answer(answer, ended) for answer, ended in done])
 
 
-def _answer(answer: Answer, ended: Ended | None) -> Answer:
-    from evalfleet import keeping
-    from evalfleet.benchmarks.waa.entering import NO_WINDOWS
+def _answer(answer: ActionResult, ended: Ended | None) -> ActionResult:
+    from evalfleet.api import pool_machine
+    from evalfleet.benchmarks.waa.host_commands import NO_WINDOWS
 
     if ended is None or answer.problem:
         return answer
@@ -47,4 +47,6 @@ def _answer(answer: Answer, ended: Ended | None) -> Answer:
         what = "is clean" if ended.exit_code == 0 else "had nothing of WAA on it"
         print(f"{answer.machine.name} {what}")
         return answer
-    return keeping.Answer(answer.machine, f"{ended.reason.replace('_', ' ')}: {ended.detail.strip()}")
+    return pool_machine.ActionResult(
+        answer.machine, f"{ended.reason.replace('_', ' ')}: {ended.detail.strip()}"
+    )

@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
-    from evalfleet.errors import ProviderError
-    from evalfleet.plan import PREFIX, PoolRequest
-    from evalfleet.values import parse_count, parse_duration, parse_pairs
+    from evalfleet.api import pools
+    from evalfleet.errors import PlaceError
+    from evalfleet.planning.plan import PREFIX, PoolRequest
+    from evalfleet.planning.values import parse_count, parse_duration, parse_pairs
     from evalfleet.views.refusals import refusals, refusals_table
 
     from . import following
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
         settings=parse_pairs(args.settings or (), "--set"),
         config=args.config,
     )
-    pool = keeping.create(request)
+    pool = pools.create(request)
     state = following.follow(pool)
     view = pool.view()
     if not view.machines:
@@ -49,6 +49,6 @@ def main(args: argparse.Namespace) -> int:
         why = why or "no place offers any"
         if told := refusals_table(refusals(state)):
             print(told, file=sys.stderr)
-        raise ProviderError(f"pool {pool.name!r} got no machine: {why}", transient=False)
+        raise PlaceError(f"pool {pool.name!r} got no machine: {why}", transient=False)
     following.show(view, as_json=args.json)
     return 0

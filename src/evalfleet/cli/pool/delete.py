@@ -13,13 +13,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
-    from evalfleet.cli.asking import agreed
-    from evalfleet.views.words import plural
+    from evalfleet.api import pools
+    from evalfleet.cli.confirm import agreed
+    from evalfleet.views.format import plural
 
     from . import following
 
-    pool = keeping.open_pool(args.name)
+    pool = pools.open_pool(args.name)
     many = plural(len(pool.view().machines), "machine")
     if not args.yes and not agreed(f"delete pool {pool.name} and its {many}"):
         return 2

@@ -14,12 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
-    from evalfleet.values import parse_duration
+    from evalfleet.api import pools
+    from evalfleet.planning.values import parse_duration
 
     from . import following
 
-    pool = keeping.open_pool(args.name)
+    pool = pools.open_pool(args.name)
     answers = pool.extend(parse_duration(args.expires, "--expires"))
     following.show(pool.view(), as_json=args.json)
     return following.told(answers)

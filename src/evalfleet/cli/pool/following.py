@@ -7,17 +7,18 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from evalfleet.cli.following import notes
+from evalfleet.cli.follow import notes
 from evalfleet.controller import WallClock
+from evalfleet.views.format import clock_time, iso, plural, usd
 from evalfleet.views.notable import notable
 from evalfleet.views.refusals import refusals, refusals_table
 from evalfleet.views.stats import hourly_usd, machine_hourly_usd, machine_usd, machines_usd, prices_as_of
-from evalfleet.views.tables import table
-from evalfleet.views.words import clock_time, iso, plural, usd
+from evalfleet.views.text_table import table
 
 if TYPE_CHECKING:
+    from evalfleet.api.pool import Pool
+    from evalfleet.api.pool_machine import ActionResult
     from evalfleet.events import Record
-    from evalfleet.keeping import Answer, Pool
     from evalfleet.pools import PoolView
     from evalfleet.state import MachineState, RunState
 
@@ -42,7 +43,7 @@ def follow(pool: Pool) -> RunState:
         raise
 
 
-def told(answers: Sequence[Answer]) -> int:
+def told(answers: Sequence[ActionResult]) -> int:
     """Say what went wrong; the exit code."""
     problems = [answer for answer in answers if answer.problem]
     for answer in problems:
@@ -50,11 +51,11 @@ def told(answers: Sequence[Answer]) -> int:
     return 1 if problems else 0
 
 
-def show(view: PoolView, *, as_json: bool, answers: Sequence[Answer] | None = None) -> None:
+def show(view: PoolView, *, as_json: bool, answers: Sequence[ActionResult] | None = None) -> None:
     print(json.dumps(document(view, answers)) if as_json else text(view, answers))
 
 
-def document(view: PoolView, answers: Sequence[Answer] | None = None) -> dict[str, Any]:
+def document(view: PoolView, answers: Sequence[ActionResult] | None = None) -> dict[str, Any]:
     now, plan = WallClock().now(), view.state.plan
     return {
         "pool": view.name,
@@ -74,7 +75,7 @@ def document(view: PoolView, answers: Sequence[Answer] | None = None) -> dict[st
 
 
 def _machine(
-    view: PoolView, machine: MachineState, now: int, answers: Sequence[Answer] | None
+    view: PoolView, machine: MachineState, now: int, answers: Sequence[ActionResult] | None
 ) -> dict[str, Any]:
     shown = {
         "name": machine.name,
@@ -99,7 +100,7 @@ def _cost(cost: dict[str, Any]) -> list[str]:
     return [f"cost: {usd(cost['machines_usd'])} so far, {usd(cost['usd_per_hour'])} an hour now{of_when}"]
 
 
-def text(view: PoolView, answers: Sequence[Answer] | None = None) -> str:
+def text(view: PoolView, answers: Sequence[ActionResult] | None = None) -> str:
     told = document(view, answers)
     columns = ["name", "address", "status", "run", "prepared", *(["probe"] if answers is not None else [])]
     rows = [[machine[column] for column in columns] for machine in told["machines"]]

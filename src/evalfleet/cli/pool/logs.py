@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
-    from evalfleet.cli.waiting import reader_left
+    from evalfleet.api import pools
+    from evalfleet.cli.wait import reader_left
     from evalfleet.events import RunEnded
     from evalfleet.views.lines import event_line
 
-    pool = keeping.open_pool(args.name)
+    pool = pools.open_pool(args.name)
     about = pool.view().machine(args.machine).id if args.machine else None
     seen, deleted = 0, False
     while True:

@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import json
 
-    from evalfleet import keeping
-    from evalfleet.views.tables import table
+    from evalfleet.api import pools
+    from evalfleet.views.text_table import table
 
     from . import following
 
-    shown = [following.document(view) for view in keeping.pools()]
+    shown = [following.document(view) for view in pools.pools()]
     if args.json:
         print(json.dumps(shown))
     elif not shown:

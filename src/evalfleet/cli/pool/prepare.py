@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from .arguments import add_json, add_name
 
 if TYPE_CHECKING:
-    from evalfleet.keeping import Pool
-    from evalfleet.plan import Resolved
+    from evalfleet.api.pool import Pool
+    from evalfleet.planning.plan import Resolved
     from evalfleet.ports import Image
 
 
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import api, capturing, keeping
-    from evalfleet.request import RunRequest
-    from evalfleet.values import parse_pairs
+    from evalfleet.api import capture, pools, runs
+    from evalfleet.planning.request import RunRequest
+    from evalfleet.planning.values import parse_pairs
 
     from . import following
 
@@ -45,11 +45,11 @@ def main(args: argparse.Namespace) -> int:
         env_file=args.env_file,
         config=args.config,
     )
-    pool = keeping.open_pool(args.name)
-    resolved = api.resolve_request(request, dry=True, only_setup=True)
+    pool = pools.open_pool(args.name)
+    resolved = runs.resolve_request(request, dry=True, only_setup=True)
     if args.capture is not None:
-        capturing.check(pool, args.capture)
-        if capturing.begun(pool.view(), args.capture):
+        capture.check(pool, args.capture)
+        if capture.begun(pool.view(), args.capture):
             return _capture(pool, resolved, args.capture, as_json=args.json)
     answers = pool.prepare(resolved, _tell)
     if args.capture is None or any(answer.problem for answer in answers):
@@ -59,15 +59,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> int:
-    from evalfleet import capturing
+    from evalfleet.api import capture
     from evalfleet.cli.images import told
-    from evalfleet.plan import benchmark_of
+    from evalfleet.planning.plan import benchmark_of
 
     from . import following
 
-    machine = capturing.chosen(pool.view(), image)
+    machine = capture.chosen(pool.view(), image)
     setup_s = sum(seconds for step, seconds in machine.timings.items() if step.startswith("setup."))
-    made = capturing.capture(pool, benchmark_of(resolved.plan), image, _tell)
+    made = capture.capture(pool, benchmark_of(resolved.plan), image, _tell)
     pool.catch_up()
     pool.control()
     following.follow(pool)
@@ -80,7 +80,7 @@ def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> in
 
 def _words(pool: str, machine: str, made: Image, setup_s: float) -> str:
     from evalfleet.cli.images import monthly
-    from evalfleet.views.words import duration
+    from evalfleet.views.format import duration
 
     where = ", ".join(made.regions)
     saved = f"; machines from it need not repeat its set-up of {duration(setup_s)}" if setup_s else ""

@@ -17,22 +17,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
-    from evalfleet.benchmarks.waa import entering
+    from evalfleet.api import pool_machine, pools
+    from evalfleet.benchmarks.waa import host_commands
 
     from . import following
 
-    pool = keeping.open_pool(args.name)
-    ((answer, ended),) = pool.execute([args.machine], entering.verb("reset"), entering.RESET_S)
+    pool = pools.open_pool(args.name)
+    ((answer, ended),) = pool.execute([args.machine], host_commands.verb("reset"), host_commands.RESET_S)
     if ended is not None and (problem := _problem(args.name, ended)):
-        answer = keeping.Answer(answer.machine, problem)
+        answer = pool_machine.ActionResult(answer.machine, problem)
     if not answer.problem:
         print(f"{answer.machine.name}: Windows is as it was installed, and answers")
     return following.told([answer])
 
 
 def _problem(pool: str, ended: Ended) -> str:
-    from evalfleet.benchmarks.waa.entering import NO_WINDOWS
+    from evalfleet.benchmarks.waa.host_commands import NO_WINDOWS
 
     from .visiting import no_windows
 

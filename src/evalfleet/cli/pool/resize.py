@@ -14,12 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
-    from evalfleet.values import parse_count
+    from evalfleet.api import pools
+    from evalfleet.planning.values import parse_count
 
     from . import following
 
-    pool = keeping.open_pool(args.name)
+    pool = pools.open_pool(args.name)
     pool.resize(parse_count(args.workers, "N", 1, 10_000))
     following.follow(pool)
     following.show(pool.view(), as_json=args.json)

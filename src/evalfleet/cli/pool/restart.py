@@ -13,11 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
+    from evalfleet.api import pools
 
     from . import following
 
-    (answer,) = keeping.open_pool(args.name).restart(args.machine)
+    (answer,) = pools.open_pool(args.name).restart(args.machine)
     if not answer.problem:
         print(f"{answer.machine.name} was restarted and answers")
     return following.told([answer])

@@ -13,7 +13,8 @@ from .arguments import add_machines, add_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from evalfleet.keeping import Answer, Pool
+    from evalfleet.api.pool import Pool
+    from evalfleet.api.pool_machine import ActionResult
     from evalfleet.state import MachineState
 
 PATIENCE_S = 10.0
@@ -31,18 +32,18 @@ def main(args: argparse.Namespace) -> int:
     import asyncio
     from pathlib import Path
 
-    from evalfleet import keeping
+    from evalfleet.api import pools
 
     from . import following
 
-    pool = keeping.open_pool(args.name)
+    pool = pools.open_pool(args.name)
     folder = Path(args.output)
     answers = pool.probe(pool.running(args.machines))
     folder.mkdir(parents=True, exist_ok=True)
     return following.told(asyncio.run(_save_all(pool, answers, folder)))
 
 
-async def _save_all(pool: Pool, answers: list[Answer], folder: Path) -> list[Answer]:
+async def _save_all(pool: Pool, answers: list[ActionResult], folder: Path) -> list[ActionResult]:
     """Of those that answer; the others said why they do not."""
     import asyncio
 
@@ -54,24 +55,24 @@ async def _save_all(pool: Pool, answers: list[Answer], folder: Path) -> list[Ans
     return [*(answer for answer in answers if answer.problem), *await asyncio.gather(*saving)]
 
 
-async def _save(pool: Pool, machine: MachineState, file: Path) -> Answer:
-    from evalfleet.keeping import Answer
+async def _save(pool: Pool, machine: MachineState, file: Path) -> ActionResult:
+    from evalfleet.api.pool_machine import ActionResult
 
     image, problem = await _from_guest(pool, machine)
     if not image:
         image, worse = await _from_outside(pool, machine)
         problem = worse or problem
     if not image:
-        return Answer(machine, problem)
+        return ActionResult(machine, problem)
     file.write_bytes(image)
     print(file)
-    return Answer(machine)
+    return ActionResult(machine)
 
 
 async def _from_guest(pool: Pool, machine: MachineState) -> tuple[bytes, str]:
     """The picture, or why there is none."""
-    from evalfleet.benchmarks.waa.entering import GUEST_TUNNEL
-    from evalfleet.tunnels import fetch, open_tunnels
+    from evalfleet.api.tunnels import fetch, open_tunnels
+    from evalfleet.benchmarks.waa.host_commands import GUEST_TUNNEL
 
     problems: list[str] = []
     async with open_tunnels(pool, [machine], [GUEST_TUNNEL], problems.append) as (tunnel,):
@@ -86,7 +87,7 @@ async def _from_guest(pool: Pool, machine: MachineState) -> tuple[bytes, str]:
 
 async def _from_outside(pool: Pool, machine: MachineState) -> tuple[bytes, str]:
     """For a guest that hangs, which is when people want to see it; and why there is none at all."""
-    from evalfleet.benchmarks.waa.entering import NO_WINDOWS
+    from evalfleet.benchmarks.waa.host_commands import NO_WINDOWS
 
     from .visiting import no_windows, visit
 

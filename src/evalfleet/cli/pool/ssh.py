@@ -18,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
+    from evalfleet.api import pools
     from evalfleet.errors import RequestError
 
     if not args.words:
         raise RequestError("say which pool; `evalfleet pool ls` shows all")
-    pool = keeping.open_pool(args.words[0])
+    pool = pools.open_pool(args.words[0])
     names = [machine.name for machine in pool.view().machines]
     machine, command = _split(args.words[1:])
     if machine is None and len(names) != 1:

@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
+    from evalfleet.api import pools
 
     from . import following
     from .visiting import with_windows
 
-    pool = keeping.open_pool(args.name)
+    pool = pools.open_pool(args.name)
     answers = with_windows(pool, pool.probe()) if args.probe else None
     following.show(pool.view(), as_json=args.json, answers=answers)
     return 1 if answers is not None and any(answer.problem for answer in answers) else 0

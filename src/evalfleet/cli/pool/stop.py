@@ -13,11 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet import keeping
+    from evalfleet.api import pools
 
     from . import following
 
-    pool = keeping.open_pool(args.name)
+    pool = pools.open_pool(args.name)
     pool.stop()
     following.follow(pool)
     following.show(pool.view(), as_json=args.json)

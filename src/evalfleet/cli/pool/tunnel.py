@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .arguments import add_machines, add_name
 
 if TYPE_CHECKING:
-    from evalfleet.tunnels import Tunnel
+    from evalfleet.api.tunnels import Tunnel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from evalfleet.benchmarks.waa.entering import GUEST_TUNNEL
+    from evalfleet.benchmarks.waa.host_commands import GUEST_TUNNEL
 
     from .carrying import carry
 

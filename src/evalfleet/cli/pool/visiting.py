@@ -7,9 +7,10 @@ import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from evalfleet.benchmarks.waa import entering
+from evalfleet.api.pool import Pool
+from evalfleet.api.pool_machine import ActionResult
+from evalfleet.benchmarks.waa import host_commands
 from evalfleet.errors import RequestError
-from evalfleet.keeping import Answer, Pool
 from evalfleet.state import MachineState
 
 LOOK_S = 20.0
@@ -24,7 +25,7 @@ class Visit(NamedTuple):
 
 async def visit(pool: Pool, machine: MachineState, verb: str, limit_s: float) -> Visit:
     try:
-        argv = pool.shell(machine.name, entering.verb(verb))
+        argv = pool.shell(machine.name, host_commands.verb(verb))
         process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=subprocess.DEVNULL,
@@ -50,19 +51,19 @@ def no_windows(pool: str) -> str:
     return f"there is no Windows on it; `evalfleet pool prepare {pool} waa` sets it up"
 
 
-def with_windows(pool: Pool, answers: Sequence[Answer]) -> list[Answer]:
+def with_windows(pool: Pool, answers: Sequence[ActionResult]) -> list[ActionResult]:
     """Of machines that answer and have Windows: does that answer, too?"""
     return asyncio.run(_with_windows(pool, answers))
 
 
-async def _with_windows(pool: Pool, answers: Sequence[Answer]) -> list[Answer]:
+async def _with_windows(pool: Pool, answers: Sequence[ActionResult]) -> list[ActionResult]:
     return await asyncio.gather(*(_asked(pool, answer) for answer in answers))
 
 
-async def _asked(pool: Pool, answer: Answer) -> Answer:
+async def _asked(pool: Pool, answer: ActionResult) -> ActionResult:
     if answer.problem:
         return answer
     seen = await visit(pool, answer.machine, "answers", LOOK_S)
-    if seen.code in (0, entering.NO_WINDOWS, None):
+    if seen.code in (0, host_commands.NO_WINDOWS, None):
         return answer
-    return Answer(answer.machine, "Windows does not answer")
+    return ActionResult(answer.machine, "Windows does not answer")

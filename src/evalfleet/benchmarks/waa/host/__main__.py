@@ -8,8 +8,8 @@ import time
 from contextlib import contextmanager
 
 from . import container
-from .config import Config
-from .engine import Engine
+from .config import HostConfig
+from .docker import Docker
 from .shell import Failed, fail, say
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 
-def steps(config: Config, engine: Engine) -> dict[str, Callable[[], None]]:
+def steps(config: HostConfig, engine: Docker) -> dict[str, Callable[[], None]]:
     """In the order in which set-up takes them."""
     from . import golden, image, kvm, machine
 
@@ -36,7 +36,7 @@ def steps(config: Config, engine: Engine) -> dict[str, Callable[[], None]]:
     }
 
 
-def screenshot(engine: Engine) -> int:
+def screenshot(engine: Docker) -> int:
     """To standard output."""
     from . import guest
 
@@ -47,35 +47,35 @@ def screenshot(engine: Engine) -> int:
     return 0
 
 
-def attempt(config: Config, engine: Engine) -> int:
+def attempt(config: HostConfig, engine: Docker) -> int:
     from .attempt import attempt
 
     return attempt(config, engine)
 
 
-def probe(config: Config, engine: Engine) -> int:
+def probe(config: HostConfig, engine: Docker) -> int:
     return 0 if container.is_ready(config, engine) else fail("Windows does not answer /probe")
 
 
-def answers(config: Config, engine: Engine) -> int:
+def answers(config: HostConfig, engine: Docker) -> int:
     """As `probe`, for those who only look: nothing is started."""
     from . import guest
 
     return 0 if guest.answers() else fail("Windows does not answer /probe")
 
 
-def reset(config: Config, engine: Engine) -> int:
+def reset(config: HostConfig, engine: Docker) -> int:
     with alone(config):
         container.reset(config, engine)
     return 0
 
 
-def rest(config: Config, engine: Engine) -> int:
+def rest(config: HostConfig, engine: Docker) -> int:
     container.rest(config, engine)
     return 0
 
 
-def clean(config: Config, engine: Engine) -> int:
+def clean(config: HostConfig, engine: Docker) -> int:
     from .cleaning import clean_up
 
     with alone(config):
@@ -84,7 +84,7 @@ def clean(config: Config, engine: Engine) -> int:
 
 
 @contextmanager
-def alone(config: Config) -> Generator[None]:
+def alone(config: HostConfig) -> Generator[None]:
     """One that was begun by somebody who has left goes on: a second one must not be in its way."""
     import fcntl
 
@@ -98,7 +98,7 @@ def alone(config: Config) -> Generator[None]:
         os.close(folder)
 
 
-def step(verb: str, config: Config, engine: Engine) -> int:
+def step(verb: str, config: HostConfig, engine: Docker) -> int:
     known = steps(config, engine)
     if verb not in known:
         return fail(f"{verb!r} is none of {', '.join([*known, *VERBS, 'screenshot'])}")
@@ -113,8 +113,8 @@ VERBS = {"attempt": attempt, "probe": probe, "answers": answers, "reset": reset,
 
 def main(verb: str) -> int:
     try:
-        config = Config.load()
-        engine = Engine(config.state("engine"))
+        config = HostConfig.load()
+        engine = Docker(config.state("engine"))
         if verb == "screenshot":
             return screenshot(engine)
         return VERBS[verb](config, engine) if verb in VERBS else step(verb, config, engine)

@@ -19,8 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .config import Config
-    from .engine import Engine
+    from .config import HostConfig
+    from .docker import Docker
 
 ORDER = "EVALFLEET_WAA_ATTEMPT"
 FOLDER = "/tmp/evalfleet"
@@ -45,7 +45,7 @@ exec timeout -k 10 "$limit" python run.py "$@" </dev/null
 """
 
 
-class Order:
+class AttemptOrder:
     """What one attempt is to do."""
 
     def __init__(self, given: dict[str, object]) -> None:
@@ -104,9 +104,9 @@ class Ending:
         self.model_trouble = ""
 
 
-def attempt(config: Config, engine: Engine) -> int:
+def attempt(config: HostConfig, engine: Docker) -> int:
     """Always ends with a result.json, unless the machine does not let it."""
-    order = Order(json.loads(os.environ[ORDER]))
+    order = AttemptOrder(json.loads(os.environ[ORDER]))
     out = os.environ["EVALFLEET_OUT"]
     try:
         ensure_clean(config, engine, deep=order.fresh)
@@ -158,7 +158,7 @@ def verdict(reading: Reading, ending: Ending, limit_s: float) -> dict[str, objec
 # -- the client ----------------------------------------------------------------------------------
 
 
-def _run_client(engine: Engine, order: Order) -> Ending:
+def _run_client(engine: Docker, order: AttemptOrder) -> Ending:
     """Its output goes to the job's log."""
     words = ["exec", "-i", CONTAINER, "sh", "-c", CLIENT, "evalfleet", order.folder, f"{order.limit_s:g}"]
     argv = engine.argv(*words, *order.words())
@@ -183,7 +183,7 @@ def _run_client(engine: Engine, order: Order) -> Ending:
     return Ending(process.returncode, time.monotonic() - begun, order.limit_s)
 
 
-def _end_client(engine: Engine) -> None:
+def _end_client(engine: Docker) -> None:
     """Of whatever attempt."""
     engine.try_("exec", CONTAINER, "sh", "-c", END, timeout_s=END_S)
 
@@ -191,7 +191,7 @@ def _end_client(engine: Engine) -> None:
 # -- what it left --------------------------------------------------------------------------------
 
 
-def _bring_out(engine: Engine, order: Order, out: str) -> None:
+def _bring_out(engine: Docker, order: AttemptOrder, out: str) -> None:
     """The task's files to the top, the client's logs beside them; as a stream, so that all is ours."""
     argv = engine.argv("cp", f"{CONTAINER}:{order.folder}/results", "-")
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -211,7 +211,7 @@ def _bring_out(engine: Engine, order: Order, out: str) -> None:
         process.wait()
 
 
-def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, order: Order, out: str) -> None:
+def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, order: AttemptOrder, out: str) -> None:
     inside = member.name.lstrip("./").partition("/")[2]  # below `results`
     for folder, target in ((order.inside, ""), ("logs", "client_logs")):
         name = inside[len(folder) + 1 :] if inside.startswith(folder + "/") else ""
@@ -226,7 +226,7 @@ def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, order: Order, out: 
         os.utime(path, (member.mtime, member.mtime))
 
 
-def _look_around(config: Config, order: Order, ending: Ending, out: str) -> None:
+def _look_around(config: HostConfig, order: AttemptOrder, ending: Ending, out: str) -> None:
     if not ending.at_limit:
         return
     ending.guest_answers = guest.answers()

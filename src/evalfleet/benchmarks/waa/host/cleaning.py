@@ -11,13 +11,13 @@ from .shell import Failed, as_root, run, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import Config
-    from .engine import Engine
+    from .config import HostConfig
+    from .docker import Docker
 
 REMOVE_S = 1800.0
 
 
-def clean_up(config: Config, engine: Engine) -> None:
+def clean_up(config: HostConfig, engine: Docker) -> None:
     """Cut short, it can be repeated: what is needed for that goes last. Raises Failed."""
     for name in (CONTAINER, INSTALLER):
         engine.remove(name)
@@ -33,7 +33,7 @@ def clean_up(config: Config, engine: Engine) -> None:
     say("nothing of Windows Agent Arena is left")
 
 
-def _remove_image(config: Config, engine: Engine) -> None:
+def _remove_image(config: HostConfig, engine: Docker) -> None:
     """One that somebody else's container needs stays, and so does the rest of the machine's images."""
     if engine.try_("image", "inspect", config.image).ok:
         done = engine.try_("rmi", config.image, timeout_s=REMOVE_S)
@@ -41,7 +41,7 @@ def _remove_image(config: Config, engine: Engine) -> None:
             say(f"the image {config.image} stays: {done.words()}")
 
 
-def _remove(config: Config, *names: str) -> None:
+def _remove(config: HostConfig, *names: str) -> None:
     _delete(*(os.path.join(config.data, name) for name in names))
 
 

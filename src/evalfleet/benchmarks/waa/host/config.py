@@ -15,7 +15,7 @@ POINTER = "~/.evalfleet-waa"
 """Says where our folder is to those who know nothing of the settings."""
 
 
-class Config:
+class HostConfig:
     """From the job's environment; for people who look in, from the file that set-up left."""
 
     def __init__(self, given: dict[str, object]) -> None:
@@ -39,7 +39,7 @@ class Config:
         self.data = os.path.abspath(os.path.expanduser(str(given["data"])))
 
     @classmethod
-    def load(cls) -> Config:
+    def load(cls) -> HostConfig:
         text = os.environ.get(ENVIRONMENT)
         if text is None:
             with open(os.path.join(os.getcwd(), "..", FILE)) as file:

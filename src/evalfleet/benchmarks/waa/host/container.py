@@ -12,15 +12,15 @@ from .shell import Failed, run, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import Config
-    from .engine import Engine
+    from .config import HostConfig
+    from .docker import Docker
 
 PROGRAM = "program"
 GLANCE_S = 20.0
 SYNC_S = 600.0
 
 
-def step_container(config: Config, engine: Engine) -> None:
+def step_container(config: HostConfig, engine: Docker) -> None:
     """It runs, and is the one that was asked for. A way in for people is left beside it."""
     _leave_program(config)
     words = config.run_words()
@@ -36,7 +36,7 @@ def step_container(config: Config, engine: Engine) -> None:
     say(f"{CONTAINER} was started")
 
 
-def step_windows(config: Config, engine: Engine) -> None:
+def step_windows(config: HostConfig, engine: Docker) -> None:
     """Its server answers. One that was left broken may never boot again: it goes back to golden."""
     if _read(config.state("dirty")) and not guest.answers():
         say("Windows was left broken, and does not answer")
@@ -45,7 +45,7 @@ def step_windows(config: Config, engine: Engine) -> None:
         _await_windows(config, engine)
 
 
-def _await_windows(config: Config, engine: Engine) -> None:
+def _await_windows(config: HostConfig, engine: Docker) -> None:
     """If it does not answer by the deadline, the screen and the log say more."""
     begun = time.monotonic()
     alive = lambda: engine.is_running(CONTAINER)  # noqa: E731
@@ -58,7 +58,7 @@ def _await_windows(config: Config, engine: Engine) -> None:
     say(f"Windows answers after {time.monotonic() - begun:.1f} s")
 
 
-def is_ready(config: Config, engine: Engine) -> bool:
+def is_ready(config: HostConfig, engine: Docker) -> bool:
     """For the probe. A machine that was stopped and started may have its container down."""
     if guest.answers():
         return True
@@ -67,7 +67,7 @@ def is_ready(config: Config, engine: Engine) -> bool:
     return False
 
 
-def ensure_clean(config: Config, engine: Engine, deep: bool) -> None:
+def ensure_clean(config: HostConfig, engine: Docker, deep: bool) -> None:
     """Windows answers, and nothing of a broken attempt is left in it. Raises Failed."""
     dirty = _read(config.state("dirty"))
     if deep:
@@ -80,17 +80,17 @@ def ensure_clean(config: Config, engine: Engine, deep: bool) -> None:
         reset(config, engine, deep=False)
 
 
-def soil(config: Config, why: str) -> None:
+def soil(config: HostConfig, why: str) -> None:
     """Whoever comes next resets first, unless `clean` is called."""
     _write(config.state("dirty"), why)
 
 
-def clean(config: Config) -> None:
+def clean(config: HostConfig) -> None:
     if os.path.exists(config.state("dirty")):
         os.unlink(config.state("dirty"))
 
 
-def reset(config: Config, engine: Engine, deep: bool = True) -> None:
+def reset(config: HostConfig, engine: Docker, deep: bool = True) -> None:
     """A restart of the container; if that is not enough, or `deep`, Windows back to golden. Raises Failed."""
     begun = time.monotonic()
     if not deep and _restarted(config, engine):
@@ -106,7 +106,7 @@ def reset(config: Config, engine: Engine, deep: bool = True) -> None:
     clean(config)
 
 
-def rest(config: Config, engine: Engine) -> None:
+def rest(config: HostConfig, engine: Docker) -> None:
     """Nothing runs, and storage is golden's: neither what attempts did nor a half-written disk is kept."""
     from .golden import restore
 
@@ -117,14 +117,14 @@ def rest(config: Config, engine: Engine) -> None:
     say("Windows rests, as it was installed")
 
 
-def _restarted(config: Config, engine: Engine) -> bool:
+def _restarted(config: HostConfig, engine: Docker) -> bool:
     if not engine.try_("restart", "-t", str(config.stop_s), CONTAINER, timeout_s=300.0).ok:
         return False
     deadline = time.monotonic() + config.restart_s
     return guest.await_answer(deadline, lambda: engine.is_running(CONTAINER))
 
 
-def _leave_program(config: Config) -> None:
+def _leave_program(config: HostConfig) -> None:
     """`cd ~/evalfleet-waa/program && python3 -m waa.host reset` works after the job is gone, too."""
     import shutil
 

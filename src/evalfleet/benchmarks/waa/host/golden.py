@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import tarfile
     from typing import IO, Any
 
-    from .config import Config
-    from .engine import Engine
+    from .config import HostConfig
+    from .docker import Docker
 
 DISKS = ("data.img", "data.qcow2")
 NEEDED = ("windows.boot", "windows.rom", "windows.vars")
@@ -27,7 +27,7 @@ INSTALL_S = 7200.0
 COPY_S = 3600.0
 
 
-def step_golden(config: Config, engine: Engine) -> None:
+def step_golden(config: HostConfig, engine: Docker) -> None:
     """Golden is complete, and storage is a copy of it."""
     folder = config.golden_folder
     if not _is_whole(config):
@@ -45,11 +45,11 @@ def step_golden(config: Config, engine: Engine) -> None:
     say(f"golden storage is in {folder}, {size_gb(folder):.1f} GB")
 
 
-def is_there(config: Config) -> bool:
+def is_there(config: HostConfig) -> bool:
     return _is_whole(config) and _copied(config) == config.golden
 
 
-def _copied(config: Config) -> str | None:
+def _copied(config: HostConfig) -> str | None:
     """Which golden storage the container's is a copy of."""
     try:
         with open(config.state("storage")) as file:
@@ -58,7 +58,7 @@ def _copied(config: Config) -> str | None:
         return None
 
 
-def restore(config: Config) -> None:
+def restore(config: HostConfig) -> None:
     """Storage as golden has it. The container must not run."""
     begun = time.monotonic()
     fresh, mark = f"{config.storage}.new", config.state("storage")
@@ -100,14 +100,14 @@ def _check(folder: str) -> None:
         raise Failed(f"golden storage in {folder} {what}; give another with --set golden=URL|PATH, or none")
 
 
-def _note(config: Config, folder: str) -> None:
+def _note(config: HostConfig, folder: str) -> None:
     """Where we may write. One on a machine image is checked each time, which costs nothing."""
     if folder != config.golden:
         with open(os.path.join(folder, COMPLETE), "w") as file:
             json.dump({"source": config.golden, "sizes": _sizes(folder)}, file)
 
 
-def _is_whole(config: Config) -> bool:
+def _is_whole(config: HostConfig) -> bool:
     folder = config.golden_folder
     try:
         if folder == config.golden:
@@ -200,7 +200,7 @@ def _copy_sparse(source: IO[bytes], target: IO[bytes], size: int) -> None:
 # -- made here -----------------------------------------------------------------------------------
 
 
-def _install(config: Config, engine: Engine, folder: str) -> None:
+def _install(config: HostConfig, engine: Docker, folder: str) -> None:
     """WAA's own way: its image installs Windows, shuts it down and ends."""
     making = f"{folder}.new"
     os.makedirs(making, exist_ok=True)  # an installation that was cut short goes on

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .engine import Engine
+    from .docker import Docker
 
 LOOK_S = 3.0
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 3.0
@@ -59,7 +59,7 @@ def await_answer(deadline: float, alive: Callable[[], bool], look_s: float = FIR
     return True
 
 
-def picture(engine: Engine) -> bytes | None:
+def picture(engine: Docker) -> bytes | None:
     """The screen as PNG: from the guest's server, or from the virtual machine if that is silent."""
     return (_screenshot() if answers() else None) or _screendump(engine)
 
@@ -72,7 +72,7 @@ def _screenshot() -> bytes | None:
     return data if data.startswith(PNG) else None
 
 
-def _screendump(engine: Engine) -> bytes | None:
+def _screendump(engine: Docker) -> bytes | None:
     path = "/tmp/evalfleet-screen.ppm"
     try:
         _order_screendump(path)
@@ -117,7 +117,7 @@ def png_of(ppm: bytes) -> bytes:
     return PNG + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"".join(rows))) + chunk(b"IEND", b"")
 
 
-def save_evidence(engine: Engine) -> str:
+def save_evidence(engine: Docker) -> str:
     """Screen and container log go into the job's artefacts; the log's end is returned."""
     log = engine.logs(CONTAINER, 200)
     out = os.environ.get("EVALFLEET_OUT", "")

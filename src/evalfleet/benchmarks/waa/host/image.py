@@ -9,13 +9,13 @@ import tempfile
 import threading
 import time
 
-from .engine import memory_folder
+from .docker import memory_folder
 from .shell import Failed, run, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import Config
-    from .engine import Engine
+    from .config import HostConfig
+    from .docker import Docker
 
 PULL_S = 5400.0
 SLOW_S = 900.0
@@ -26,11 +26,11 @@ REFUSED = ("denied", "unauthorized", "authentication required", "403 Forbidden")
 UNKNOWN = ("not found", "manifest unknown", "repository does not exist")
 
 
-def is_there(config: Config, engine: Engine) -> bool:
+def is_there(config: HostConfig, engine: Docker) -> bool:
     return engine.try_("image", "inspect", config.image).ok
 
 
-def step_image(config: Config, engine: Engine, retry_s: float = RETRY_S) -> None:
+def step_image(config: HostConfig, engine: Docker, retry_s: float = RETRY_S) -> None:
     if is_there(config, engine):
         say(f"{config.image} is there")
         return
@@ -55,7 +55,7 @@ def server_of(image: str) -> str:
     return head if "/" in image and ("." in head or ":" in head or head == "localhost") else ""
 
 
-def _log_in(config: Config, engine: Engine, folder: str) -> list[str]:
+def _log_in(config: HostConfig, engine: Docker, folder: str) -> list[str]:
     password = os.environ.get(config.registry_password, "")
     words = ["--config", folder]
     server = server_of(config.image)
@@ -111,7 +111,7 @@ def progress(lines: list[str]) -> str:
     return f"{len(done)} of {len(layers | done)} layers"
 
 
-def _explain(config: Config, problem: str, last: bool) -> None:
+def _explain(config: HostConfig, problem: str, last: bool) -> None:
     """Raises Failed if another try would not help."""
     name, end = config.image, problem.strip()[-500:]
     if any(sign in problem for sign in REFUSED):

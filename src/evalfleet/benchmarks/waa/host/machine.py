@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .config import Config
-    from .engine import Engine
+    from .config import HostConfig
+    from .docker import Docker
 
 GIB = 1 << 30
 WIPED = "DATALOSS_WARNING_README.txt"
@@ -30,7 +30,7 @@ INSTALL_S = 1500.0
 # -- disk ----------------------------------------------------------------------------------------
 
 
-def step_disk(config: Config) -> None:
+def step_disk(config: HostConfig) -> None:
     """The folder that keeps Windows is there, ours, and on a disk that outlives a stop."""
     for folder in (config.data, config.state("")):
         try:
@@ -69,7 +69,7 @@ def free_gb(path: str) -> float:
 # -- room ----------------------------------------------------------------------------------------
 
 
-def step_room(config: Config, has_all: Callable[[], bool]) -> None:
+def step_room(config: HostConfig, has_all: Callable[[], bool]) -> None:
     """Enough memory; and enough disk, as long as the image and Windows are still to come."""
     memory = memory_gb()
     if memory < config.memory_gb * 0.9:  # the kernel keeps some for itself
@@ -92,7 +92,7 @@ def memory_gb(path: str = "/proc/meminfo") -> float:
 # -- Docker --------------------------------------------------------------------------------------
 
 
-def step_docker(engine: Engine, look_s: float = LOCK_LOOK_S) -> None:
+def step_docker(engine: Docker, look_s: float = LOCK_LOOK_S) -> None:
     """An engine that answers. Where there is none, the distribution's is installed."""
     if not engine.find() and not (_start_installed() and engine.find()):
         if shutil.which("apt-get") is None:

@@ -1,0 +1,1 @@
+"""What evalfleet can do, from Python: the command line calls nothing else."""

@@ -1,0 +1,261 @@
+"""What a plan would do and cost, before anything is started."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from evalfleet.names import NO_HOME, machine_id
+from evalfleet.planning.history import known_machine_s
+from evalfleet.planning.plan import benchmark_of, places_of
+from evalfleet.pools.lending import SIZE as BORROWED
+from evalfleet.ports import Foretelling, PlaceContext
+from evalfleet.views.format import plural
+from evalfleet.views.text_table import table
+
+from .runs import kept_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from evalfleet.model import MachineId, Offer
+    from evalfleet.planning.plan import Resolved
+    from evalfleet.ports import Made, Place
+
+
+MACHINES_SHOWN = OFFERS_SHOWN = 8
+HOUR_S = 3600.0
+EARLIER = "what earlier runs took"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`basis` says what the figures rest on: earlier runs, or every task at its time limit.
+
+    `made`: what places would make. `task_s` is the mean of all tasks, `machine_s` until a machine is ready,
+    and `machine_basis` says what that rests on.
+    """
+
+    offers: tuple[Offer, ...]
+    made: Mapping[str, Sequence[Made]]
+    at_once: int
+    task_s: float
+    machine_s: float
+    duration_s: float
+    machine_hours: float
+    usd: float | None
+    basis: str
+    machine_basis: str
+
+    @property
+    def priced(self) -> str:
+        """Of when the price is that `usd` rests on."""
+        return self.offers[0].priced if self.offers else ""
+
+
+def estimate(resolved: Resolved) -> Estimate:
+    """Tasks over workers times the time of a task, and the time of a machine, at the cheapest prices."""
+    tasks, limits = resolved.tasks, resolved.plan.limits
+    known = [task.weight_s for task in tasks if task.weight_s is not None]
+    mean_known = sum(known) / len(known) if known else 0.0
+    seconds = [task.weight_s or (mean_known if known else task.timeout_s) for task in tasks]
+    slots = max(1, min(limits.workers * resolved.plan.slots, len(tasks)))
+    machines = -(-slots // resolved.plan.slots)
+    prospect = asyncio.run(_ask(resolved, machines))
+    duration_s = max(sum(seconds) / slots, max(seconds)) + prospect.machine_s
+    hours = duration_s / HOUR_S
+    usd = sum(offer.usd_per_hour * hours for _, offer in prospect.machines) if prospect.offers else None
+    basis = EARLIER if known else "at most: every task at its time limit, tried once"
+    mean = sum(seconds) / len(seconds)
+    return Estimate(
+        prospect.offers,
+        prospect.made,
+        slots,
+        mean,
+        prospect.machine_s,
+        duration_s,
+        hours * machines,
+        usd,
+        basis,
+        prospect.machine_basis,
+    )
+
+
+@dataclass(frozen=True)
+class _Prospect:
+    """What the places say."""
+
+    offers: tuple[Offer, ...]
+    machines: Sequence[tuple[MachineId, Offer]]
+    made: Mapping[str, Sequence[Made]]
+    machine_s: float
+    machine_basis: str
+
+
+async def _ask(resolved: Resolved, count: int) -> _Prospect:
+    needs = benchmark_of(resolved.plan).needs
+    places = _places(resolved)
+    try:
+        found = [offer for place in places.values() for offer in await place.offers(needs)]
+        offers = tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.key)))
+        pool = kept_pool(resolved.plan.run) if resolved.keep else resolved.plan.run
+        machines = _assigned(offers, pool, resolved.plan.home or NO_HOME, count)
+        made: dict[str, Sequence[Made]] = {}
+        for name, place in places.items():
+            own = [(machine, offer) for machine, offer in machines if offer.place == name]
+            if own and isinstance(place, Foretelling) and not resolved.plan.pool:
+                made[name] = place.outline(own)
+        waits = [p.machine_s for name, p in places.items() if name in made and isinstance(p, Foretelling)]
+        if (known := _known_machine_s(resolved)) is not None:
+            return _Prospect(offers, machines, made, known, EARLIER)
+        return _Prospect(offers, machines, made, max(waits, default=0.0), "a guess, without its set-up")
+    finally:
+        for place in places.values():
+            await place.close()
+
+
+def _known_machine_s(resolved: Resolved) -> float | None:
+    """Of machines that are to be made."""
+    if resolved.plan.pool:
+        return None
+    return known_machine_s(resolved.home, resolved.plan.benchmark, resolved.plan.places, BORROWED)
+
+
+def _places(resolved: Resolved) -> dict[str, Place]:
+    context = PlaceContext(resolved.home, resolved.plan.home, resolved.secrets, resolved.environ)
+    return places_of(resolved.plan, context)
+
+
+def _assigned(offers: Sequence[Offer], pool: str, home: str, count: int) -> Sequence[tuple[MachineId, Offer]]:
+    """Each machine by the cheapest offer that has one left. Fewer, if there are no more."""
+    each = [offer for offer in offers for _ in range(count if offer.capacity is None else offer.capacity)]
+    return [(machine_id(pool, home, n), offer) for n, offer in enumerate(each[:count], 1)]
+
+
+def forewarned(resolved: Resolved, expected: Estimate) -> Sequence[str]:
+    """What may go wrong with it, as its places tell: looked up before it is started."""
+    limit = resolved.plan.limits.max_duration_s
+    lasts_s = limit if limit is not None else expected.duration_s
+    return asyncio.run(_doubts(resolved, lasts_s))
+
+
+async def _doubts(resolved: Resolved, lasts_s: float) -> list[str]:
+    told: list[str] = []
+    for place in _places(resolved).values():
+        try:
+            if isinstance(place, Foretelling):
+                told += await place.doubts(lasts_s)
+        finally:
+            await place.close()
+    return told
+
+
+def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(_document(resolved, expected))
+    plan, limits = resolved.plan, resolved.plan.limits
+    rows = [
+        ("run", plan.run),
+        ("benchmark", plan.benchmark),
+        ("tasks", f"{len(resolved.tasks)} in {plural(len({t.domain for t in resolved.tasks}), 'domain')}"),
+        ("on", f"{_where(resolved)}, {plural(limits.workers, 'worker')}, {plan.schedule} schedule"),
+        ("attempts", f"{limits.attempts} a task"),
+        ("model", plan.model or "-"),
+        ("secrets", ", ".join(resolved.secrets) or "-"),
+        ("limits", _limits(resolved)),
+        ("offers", _offers(expected.offers)),
+        ("estimate", _figures(resolved, expected)),
+        *_models(resolved),
+        ("home", str(resolved.home)),
+    ]
+    lines = [f"{name:<11}{value}" for name, value in rows]
+    for place, made in expected.made.items():
+        lines += ["", _made(place, made)]
+    return "\n".join((*lines, "", "Nothing was started. Leave out --dry-run to run it."))
+
+
+def _made(place: str, made: Sequence[Made]) -> str:
+    """A table of what would be made; of many machines the first few."""
+    shared = [each for each in made if each.kind != "machine"]
+    machines = [each for each in made if each.kind == "machine"]
+    shown = [*shared, *machines[:MACHINES_SHOWN]]
+    rows = [(each.kind, each.name, each.where or None, each.detail) for each in shown]
+    more = len(machines) - MACHINES_SHOWN
+    lines = [table((f"{place} would make", "name", "where", "what"), rows)]
+    lines += [f"... and {plural(more, 'machine')} more like these"] if more > 0 else []
+    return "\n".join((*lines, f"`evalfleet doctor {place}` looks whether they can be had"))
+
+
+def _offers(offers: Sequence[Offer]) -> str:
+    if not offers:
+        return "none"
+    more = len(offers) - OFFERS_SHOWN
+    return "; ".join([*map(_offer, offers[:OFFERS_SHOWN]), *([f"and {more} more"] if more > 0 else [])])
+
+
+def _where(resolved: Resolved) -> str:
+    places = ", ".join(resolved.plan.places)
+    return f"pool {resolved.plan.pool} ({places})" if resolved.plan.pool else places
+
+
+def _offer(offer: Offer) -> str:
+    words = (offer.place, offer.region, offer.size, "spot" if offer.spot else "")
+    of_when = f" (price of {offer.priced})" if offer.priced else ""
+    return f"{' '.join(word for word in words if word)} at ${offer.usd_per_hour:g}/h{of_when}"
+
+
+def _limits(resolved: Resolved) -> str:
+    limits = resolved.plan.limits
+    budget = f"budget ${limits.budget_usd:g}" if limits.budget_usd is not None else "no budget"
+    time = f"at most {limits.max_duration_s:g} s" if limits.max_duration_s is not None else "no time limit"
+    return f"{budget}, {time}"
+
+
+def _figures(resolved: Resolved, expected: Estimate) -> str:
+    """As people reckon: tasks over workers times a task's minutes, and those of a machine."""
+    usd = f"${expected.usd:.2f}" if expected.usd is not None else "unknown cost"
+    tasks, task_s = len(resolved.tasks), expected.task_s
+    sum_up = f"{plural(tasks, 'task')} / {expected.at_once} at once x {task_s / 60:.1f} min a task"
+    if expected.machine_s >= 3:  # what shows
+        sum_up += f" + {expected.machine_s / 60:.1f} min a machine ({expected.machine_basis})"
+    figures = f"{expected.duration_s / 60:.1f} min, {expected.machine_hours:.2f} machine-hours, {usd}"
+    basis = f"{expected.basis}; prices of {expected.priced}" if expected.priced else expected.basis
+    return f"{figures} ({basis}; {sum_up})"
+
+
+def _models(resolved: Resolved) -> list[tuple[str, str]]:
+    """Beside the machines' price: what nobody can tell beforehand is not nothing."""
+    span = models_span(resolved)
+    return [] if span is None else [("models", f"unknown; by experience ${span[0]:.2f} to ${span[1]:.2f}")]
+
+
+def models_span(resolved: Resolved) -> tuple[float, float] | None:
+    each = resolved.plan.model_usd
+    return None if each is None else (len(resolved.tasks) * each[0], len(resolved.tasks) * each[1])
+
+
+def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
+    return {
+        "plan": msgspec.to_builtins(resolved.plan),
+        "tasks": [task.id for task in resolved.tasks],
+        "offers": msgspec.to_builtins(expected.offers),
+        "creates": {place: msgspec.to_builtins(made) for place, made in expected.made.items()},
+        "estimate": {
+            "at_once": expected.at_once,
+            "task_seconds": round(expected.task_s, 1),
+            "machine_seconds": round(expected.machine_s, 1),
+            "machine_basis": expected.machine_basis if expected.machine_s else None,
+            "duration_seconds": round(expected.duration_s, 1),
+            "machine_hours": round(expected.machine_hours, 3),
+            "usd": None if expected.usd is None else round(expected.usd, 4),
+            "prices_as_of": expected.priced or None,
+            "basis": expected.basis,
+            **({} if (span := models_span(resolved)) is None else {"models_usd_range": list(span)}),
+        },
+        "home": str(resolved.home),
+        "warnings": list(resolved.warnings),
+    }

@@ -1,0 +1,227 @@
+"""Places looked at from outside any run: can machines be had there, what of ours exists, what must go.
+
+Nothing here needs a journal: what exists is what places say. A journal, if there is one, only adds which runs
+of this home have ended and which pools still live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evalfleet.errors import FleetError, PlaceError, RequestError
+from evalfleet.journal import Store
+from evalfleet.model import Micros, Needs
+from evalfleet.planning.config import find_config, home_of, load_config
+from evalfleet.planning.plan import PoolRequest, places_of, resolve_pool
+from evalfleet.ports import Belonging, Capturing, Check, Examinable, Image, Place, PlaceContext, Reapable
+from evalfleet.state import fold
+
+
+@dataclass(frozen=True)
+class Found:
+    """Something that exists at a place, and what is to be done about it. `why`: it may go."""
+
+    place: str
+    belonging: Belonging
+    is_own: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Local:
+    """What this home's journal adds: names of runs that have ended, and of pools that have not."""
+
+    home_id: str = ""
+    ended: frozenset[str] = frozenset()
+    pools: frozenset[str] = frozenset()
+
+
+# -- examine -------------------------------------------------------------------------------------
+
+
+def examine(
+    names: Sequence[str], needs: Needs, settings: Mapping[str, str] | None = None
+) -> dict[str, Sequence[Check]]:
+    """Place -> what was found. Of all places of evalfleet.toml if none is named. Raises RequestError."""
+    return asyncio.run(_examine(names or configured() or ("local",), needs, settings or {}))
+
+
+async def _examine(
+    names: Sequence[str], needs: Needs, settings: Mapping[str, str]
+) -> dict[str, Sequence[Check]]:
+    found: dict[str, Sequence[Check]] = {}
+    for name in names:
+        try:
+            place = _make(name, settings, _local_id())
+        except RequestError as err:
+            found[name] = (Check("settings", "bad", str(err)),)
+            continue
+        try:
+            found[name] = await _checks(place, needs)
+        finally:
+            await place.close()
+    return found
+
+
+async def _checks(place: Place, needs: Needs) -> Sequence[Check]:
+    if isinstance(place, Examinable):
+        return await place.examine(needs)
+    try:
+        offers = await place.offers(needs)
+    except PlaceError as err:
+        return (Check("offers", "bad", str(err)),)
+    told = "; ".join(f"{each.size} {each.region}".strip() for each in offers) or "nothing that would do"
+    return (Check("offers", "good" if offers else "bad", told),)
+
+
+# -- what exists ---------------------------------------------------------------------------------
+
+
+def machines(now: Micros, *, all_owners: bool = False, pools: bool = False) -> list[Found]:
+    """All that evalfleet has made at the places of evalfleet.toml. Raises RequestError, PlaceError."""
+    return asyncio.run(_machines(now, all_owners, pools))
+
+
+async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[Found]:
+    local = _local()
+    found: list[Found] = []
+    for name in configured():
+        place = _make(name, {}, local.home_id)
+        try:
+            if isinstance(place, Reapable):
+                owner = place.owner
+                for each in await place.belongings():
+                    own = each.home == local.home_id or each.owner == owner
+                    why = reason(each, local, now, own or all_owners, pools)
+                    found.append(Found(name, each, own, why))
+        finally:
+            await place.close()
+    return found
+
+
+def reason(belonging: Belonging, local: Local, now: Micros, may: bool, pools: bool) -> str:
+    """Why it is to be deleted; empty if it is not. Pure."""
+    pool = belonging.machine.rsplit("-", 2)[0]
+    here = belonging.home == local.home_id
+    kept = (here and pool in local.pools) or (belonging.of_pool and not (here and pool in local.ended))
+    if kept and not pools:
+        return ""  # `pool delete` deletes it, at its own home
+    if may and belonging.expires_at is not None and now > belonging.expires_at:
+        return "expired"
+    return "its run has ended" if here and pool in local.ended else ""
+
+
+def reap(found: Sequence[Found]) -> dict[str, str]:
+    """Delete them, all at once. Machine -> what went wrong, empty if nothing."""
+    return asyncio.run(_reap(found))
+
+
+async def _reap(found: Sequence[Found]) -> dict[str, str]:
+    answers: dict[str, str] = {}
+    for name in dict.fromkeys(each.place for each in found):
+        place = _make(name, {}, _local_id())
+        try:
+            if isinstance(place, Reapable):
+                these = [each.belonging for each in found if each.place == name]
+                told = await asyncio.gather(*(_reap_one(place, each) for each in these))
+                answers |= dict(zip((each.machine for each in these), told, strict=True))
+        finally:
+            await place.close()
+    return answers
+
+
+async def _reap_one(place: Reapable, belonging: Belonging) -> str:
+    try:
+        await place.reap(belonging)
+    except FleetError as err:
+        return str(err)
+    return ""
+
+
+# -- images --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An image that exists at a place. `is_own`: this home's, or ours by its owner."""
+
+    place: str
+    image: Image
+    is_own: bool
+
+
+def images() -> list[FoundImage]:
+    """All that evalfleet has captured at the places of evalfleet.toml. Raises RequestError, PlaceError."""
+    return asyncio.run(_images(_local_id()))
+
+
+async def _images(home_id: str) -> list[FoundImage]:
+    found: list[FoundImage] = []
+    for name in configured():
+        place = _make(name, {}, home_id)
+        try:
+            if isinstance(place, Capturing):
+                owner = place.owner if isinstance(place, Reapable) else ""
+                for each in await place.images():
+                    found.append(FoundImage(name, each, each.home == home_id or each.owner == owner))
+        finally:
+            await place.close()
+    seen: dict[tuple[str, ...], FoundImage] = {}
+    for one in found:
+        seen.setdefault(one.image.parts, one)  # two places may look at the same subscription
+    return list(seen.values())
+
+
+def delete_image(found: FoundImage) -> None:
+    """Raises PlaceError."""
+    asyncio.run(_delete_image(found))
+
+
+async def _delete_image(found: FoundImage) -> None:
+    place = _make(found.place, {}, _local_id())
+    try:
+        if isinstance(place, Capturing):
+            await place.drop_image(found.image)
+    finally:
+        await place.close()
+
+
+# -- here ----------------------------------------------------------------------------------------
+
+
+def configured() -> tuple[str, ...]:
+    """The places of evalfleet.toml."""
+    cwd = Path.cwd()
+    return tuple(load_config(find_config(cwd), cwd).places)
+
+
+def _make(name: str, settings: Mapping[str, str], home_id: str) -> Place:
+    cwd, home = Path.cwd(), home_of(dict(os.environ), Path.cwd())
+    request = PoolRequest(name="survey", on=name, settings=settings)
+    plan, environ = resolve_pool(request, environ=os.environ, cwd=cwd, home_id=home_id)
+    return places_of(plan, PlaceContext(home, home_id, {}, environ))[name]
+
+
+def _local_id() -> str:
+    store = _store()
+    return store.home_id if store is not None else ""
+
+
+def _store() -> Store | None:
+    try:
+        return Store.open(home_of(dict(os.environ), Path.cwd()), create=False, read_only=True)
+    except RequestError:
+        return None  # nothing was ever run here
+
+
+def _local() -> Local:
+    store = _store()
+    if store is None:
+        return Local()
+    over = {info.name: fold(store.read(info.name)).ended_at is not None for info in store.streams()}
+    pools = frozenset(info.name for info in store.streams() if info.kind == "pool" and not over[info.name])
+    return Local(store.home_id, frozenset(name for name, ended in over.items() if ended), pools)

@@ -1,0 +1,115 @@
+"""One machine of a pool: what is needed to work on it, and what is done there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from evalfleet.controller import WallClock
+from evalfleet.errors import FleetError, MachineMute, PlaceError, RequestError
+from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
+from evalfleet.journal import SqliteJournal
+from evalfleet.model import Offer, after, seconds_between
+from evalfleet.pools import OwnPlace, PoolView, machine_of
+from evalfleet.ports import Channel, Fence, Undoable
+from evalfleet.state import MachineState
+
+
+@dataclass(frozen=True)
+class ActionResult:
+    """What came of something done to a machine: nothing is wrong, or `problem`."""
+
+    machine: MachineState
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class PoolMachine:
+    """One machine, and all that is needed to work on it."""
+
+    machine: MachineState
+    place: OwnPlace
+    fence: Fence
+    channel: Channel
+    journal: SqliteJournal
+
+
+Work = Callable[[PoolMachine], Awaitable[None]]
+
+
+def running_in(view: PoolView) -> list[MachineState]:
+    now = WallClock().now()
+    return [machine for machine in view.machines if view.standing(machine, now) in ("ready", "held")]
+
+
+async def prolong(
+    machine: MachineState, place: OwnPlace, journal: SqliteJournal, expires_s: float
+) -> ActionResult:
+    """One that is stopped is told when it starts."""
+    clock = WallClock()
+    until = after(clock.now(), expires_s)
+    try:
+        if machine.phase != "stopped":
+            await place.extend(machine.id, expires_s)
+    except PlaceError as err:
+        return ActionResult(machine, str(err))
+    await journal.append(
+        clock.now(), [MachineExtended(machine.id, until), MachineLeaseSet(machine.id, until)]
+    )
+    return ActionResult(machine)
+
+
+async def work_at(
+    work: Work, machine: MachineState, place: OwnPlace, fence: Fence, journal: SqliteJournal
+) -> ActionResult:
+    channel = place.channel(machine_of(machine), fence)
+    try:
+        await work(PoolMachine(machine, place, fence, channel, journal))
+    except (FleetError, OSError) as err:
+        return ActionResult(machine, str(err))
+    finally:
+        await channel.close()
+    return ActionResult(machine)
+
+
+async def set_up_no_more(site: PoolMachine) -> None:
+    """Who comes next sets it up from the start."""
+    if isinstance(site.channel, Undoable):
+        await site.channel.forget_set_up()
+    await site.journal.append(WallClock().now(), [MachinePrepared(site.machine.id, "")])
+
+
+async def restart(site: PoolMachine) -> None:
+    machine = site.machine
+    left_s = seconds_between(WallClock().now(), machine.expires_at)
+    if machine.offer.mends:  # to stop it could cost us its place there
+        await _mend(site, left_s)
+    else:
+        await site.place.stop(machine.id)
+        await site.place.create(machine.id, machine.offer, left_s)
+    anew = site.place.channel(machine_of(machine), site.fence)  # what led there before may have been closed
+    try:
+        await anew.probe(None)
+    finally:
+        await anew.close()
+
+
+async def _mend(site: PoolMachine, left_s: float) -> None:
+    """The mildest way after which it can be reached."""
+    *milder, last = site.machine.offer.mends
+    for step in milder:
+        with suppress(MachineMute):
+            return await site.place.mend(site.machine.id, step, left_s)
+    await site.place.mend(site.machine.id, last, left_s)
+
+
+def check_life(offers: Sequence[Offer], expires_s: float) -> None:
+    """A place may be unable to end a machine by itself so soon. Raises RequestError."""
+    least = min(offers, key=lambda offer: offer.least_life_s, default=None)
+    if least is not None and expires_s < least.least_life_s:
+        minutes = f"{least.least_life_s / 60:.0f}m"
+        raise RequestError(
+            f"--expires is {expires_s / 60:.0f} minutes, and {least.place} cannot end a machine by itself "
+            f"before {minutes}: say {minutes} or more (`evalfleet pool stop` and `pool delete` act at once)"
+        )

@@ -1,0 +1,465 @@
+"""evalfleet from Python: what the command line itself calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evalfleet.channels.artefacts import LOG
+from evalfleet.channels.live import live_log
+from evalfleet.controller import Controller, Order, WallClock, folder_of
+from evalfleet.errors import RequestError
+from evalfleet.events import (
+    Event,
+    PoolPlanned,
+    Record,
+    RunPlanned,
+    RunResumed,
+    StopRequested,
+    TasksPlanned,
+    TasksReopened,
+)
+from evalfleet.journal import Store
+from evalfleet.journal.database import FILE, refuse_file
+from evalfleet.journal.sqlite import StreamKind
+from evalfleet.model import IMPORTED, AttemptId, Limits, Micros, Plan, RunStatus, TaskId
+from evalfleet.names import hint, safe_name
+from evalfleet.planning.config import home_of
+from evalfleet.planning.history import known_durations
+from evalfleet.planning.plan import (
+    PlaceSettings,
+    Resolved,
+    changed_settings,
+    notify_here,
+    resolve,
+    resumed_secrets,
+    vetted,
+    weigh,
+)
+from evalfleet.planning.request import RunRequest
+from evalfleet.pools import read_pool
+from evalfleet.state import AttemptState, RunState
+from evalfleet.views import notify
+from evalfleet.views.exit_code import exit_code
+from evalfleet.views.follow import Follower
+from evalfleet.views.results import results, task_detail
+
+from .pool_output import PoolMachines
+from .pools import keep_plan, tend
+
+CHUNK = 1000
+"""Tasks an event: large enough to be few, small enough to read one by one."""
+
+Observer = Callable[[RunState, Sequence[Record]], None]
+
+
+class Run:
+    """A run, past or live, this process's or another's."""
+
+    def __init__(self, home: Path, name: str, controller: Controller | None = None) -> None:
+        self.home = home
+        self.name = name
+        self._controller = controller
+        self._follower = Follower(Store.open(home, create=False, read_only=True), name)
+        self._follower.poll()
+
+    def __repr__(self) -> str:
+        return f"<evalfleet run {self.name!r}: {self.status}>"
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.home, self.name)
+
+    @property
+    def status(self) -> RunStatus:
+        return self.state().status
+
+    @property
+    def exit_code(self) -> int:
+        """0 as asked, 1 not so, 3 a limit was reached, 4 refused, 130 interrupted or not ended."""
+        return exit_code(self.state())
+
+    def state(self) -> RunState:
+        """The journal's fold, up to now."""
+        self._follower.poll()
+        return self._follower.state
+
+    def results(self) -> dict[str, Any]:
+        """What `results.json` holds, up to now."""
+        return results(self.state(), self.folder)
+
+    def tasks(self) -> list[dict[str, Any]]:
+        tasks: list[dict[str, Any]] = self.results()["tasks"]
+        return tasks
+
+    def task(self, task_id: str) -> dict[str, Any]:
+        """One task with all its attempts."""
+        return task_detail(self.state(), TaskId(task_id))
+
+    def records(self, after: int = 0) -> Iterator[Record]:
+        """The journal itself, from event number `after` on."""
+        return Store.open(self.home, create=False, read_only=True).read(self.name, after)
+
+    def log_of(self, name: str) -> tuple[AttemptState | None, Path | None]:
+        """A task's newest attempt (or the attempt named), and where its output is now, if anywhere."""
+        state = self.state()
+        if name not in state.tasks and name not in state.attempts:
+            raise RequestError(f"run {self.name!r} has no task {name!r}; {hint(name, state.tasks)}")
+        attempts = state.tasks[TaskId(name)].attempts if name in state.tasks else [AttemptId(name)]
+        if not attempts:
+            return None, None
+        attempt = state.attempts[attempts[-1]]
+        home = self.folder / safe_name(attempt.task) / safe_name(attempt.id) / LOG
+        on_machine = live_log(state.machines[attempt.machine].address, attempt.id)
+        return attempt, next((path for path in (home, on_machine) if path.exists()), None)
+
+    def cost(self) -> dict[str, Any]:
+        cost: dict[str, Any] = self.results()["cost"]
+        return cost
+
+    def wait(self, timeout_s: float | None = None, observe: Observer | None = None) -> dict[str, Any]:
+        """Until the run has ended, its controller is gone, or time is up; the results as they are then."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # an observer is told everything from the beginning on, also what this object has read before
+        store = Store.open(self.home, create=False, read_only=True)
+        follower = self._follower if observe is None else Follower(store, self.name)
+        over = False
+        while not over:
+            over = self._over(follower, 0.1) or (deadline is not None and time.monotonic() >= deadline)
+            records = follower.poll()
+            if observe is not None:
+                observe(follower.state, records)
+        self._raise_failure()
+        return results(follower.state, self.folder)
+
+    def _over(self, follower: Follower, patience_s: float) -> bool:
+        if self._controller is not None:
+            return self._controller.join(patience_s)
+        if follower.state.ended_at is not None or not self.is_live():
+            return True
+        time.sleep(patience_s)
+        return False
+
+    def _raise_failure(self) -> None:
+        failure = self._controller.failure if self._controller is not None else None
+        if failure is not None:
+            raise failure
+
+    def is_live(self) -> bool:
+        """Is a controller at work on it, anywhere?"""
+        store = Store.open(self.home, create=False, read_only=True)
+        return store.held(store.stream(self.name), WallClock().now()) is not None
+
+    def drain(self) -> None:
+        """Hand out no more tasks; what runs may end by itself."""
+        if self._controller is not None:
+            self._controller.drain()
+        else:
+            self._stop(drain=True)
+
+    def cancel(self) -> None:
+        """End what runs and clean up; unfinished tasks stay unrun and the run can be resumed."""
+        self._stop(drain=False)
+
+    def _stop(self, *, drain: bool) -> None:
+        if self.state().ended_at is not None:
+            return
+        stop = StopRequested("user", "cancelled" if not drain else "interrupted", drain)
+        Store.open(self.home).ask(self.name, stop, WallClock().now())
+
+    @property
+    def left(self) -> bool:
+        """Did this process's controller leave before the end?"""
+        return self._controller is not None and self._controller.left
+
+    def leave(self) -> None:
+        """Stop this process's controller now; attempts go on and the run can be resumed."""
+        if self._controller is not None:
+            self._controller.leave()
+
+
+def run(benchmark: str, **options: Any) -> Run:
+    """Start a run and return at once. Options are the command line's, e.g. `on="local", workers=4`.
+
+    The run goes on in a thread of this process until it ends; `wait()` waits for it.
+    """
+    request = RunRequest(benchmark=str(benchmark), **options)
+    return start(vet(resolve_request(request)))
+
+
+def resolve_request(request: RunRequest, *, dry: bool = False, only_setup: bool = False) -> Resolved:
+    """The request with everything settled, checked before anything starts.
+
+    `dry`: nothing is written, but what a benchmark keeps of what it has read elsewhere. `only_setup`:
+    machines are set up, and no attempt is run.
+    """
+    environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
+    request, pool = _borrowed(request, home_of(environ, cwd), dry)
+    machines = PoolMachines(home_of(environ, cwd), request.pool) if request.pool else None
+    resolved = resolve(
+        request,
+        environ=environ,
+        cwd=cwd,
+        now=now,
+        home_id="",
+        pool=pool,
+        machines=machines,
+        only_setup=only_setup,
+    )
+    store = _store_of(resolved.home, dry)
+    name, home_id = resolved.plan.run, "" if store is None else store.home_id
+    taken: set[str] = set() if store is None else {info.name for info in store.streams()}
+    if request.name is None:
+        name = _free_name(name, taken)
+    elif name in taken:
+        raise RequestError(f"the name {name!r} is taken; choose another with --name")
+    plan = msgspec.structs.replace(resolved.plan, run=name, home=home_id)
+    tasks = weigh(resolved.tasks, known_durations(resolved.home, plan.benchmark))
+    warnings = (*resolved.warnings, *_expiry(resolved.home, plan.pool, now))
+    return replace(resolved, plan=plan, tasks=tasks, made_up=request.name is None, warnings=warnings)
+
+
+def _expiry(home: Path, pool: str, now: Micros) -> list[str]:
+    """A pool whose end is near may take the run's machines away."""
+    if not pool:
+        return []
+    told = read_pool(Store.open(home, create=False, read_only=True), pool).expiry(now)
+    return [told] if told else []
+
+
+def vet(resolved: Resolved) -> Resolved:
+    """Ask the benchmark whether this can work (a model's key), before anything is made or written down."""
+    with ThreadPoolExecutor(1) as pool:  # in a notebook, this thread has an event loop already
+        doubts = pool.submit(asyncio.run, vetted(resolved.plan, resolved.secrets)).result()
+    return replace(resolved, warnings=(*resolved.warnings, *doubts))
+
+
+def _borrowed(request: RunRequest, home: Path, dry: bool) -> tuple[RunRequest, Plan | None]:
+    """The request as its pool makes it, and the pool's plan: as many workers as it has, unless fewer do."""
+    if not request.pool:
+        return request, None
+    if request.on is not None:
+        raise RequestError("--on and --pool exclude each other: a pool's machines are where they are")
+    view = read_pool(Store.open(home, create=False, read_only=True), request.pool)
+    if request.keep:
+        raise RequestError(f"--keep makes a pool, and {request.pool!r} is one: leave --keep out")
+    if request.spot:
+        raise RequestError(f"--spot: the machines of pool {request.pool!r} are there already: leave it out")
+    if not dry and (problem := view.unusable(WallClock().now())):
+        raise RequestError(problem)
+    workers = request.workers if request.workers is not None else max(1, len(view.machines))
+    return msgspec.structs.replace(request, workers=workers), view.state.plan
+
+
+def _store_of(home: Path, dry: bool) -> Store | None:
+    """The home's store, made if need be; when nothing may be written, only if there is one."""
+    if not dry:
+        return Store.open(home)
+    refuse_file(home)
+    return Store.open(home, create=False, read_only=True) if (home / FILE).exists() else None
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """A made-up name must not collide with that of a run started in the same second."""
+    candidates = (name, *(f"{name}-{n}" for n in range(2, len(taken) + 3)))
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def plan_run(resolved: Resolved) -> Resolved:
+    """Write the run down, and return it as it was written. From here on it exists, whoever runs it."""
+    store = Store.open(resolved.home)
+    while True:
+        resolved = _with_kept_pool(resolved)
+        try:
+            store.create_streams(WallClock().now(), _streams(resolved))
+            break
+        except RequestError:
+            if not resolved.made_up:
+                raise
+            # another process made up the same name at the same time, and was faster
+            name = _free_name(resolved.plan.run, {info.name for info in store.streams()})
+            resolved = replace(resolved, plan=msgspec.structs.replace(resolved.plan, run=name))
+    folder_of(resolved.home, resolved.plan.run).mkdir(parents=True, exist_ok=True)
+    return resolved
+
+
+def _streams(resolved: Resolved) -> list[tuple[str, StreamKind, Sequence[Event]]]:
+    """The run's, after that of the pool which it makes and leaves, if any."""
+    run: tuple[str, StreamKind, Sequence[Event]] = (resolved.plan.run, "run", _first_events(resolved))
+    if not resolved.keep:
+        return [run]
+    return [(resolved.plan.pool, "pool", [PoolPlanned(keep_plan(resolved.plan, resolved.plan.pool))]), run]
+
+
+def _with_kept_pool(resolved: Resolved) -> Resolved:
+    if not resolved.keep:
+        return resolved
+    pool = kept_pool(resolved.plan.run)
+    return replace(resolved, plan=msgspec.structs.replace(resolved.plan, pool=pool))
+
+
+def _first_events(resolved: Resolved) -> list[Event]:
+    tasks = resolved.tasks
+    chunks = [TasksPlanned(tasks[i : i + CHUNK]) for i in range(0, len(tasks), CHUNK)]
+    return [RunPlanned(resolved.plan, len(tasks)), *chunks]
+
+
+def order_of(resolved: Resolved) -> Order:
+    plan, notify = resolved.plan, resolved.notify
+    return Order(resolved.home, plan.run, resolved.secrets, resolved.environ, notify=notify)
+
+
+def kept_pool(run: str) -> str:
+    """The pool that a run with --keep makes and leaves."""
+    return f"{run}-pool"
+
+
+def start(resolved: Resolved) -> Run:
+    return control(order_of(plan_run(resolved)))
+
+
+def control(order: Order) -> Run:
+    """Take the run and run it, in a thread of this process."""
+    controller = Controller(order)
+    controller.start()
+    run = Run(order.home, order.run, controller)
+    state = run.state()
+    if state.plan.pool and state.stop is None:
+        tend(Store.open(order.home), state.plan.pool)
+    return run
+
+
+def open(name: str | None = None, *, home: Path | None = None) -> Run:
+    """A past or live run by name; without one, the latest."""
+    home = home or home_of(dict(os.environ), Path.cwd())
+    name = name or latest(home)
+    if Store.open(home, create=False, read_only=True).stream(name).kind == "pool":
+        raise RequestError(f"{name!r} is a pool, not a run: `evalfleet pool status {name}` shows it")
+    return Run(home, name)
+
+
+def latest(home: Path) -> str:
+    runs = [info for info in Store.open(home, create=False, read_only=True).streams() if info.kind == "run"]
+    if not runs:
+        raise RequestError(f"there are no runs in {home}; start one with `evalfleet run BENCHMARK`")
+    return max(runs, key=lambda info: info.created_at).name
+
+
+def list_runs(home: Path | None = None) -> list[dict[str, Any]]:
+    """All runs of a home, newest first, each in a few figures."""
+    home = home or home_of(dict(os.environ), Path.cwd())
+    refuse_file(home)
+    if not (home / FILE).exists():
+        return []
+    names = [
+        info.name for info in Store.open(home, create=False, read_only=True).streams() if info.kind == "run"
+    ]
+    return [overview(Run(home, name)) for name in reversed(names)]
+
+
+def overview(run: Run) -> dict[str, Any]:
+    found = run.results()
+    live = found["status"] != "running" or run.is_live()
+    keys = (
+        "run",
+        "benchmark",
+        "model",
+        "total_tasks",
+        "scored",
+        "broken",
+        "unrun",
+        "success_rate",
+        "started_at",
+    )
+    return {
+        **{key: found[key] for key in keys},
+        "status": found["status"] if live else "left",
+        "machines_usd": found["cost"]["machines_usd"],
+    }
+
+
+def resume_order(
+    name: str | None = None,
+    *,
+    only_broken: bool = False,
+    take_over: bool = False,
+    limits: Mapping[str, float] | None = None,
+    env_file: str | None = None,
+    home: Path | None = None,
+) -> Order:
+    """What it takes to take a run up again. Raises RequestError when there is nothing left to do."""
+    found = open(name, home=home)
+    state = found.state()
+    if state.plan.places == (IMPORTED,):
+        raise RequestError(
+            f"run {found.name!r} was imported, and cannot be taken up: start a run of its tasks"
+        )
+    first = tuple(_resumption(state, only_broken, limits or {}))
+    if state.ended_at is not None and not first:
+        hint = "; `--only broken` runs the broken ones again" if state.broken else ""
+        raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")
+    if state.plan.pool:
+        read_pool(Store.open(found.home, create=False, read_only=True), state.plan.pool)
+    secrets, environ = resumed_secrets(
+        state.plan, environ=dict(os.environ), cwd=Path.cwd(), env_file=env_file
+    )
+    settings = changed_settings(state.plan, environ=os.environ, cwd=Path.cwd())
+    notify = notify_here(os.environ, Path.cwd(), env_file)
+    return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
+
+
+def cancelling_order(run: Run) -> Order:
+    """For a run that nobody controls: take it, stop it, clean up.
+
+    Nothing is started, so no secret is needed; those that are known here are masked in what is collected.
+    """
+    state, secrets, environ = run.state(), dict[str, str](), dict(os.environ)
+    with suppress(RequestError):
+        secrets, environ = resumed_secrets(state.plan, environ=environ, cwd=Path.cwd())
+    stopped = state.stop is not None and not state.stop.drain
+    first = () if stopped else (StopRequested("user", "cancelled"),)
+    settings: PlaceSettings = {}
+    with suppress(RequestError):
+        settings = changed_settings(state.plan, environ=os.environ, cwd=Path.cwd())
+    notify = notify_here(environ, Path.cwd())
+    return Order(run.home, run.name, secrets, environ, first=first, notify=notify, settings=settings)
+
+
+def tell_overdue() -> None:
+    """Of runs of this home that ended when nobody was there to tell it, to whom [notify] names."""
+    home = home_of(dict(os.environ), Path.cwd())
+    notify.overdue(notify_here(os.environ, Path.cwd()), home, WallClock().now())
+
+
+def tell_reaped(found: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> None:
+    """That something was left behind, and deleted, or not."""
+    whom = notify_here(os.environ, Path.cwd())
+    notify.reaped(whom, [dict(each) for each in found], problems, WallClock().now())
+
+
+def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:
+    """Events that reopen a run. A run whose controller merely died needs none: it goes on."""
+    broken = tuple(task for task, known in state.tasks.items() if known.status == "broken")
+    if only_broken:
+        if not broken:
+            raise RequestError(f"run {state.plan.run!r} has no broken tasks")
+        return [TasksReopened(broken), RunResumed(_limits(state, limits), only=broken)]
+    unrun = state.waiting + state.counts["held"]
+    if state.ended_at is not None and not unrun:
+        return []
+    if state.ended_at is not None or state.stop is not None or limits:
+        return [RunResumed(_limits(state, limits))]
+    return []
+
+
+def _limits(state: RunState, changes: Mapping[str, float]) -> Limits | None:
+    return msgspec.structs.replace(state.limits, **changes) if changes else None

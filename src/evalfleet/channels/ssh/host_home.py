@@ -1,0 +1,201 @@
+"""What is asked of a host. The supervisor, one file named by its content, is brought there when needed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import shlex
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.channels.resident import PROTOCOLS
+from evalfleet.channels.shipping import archive
+from evalfleet.channels.supervisor.files import job_name
+from evalfleet.channels.supervisor.server import content_hash
+from evalfleet.ports import Fence
+
+from .hosts import Host, converse
+from .target import HostDown, HostLost, HostRefused, NoMachine
+
+NO_MACHINE, NO_SUPERVISOR, OLD_PYTHON = 96, 97, 98
+NO_COMMAND = (126, 127)
+ANSWER_S = 60.0
+LISTING_S = 8.0
+
+Verb = Literal["take", "extend", "halt", "remove", "connect", "pack", "put"]
+
+# one line, without quotes of its own: it must survive whatever shell the user has there
+_RECEIVE = (
+    "import sys;sys.path.pop(0);"
+    "sys.version_info<(3,8) and (sys.stderr.write(sys.version),sys.exit(98));"
+    "import os,hashlib;os.makedirs(sys.argv[4],0o700,True);os.chdir(sys.argv[4]);"
+    "d=sys.stdin.buffer.read();hashlib.sha256(d).hexdigest()==sys.argv[1] or sys.exit(99);"
+    "t=sys.argv[2]+str(os.getpid());f=os.open(t,os.O_WRONLY|os.O_CREAT|os.O_EXCL,0o600);"
+    "os.fdopen(os.dup(f),sys.argv[3]).write(d);os.fsync(f);os.rename(t,sys.argv[2])"
+)
+_LIST = (
+    'for d in *; do [ -d "$d" ] || continue; s=pending; e=; '
+    'if [ -d "$d/jobs" ] && [ ! -e "$d/deleting" ]; then s=up; fi; '
+    'if [ -e "$d/expiry" ]; then read -r e <"$d/expiry"; fi; echo "$s $d $e"; done; exit 0'
+)
+
+
+class Supervisor(Struct, frozen=True):
+    """The supervisor as it is shipped: its bytes, their hash (its name on hosts), and its sources' hash."""
+
+    data: bytes
+    digest: str
+    content: str
+
+
+@functools.cache
+def shipped() -> Supervisor:
+    data = archive()
+    return Supervisor(data, hashlib.sha256(data).hexdigest(), content_hash())
+
+
+class Answer(Struct, frozen=True):
+    """What a verb answers. `error` is a word: taken, deleting, unknown, io, supervisor.
+
+    `cloud_init`: running or done, in so many seconds; empty if there is none, or nobody asked.
+    """
+
+    error: str = ""
+    detail: str = ""
+    cloud_init: str = ""
+    cloud_init_s: float = 0.0
+
+
+class Sight(Struct, frozen=True):
+    """A machine as its host shows it. `expires_at` is by the host's wall clock; 0: it has expired."""
+
+    folder: str
+    up: bool
+    expires_at: float
+
+
+class Expiry(Struct, frozen=True):
+    """What a machine's file `expiry` tells that can be used elsewhere."""
+
+    wall: float = 0.0
+
+
+class Lot(Struct, frozen=True):
+    """A home's share of a host: ~/.evalfleet/<home>. Raises HostDown, HostLost, HostRefused, NoMachine."""
+
+    host: Host
+    home: str
+
+    async def ask(self, verb: Verb, machine: str, **request: Any) -> Answer:
+        await self.host.connect()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                said = await self._run(verb, machine, self.request(machine, request))
+        except NoMachine as err:
+            return Answer("unknown", str(err))
+        except TimeoutError:
+            raise HostLost(f"{self.host.name}: no answer within {ANSWER_S:g} s") from None
+        try:
+            return msgspec.json.decode(said, type=Answer)
+        except msgspec.DecodeError:
+            raise HostLost(f"{self.host.name}: it answered {said[:200]!r}") from None
+
+    async def machines(self) -> list[Sight]:
+        """What is there. Nothing is made for it, and no Python is started."""
+        script = f"cd && cd {self._folder} 2>/dev/null || exit 0; {_LIST}"
+        await self.host.connect()
+        try:
+            async with asyncio.timeout(LISTING_S):
+                async with self.host.process(_sh(script)) as process:
+                    said, _ = await converse(process)
+                    if process.exit_status != 0:
+                        raise HostDown(f"{self.host.name}: its shell ended with {process.exit_status}")
+        except TimeoutError:
+            raise HostDown(f"{self.host.name} does not answer") from None
+        lines = [line.split(b" ", 2) for line in said.splitlines()]
+        return [_sight(*line) for line in lines if len(line) == 3 and line[0] in (b"up", b"pending")]
+
+    def request(self, machine: str, more: dict[str, Any]) -> bytes:
+        return msgspec.json.encode({"home": self.home, "folder": job_name(machine), **more}) + b"\n"
+
+    def connect_request(self, machine: str, fence: Fence) -> bytes:
+        about = {"run": fence.run, "epoch": fence.epoch, "protocols": PROTOCOLS, "hash": shipped().content}
+        return self.request(machine, about)
+
+    def command(self, verb: Verb, machine: str) -> str:
+        """Runs a verb of the supervisor's, from the user's home."""
+        file = f"{self._folder}/{self._file}"
+        python = shlex.quote(self.host.access.python)
+        missing = f"exit {NO_SUPERVISOR}"
+        if verb != "take":  # a machine that is gone needs no supervisor, which nobody would remove
+            missing = f"{{ test -d {self._folder}/{job_name(machine)} && {missing}; exit {NO_MACHINE}; }}"
+        # by its whole name: Python 3.8 finds modules in it no more once the directory has changed
+        return _sh(f'cd && test -f {file} || {missing}; exec {python} -I -S "$PWD/{file}" {verb}')
+
+    async def bring_supervisor(self) -> None:
+        """Put the supervisor's file there, whole or not at all."""
+        ours = shipped()
+        python, code = shlex.quote(self.host.access.python), shlex.quote(_RECEIVE)
+        script = (  # -E, not -I: an old Python shall be able to tell what it is
+            f"cd && umask 077 && exec {python} -E -S -c {code} {ours.digest} {self._file} wb {self._folder}"
+        )
+        async with self.host.process(_sh(script)) as process:
+            _, errors = await converse(process, ours.data)
+            self.check(process.exit_status, errors)
+
+    def check(self, status: int | None, errors: bytes | None) -> None:
+        """Raise what an exit status means, if it is not 0."""
+        said = (errors or b"").decode("utf-8", "replace").strip().splitlines()
+        last = said[-1] if said else ""
+        name, python = self.host.name, self.host.access.python
+        if status in NO_COMMAND:
+            raise HostRefused(
+                f"{name} has no {python} ({last}); install Python 3.8 or later there, or set `python`"
+            )
+        if status == OLD_PYTHON:
+            raise HostRefused(
+                f"{name}: its {python} is {' '.join(said)[:80]}; evalfleet needs 3.8 or later there: "
+                "install one and set `python`"
+            )
+        if status == NO_MACHINE:
+            raise NoMachine(f"{name} has no such machine or job of ours")
+        if status is None:
+            raise HostLost(f"{name}: the connection was lost")
+        if status != 0:
+            raise HostLost(f"{name}: what we ran there ended with {status}: {last}")
+
+    async def _run(self, verb: Verb, machine: str, request: bytes) -> bytes:
+        for last in (False, False, True):  # the last machine of ours may be going at the same time
+            async with self.host.process(self.command(verb, machine)) as process:
+                said, errors = await converse(process, request)
+                status = process.exit_status
+            if status == NO_SUPERVISOR and not last:
+                await self.bring_supervisor()
+                continue
+            self.check(status, errors)
+            return said
+        raise HostLost(f"{self.host.name}: the supervisor went away while it was brought")
+
+    @property
+    def _folder(self) -> str:
+        return f".evalfleet/{self.home}"
+
+    @property
+    def _file(self) -> str:
+        return f"supervisor-{shipped().digest[:16]}.pyz"
+
+
+def _sight(state: bytes, folder: bytes, expiry: bytes) -> Sight:
+    try:
+        expires_at = msgspec.json.decode(expiry, type=Expiry).wall
+    except msgspec.DecodeError:
+        expires_at = 0.0
+    return Sight(folder.decode("utf-8", "replace"), state == b"up", expires_at)
+
+
+def _sh(script: str) -> str:
+    """For any login shell: POSIX's is started for the script."""
+    return f"exec sh -c {shlex.quote(script)}"

@@ -1,0 +1,110 @@
+"""Following a run to its end, and what Ctrl-C means meanwhile."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from evalfleet.controller import WallClock
+from evalfleet.views.exit_code import REFUSED
+from evalfleet.views.refusals import refusals_table
+from evalfleet.views.terminal import summary, view_for
+
+if TYPE_CHECKING:
+    from evalfleet.api.runs import Run
+    from evalfleet.events import Record
+    from evalfleet.state import RunState
+
+
+def follow(run: Run, *, as_json: bool) -> int:
+    """Show this process's run until it ends; its exit code.
+
+    The first Ctrl-C stops handing out tasks and collects what runs; the second leaves at once.
+    """
+    with _signals(_Interrupts(run)), notes():
+        _show(run, as_json=as_json)
+    if run.exit_code == REFUSED and (told := refusals_table(run.results()["refusals"])):
+        print(f"\n{told}", file=sys.stderr)
+    if run.left:
+        print(f"evalfleet: left {run.name}: attempts go on; `evalfleet resume {run.name}`", file=sys.stderr)
+    return run.exit_code
+
+
+def watch(run: Run, *, as_json: bool) -> int:
+    """Show a run that may be another process's. Ctrl-C stops watching."""
+    _show(run, as_json=as_json)
+    if run.state().ended_at is None:
+        print(
+            f"evalfleet: no controller is at work on {run.name}; go on with `evalfleet resume {run.name}`",
+            file=sys.stderr,
+        )
+    return run.exit_code
+
+
+def _show(run: Run, *, as_json: bool) -> None:
+    clock = WallClock()
+    view = view_for(json=as_json)
+
+    def observe(state: RunState, records: Sequence[Record]) -> None:
+        view.update(state, clock.now(), records)
+
+    try:
+        run.wait(observe=observe)
+    finally:
+        view.close(run.state(), clock.now())
+    results = run.results()
+    print(json.dumps(results) if as_json else f"\n{summary(results, run.folder)}", flush=True)
+
+
+class _Notes(logging.Handler):
+    """What places and the engine warn of, as lines like our others; the display may be in between."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"evalfleet: note: {self.format(record)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def notes() -> Generator[None]:
+    logger, handler = logging.getLogger("evalfleet"), _Notes(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _Interrupts:
+    """Once: drain. Twice: leave. Thrice: we are leaving already."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._count = 0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count == 1 and signum != signal.SIGHUP:
+            self._run.drain()
+        else:
+            self._run.leave()
+
+    @property
+    def leaving(self) -> bool:
+        return self._run.left
+
+
+@contextmanager
+def _signals(handler: _Interrupts) -> Generator[None]:
+    """Who presses Ctrl-C again while we leave must not turn the exit code into something else."""
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {name: signal.signal(name, handler) for name in names}
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            signal.signal(name, signal.SIG_IGN if handler.leaving else old)

@@ -1,0 +1,192 @@
+"""Machines made, started, stopped and taken down: what is asked of Azure, and waiting until it is so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from evalfleet.errors import PlaceError
+from evalfleet.model import MachineId
+
+from .arm import Arm
+from .names import EXPIRES, Names, stamp
+from .refusals import ArmFault, Problem, fault_of
+from .template import ADDRESS, API, COMPUTE, DISK, NIC, RESOURCES, SCHEDULE, VM, Build, deployment, schedule
+from .views import Looks, Part, View, Vm
+from .words import Json, rows
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+DELETE_S = 120.0
+CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
+LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
+"""Parts of the codes by which Azure says that something else must go first."""
+ORDER: Sequence[tuple[str, ...]] = ((NIC, DISK), (ADDRESS, SCHEDULE))
+"""What is left of a machine goes in this order: an address that an interface uses cannot be deleted."""
+
+
+class Builder:
+    """Raises ArmFault, and PlaceError for what no answer of Azure's says."""
+
+    def __init__(self, arm: Arm, looks: Looks, root: str) -> None:
+        self._arm = arm
+        self._looks = looks
+        self._root = root
+
+    # -- up ------------------------------------------------------------------------------------
+
+    async def deploy(self, build: Build) -> None:
+        """Ask for it. Another controller may have done so: then that is the one."""
+        try:
+            await self._arm.send("PUT", self._record(build.names.deployment), RESOURCES, deployment(build))
+        except ArmFault as fault:
+            if not fault.has("DeploymentActive"):
+                raise
+
+    async def until_deployed(self, machine: MachineId) -> Vm:
+        async for view in self._looks.watch():
+            record, vm = view.deployments.get(machine), view.vms.get(machine)
+            if record is None:
+                raise ArmFault(409, (Problem("Canceled", "its deployment was taken back"),))
+            if record.active:
+                continue
+            if record.state != "Succeeded":
+                raise await self._failure(record.name, record.error)
+            if vm is not None and vm.power == "running":
+                return vm
+            if vm is None or vm.power not in ("", "starting"):
+                raise ArmFault(409, (Problem("Canceled", "it was stopped or deleted while it came up"),))
+        raise AssertionError("looks never end")
+
+    async def _failure(self, record: str, error: object) -> ArmFault:
+        if error is None:
+            shown = await self._arm.get(self._record(record), RESOURCES)
+            error = shown["properties"].get("error")
+        return fault_of(409, error or {"code": "Canceled", "message": "its deployment was cancelled"})
+
+    async def start(self, vm: Vm) -> None:
+        await self._act(vm, "start")
+
+    async def until_running(self, machine: MachineId) -> Vm:
+        async for view in self._looks.watch():
+            vm = view.vms.get(machine)
+            if vm is None or vm.state == "deleting":
+                raise ArmFault(409, (Problem("Canceled", "it was deleted while it came up"),))
+            if vm.power == "running":
+                return vm
+            if vm.state == "failed":
+                raise await self._why(vm)
+            if vm.power in ("deallocated", "stopped") and vm.state != "updating":
+                await self._act(vm, "start")
+        raise AssertionError("looks never end")
+
+    async def again(self, machine: MachineId, action: str) -> Vm:
+        """Restart or redeploy it. Returns when that is done."""
+        vm = (await self._looks.fresh()).vms.get(machine)
+        if vm is None or vm.state == "deleting" or vm.power.startswith("dealloc"):
+            raise PlaceError(f"{machine} does not run", transient=False, scope="machine")
+        operation, pause = await self._arm.begin(f"{vm.id}/{action}", COMPUTE), FIRST_PAUSE_S
+        while operation:
+            shown = await self._arm.send("GET", operation, "")
+            if shown.get("status") == "Succeeded":
+                break
+            if shown.get("status") in ("Failed", "Canceled"):
+                raise fault_of(409, shown.get("error") or {"code": "Canceled"})
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.4, LONGEST_PAUSE_S)
+        return await self.until_running(machine)
+
+    async def _why(self, vm: Vm) -> ArmFault:
+        """It did not start: Azure tells in its instance view."""
+        shown = await self._arm.get(f"{vm.id}/instanceView", COMPUTE)
+        for each in rows(shown.get("statuses")):
+            words = str(each.get("code", "")).split("/")
+            if words[:2] == ["ProvisioningState", "failed"] and len(words) > 2:
+                return ArmFault(409, (Problem(words[2], str(each.get("message", ""))),))
+        return ArmFault(409, (Problem("RetryableError", f"{vm.name} did not start"),))
+
+    async def console(self, vm: Vm) -> str:
+        """The end of what it said while it booted; what keeps us from reading it, if something does."""
+        try:
+            shown = await self._arm.send("POST", f"{vm.id}/retrieveBootDiagnosticsData", COMPUTE)
+            text = await self._arm.download(str(shown["serialConsoleLogBlobUri"]))
+        except (ArmFault, KeyError) as err:
+            return f"(it cannot be read: {err})"
+        return "\n".join(text.strip().splitlines()[-CONSOLE_LINES:])[-CONSOLE_CHARACTERS:]
+
+    # -- while it lives ------------------------------------------------------------------------
+
+    async def arm_switch(self, vm: Vm, names: Names, tags: Json, at: float) -> None:
+        """Set the time at which Azure stops it, and read it back."""
+        wanted: Json = {"location": vm.region, "tags": tags, "properties": schedule(vm.id, at)}
+        path = f"{self._root}/providers/{SCHEDULE}/{names.schedule}"
+        shown = await self._arm.send("PUT", path, API[SCHEDULE], wanted)
+        if shown["properties"].get("dailyRecurrence") != wanted["properties"]["dailyRecurrence"]:
+            raise ArmFault(409, (Problem("RetryableError", f"{path} does not have the time that was set"),))
+
+    async def mark(self, parts: Sequence[Part], expires_at: float) -> None:
+        """Write the new expiry into the tags of everything that costs money."""
+        body = {"operation": "Merge", "properties": {"tags": {EXPIRES: stamp(expires_at)}}}
+        costly = [part.id for part in parts if part.type in (VM.lower(), DISK.lower(), ADDRESS.lower())]
+        paths = [f"{id}/providers/Microsoft.Resources/tags/default" for id in costly]
+        await asyncio.gather(*(self._arm.send("PATCH", path, RESOURCES, body) for path in paths))
+
+    # -- down ----------------------------------------------------------------------------------
+
+    async def stop(self, machine: MachineId) -> None:
+        """Deallocate it; the meter stops, the disk stays."""
+        asked = False
+        async for view in self._looks.watch():
+            vm = view.vms.get(machine)
+            if vm is None:
+                raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+            if vm.power == "deallocated":
+                return
+            if not asked and vm.power != "deallocating":
+                await self._act(vm, "deallocate")
+                asked = True
+
+    async def remove(self, machine: MachineId) -> bool:
+        """Delete what there is of it, until there is nothing or it takes too long. Is there nothing?"""
+        until = time.monotonic() + DELETE_S
+        async for view in self._looks.watch():
+            if machine not in view.machines:
+                return True
+            await self._take_down(view, machine)
+            if time.monotonic() > until:
+                break
+        return False
+
+    async def _take_down(self, view: View, machine: MachineId) -> None:
+        record, vm = view.deployments.get(machine), view.vms.get(machine)
+        if record is not None and record.active:
+            await self._try("POST", f"{self._record(record.name)}/cancel", RESOURCES)
+        if vm is not None:
+            if vm.state != "deleting":
+                await self._try("DELETE", vm.id, COMPUTE)
+            return
+        parts = [part for part in view.parts.get(machine, ()) if part.type != VM.lower()]
+        for kinds in ORDER:
+            paths = [(part.id, API[kind]) for kind in kinds for part in parts if part.type == kind.lower()]
+            await asyncio.gather(*(self._try("DELETE", path, version) for path, version in paths))
+        if record is not None and not record.active and not parts:
+            await self._try("DELETE", self._record(record.name), RESOURCES)
+
+    async def _try(self, method: str, path: str, version: str) -> None:
+        """If Azure wants something else to go first, the next look finds this again."""
+        try:
+            await self._arm.send(method, path, version)
+        except ArmFault as fault:
+            later = any(word in each.code for each in fault.problems for word in LATER)
+            if fault.status not in (404, 409) and not later:
+                raise
+
+    async def _act(self, vm: Vm, action: str) -> None:
+        try:
+            await self._arm.send("POST", f"{vm.id}/{action}", COMPUTE)
+        except ArmFault as fault:
+            if fault.status != 409 or not fault.has("Conflict", "OperationPreempted"):
+                raise  # else something is being done to it, and the next look tells how it ended
+
+    def _record(self, name: str) -> str:
+        return f"{self._root}/providers/Microsoft.Resources/deployments/{name}"

@@ -1,0 +1,165 @@
+"""What Azure's errors mean to us: does asking again help, and how much of Azure is the answer about? Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from evalfleet.errors import PlaceError, Scope
+
+from .words import Json, rows, table
+
+
+class Problem(Struct, frozen=True):
+    """One error in Azure's words. `policy`: the name of the policy that denied it, if one did."""
+
+    code: str
+    message: str
+    policy: str = ""
+
+
+class ArmFault(Exception):
+    """Azure said no (`status`), or nothing at all (0). `problems`: the innermost first."""
+
+    def __init__(
+        self, status: int, problems: tuple[Problem, ...], retry_after_s: float | None = None
+    ) -> None:
+        super().__init__("; ".join(f"{each.code}: {each.message}" for each in problems[:1]))
+        self.status = status
+        self.problems = problems
+        self.retry_after_s = retry_after_s
+
+    def has(self, *codes: str) -> bool:
+        wanted = {code.lower() for code in codes}
+        return any(each.code.lower() in wanted for each in self.problems)
+
+
+def fault_of(status: int, body: object, retry_after: str | None = None) -> ArmFault:
+    """Of an answer, or of the `error` of a deployment."""
+    error = table(body)
+    problems = tuple(_innermost_first(table(error.get("error", error)))) or (
+        Problem("NoDetails", f"the answer was {status}"),
+    )
+    wait = float(retry_after) if retry_after and re.fullmatch(r"\d+(\.\d+)?", retry_after) else None
+    return ArmFault(status, problems, wait)
+
+
+def _innermost_first(error: Json) -> Iterator[Problem]:
+    for each in rows(error.get("details")):
+        yield from _innermost_first(each)
+    if error.get("code"):
+        yield Problem(str(error["code"]), " ".join(str(error.get("message", "")).split()), _policy(error))
+
+
+def _policy(error: Json) -> str:
+    for each in rows(error.get("additionalInfo")):
+        info = table(each.get("info"))
+        if each.get("type") == "PolicyViolation":
+            return str(info.get("policyAssignmentDisplayName") or info.get("policyAssignmentName") or "")
+    return ""
+
+
+# -- what they mean ------------------------------------------------------------------------------
+
+AUTH = (
+    "AuthenticationFailed",
+    "ExpiredAuthenticationToken",
+    "InvalidAuthenticationToken",
+    "NoCredentials",
+    "InvalidAuthenticationTokenTenant",
+    "AuthenticationFailedMissingToken",
+)
+FORBIDDEN = ("AuthorizationFailed", "LinkedAuthorizationFailed", "RoleAssignmentMissing")
+SUBSCRIPTION = ("SubscriptionNotFound", "InvalidSubscriptionId", "ReadOnlyDisabledSubscription")
+CAPACITY = (
+    "AllocationFailed",
+    "ZonalAllocationFailed",
+    "OverconstrainedAllocationRequest",
+    "OverconstrainedZonalAllocationRequest",
+    "SkuNotAvailable",
+)
+QUOTA = ("QuotaExceeded", "PublicIPCountLimitReached", "ResourceQuotaExceeded")
+IMAGE = ("PlatformImageNotFound", "GalleryImageNotFound", "ImageNotFound")
+SOON = (
+    "Conflict",
+    "OperationPreempted",
+    "AnotherOperationInProgress",
+    "RetryableError",
+    "DeploymentActive",
+    "DeploymentNotFound",
+    "ResourceGroupBeingDeleted",
+    "OSProvisioningTimedOut",
+    "InternalExecutionError",
+    "InUseNetworkSecurityGroupCannotBeDeleted",
+    "Canceled",
+    "ReferencedResourceNotProvisioned",
+)
+
+
+def refusal(fault: ArmFault, what: str, *, have_some: bool = False) -> PlaceError:
+    """`have_some`: are there machines of ours in that region, whose end would give quota back?"""
+
+    def no(why: str, scope: Scope, *, transient: bool = False) -> PlaceError:
+        wait = fault.retry_after_s if transient else None
+        return PlaceError(f"{what}: {why}", transient=transient, scope=scope, retry_after_s=wait)
+
+    told = _told(fault)
+    if fault.status in (0, 408, 429) or fault.status >= 500:
+        return no(told, "place", transient=True)
+    if fault.status == 401 or fault.has(*AUTH):
+        return no(
+            f"{told}; run `az login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET",
+            "place",
+        )
+    if fault.has(*FORBIDDEN):
+        return no(f"{told}; ask for the role Contributor on the resource group", "place")
+    if fault.has(*SUBSCRIPTION):
+        return no(f"{told}; check `subscription`", "place")
+    if fault.has("MissingSubscriptionRegistration"):
+        return no(f"{told}; `az provider register --namespace NAME` registers it", "place")
+    if fault.has("RequestDisallowedByPolicy"):
+        return no(
+            f"denied by the policy {_denied_by(fault)}; change the settings, or ask who keeps it", "region"
+        )
+    if fault.has(*IMAGE):
+        return no(f"{told}; check `image`", "place")
+    if quota := _quota(fault):
+        scope: Scope = "region" if _is_regional(quota.message) else "family"
+        return no(
+            f"{told}; https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade raises it",
+            scope,
+            transient=have_some,
+        )
+    if fault.has(*CAPACITY):
+        return no(told, "offer")
+    if fault.has(*SOON):
+        return no(told, "machine", transient=True)
+    return no(told, "offer")
+
+
+def _told(fault: ArmFault) -> str:
+    first = fault.problems[0]
+    return f"{first.message.rstrip('.')} ({first.code})" if first.message else first.code
+
+
+def _denied_by(fault: ArmFault) -> str:
+    for each in fault.problems:
+        if each.policy:
+            return repr(each.policy)
+        if found := re.search(r'policyAssignment":\{"name":"([^"]+)"', each.message):
+            return repr(found[1])
+    return "named here: " + _told(fault)
+
+
+def _quota(fault: ArmFault) -> Problem | None:
+    for each in fault.problems:
+        if each.code in QUOTA or (each.code == "OperationNotAllowed" and "quota" in each.message.lower()):
+            return each
+    return None
+
+
+def _is_regional(message: str) -> bool:
+    """Else it is a family's, or that of all spot machines."""
+    return re.search(r"Regional|public IP|Disk", message, re.IGNORECASE) is not None

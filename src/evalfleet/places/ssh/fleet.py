@@ -1,0 +1,230 @@
+"""All hosts of a place, seen from here: who answers, what is there, what is still to be removed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote
+
+from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
+from evalfleet.errors import PlaceError
+from evalfleet.model import Machine, MachineId
+
+from .records import HostLease, Records
+from .roster import Standing, in_order
+
+if TYPE_CHECKING:
+    from evalfleet.channels.ssh.host_home import Lot
+
+LONGEST_WAIT_S = 30.0
+LOOK_S = 2.0
+FRESH_S = 7.0
+"""So long a heartbeat, sent every 5 s, proves that its machine is there: its host need not be asked."""
+NO_ANSWER = (HostDown, HostLost, HostRefused)
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class HostFleet:
+    """`contact` is the way to talk to a host: what became of it is noted."""
+
+    def __init__(
+        self, lots: Mapping[str, Lot], records: Records, gone_after_s: float, set_aside_s: float
+    ) -> None:
+        self.lots = lots
+        self.records = records
+        self.standings = {host: Standing(order, set_aside_s) for order, host in enumerate(lots)}
+        self._gone_after_s = gone_after_s
+        self.creating: set[MachineId] = set()
+        self._heard: dict[MachineId, float] = {}
+        self._removing: set[MachineId] = set()
+        self._debts: dict[MachineId, asyncio.Task[None]] = {}
+        self._looks: dict[str, asyncio.Task[Mapping[MachineId, bool] | None]] = {}
+
+    async def contact(self, host: str, call: Awaitable[T]) -> T:
+        standing = self.standings[host]
+        try:
+            answer = await call
+        except HostRefused as err:
+            if standing.refusal != str(err):
+                log.warning("%s", err)
+            standing.silent(time.monotonic(), str(err), refusal=True)
+            raise
+        except (HostDown, HostLost) as err:
+            standing.silent(time.monotonic(), str(err))
+            raise
+        standing.answered()
+        return answer
+
+    # -- what is there -------------------------------------------------------------------------
+
+    async def look_everywhere(self) -> None:
+        await asyncio.gather(*(self._look(host) for host in self.lots))
+
+    async def machines(self) -> dict[MachineId, Machine]:
+        """All of this home's. Of a host that does not answer: what we hold there."""
+        seen = await asyncio.gather(*(self._seen(host) for host in self.lots))
+        found: dict[MachineId, Machine] = {}
+        for machine in [machine for machines in seen for machine in machines]:
+            held = self.records.get(machine.id)
+            if machine.id not in found or (held is not None and held.host == machine.address):
+                found[machine.id] = machine
+        return found
+
+    async def whereabouts(self, machine: MachineId) -> HostLease | None:
+        """Where the machine is, as far as is known; hosts are asked if nothing is."""
+        if self.records.get(machine) is None:
+            await self.look_everywhere()
+        held = self.records.latest(machine)
+        return held if held is not None and held.host in self.lots else None
+
+    def heard(self, machine: MachineId) -> None:
+        """Its supervisor spoke."""
+        self._heard[machine] = time.monotonic()
+
+    def _known(self, held: HostLease) -> Machine | None:
+        """The machine, if there is no need to ask."""
+        if held.machine in self.creating:
+            return Machine(held.machine, "pending", held.host, held.host)
+        fresh = time.monotonic() - self._heard.get(held.machine, -FRESH_S) < FRESH_S
+        sure = fresh and not held.deleting and not self.records.expired(held)
+        return Machine(held.machine, "up", held.host, held.host) if sure else None
+
+    async def _seen(self, host: str) -> list[Machine]:
+        known = [self._known(held) for held in self.records.on(host)]
+        if known and None not in known:
+            return [machine for machine in known if machine is not None]
+        asked = time.monotonic() >= self.standings[host].retry_at
+        shown = await self._glance(host) if asked else None
+        if shown is not None:
+            return [Machine(id, "up" if up else "pending", host, host) for id, up in shown.items()]
+        return [
+            Machine(held.machine, "up", host, host)
+            for held in self.records.on(host)
+            if not self.records.over(held) and not self._counts_as_gone(held)
+        ]
+
+    async def _glance(self, host: str) -> Mapping[MachineId, bool] | None:
+        """As `_look`. All others must not wait long for a host of which we know what we hold there."""
+        look = self._looks.get(host)
+        if look is None:
+            look = self._looks[host] = asyncio.create_task(self._look(host))
+            look.add_done_callback(lambda _: self._looks.pop(host, None))
+        known = any(self.records.on(host))
+        done, _ = await asyncio.wait((look,), timeout=LOOK_S if known else None)
+        return look.result() if done else None
+
+    def _counts_as_gone(self, held: HostLease) -> bool:
+        """Its host ends it by its expiry, and what is left there is removed when it answers again."""
+        return held.deleting and 0 < self.silent_s(held.host) >= self._gone_after_s
+
+    def silent_s(self, host: str) -> float:
+        since = self.standings[host].down_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def no_use(self, held: HostLease) -> str | None:
+        """Why its host need not be asked again yet; None if it should be."""
+        standing = self.standings[held.host]
+        waits = time.monotonic() < standing.retry_at or self._counts_as_gone(held)
+        return standing.problem if waits else None
+
+    async def _look(self, host: str) -> Mapping[MachineId, bool] | None:
+        """Machine -> is it up? None if the host does not answer."""
+        try:
+            shown = await self.contact(host, self.lots[host].machines())
+        except NO_ANSWER:
+            return None
+        for sight in shown:  # also what another controller of this home has made
+            machine = MachineId(unquote(sight.folder))
+            if self.records.get(machine) is None and machine not in self._removing:
+                self.records.learn(machine, host, sight.expires_at)
+        found = {MachineId(unquote(sight.folder)): sight.up for sight in shown}
+        for held in self.records.on(host):
+            if held.deleting and held.machine not in self._removing:
+                self._settle(held, held.machine in found)
+        return found
+
+    # -- removal -------------------------------------------------------------------------------
+
+    async def remove(self, held: HostLease) -> None:
+        """Raises HostDown, HostLost, HostRefused: then it is a debt."""
+        self.records.unwanted(held)
+        self._heard.pop(held.machine, None)
+        self._removing.add(held.machine)
+        try:
+            answer = await self.contact(held.host, self.lots[held.host].ask("remove", held.machine))
+            if answer.error not in ("", "unknown"):
+                raise HostLost(f"{held.host}: {answer.detail}")
+            self.records.drop(held.machine)
+        finally:
+            self._removing.discard(held.machine)
+
+    async def give_up(self, machine: MachineId, problem: str) -> None:
+        """A machine that could not be made: its host is not asked again for a while."""
+        held = self.records.latest(machine)
+        if held is not None:
+            await self._pay(held)
+            self.standings[held.host].silent(time.monotonic(), problem)
+
+    def _settle(self, held: HostLease, there: bool) -> None:
+        """A machine was to go while its host did not answer. Now it does."""
+        if not there:
+            self.records.drop(held.machine)
+            return
+        self._debt(held)
+
+    async def pay_debts(self, host: str) -> None:
+        """Remove what was to go: it would count as taking the host."""
+        for held in self.records.on(host):
+            if held.machine in self._debts or (held.deleting and held.machine not in self._removing):
+                await asyncio.shield(self._debt(held))
+
+    def _debt(self, held: HostLease) -> asyncio.Task[None]:
+        if held.machine not in self._debts:
+            task = self._debts[held.machine] = asyncio.create_task(self._pay(held))
+            task.add_done_callback(lambda _: self._debts.pop(held.machine, None))
+        return self._debts[held.machine]
+
+    async def _pay(self, held: HostLease) -> None:
+        try:
+            await self.remove(held)
+        except NO_ANSWER as err:
+            log.info("%s is still to be removed from %s: %s", held.machine, held.host, err)
+
+    # -- choice --------------------------------------------------------------------------------
+
+    def next_host(self, tried: Iterable[str], most: int) -> str | None:
+        """The best host that has room for another machine of ours."""
+        for host in in_order(self.standings.items(), time.monotonic()):
+            held = [
+                held for held in self.records.on(host) if not held.deleting and not self.records.over(held)
+            ]
+            if host not in tried and len(held) < most:
+                return host
+        return None
+
+    def nowhere(self, name: str) -> PlaceError:
+        """Why there is none."""
+        now = time.monotonic()
+        standings = self.standings.values()
+        refusals = [each.refusal for each in standings if each.refusal]
+        if len(refusals) == len(standings):
+            return PlaceError("; ".join(refusals[:3]), transient=False, scope="place")
+        up = sum(each.down_since is None for each in standings)
+        aside = sum(now < each.aside_until for each in standings)
+        said = [f"{up} of {len(standings)} hosts of {name} reachable, all taken"]
+        if aside:
+            said.append(f"{aside} set aside for a while after attempts broke there")
+        said += sorted({each.problem for each in standings if each.problem})[:3]
+        waits = [each.due() - now for each in standings if each.due() > now]
+        wait_s = min(min(waits), LONGEST_WAIT_S) if waits else None
+        return PlaceError("; ".join(said), transient=True, retry_after_s=wait_s)
+
+    async def close(self) -> None:
+        for task in (*self._debts.values(), *self._looks.values()):
+            task.cancel()
+        await asyncio.gather(*(lot.host.close() for lot in self.lots.values()))

@@ -1,0 +1,249 @@
+"""The place `ssh`: hosts that we are lent, reached by SSH."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from evalfleet.channels.samples import Samples
+from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused, openssh, target
+from evalfleet.errors import ChannelError, PlaceError, RequestError
+from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
+
+from .fleet import NO_ANSWER, HostFleet
+from .records import Records
+from .settings import SshSettings, access_of
+
+if TYPE_CHECKING:
+    from evalfleet.channels.ssh.host_home import Answer, Lot
+
+HANDSHAKES = 32
+CREATES = 32
+
+log = logging.getLogger(__name__)
+
+
+class SshPlace:
+    """Hosts reached by SSH, a machine each: locked while we use them, and given back clean."""
+
+    Settings = SshSettings
+
+    def __init__(self, name: str, settings: SshSettings, yard: HostFleet, context: PlaceContext) -> None:
+        self._name = name
+        self._settings = settings
+        self._yard = yard
+        self._records = yard.records
+        self._context = context
+        self._secrets = context.secrets
+        self._samples = Samples(context.home)
+        self._turns: dict[MachineId, asyncio.Lock] = {}
+        self._creates = asyncio.Semaphore(CREATES)
+        self._scan: asyncio.Task[None] | None = None
+
+    @classmethod
+    def make(cls, name: str, settings: SshSettings, context: PlaceContext) -> SshPlace:
+        try:
+            from evalfleet.channels.ssh.host_home import Lot
+            from evalfleet.channels.ssh.hosts import Host
+        except ModuleNotFoundError as err:
+            if err.name != "asyncssh":
+                raise
+            raise RequestError(f"place {name!r} needs asyncssh; pip install 'evalfleet[ssh]'") from err
+        access = access_of(name, settings, context)
+        handshakes = asyncio.Semaphore(HANDSHAKES)
+        hosts = [Host(target(host), access, handshakes) for host in settings.hosts]
+        lots: Mapping[str, Lot] = {host.name: Lot(host, context.home_id) for host in hosts}
+        records = Records(context.home, name, time.time)
+        yard = HostFleet(lots, records, settings.gone_after_s, settings.set_aside_s)
+        return cls(name, settings, yard, context)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]:
+        """What the hosts have is not asked: the user chose them."""
+        settings = self._settings
+        capacity = len(settings.hosts) * settings.max_per_host
+        return (Offer(self._name, "host", usd_per_hour=settings.usd_per_hour, capacity=capacity),)
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        async with self._turns.setdefault(machine, asyncio.Lock()):
+            if self._records.get(machine) is None:
+                await self._look_once()
+            self._yard.creating.add(machine)
+            try:
+                async with self._creates:  # the first shall work soon, rather than all at the same time
+                    await self._take(machine, expires_s)
+                self._yard.heard(machine)
+            finally:
+                self._yard.creating.discard(machine)
+
+    async def _take(self, machine: MachineId, expires_s: float) -> None:
+        held = self._records.latest(machine)
+        if held is None:
+            await self._find_host(machine, expires_s)
+        elif held.deleting:
+            raise _no(machine, "it is being deleted")
+        else:
+            await self._order("take", machine, held.host, expires_s)
+
+    async def _look_once(self) -> None:
+        """At all hosts, in parallel: an earlier controller may have made the machine."""
+        if self._scan is None:
+            self._scan = asyncio.create_task(self._yard.look_everywhere())
+        await asyncio.shield(self._scan)
+
+    async def _find_host(self, machine: MachineId, expires_s: float) -> None:
+        tried: set[str] = set()
+        while (host := self._yard.next_host(tried, self._settings.max_per_host)) is not None:
+            tried.add(host)
+            # before it is asked: it may do it although the answer is lost, and others must not ask it too
+            self._records.keep(machine, host, expires_s)
+            try:
+                await self._yard.pay_debts(host)
+                answer = await self._ask("take", machine, host, expires_s)
+            except (HostDown, HostRefused):
+                self._records.drop(machine)
+                continue
+            except HostLost as err:
+                raise _no(machine, str(err)) from err
+            if not answer.error:
+                return
+            if answer.error not in ("taken", "deleting"):  # it was locked before that: give it back
+                await self._yard.give_up(machine, f"{host}: {answer.detail}")
+                raise _no(machine, f"{host}: {answer.detail}")
+            self._records.drop(machine)
+            self._yard.standings[host].problem = f"{host}: taken by {answer.detail}"
+        raise self._yard.nowhere(self._name)
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        held = await self._yard.whereabouts(machine)
+        if held is None or held.deleting:
+            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+        await self._order("extend", machine, held.host, expires_s)
+
+    async def list(self, pool: str) -> Sequence[Machine]:
+        """What hosts show; of one that does not answer, what we hold there.
+
+        That is until its expiry, by which the host ends it by itself; or, once it was deleted, until its
+        host has been silent for `gone_after_s`. What is left there is removed when it answers again.
+        """
+        found = await self._yard.machines()
+        return tuple(found[machine] for machine in sorted(found) if machine.startswith(f"{pool}-"))
+
+    async def delete(self, machine: MachineId) -> None:
+        self._samples.drop(machine)
+        held = await self._yard.whereabouts(machine)
+        if held is None:
+            return
+        if not held.deleting:
+            self._consider(held.host)
+        elif (why := self._yard.no_use(held)) is not None:
+            raise _no(machine, why)  # to connect in vain takes long, and all wait for it
+        try:
+            await self._yard.remove(held)
+        except NO_ANSWER as err:
+            if not held.deleting:
+                later = "what is left there is removed when it answers; a run that is over waits for that"
+                log.warning("%s: %s for up to %g s", err, later, self._settings.gone_after_s)
+            raise _no(machine, str(err)) from err
+
+    async def stop(self, machine: MachineId) -> None:
+        """End what runs there. The host is not ours to switch off, and stays locked."""
+        held = await self._yard.whereabouts(machine)
+        if held is None:
+            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+        known = self._yard.silent_s(held.host) > 0
+        try:
+            answer = await self._yard.contact(held.host, self._yard.lots[held.host].ask("halt", machine))
+        except NO_ANSWER as err:
+            if known and self._yard.silent_s(held.host) >= self._settings.gone_after_s:
+                return  # whatever runs there ends at the lease's end
+            if not known:
+                told = "%s: it is asked again, and counts as stopped after %g s of silence"
+                log.warning(told, err, self._settings.gone_after_s)
+            raise _no(machine, str(err)) from err
+        if answer.error:
+            raise _no(machine, f"{held.host}: {answer.detail}")
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        """OpenSSH's client, with the same key and the same known hosts."""
+        host = target(machine.address)
+        access = access_of(self._name, self._settings, self._context)
+        return openssh(host, access, command)
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        lot = self._yard.lots.get(machine.address)
+        if lot is None:
+            raise ChannelError(f"{machine.address} is not among the hosts of {self._name} any more")
+        return await lot.host.dial(port)
+
+    def _consider(self, host: str) -> None:
+        """A machine on it is deleted: should it have another soon?"""
+        standing, now = self._yard.standings[host], time.monotonic()
+        if standing.given_up(now):
+            why = "attempts broke there, or it fell silent"
+            log.warning("%s is set aside for %.0f s: %s", host, standing.aside_until - now, why)
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        from evalfleet.channels.ssh.channel import SshChannel
+
+        held = self._records.get(machine.id)
+        host = machine.address or (held.host if held is not None else "")
+        if host not in self._yard.lots:
+            raise PlaceError(
+                f"{machine.id} is on {host!r}, which {self._name} no longer lists; add it again",
+                transient=False,
+                scope="machine",
+            )
+        on_load = functools.partial(self._on_beat, machine.id)
+        verdict = self._yard.standings[host].did
+        return SshChannel(self._yard.lots[host], machine.id, fence, self._secrets, on_load, verdict)
+
+    def _on_beat(self, machine: MachineId, cpu: float, memory: float, disk: float) -> None:
+        self._yard.heard(machine)
+        self._samples.keep(machine, cpu, memory, disk)
+
+    async def close(self) -> None:
+        if self._scan is not None:
+            self._scan.cancel()
+        await self._yard.close()
+
+    # -- orders --------------------------------------------------------------------------------
+
+    async def _order(
+        self, verb: Literal["take", "extend"], machine: MachineId, host: str, expires_s: float
+    ) -> None:
+        """To a machine that we have."""
+        self._records.keep(machine, host, expires_s)
+        try:
+            answer = await self._ask(verb, machine, host, expires_s)
+        except (HostDown, HostLost) as err:
+            raise _no(machine, str(err)) from err
+        except HostRefused as err:
+            raise PlaceError(str(err), transient=False, scope="machine") from err
+        if answer.error == "taken":
+            why = f"{machine} had expired, and {host} is taken by {answer.detail}"
+            raise PlaceError(why, transient=False, scope="machine")
+        if answer.error == "unknown":
+            self._records.drop(machine)
+            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+        if answer.error:
+            raise _no(machine, answer.detail)
+
+    async def _ask(
+        self, verb: Literal["take", "extend"], machine: MachineId, host: str, expires_s: float
+    ) -> Answer:
+        most = self._settings.max_per_host
+        call = self._yard.lots[host].ask(verb, machine, expires_s=expires_s, most=most)
+        return await self._yard.contact(host, call)
+
+
+def _no(machine: MachineId, why: str) -> PlaceError:
+    return PlaceError(f"{machine}: {why}", transient=True, scope="machine")

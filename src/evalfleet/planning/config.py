@@ -1,0 +1,187 @@
+"""evalfleet.toml, .env files and the home: found, read and checked. Knows files, not what they are for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec import Struct, field
+
+from evalfleet.errors import RequestError
+from evalfleet.model import NOBODY, Notify
+from evalfleet.names import hint
+from evalfleet.toml_tables import check_keys, expand, read_text, read_toml
+
+FILE_NAME = "evalfleet.toml"
+HOME_NAME = "benchmark_results"
+SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify"})
+
+FLAGS = frozenset(
+    {
+        *("on", "workers", "attempts", "schedule", "canary", "spot", "keep", "budget", "max_duration"),
+        *("tasks", "seed", "first", "task", "domain", "repeat", "task_timeout", "model", "set", "agent"),
+        *("allow_broken", "fail_under"),
+    }
+)
+"""Keys of `[defaults]` and `[profiles.NAME]`: the flags of `run` that make sense for more than one run."""
+
+ENVIRONMENT = FLAGS - {"first", "task", "domain", "repeat", "set", "agent"}
+"""Flags with a variable `EVALFLEET_<FLAG>`. The others would collide with what a task's command is given."""
+
+_NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE", "NOTIFY_COMMAND", "NOTIFY_WEBHOOK")
+_TASKS_OWN = ("TASK_ID", "ATTEMPT", "PARAMS", "OUT", "AGENT", "SETTINGS", "REPEAT")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
+
+Table = Mapping[str, Any]
+
+
+class Config(Struct, frozen=True):
+    """The checked contents of an evalfleet.toml, or of none. `base` is where its relative paths start."""
+
+    base: Path
+    path: Path | None = None
+    defaults: Table = field(default_factory=dict[str, Any])
+    profiles: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    places: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    benchmarks: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    notify: Notify = NOBODY
+
+
+def find_config(cwd: Path) -> Path | None:
+    """The nearest evalfleet.toml, in this folder or one above."""
+    candidates = (folder / FILE_NAME for folder in (cwd, *cwd.parents))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load_config(path: Path | None, cwd: Path) -> Config:
+    """RequestError names the file, the key and the nearest known one."""
+    if path is None:
+        return Config(base=cwd)
+    data = read_toml(path)
+    check_keys(data, SECTIONS, str(path))
+    sections = {name: _table(data.get(name, {}), f"{path}: [{name}]") for name in SECTIONS}
+    for name in ("places", "benchmarks", "profiles"):
+        for key, value in sections[name].items():
+            _table(value, f"{path}: [{name}.{key}]")
+            _check_name(key, f"{path}: [{name}.{key}]")
+    return Config(
+        base=path.parent,
+        path=path,
+        defaults=_flags(sections["defaults"], f"{path}: [defaults]"),
+        profiles={
+            name: _flags(table, f"{path}: [profiles.{name}]") for name, table in sections["profiles"].items()
+        },
+        places=sections["places"],
+        benchmarks=sections["benchmarks"],
+        notify=_notify(sections["notify"], f"{path}: [notify]"),
+    )
+
+
+def notify_of(config: Config, environ: Mapping[str, str]) -> Notify:
+    """The environment goes before the file, where an address that is a secret need not stand."""
+    command, webhook = (environ.get(f"EVALFLEET_NOTIFY_{name}") for name in ("COMMAND", "WEBHOOK"))
+    try:
+        argv = None if command is None else shlex.split(command)
+    except ValueError:
+        raise RequestError("EVALFLEET_NOTIFY_COMMAND has a quote that is not closed") from None
+    given = {"command": argv, "webhook": webhook}
+    nearer = _notify({key: value for key, value in given.items() if value is not None}, "EVALFLEET_NOTIFY_*")
+    return Notify(
+        config.notify.command if argv is None else nearer.command,
+        config.notify.webhook if webhook is None else nearer.webhook,
+    )
+
+
+def _notify(table: Table, where: str) -> Notify:
+    """Errors do not show the address."""
+    check_keys(dict(table), frozenset({"command", "webhook"}), where)
+    command, webhook = table.get("command", []), table.get("webhook", "")
+    words = cast("list[object]", command) if isinstance(command, list) else [None]
+    if not all(isinstance(word, str) for word in words):
+        raise RequestError(f'{where}: \'command\' must be a list of words, such as ["notify-send", "evals"]')
+    if not isinstance(webhook, str) or (webhook and not webhook.startswith(("https://", "http://"))):
+        raise RequestError(f"{where}: 'webhook' must be an address that begins with https://")
+    return Notify(tuple(str(word) for word in words), webhook)
+
+
+def home_of(environ: Mapping[str, str], cwd: Path) -> Path:
+    """Where runs are kept: EVALFLEET_HOME, else benchmark_results/ beside evalfleet.toml, else here.
+
+    Depends on nothing that only `run` is told, so that `ls` and `show` look in the same place.
+    """
+    if given := environ.get("EVALFLEET_HOME"):
+        return cwd / expand(given)
+    config = find_config(cwd)
+    if config is None:
+        return cwd / HOME_NAME
+    given = read_dotenv(config.parent).get("EVALFLEET_HOME")
+    return config.parent / (expand(given) if given else HOME_NAME)
+
+
+def read_dotenv(folder: Path) -> dict[str, str]:
+    """The `.env` in this folder; nothing if there is none."""
+    path = folder / ".env"
+    return read_env_file(path) if path.is_file() else {}
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """KEY=VALUE lines. Errors name the file and the line and never show what stands there."""
+    values: dict[str, str] = {}
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        text = line.strip().removeprefix("export ").lstrip()
+        if not text or text.startswith("#"):
+            continue
+        key, equals, value = text.partition("=")
+        if not equals or not _KEY.fullmatch(key.strip()):
+            raise RequestError(f"{path}:{number}: not KEY=VALUE; write a name, '=' and its value on one line")
+        values[key.strip()] = _env_value(value.strip(), f"{path}:{number}")
+    return values
+
+
+def environment_warnings(environ: Mapping[str, str]) -> list[str]:
+    """EVALFLEET_* variables that look like a misspelt flag: silently ignored, they would cost money."""
+    flags = {f"EVALFLEET_{name.upper()}" for name in ENVIRONMENT}
+    others = {f"EVALFLEET_{name}" for name in (*_NOT_FLAGS, *_TASKS_OWN)}
+    suspects = sorted(key for key in environ if key.startswith("EVALFLEET_") and key not in flags | others)
+    hints = ((key, hint(key.removeprefix("EVALFLEET_").lower(), ENVIRONMENT)) for key in suspects)
+    return [f"variable {key} is ignored; {text}" for key, text in hints if text.startswith("did you mean")]
+
+
+def _env_value(text: str, where: str) -> str:
+    if "\0" in text:
+        raise RequestError(f"{where}: has a NUL character; take it out")
+    if text[:1] not in ("'", '"'):
+        return re.split(r"(?:^|\s)#", text, maxsplit=1)[0].rstrip()
+    pattern = r"'([^']*)'" if text[0] == "'" else r'"((?:[^"\\]|\\.)*)"'
+    match = re.fullmatch(pattern + r"\s*(?:#.*)?", text)
+    if not match:
+        raise RequestError(f"{where}: quotes not closed, or text after them; close them on this line")
+    if text[0] == "'":
+        return match[1]
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), match[1])
+
+
+def _flags(table: Table, where: str) -> dict[str, Any]:
+    """Keys may be spelt as the flags are (`max-duration`)."""
+    flags = {key.replace("-", "_"): value for key, value in table.items()}
+    check_keys(flags, FLAGS, where)
+    return flags
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(f"{where} must be a table; write its keys under a line {where.partition(': ')[2]}")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}: the name {name[:80]!r} cannot be used; write letters, digits, '.', '_' or '-', "
+            "the first a letter or digit"
+        )

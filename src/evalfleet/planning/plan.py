@@ -1,0 +1,397 @@
+"""Configuration + flags -> a frozen, validated plan; and from a plan, its benchmark and places again.
+
+Reads files, and lets benchmarks read what is theirs; has no clock and no chance: time and the home's id are
+arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from evalfleet.benchmarks.loaded import Loaded, Machines, Outside, Repeated
+from evalfleet.benchmarks.selection import Selection, select
+from evalfleet.errors import RequestError
+from evalfleet.model import NOBODY, Limits, Micros, Notify, Plan, Task, Verdict
+from evalfleet.names import check_run_name, default_run_name
+from evalfleet.ports import Benchmark, Examined, Place, PlaceContext
+from evalfleet.toml_tables import convert, expand
+
+from .config import (
+    Config,
+    environment_warnings,
+    find_config,
+    home_of,
+    load_config,
+    notify_of,
+    read_dotenv,
+    read_env_file,
+)
+from .plugins import benchmark_kind, place_kind
+from .request import Flags, RunRequest, settle
+from .sources import (
+    BenchmarkSource,
+    PlaceSource,
+    PlaceSpec,
+    SettingsSplit,
+    benchmark_source,
+    give_settings,
+    lent_sources,
+    place_settings,
+    place_sources,
+    spot_sources,
+)
+
+
+class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
+    """`Plan.benchmark_spec`: what makes the benchmark again. `secrets` are names."""
+
+    kind: str
+    spec: Mapping[str, Any]
+    repeat: int = 1
+    secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request, resolved. `secrets` and `environ` hold values: for channels and places alone.
+
+    `made_up`: nobody chose the run's name, so that another one does as well. `keep`: its machines shall
+    stay, as a named pool.
+    """
+
+    plan: Plan
+    tasks: tuple[Task, ...]
+    home: Path
+    warnings: tuple[str, ...]
+    secrets: Mapping[str, str] = field(repr=False)
+    environ: Mapping[str, str] = field(repr=False)
+    made_up: bool = False
+    keep: bool = False
+    notify: Notify = NOBODY
+
+
+def resolve(
+    request: RunRequest,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    now: Micros,
+    home_id: str,
+    durations: Mapping[str, float] | None = None,
+    pool: Plan | None = None,
+    machines: Machines | None = None,
+    only_setup: bool = False,
+) -> Resolved:
+    """All that a run needs, checked before anything starts; RequestError says what to change.
+
+    `home_id` is that of the home `config.home_of(environ, cwd)`; `durations` are seconds by task id;
+    `pool` is the plan of the pool that the request names, `machines` are the pool's. `only_setup`: no
+    attempt will be run.
+    """
+    config = _config(request, environ, cwd)
+    merged = _environment(request, environ, cwd, config)
+    flags = settle(request, merged, config, request.profile or merged.get("EVALFLEET_PROFILE", ""))
+    source = benchmark_source(request.benchmark, config, cwd)
+    given = _given(flags, source, config, pool, spot_asked=bool(request.spot))
+    home = home_of(environ, cwd)
+    loaded = given.benchmark.load(Outside(home, merged, machines))
+    _check_env_file(request, environ, cwd, loaded)
+    selection = _selected(flags, loaded)
+    tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
+    name = check_run_name(request.name) if request.name is not None else default_run_name(loaded.name, now)
+    plan = _plan(name, flags, given, loaded, tasks, "" if pool is None else pool.run)
+    doubts = _doubts(plan, tasks)
+    return Resolved(
+        plan=msgspec.structs.replace(plan, settings=given.free, home=home_id),
+        tasks=tasks,
+        home=home,
+        warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
+        secrets=secret_values(setup_secrets(plan) if only_setup else loaded.secrets, merged),
+        environ=merged,
+        keep=flags.keep and pool is None,
+        notify=notify_of(config, merged),
+    )
+
+
+def _given(
+    flags: Flags, source: BenchmarkSource, config: Config, pool: Plan | None, *, spot_asked: bool
+) -> SettingsSplit:
+    if pool is None:
+        places = place_sources(flags.on, config)
+        if flags.spot:
+            places = spot_sources(places, strict=spot_asked)
+        return give_settings(flags.set, source, places)
+    lent = lent_sources(specs_of(pool))
+    return msgspec.structs.replace(give_settings(flags.set, source, ()), places=lent)
+
+
+def specs_of(plan: Plan) -> dict[str, PlaceSpec]:
+    return {name: msgspec.convert(plan.place_specs[name], PlaceSpec) for name in plan.places}
+
+
+EXPIRES_S = 14 * 86_400.0
+PREFIX = "waa-eval"
+
+
+class PoolRequest(Struct, frozen=True, kw_only=True):
+    """What `evalfleet pool create` was given. Names of machines start with `prefix`."""
+
+    name: str
+    on: str = "local"
+    workers: int = 1
+    expires_s: float = EXPIRES_S
+    prefix: str = PREFIX
+    settings: Mapping[str, str] = {}
+    config: str | None = None
+
+
+def resolve_pool(
+    request: PoolRequest, *, environ: Mapping[str, str], cwd: Path, home_id: str
+) -> tuple[Plan, dict[str, str]]:
+    """A pool's plan, and the environment that its places may read. RequestError says what to change."""
+    asked = RunRequest(benchmark="", config=request.config)
+    config = _config(asked, environ, cwd)
+    merged = _environment(asked, environ, cwd, config)
+    (place,) = place_settings(request.settings, place_sources((request.on,), config))
+    plan = Plan(
+        run=check_run_name(request.name),
+        benchmark="",
+        places=(place.name,),
+        place_specs=_plain({place.name: PlaceSpec(place.kind_name, str(place.base), place.settings)}),
+        limits=Limits(workers=request.workers, lease_s=request.expires_s),
+        home=home_id,
+        machine_names=check_run_name(request.prefix),
+    )
+    return plan, merged
+
+
+def environment_of(environ: Mapping[str, str], cwd: Path) -> dict[str, str]:
+    """The environment with what a .env beside evalfleet.toml adds."""
+    asked = RunRequest(benchmark="")
+    return _environment(asked, environ, cwd, _config(asked, environ, cwd))
+
+
+def notify_here(environ: Mapping[str, str], cwd: Path, env_file: str | None = None) -> Notify:
+    """Whom to tell how things went, by the evalfleet.toml that is found here."""
+    asked = RunRequest(benchmark="", env_file=env_file)
+    config = _config(asked, environ, cwd)
+    return notify_of(config, _environment(asked, environ, cwd, config))
+
+
+def benchmark_of(plan: Plan) -> Benchmark:
+    """The plan's benchmark, also in another process than the one that resolved it."""
+    envelope = msgspec.convert(plan.benchmark_spec, BenchmarkSpec)
+    kind = benchmark_kind(envelope.kind)
+    made = kind.from_spec(envelope.spec, model=plan.model, agent=plan.agent, settings=plan.settings)
+    return Repeated.times(made, envelope.repeat)
+
+
+async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
+    """What the benchmark finds doubtful now, before money is spent. RequestError for what cannot work."""
+    benchmark = benchmark_of(plan)
+    examined = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
+    if not isinstance(examined, Examined):
+        return []
+    checks = await examined.examine(secrets)
+    for check in checks:
+        if check.verdict == "bad":
+            raise RequestError(f"{check.found}; {check.remedy}")
+    return [check.found for check in checks if check.verdict == "warn"]
+
+
+def secret_names(plan: Plan) -> tuple[str, ...]:
+    return msgspec.convert(plan.benchmark_spec, BenchmarkSpec).secrets
+
+
+def setup_secrets(plan: Plan) -> tuple[str, ...]:
+    """Those without which a machine cannot be set up: not the model's."""
+    benchmark = benchmark_of(plan)
+    commands = [step.command for step in benchmark.bundle.steps]
+    commands += [benchmark.probe] if benchmark.probe is not None else []
+    return tuple(dict.fromkeys(name for command in commands for name in command.secrets))
+
+
+PlaceSettings = Mapping[str, Mapping[str, Any]]
+
+
+def changed_settings(plan: Plan, *, environ: Mapping[str, str], cwd: Path) -> dict[str, dict[str, Any]]:
+    """Place -> what evalfleet.toml says now of settings that may change while machines live.
+
+    A plan keeps what it was made with, but who has moved to another network must be let in again. A kind of
+    place names such settings in `changeable`. Only the file that the plan was made with is asked.
+    """
+    config = _config(RunRequest(benchmark=""), environ, cwd)
+    found: dict[str, dict[str, Any]] = {}
+    for name, spec in specs_of(plan).items():
+        told: Mapping[str, Any] = config.places.get(name, {}) if str(config.base) == spec.base else {}
+        keys = getattr(place_kind(spec.kind), "changeable", ())
+        if told.get("kind", name) == spec.kind:
+            found[name] = {key: told[key] for key in keys if key in told}
+    return found
+
+
+def places_of(plan: Plan, context: PlaceContext, changed: PlaceSettings | None = None) -> dict[str, Place]:
+    """The plan's places by name, in order; with settings that have changed since."""
+    made: dict[str, Place] = {}
+    for name, envelope in specs_of(plan).items():
+        kind = place_kind(envelope.kind)
+        given = {**envelope.settings, **(changed or {}).get(name, {})}
+        settings = convert(given, kind.Settings, f"place {name!r}")
+        made[name] = kind.make(
+            name, settings, replace(context, base=Path(envelope.base), for_pool=not plan.benchmark)
+        )
+    return made
+
+
+def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """RequestError names all that are missing or empty."""
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise RequestError(
+            f"the benchmark needs {', '.join(missing)}; set {'it' if len(missing) == 1 else 'them'} in the "
+            "environment, in .env beside evalfleet.toml, or in a file given with --env-file"
+        )
+    return {name: environ[name] for name in names}
+
+
+def resumed_secrets(
+    plan: Plan, *, environ: Mapping[str, str], cwd: Path, env_file: str | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The values of the plan's secrets, and the environment, for a run that is taken up again."""
+    request = RunRequest(benchmark=plan.benchmark, env_file=env_file)
+    merged = _environment(request, environ, cwd, _config(request, environ, cwd))
+    return secret_values(secret_names(plan), merged), merged
+
+
+def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, ...]:
+    """Tasks with what earlier runs tell of their durations; a repeat weighs what its task does."""
+
+    def weight(task: Task) -> float | None:
+        known = durations.get(task.id, durations.get(task.id.rpartition("~")[0]))
+        return known if known is not None and math.isfinite(known) and known >= 0 else task.weight_s
+
+    return tuple(msgspec.structs.replace(task, weight_s=weight(task)) for task in tasks)
+
+
+def _config(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Config:
+    given = request.config or environ.get("EVALFLEET_CONFIG")
+    return load_config(cwd / expand(given) if given else find_config(cwd), cwd)
+
+
+def _environment(
+    request: RunRequest, environ: Mapping[str, str], cwd: Path, config: Config
+) -> dict[str, str]:
+    """A file named by a flag is nearer than the environment; a `.env` that lies about is farther."""
+    lying = read_dotenv(config.path.parent) if config.path else {}
+    path = _env_file(request, environ, cwd)
+    return {**lying, **environ, **(read_env_file(path) if path else {})}
+
+
+def _env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    given = request.env_file or environ.get("EVALFLEET_ENV_FILE")
+    return cwd / expand(given) if given else None
+
+
+def _check_env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path, loaded: Loaded) -> None:
+    path = _env_file(request, environ, cwd)
+    if path is None:
+        return
+    real = Path(os.path.realpath(path))
+    for file in loaded.files:
+        if real.is_relative_to(os.path.realpath(file)):
+            raise RequestError(
+                f"--env-file {path} would be uploaded with the benchmark's files; move it out of {file}"
+            )
+
+
+def _selected(flags: Flags, loaded: Loaded) -> Selection:
+    return select(
+        loaded.tasks,
+        first=flags.first,
+        sample=flags.tasks,
+        seed=flags.seed,
+        ids=flags.task,
+        domains=flags.domain,
+        repeat=flags.repeat,
+    )
+
+
+def _limited(tasks: tuple[Task, ...], timeout_s: float | None) -> tuple[Task, ...]:
+    if timeout_s is None:
+        return tasks
+    return tuple(msgspec.structs.replace(task, timeout_s=timeout_s) for task in tasks)
+
+
+def _plan(
+    name: str, flags: Flags, given: SettingsSplit, loaded: Loaded, tasks: Sequence[Task], pool: str
+) -> Plan:
+    places = given.places
+    envelope = BenchmarkSpec(given.benchmark.kind_name, loaded.spec, flags.repeat, loaded.secrets)
+    specs = {place.name: PlaceSpec(place.kind_name, str(place.base), place.settings) for place in places}
+    return Plan(
+        run=name,
+        benchmark=loaded.name,
+        places=tuple(place.name for place in places),
+        benchmark_spec=_plain(envelope),
+        place_specs=_plain(specs),
+        model=flags.model,
+        agent=flags.agent,
+        schedule=flags.schedule,
+        slots=loaded.slots,
+        limits=_limits(flags, _canary(flags, places, pool), tasks, loaded.setup_s),
+        verdict=_verdict(flags),
+        machine_names=loaded.machine_names or Plan(name, "").machine_names,
+        model_usd=loaded.model_usd,
+        pool=pool,
+    )
+
+
+def _canary(flags: Flags, places: Sequence[PlaceSource], pool: str) -> int:
+    """Attempts that must end before more machines are made; a pool's are there, and prepared."""
+    if flags.canary is not None:
+        return flags.canary
+    return 0 if pool else max(place.default_canary for place in places)
+
+
+def _plain(value: object) -> Any:
+    """As a journal gives it back, so that a plan equals itself after a restart."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _limits(flags: Flags, canary: int, tasks: Sequence[Task], setup_s: float) -> Limits:
+    longest = max(task.timeout_s + task.ready_s for task in tasks)
+    return Limits(
+        workers=flags.workers,
+        attempts=flags.attempts,
+        attempts_ceiling=max(Limits().attempts_ceiling, flags.attempts),
+        canary=canary,
+        budget_usd=flags.budget,
+        max_duration_s=flags.max_duration,
+        boot_timeout_s=Limits().boot_timeout_s + setup_s,
+        # A laptop may sleep through a task: the host must not give it up before the task's own limit.
+        lease_s=max(Limits().lease_s, 2 * longest + 600),
+    )
+
+
+def _verdict(flags: Flags) -> Verdict:
+    return msgspec.structs.replace(flags.allow_broken, fail_under=flags.fail_under)
+
+
+def _doubts(plan: Plan, tasks: Sequence[Task]) -> list[str]:
+    doubts: list[str] = []
+    longest = max(task.timeout_s for task in tasks)
+    limit, useful = plan.limits.max_duration_s, math.ceil(len(tasks) / plan.slots)
+    if limit is not None and limit < longest:
+        doubts.append(f"--max-duration of {limit:g} s is shorter than a task's time limit of {longest:g} s")
+    if plan.limits.workers > useful and not plan.pool:  # that of a pool is as large as it is
+        many = f"{len(tasks)} tasks" if len(tasks) > 1 else "one task"
+        doubts.append(f"--workers {plan.limits.workers} is more than {many} can use; {useful} will do")
+    return doubts

@@ -1,0 +1,172 @@
+"""Name | entry point | dotted path -> plug-in. A plug-in needs no edit of ours and is imported when used.
+
+A place is a class with `Settings` (a msgspec Struct that forbids unknown fields: the keys of
+`[places.NAME]` and of `--set`) and a classmethod `make(name, settings, context) -> Place`. If one
+attempt should end on its first machine before others are created, it also has `default_canary = 1`.
+A benchmark is a class as `benchmarks.loaded.BenchmarkKind` says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, Literal, Protocol, cast, get_origin, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+
+from evalfleet.benchmarks.loaded import BenchmarkKind
+from evalfleet.errors import RequestError
+from evalfleet.names import hint
+from evalfleet.ports import Place, PlaceContext
+from evalfleet.toml_tables import is_struct_type
+
+Group = Literal["place", "benchmark"]
+BUILT_IN: Mapping[Group, Mapping[str, str]] = {
+    "place": {
+        "azure_vm": "evalfleet.places.azure:AzurePlace",
+        "lab": "evalfleet.places.lab:LabPlace",
+        "local": "evalfleet.places.local:LocalPlace",
+        "ssh": "evalfleet.places.ssh:SshPlace",
+    },
+    "benchmark": {
+        "command": "evalfleet.benchmarks.command:CommandBenchmark",
+        "waa": "evalfleet.benchmarks.waa.benchmark:WaaBenchmark",
+    },
+}
+_CONTRACT: Mapping[Group, tuple[str, ...]] = {
+    "place": ("Settings", "make"),
+    "benchmark": ("Settings", "load", "from_spec"),
+}
+
+
+class PlaceKind(Protocol):
+    """A class of places, as the registry finds it."""
+
+    Settings: type[Struct]
+
+    def make(self, name: str, settings: Any, context: PlaceContext) -> Place: ...
+
+
+class Setting(Struct, frozen=True):
+    """One key of a plug-in. `default` is as it would be written; None when the key is required."""
+
+    name: str
+    type: str
+    default: str | None
+    doc: str
+
+
+class PlugIn(Struct, frozen=True):
+    """What a listing shows. `problem` says why it cannot be used, if so."""
+
+    name: str
+    target: str
+    summary: str = ""
+    settings: tuple[Setting, ...] = ()
+    problem: str = ""
+
+
+def place_kind(name: str) -> PlaceKind:
+    """RequestError if there is none of this name, or it cannot be imported."""
+    return cast("PlaceKind", _find("place", name))
+
+
+def benchmark_kind(name: str) -> BenchmarkKind:
+    """RequestError if there is none of this name, or it cannot be imported."""
+    return cast("BenchmarkKind", _find("benchmark", name))
+
+
+def places() -> tuple[PlugIn, ...]:
+    return _listing("place")
+
+
+def benchmarks() -> tuple[PlugIn, ...]:
+    return _listing("benchmark")
+
+
+def known(group: Group) -> dict[str, str]:
+    """Name -> dotted path of all that is installed; imports nothing. Ours win over others of that name."""
+    others = {entry.name: entry.value for entry in entry_points(group=f"evalfleet.{group}s")}
+    return {**others, **BUILT_IN[group]}
+
+
+def settings_of(kind: PlaceKind | BenchmarkKind) -> tuple[Setting, ...]:
+    """The keys of a plug-in, from the fields of its Settings."""
+    hints = get_type_hints(kind.Settings, include_extras=True)
+    return tuple(_setting(info, hints[info.name]) for info in msgspec.structs.fields(kind.Settings))
+
+
+def _find(group: Group, name: str) -> object:
+    options = known(group)
+    target = options.get(name, name)
+    if ":" not in target:
+        raise RequestError(f"{group} {name!r} is unknown; {hint(name, options)}")
+    return _checked(group, target, _import(group, target))
+
+
+def _import(group: Group, target: str) -> object:
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        raise RequestError(
+            f"{group} {target!r} needs the module {e.name!r}; install it, or set PYTHONPATH to where it is"
+        ) from e
+    except Exception as e:  # a plug-in is anyone's code: what it raises at import is its own affair
+        raise RequestError(
+            f"{group} {target!r} cannot be imported ({type(e).__name__}: {e}); mend or update it"
+        ) from e
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [known for known in vars(found) if not known.startswith("_")]
+            raise RequestError(f"{group} {target!r}: {module_name} has no {part!r}; {hint(part, names)}")
+        found = getattr(found, part)
+    return found
+
+
+def _checked(group: Group, target: str, found: object) -> object:
+    for attribute in _CONTRACT[group]:
+        if not hasattr(found, attribute):
+            raise RequestError(f"{target!r} is not a {group}: it has no {attribute!r}; add it")
+    settings = getattr(found, "Settings", None)
+    if not (is_struct_type(settings) and settings.__struct_config__.forbid_unknown_fields):
+        raise RequestError(
+            f"{target!r} is not a {group}: make its Settings a msgspec.Struct, forbid_unknown_fields=True"
+        )
+    return found
+
+
+def _listing(group: Group) -> tuple[PlugIn, ...]:
+    return tuple(_described(group, name, target) for name, target in sorted(known(group).items()))
+
+
+def _described(group: Group, name: str, target: str) -> PlugIn:
+    try:
+        found = cast("PlaceKind | BenchmarkKind", _find(group, name))
+    except RequestError as e:  # one that is broken must not hide the others
+        return PlugIn(name, target, problem=str(e))
+    doc = (found.__doc__ or "").strip().partition("\n")[0]
+    return PlugIn(name, target, doc, settings_of(found))
+
+
+def _setting(info: msgspec.structs.FieldInfo, annotated: Any) -> Setting:
+    meta = getattr(annotated, "__metadata__", ())
+    doc = next((m.description for m in meta if isinstance(m, msgspec.Meta) and m.description), "")
+    plain = annotated.__origin__ if meta else annotated
+    name = plain.__name__ if isinstance(plain, type) and get_origin(plain) is None else str(plain)
+    name = re.sub(r"\b(?:[A-Za-z_]\w*\.)+", "", name)  # Mapping, not collections.abc.Mapping
+    return Setting(info.encode_name, name, _default(info), doc)
+
+
+def _default(info: msgspec.structs.FieldInfo) -> str | None:
+    if info.default is not NODEFAULT:
+        value = info.default
+    elif info.default_factory is not NODEFAULT:
+        value = info.default_factory()
+    else:
+        return None
+    return msgspec.json.encode(value, enc_hook=str).decode()

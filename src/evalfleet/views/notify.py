@@ -1,0 +1,198 @@
+"""Telling people how it went: one JSON document to a command's standard input, to a webhook, or to both.
+
+That something is to be told is marked in the run's folder when a controller takes the run, and the mark goes
+when it was told. So whoever comes after a crash (`resume`, `cancel`, `reap`) tells it: at least once, and
+twice only if the crash fell between the telling and the mark.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evalfleet.errors import FleetError
+from evalfleet.journal import Store
+from evalfleet.model import Micros, Notify
+from evalfleet.names import safe_name
+from evalfleet.state import RunState, fold
+from evalfleet.version import __version__
+
+from .format import iso, plural, usd
+from .results import results
+
+MARK = ".notify"
+COMMAND_S = 30.0
+WEBHOOK_S = 10.0
+MARGIN_S = 5.0
+
+Document = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+# -- when ------------------------------------------------------------------------------------------
+
+
+def expect(notify: Notify, home: Path, run: str) -> None:
+    """A controller has taken the run: its end is to be told."""
+    if notify:
+        folder = home / safe_name(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
+
+
+def run_over(notify: Notify, home: Path, run: str, now: Micros, failure: str = "") -> None:
+    """Tell how it went, if that is still to be told: it has ended, or its controller had to give up."""
+    mark = home / safe_name(run) / MARK
+    if not notify or not mark.exists():
+        return
+    state = fold(Store.open(home, create=False, read_only=True).read(run))
+    if state.ended_at is None and not failure:
+        return  # it was left, and can be resumed
+    if _told(notify, of_run(state, home, now, failure)):
+        mark.unlink(missing_ok=True)
+
+
+def overdue(notify: Notify, home: Path, now: Micros) -> None:
+    """Tell of runs that ended when nobody was there to tell it any more."""
+    for mark in sorted(home.glob(f"*/{MARK}")) if notify else ():
+        try:
+            store = Store.open(home, create=False, read_only=True)
+            names = [info.name for info in store.streams() if safe_name(info.name) == mark.parent.name]
+            for name in names:
+                if store.held(store.stream(name), now) is None:
+                    run_over(notify, home, name, now)
+        except FleetError as err:
+            log.warning("what is to be told of %s cannot be read: %s", mark.parent.name, err)
+
+
+def reaped(notify: Notify, found: Sequence[Document], problems: Sequence[str], now: Micros) -> None:
+    """Tell that something was left behind. `found`: what, where, whose; `problems`: what stays, and why."""
+    if not notify or not found:
+        return
+    many = plural(len(found), "machine")
+    text = f"evalfleet reap: {many} left behind"
+    text += f", {len(problems)} could not be deleted: {problems[0]}" if problems else ", deleted"
+    _told(notify, {**_head("reaped", now), "left": list(found), "problems": list(problems), "text": text})
+
+
+# -- what ------------------------------------------------------------------------------------------
+
+
+def of_run(state: RunState, home: Path, now: Micros, failure: str = "") -> Document:
+    run = state.plan.run
+    found = results(state, home / safe_name(run))
+    kept = ("run", "benchmark", "model", "started_at", "ended_at", "total_tasks", "scored", "broken", "unrun")
+    left = [
+        {"machine": m, "name": state.machines[m].name, "place": state.machines[m].offer.place}
+        for m in state.undeleted
+    ]
+    document: Document = {
+        **_head("run_ended" if state.ended_at is not None else "run_left", now),
+        **{key: found[key] for key in kept},
+        "status": found["status"] if state.ended_at is not None else "left",
+        "success_rate": found["success_rate"],
+        "reason": failure or _reason(state),
+        "cost": found["cost"],
+        "left": left,
+    }
+    return {**document, "text": _text(document)}
+
+
+def _head(event: str, now: Micros) -> Document:
+    return {"event": event, "at": iso(now), "host": socket.gethostname(), "version": __version__}
+
+
+def _reason(state: RunState) -> str | None:
+    if state.stop is None or state.status == "done":
+        return None
+    return state.stop.detail or state.stop.reason
+
+
+def _text(told: Document) -> str:
+    """One line, as chat rooms show it."""
+    parts = [f"{told['scored']} of {told['total_tasks']} scored"]
+    parts += [f"{told[what]} {what}" for what in ("broken", "unrun") if told[what]]
+    parts.append(f"{usd(told['cost']['machines_usd'])} for machines")
+    if told["left"]:
+        parts.append(f"{plural(len(told['left']), 'machine')} left behind")
+    why = f" ({told['reason']})" if told["reason"] else ""
+    return f"evalfleet {told['run']}: {told['status']}{why}: {', '.join(parts)}"
+
+
+# -- how -------------------------------------------------------------------------------------------
+
+
+def _told(notify: Notify, document: Document) -> bool:
+    """By all ways at once, in bounded time. What goes wrong is a note, and shows no secret."""
+    body = msgspec.json.encode(document)
+    ways: list[tuple[Callable[[], str], float]] = []
+    if notify.command:
+        ways.append((lambda: by_command(notify.command, body, COMMAND_S), COMMAND_S))
+    if notify.webhook:
+        ways.append((lambda: by_webhook(notify.webhook, body), WEBHOOK_S))
+    calls = [_Call(work, limit_s + MARGIN_S) for work, limit_s in ways]
+    problems = [problem for call in calls if (problem := call.problem())]
+    for problem in problems:
+        log.warning("the notification did not get through: %s", problem)
+    return not problems
+
+
+class _Call:
+    """Work in a thread of its own, that is not waited for longer than `limit_s`."""
+
+    def __init__(self, work: Callable[[], str], limit_s: float) -> None:
+        self._answer = "no answer"
+        self._limit_s = limit_s
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name="notification", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._answer = self._work()
+
+    def problem(self) -> str:
+        self._thread.join(self._limit_s)
+        return self._answer
+
+
+def by_command(argv: Sequence[str], body: bytes, limit_s: float) -> str:
+    """What went wrong; empty if nothing did."""
+    try:
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=null, stderr=null, start_new_session=True)
+    except OSError as err:
+        return f"{argv[0]}: {err.strerror}"
+    try:
+        process.communicate(body, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return f"{argv[0]} took longer than {limit_s:g} s, and was ended"
+    return f"{argv[0]} ended with exit code {process.returncode}" if process.returncode else ""
+
+
+def by_webhook(url: str, body: bytes) -> str:
+    """The same. The address is a secret, so errors do not show it."""
+    headers = {"Content-Type": "application/json", "User-Agent": f"evalfleet/{__version__}"}
+    try:
+        request = urllib.request.Request(url, body, headers)
+        with urllib.request.urlopen(request, timeout=WEBHOOK_S):
+            return ""
+    except urllib.error.HTTPError as err:
+        err.close()
+        return f"the webhook answered {err.code}"
+    except (OSError, ValueError) as err:
+        reason = err.reason if isinstance(err, urllib.error.URLError) else err
+        return f"the webhook cannot be reached ({type(reason).__name__})"

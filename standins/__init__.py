@@ -1,0 +1,1 @@
+"""Stand-ins for clouds and container engines, for tests and for people who want one."""
