@@ -19,6 +19,7 @@ from typing import Protocol, cast
 from .result import Result, table
 
 BENCHES: dict[str, str] = {
+    "shape": "how large the parts of the source are, how much they explain, what knows what",
     "startup": "CPU seconds until the command line answers",
     "sim-scale": "100,000 tasks on 1,000 machines, simulated; what an event costs",
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FIGURES = {
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
     "sim-scale": {"400_tasks_on_20_machines", "steady_us_at_10_machines"},
+    "shape": {"files", "lines", "class_names_used_twice", "optional_protocols"},
     "dispatch": {"attempts_per_s", "steady_attempts_per_s", "counted"},
     "makespan": {"dynamic", "dynamic_known", "round_robin", "slices", "real"},
     "waa-plan": {"size", "usd_per_hour", "cold", "stopped_pool"},

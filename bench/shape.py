@@ -1,0 +1,125 @@
+"""The shape of this repository: how large its parts are, how much they explain, what knows what."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import statistics
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from .result import Figures, Result, at_most, rounded
+
+PACKAGE = Path(__file__).parents[1] / "src" / "evalfleet"
+FILES_AIM, TWICE_AIM, PROTOCOLS_AIM, OUTSIDE_AIM, P95_AIM, LONGEST_AIM = 240, 10, 8, 1, 30, 70
+WAA = re.compile(r"\bwaa\b|winarena|windows ?agent ?arena", re.IGNORECASE)
+AZURE = re.compile(r"azure", re.IGNORECASE)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Module(NamedTuple):
+    """One file, read."""
+
+    path: Path  # below the package
+    source: str
+    tree: ast.Module
+
+
+def run(quick: bool) -> Result:
+    modules = list(read(PACKAGE))
+    figures = measure(modules)
+    aims = {
+        "files": at_most(figures["files"], FILES_AIM),
+        "class_names_used_twice": at_most(figures["class_names_used_twice"], TWICE_AIM),
+        "optional_protocols": at_most(figures["optional_protocols"], PROTOCOLS_AIM),
+        "files_outside_that_name_waa": at_most(len(figures["files_outside_that_name_waa"]), OUTSIDE_AIM),
+        "files_outside_that_name_azure": at_most(len(figures["files_outside_that_name_azure"]), OUTSIDE_AIM),
+        "function_lines_p95": at_most(figures["function_lines_p95"], P95_AIM),
+        "function_lines_longest": at_most(figures["function_lines_longest"], LONGEST_AIM),
+    }
+    return Result("shape", figures, aims)
+
+
+def read(package: Path) -> Iterator[Module]:
+    for path in sorted(package.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        yield Module(path.relative_to(package), source, ast.parse(source))
+
+
+def measure(modules: list[Module]) -> Figures:
+    lines = [module.source.count("\n") for module in modules]
+    functions = [node for module in modules for node in ast.walk(module.tree) if isinstance(node, Function)]
+    lengths = sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
+    total = sum(lines)
+    return {
+        "files": len(modules),
+        "lines": total,
+        "file_lines_mean": round(total / len(modules)),
+        "file_lines_median": round(statistics.median(lines)),
+        "file_lines_largest": max(lines),
+        "functions_per_thousand_lines": rounded(1000 * len(functions) / total, 3),
+        "function_lines_p95": lengths[int(0.95 * len(lengths))],
+        "function_lines_longest": lengths[-1],
+        "comments_per_hundred_lines": rounded(100 * sum(map(comments, modules)) / total, 3),
+        "class_names_used_twice": len(twice(modules)),
+        "private_functions_with_one_caller_percent": rounded(100 * one_caller(modules), 3),
+        "top_level_rooms": len({module.path.parts[0] for module in modules}),
+        "optional_protocols": optional_protocols(modules),
+        "files_outside_that_name_waa": outside(modules, "benchmarks/waa", WAA),
+        # Windows Agent Arena's own client speaks to Azure's models, and its page tells of Azure's sizes.
+        "files_outside_that_name_azure": outside(modules, "places/azure", AZURE, "benchmarks/waa"),
+    }
+
+
+def comments(module: Module) -> int:
+    tokens = tokenize.generate_tokens(io.StringIO(module.source).readline)
+    return sum(token.type == tokenize.COMMENT for token in tokens)
+
+
+def twice(modules: list[Module]) -> list[str]:
+    """Names of classes that are defined in more than one file."""
+    counts = Counter(
+        name
+        for module in modules
+        for name in {node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
+    )
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def one_caller(modules: list[Module]) -> float:
+    """The share of functions that are private and mentioned once beside their definition."""
+    alone = total = 0
+    for module in modules:
+        mentioned = Counter(re.findall(r"\w+", module.source))
+        for node in ast.walk(module.tree):
+            if isinstance(node, Function):
+                total += 1
+                alone += (
+                    node.name.startswith("_") and not node.name.endswith("__") and mentioned[node.name] == 2
+                )
+    return alone / total
+
+
+def optional_protocols(modules: list[Module]) -> int:
+    """Protocols that a plug-in may follow or not: whoever uses them asks with isinstance."""
+    return sum(
+        isinstance(node, ast.ClassDef)
+        and any(isinstance(mark, ast.Name) and mark.id == "runtime_checkable" for mark in node.decorator_list)
+        for module in modules
+        for node in ast.walk(module.tree)
+    )
+
+
+def outside(modules: list[Module], room: str, word: re.Pattern[str], *exempt: str) -> list[str]:
+    """Files that name something although they are neither in its room nor exempt."""
+    return [
+        str(module.path)
+        for module in modules
+        if word.search(module.source)
+        and not any(module.path.is_relative_to(folder) for folder in (room, *exempt))
+    ]
