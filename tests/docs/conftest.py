@@ -10,6 +10,16 @@ import pytest
 from evalfleet.channels.supervisor.removal import remove_machine
 from tests.docs.pages import ROOT
 
+PATIENT_TIMEOUT = """#!/bin/bash
+# timeout -s KILL SECONDS evalfleet run ... --name RUN: kills at the run's first score, however long that takes,
+# so that a slow computer sees what the page shows, too.
+shift 3; name="${*: -1}"
+"$@" & run=$!
+trap 'kill -9 $run' EXIT
+until ls benchmark_results/"$name"/*/*/result.json >/dev/null 2>&1; do kill -0 $run || exit 1; sleep 0.05; done
+trap - EXIT; kill -9 $run; wait $run
+"""
+
 
 @pytest.fixture
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
@@ -19,6 +29,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m evalfleet "$@"\n', encoding="utf-8")
     shim.chmod(0o755)
     (folder / "python3").symlink_to(sys.executable)
+    patient = folder / "timeout"
+    patient.write_text(PATIENT_TIMEOUT, encoding="utf-8")
+    patient.chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EVALFLEET_")}
     path = os.pathsep.join((str(folder), kept.get("PATH", os.defpath)))
     return {**kept, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100", "TERM": "dumb"}

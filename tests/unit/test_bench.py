@@ -35,6 +35,7 @@ FIGURES = {
 AGAINST = {
     "startup": {"python_pass", "python_import_argparse"},
     "sim-scale": set[str](),
+    "shape": set[str](),
     "dispatch": {"gnu_parallel", "gnu_parallel_joblog_results", "xargs"},
     "makespan": {"ideal_queue", "ideal_queue_known"},
     "waa-plan": set[str](),
