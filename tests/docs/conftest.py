@@ -11,12 +11,15 @@ from evalfleet.channels.supervisor.removal import remove_machine
 from tests.docs.pages import ROOT
 
 PATIENT_TIMEOUT = """#!/bin/bash
-# timeout -s KILL SECONDS evalfleet run ... --name RUN: kills at the run's first score, however long that takes,
-# so that a slow computer sees what the page shows, too.
+# timeout -s KILL SECONDS evalfleet run ... --name RUN: kills at the run's first score, however long that
+# takes, so that a slow computer sees what the page shows, too.
 shift 3; name="${*: -1}"
 "$@" & run=$!
 trap 'kill -9 $run' EXIT
-until ls benchmark_results/"$name"/*/*/result.json >/dev/null 2>&1; do kill -0 $run || exit 1; sleep 0.05; done
+until ls benchmark_results/"$name"/*/*/result.json >/dev/null 2>&1; do
+  kill -0 $run || exit 1
+  sleep 0.05
+done
 trap - EXIT; kill -9 $run; wait $run
 """
 
