@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from evalfleet.errors import RequestError
 from evalfleet.model import Verdict
 from evalfleet.planning.config import (
-    FLAGS,
     Config,
     environment_warnings,
     find_config,
@@ -22,6 +21,7 @@ from evalfleet.planning.config import (
     load_config,
     read_env_file,
 )
+from evalfleet.planning.flags import file_keys
 from evalfleet.planning.request import Flags, RunRequest, settle
 from evalfleet.planning.values import (
     parse_allow_broken,
@@ -270,7 +270,7 @@ def test_flags_then_environment_then_profile_then_defaults_then_built_in(tmp_pat
 
 def test_tables_are_joined_and_a_nearer_choice_of_tasks_replaces_a_farther_one(tmp_path: Path) -> None:
     config = config_of(tmp_path, "[defaults]\ntasks = 5\nset = {a = 1, b = true}\nagent = {x = 1.5}\n")
-    request = RunRequest(benchmark="b", first=2, settings={"a": "2"}, domains=["d"], task_ids=None)
+    request = RunRequest(benchmark="b", first=2, settings={"a": "2"}, domains=["d"])
     flags = settle(request, {}, config, "")
     assert (flags.first, flags.tasks, flags.domain) == (2, None, ("d",))
     assert flags.set == {"a": "2", "b": "true"}
@@ -363,7 +363,7 @@ def test_an_unknown_profile_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_every_key_of_the_file_is_a_flag_that_can_be_settled(tmp_path: Path) -> None:
-    assert set(Flags.__struct_fields__) == FLAGS
+    assert set(Flags.__struct_fields__) == file_keys()
     sample: dict[str, Any] = {"set": {}, "agent": {}, "schedule": "slices", "keep": False, "fail_under": 1}
-    for key in FLAGS:
+    for key in file_keys():
         settle(RunRequest(benchmark="b"), {}, Config(base=tmp_path, defaults={key: sample.get(key, "1")}), "")

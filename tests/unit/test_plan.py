@@ -129,7 +129,7 @@ def test_machines_of_a_pool_are_there_so_no_canary_is_waited_for(cwd: Path) -> N
     environ = {"API_KEY": "hunter2"}
     plan = resolve(request, environ=environ, cwd=cwd, now=NOW, home_id="h", pool=pool).plan
     assert (plan.pool, plan.places, plan.limits.canary) == ("p", ("shed",), 0)
-    asked = msgspec.structs.replace(request, canary=1)
+    asked = request.but(canary=1)
     assert resolve(asked, environ=environ, cwd=cwd, now=NOW, home_id="h", pool=pool).plan.limits.canary == 1
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
@@ -34,6 +34,7 @@ from evalfleet.journal.sqlite import StreamKind
 from evalfleet.model import IMPORTED, AttemptId, Limits, Micros, Plan, RunStatus, TaskId
 from evalfleet.names import hint, safe_name
 from evalfleet.planning.config import home_of
+from evalfleet.planning.flags import RunOptions
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.plan import (
     PlaceSettings,
@@ -187,12 +188,12 @@ class Run:
             self._controller.leave()
 
 
-def run(benchmark: str, **options: Any) -> Run:
+def run(benchmark: str, **options: Unpack[RunOptions]) -> Run:
     """Start a run and return at once. Options are the command line's, e.g. `on="local", workers=4`.
 
     The run goes on in a thread of this process until it ends; `wait()` waits for it.
     """
-    request = RunRequest(benchmark=str(benchmark), **options)
+    request = RunRequest(str(benchmark), **options)
     return start(vet(resolve_request(request)))
 
 
@@ -204,7 +205,8 @@ def resolve_request(request: RunRequest, *, dry: bool = False, only_setup: bool 
     """
     environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
     request, pool = _borrowed(request, home_of(environ, cwd), dry)
-    machines = PoolMachines(home_of(environ, cwd), request.pool) if request.pool else None
+    borrowed = request.options.get("pool")
+    machines = PoolMachines(home_of(environ, cwd), borrowed) if borrowed else None
     resolved = resolve(
         request,
         environ=environ,
@@ -218,14 +220,15 @@ def resolve_request(request: RunRequest, *, dry: bool = False, only_setup: bool 
     store = _store_of(resolved.home, dry)
     name, home_id = resolved.plan.run, "" if store is None else store.home_id
     taken: set[str] = set() if store is None else {info.name for info in store.streams()}
-    if request.name is None:
+    made_up = "name" not in request.options
+    if made_up:
         name = _free_name(name, taken)
     elif name in taken:
         raise RequestError(f"the name {name!r} is taken; choose another with --name")
     plan = msgspec.structs.replace(resolved.plan, run=name, home=home_id)
     tasks = weigh(resolved.tasks, known_durations(resolved.home, plan.benchmark))
     warnings = (*resolved.warnings, *_expiry(resolved.home, plan.pool, now))
-    return replace(resolved, plan=plan, tasks=tasks, made_up=request.name is None, warnings=warnings)
+    return replace(resolved, plan=plan, tasks=tasks, made_up=made_up, warnings=warnings)
 
 
 def _expiry(home: Path, pool: str, now: Micros) -> list[str]:
@@ -245,19 +248,20 @@ def vet(resolved: Resolved) -> Resolved:
 
 def _borrowed(request: RunRequest, home: Path, dry: bool) -> tuple[RunRequest, Plan | None]:
     """The request as its pool makes it, and the pool's plan: as many workers as it has, unless fewer do."""
-    if not request.pool:
+    options = request.options
+    pool = options.get("pool")
+    if not pool:
         return request, None
-    if request.on is not None:
+    if "on" in options:
         raise RequestError("--on and --pool exclude each other: a pool's machines are where they are")
-    view = read_pool(Store.open(home, create=False, read_only=True), request.pool)
-    if request.keep:
-        raise RequestError(f"--keep makes a pool, and {request.pool!r} is one: leave --keep out")
-    if request.spot:
-        raise RequestError(f"--spot: the machines of pool {request.pool!r} are there already: leave it out")
+    view = read_pool(Store.open(home, create=False, read_only=True), pool)
+    if options.get("keep"):
+        raise RequestError(f"--keep makes a pool, and {pool!r} is one: leave --keep out")
+    if options.get("spot"):
+        raise RequestError(f"--spot: the machines of pool {pool!r} are there already: leave it out")
     if not dry and (problem := view.unusable(WallClock().now())):
         raise RequestError(problem)
-    workers = request.workers if request.workers is not None else max(1, len(view.machines))
-    return msgspec.structs.replace(request, workers=workers), view.state.plan
+    return request.but(workers=options.get("workers", max(1, len(view.machines)))), view.state.plan
 
 
 def _store_of(home: Path, dry: bool) -> Store | None:

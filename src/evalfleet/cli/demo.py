@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
     home = home_of(dict(os.environ), Path.cwd())
     demo = prepare(home / ".demo", say)
     say(demo.why)
-    request = RunRequest(benchmark=str(demo.benchmark), workers=args.workers, first=args.first)
+    request = RunRequest(str(demo.benchmark), workers=args.workers, first=args.first)
     run = runs.start(runs.resolve_request(request))
     code = follow(run, as_json=args.json)
     path = run.folder / "report.md"

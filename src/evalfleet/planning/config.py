@@ -15,21 +15,11 @@ from evalfleet.model import NOBODY, Notify
 from evalfleet.names import hint
 from evalfleet.toml_tables import check_keys, expand, read_text, read_toml
 
+from .flags import file_keys, variables
+
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
 SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify"})
-
-FLAGS = frozenset(
-    {
-        *("on", "workers", "attempts", "schedule", "canary", "spot", "keep", "budget", "max_duration"),
-        *("tasks", "seed", "first", "task", "domain", "repeat", "task_timeout", "model", "set", "agent"),
-        *("allow_broken", "fail_under"),
-    }
-)
-"""Keys of `[defaults]` and `[profiles.NAME]`: the flags of `run` that make sense for more than one run."""
-
-ENVIRONMENT = FLAGS - {"first", "task", "domain", "repeat", "set", "agent"}
-"""Flags with a variable `EVALFLEET_<FLAG>`. The others would collide with what a task's command is given."""
 
 _NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE", "NOTIFY_COMMAND", "NOTIFY_WEBHOOK")
 _TASKS_OWN = ("TASK_ID", "ATTEMPT", "PARAMS", "OUT", "AGENT", "SETTINGS", "REPEAT")
@@ -145,10 +135,12 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 def environment_warnings(environ: Mapping[str, str]) -> list[str]:
     """EVALFLEET_* variables that look like a misspelt flag: silently ignored, they would cost money."""
-    flags = {f"EVALFLEET_{name.upper()}" for name in ENVIRONMENT}
+    known = variables()
     others = {f"EVALFLEET_{name}" for name in (*_NOT_FLAGS, *_TASKS_OWN)}
-    suspects = sorted(key for key in environ if key.startswith("EVALFLEET_") and key not in flags | others)
-    hints = ((key, hint(key.removeprefix("EVALFLEET_").lower(), ENVIRONMENT)) for key in suspects)
+    suspects = sorted(
+        key for key in environ if key.startswith("EVALFLEET_") and key not in known.keys() | others
+    )
+    hints = ((key, hint(key.removeprefix("EVALFLEET_").lower(), known.values())) for key in suspects)
     return [f"variable {key} is ignored; {text}" for key, text in hints if text.startswith("did you mean")]
 
 
@@ -169,7 +161,7 @@ def _env_value(text: str, where: str) -> str:
 def _flags(table: Table, where: str) -> dict[str, Any]:
     """Keys may be spelt as the flags are (`max-duration`)."""
     flags = {key.replace("-", "_"): value for key, value in table.items()}
-    check_keys(flags, FLAGS, where)
+    check_keys(flags, file_keys(), where)
     return flags
 
 

@@ -98,15 +98,18 @@ def resolve(
     """
     config = _config(request, environ, cwd)
     merged = _environment(request, environ, cwd, config)
-    flags = settle(request, merged, config, request.profile or merged.get("EVALFLEET_PROFILE", ""))
+    flags = settle(
+        request, merged, config, request.options.get("profile") or merged.get("EVALFLEET_PROFILE", "")
+    )
     source = benchmark_source(request.benchmark, config, cwd)
-    given = _given(flags, source, config, pool, spot_asked=bool(request.spot))
+    given = _given(flags, source, config, pool, spot_asked=bool(request.options.get("spot")))
     home = home_of(environ, cwd)
     loaded = given.benchmark.load(Outside(home, merged, machines))
     _check_env_file(request, environ, cwd, loaded)
     selection = _selected(flags, loaded)
     tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
-    name = check_run_name(request.name) if request.name is not None else default_run_name(loaded.name, now)
+    chosen = request.options.get("name")
+    name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if pool is None else pool.run)
     doubts = _doubts(plan, tasks)
     return Resolved(
@@ -157,7 +160,7 @@ def resolve_pool(
     request: PoolRequest, *, environ: Mapping[str, str], cwd: Path, home_id: str
 ) -> tuple[Plan, dict[str, str]]:
     """A pool's plan, and the environment that its places may read. RequestError says what to change."""
-    asked = RunRequest(benchmark="", config=request.config)
+    asked = RunRequest("", config=request.config)
     config = _config(asked, environ, cwd)
     merged = _environment(asked, environ, cwd, config)
     (place,) = place_settings(request.settings, place_sources((request.on,), config))
@@ -175,13 +178,13 @@ def resolve_pool(
 
 def environment_of(environ: Mapping[str, str], cwd: Path) -> dict[str, str]:
     """The environment with what a .env beside evalfleet.toml adds."""
-    asked = RunRequest(benchmark="")
+    asked = RunRequest("")
     return _environment(asked, environ, cwd, _config(asked, environ, cwd))
 
 
 def notify_here(environ: Mapping[str, str], cwd: Path, env_file: str | None = None) -> Notify:
     """Whom to tell how things went, by the evalfleet.toml that is found here."""
-    asked = RunRequest(benchmark="", env_file=env_file)
+    asked = RunRequest("", env_file=env_file)
     config = _config(asked, environ, cwd)
     return notify_of(config, _environment(asked, environ, cwd, config))
 
@@ -228,7 +231,7 @@ def changed_settings(plan: Plan, *, environ: Mapping[str, str], cwd: Path) -> di
     A plan keeps what it was made with, but who has moved to another network must be let in again. A kind of
     place names such settings in `changeable`. Only the file that the plan was made with is asked.
     """
-    config = _config(RunRequest(benchmark=""), environ, cwd)
+    config = _config(RunRequest(""), environ, cwd)
     found: dict[str, dict[str, Any]] = {}
     for name, spec in specs_of(plan).items():
         told: Mapping[str, Any] = config.places.get(name, {}) if str(config.base) == spec.base else {}
@@ -282,7 +285,7 @@ def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, 
 
 
 def _config(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Config:
-    given = request.config or environ.get("EVALFLEET_CONFIG")
+    given = request.options.get("config") or environ.get("EVALFLEET_CONFIG")
     return load_config(cwd / expand(given) if given else find_config(cwd), cwd)
 
 
@@ -296,7 +299,7 @@ def _environment(
 
 
 def _env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    given = request.env_file or environ.get("EVALFLEET_ENV_FILE")
+    given = request.options.get("env_file") or environ.get("EVALFLEET_ENV_FILE")
     return cwd / expand(given) if given else None
 
 

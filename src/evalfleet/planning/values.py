@@ -26,7 +26,7 @@ def parse_duration(value: Any, where: str) -> float:
     elif _DURATION.fullmatch(text):
         parts = re.findall(r"([\d.]+)([dhms])", text)
         units = "".join(unit for _, unit in parts)
-        if units in ("".join(unit for unit in _UNITS if unit in units),):  # each once, the larger first
+        if units == "".join(unit for unit in _UNITS if unit in units):  # each once, the larger first
             seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds <= MAX_DURATION_S:
         raise _wrong(where, value, "a duration above 0 such as 45s, 90m, 1h30m or 3600 (seconds)")

@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     request = RunRequest(
         benchmark=args.benchmark,
         pool=args.name,
-        settings=parse_pairs(args.settings or (), "--set") or None,
+        settings=parse_pairs(args.settings or (), "--set"),
         env_file=args.env_file,
         config=args.config,
     )

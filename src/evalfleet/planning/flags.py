@@ -1,0 +1,146 @@
+"""The flags of `evalfleet run`, each written down once.
+
+From this table come the parser of the command line, the keys of `[defaults]` and `[profiles.NAME]`, the
+variables `EVALFLEET_<FLAG>`, the typed options of `evalfleet.run(...)` and their list in the docs. It imports
+next to nothing, because `evalfleet run --help` does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
+
+# fmt: off
+Kind = Literal["names", "strings", "count", "usd", "duration", "share", "allow_broken", "schedule", "switch",
+               "line", "table", "path"]
+# fmt: on
+"""How a value is written; `planning.values` reads each."""
+
+Group = Literal["where", "which tasks", "what runs", "limits", "how"]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of `evalfleet run`."""
+
+    group: Group
+    kind: Kind
+    metavar: str
+    help: str
+    word: str = ""
+    """What the flag is called elsewhere than in Python, if that differs: `--task` is `task_ids` there."""
+    short: str = ""
+    """The only spelling on the command line, instead of `--word`."""
+    low: int = 1
+    high: int = 10**9
+    in_files: bool = True
+    """May stand in `[defaults]` and `[profiles.NAME]`. False for what makes sense for one run only."""
+    in_environment: bool = True
+    """Has a variable EVALFLEET_<FLAG>. False for what would collide with what a task's command is given."""
+
+    @property
+    def is_repeated(self) -> bool:
+        """May be given several times on the command line."""
+        return self.kind in ("strings", "table")
+
+
+ONE_RUN = {"in_files": False, "in_environment": False}
+COLLIDES = {"in_environment": False}
+
+Number = int | float | str
+"""As a flag gives it ('2h', '$5', '5%') or as Python does (7200, 5, 0.05)."""
+Count = int | str
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of `evalfleet.run`: every flag that says what a run is, as Python gives it."""
+
+    on: Annotated[
+        str | Sequence[str],
+        Flag("where", "names", "PLACE[,PLACE...]", "where machines come from (default: local)"),
+    ]
+    pool: Annotated[str, Flag("where", "line", "NAME", "borrow the machines of this pool instead", **ONE_RUN)]
+    workers: Annotated[
+        Count, Flag("where", "count", "N", "how many machines at once (default: 1, or the pool)", high=10_000)
+    ]
+    spot: Annotated[bool, Flag("where", "switch", "", "prefer cheaper machines that may be taken back")]
+    keep: Annotated[bool, Flag("where", "switch", "", "leave the machines behind, as pool RUN-pool")]
+    canary: Annotated[
+        Count,
+        Flag("where", "count", "N", "attempts that must end before more machines are made", low=0, high=1000),
+    ]
+    tasks: Annotated[
+        Count, Flag("which tasks", "count", "N", "a seeded sample of N tasks, spread over the domains")
+    ]
+    seed: Annotated[
+        Count,
+        Flag("which tasks", "count", "S", "another sample (default: 0)", low=-(10**17), high=10**17),
+    ]
+    first: Annotated[Count, Flag("which tasks", "count", "N", "the first N tasks of the file", **COLLIDES)]
+    task_ids: Annotated[
+        Sequence[str],
+        Flag("which tasks", "strings", "ID", "this task; may be repeated", word="task", **COLLIDES),
+    ]
+    domains: Annotated[
+        Sequence[str], Flag("which tasks", "strings", "D", "tasks of this domain", word="domain", **COLLIDES)
+    ]
+    repeat: Annotated[
+        Count, Flag("which tasks", "count", "K", "run every task K times, as K tasks", high=1000, **COLLIDES)
+    ]
+    schedule: Annotated[
+        str, Flag("which tasks", "schedule", "POLICY", "dynamic (default), round-robin or slices")
+    ]
+    model: Annotated[str, Flag("what runs", "line", "M", "the model under test, told to the benchmark")]
+    settings: Annotated[
+        Mapping[str, Any], Flag("what runs", "table", "KEY=VALUE", "a setting", word="set", **COLLIDES)
+    ]
+    agent: Annotated[
+        Mapping[str, Any],
+        Flag("what runs", "table", "KEY=VALUE", "an argument of the agent", short="-A", **COLLIDES),
+    ]
+    env_file: Annotated[
+        str | Path | None,
+        Flag("what runs", "path", "FILE", "read secrets and settings from here; never uploaded", **ONE_RUN),
+    ]
+    budget: Annotated[Number, Flag("limits", "usd", "USD", "the most that machines may cost")]
+    max_duration: Annotated[Number, Flag("limits", "duration", "2h", "the longest that the run may take")]
+    task_timeout: Annotated[Number, Flag("limits", "duration", "S", "the longest that a task may take")]
+    attempts: Annotated[Count, Flag("limits", "count", "N", "tries a task (default: 3)", high=100)]
+    allow_broken: Annotated[
+        Number, Flag("limits", "allow_broken", "N|P%", "exit 0 with so many broken tasks")
+    ]
+    fail_under: Annotated[Number, Flag("limits", "share", "RATE", "exit 1 below this success rate")]
+    name: Annotated[
+        str, Flag("how", "line", "RUN", "the run's name (default: made from benchmark and time)", **ONE_RUN)
+    ]
+    config: Annotated[
+        str | Path | None,
+        Flag("how", "path", "FILE", "this file instead of the nearest evalfleet.toml", **ONE_RUN),
+    ]
+    profile: Annotated[str, Flag("how", "line", "NAME", "defaults from [profiles.NAME]", **ONE_RUN)]
+
+
+@functools.cache
+def flags() -> dict[str, Flag]:
+    """Python's name of an option -> its flag, in the order of the help."""
+    hints = get_type_hints(RunOptions, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def word_of(option: str) -> str:
+    """What an option is called in files and variables, and on the command line with dashes."""
+    return flags()[option].word or option
+
+
+def file_keys() -> frozenset[str]:
+    """The keys of `[defaults]` and `[profiles.NAME]`."""
+    return frozenset(word_of(name) for name, flag in flags().items() if flag.in_files)
+
+
+def variables() -> dict[str, str]:
+    """The environment's variable -> the key that it stands for."""
+    keys = sorted(word_of(name) for name, flag in flags().items() if flag.in_environment)
+    return {f"EVALFLEET_{key.upper()}": key for key in keys}
