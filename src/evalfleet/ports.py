@@ -335,6 +335,20 @@ class Resting(Protocol):
         ...
 
 
+@runtime_checkable
+class TaskLister(Protocol):
+    """A benchmark whose list of tasks can be read on a machine that was set up for it."""
+
+    @property
+    def list_tasks(self) -> Command:
+        """Writes the list into result.json, and changes nothing on the machine."""
+        ...
+
+    def keep_tasks(self, listed: bytes, home: Path) -> None:
+        """Keep that result.json for later runs of this home. Raises RequestError if it is no list."""
+        ...
+
+
 class Image(Struct, frozen=True, omit_defaults=True):
     """A machine's disk, kept to make others from, as its tags tell. It costs money until it is deleted.
 

@@ -62,7 +62,7 @@ class Fixed:
     class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         size: int = 1
     @classmethod
-    def load(cls, name, settings, base):
+    def load(cls, name, settings, base, home):
         from evalfleet.benchmarks.loaded import Loaded
         from evalfleet.model import Task
         return Loaded(name="fixed", spec={"size": settings.size}, tasks=(Task("t"),))

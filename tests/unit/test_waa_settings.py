@@ -26,6 +26,8 @@ FLAGS_OF_RUN_PY = """
 """As in WAA's own run.py."""
 
 LISTED = {"notepad": ["n1", "n2"], "vlc": ["v1"]}
+DEFINED = [f"examples/{domain}/{id}.json" for domain, ids in LISTED.items() for id in ids]
+DIGEST = "sha256:" + "a" * 64
 TASK = Task(TaskId("n1"), "notepad", timeout_s=900.0)
 
 
@@ -42,7 +44,11 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def load(base: Path, **settings: Any) -> Loaded:
-    return WaaBenchmark.load("waa", msgspec.convert(settings, WaaSettings), base)
+    """As a run does, which cannot do without tasks."""
+    loaded = WaaBenchmark.load("waa", msgspec.convert(settings, WaaSettings), base, base / "home")
+    if loaded.tasks_missing:
+        raise RequestError(loaded.tasks_missing)
+    return loaded
 
 
 def benchmark(**settings: Any) -> WaaBenchmark:
@@ -125,8 +131,9 @@ def test_a_checkout_is_found_beside_the_configuration_and_by_name(checkout: Path
         assert {task.timeout_s for task in tasks} == {900.0}
 
 
-def test_without_a_checkout_the_line_to_type_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"git clone .*WindowsAgentArena"):
+def test_without_a_list_both_ways_to_one_are_told(tmp_path: Path) -> None:
+    ways = r"`git clone --depth 1 .*WindowsAgentArena`.*`evalfleet pool prepare POOL waa`"
+    with pytest.raises(RequestError, match=ways):
         load(tmp_path)
     with pytest.raises(RequestError, match="is no folder"):
         load(tmp_path, waa="nowhere")
@@ -161,6 +168,81 @@ def test_a_task_that_nobody_defines_is_doubted(checkout: Path) -> None:
     (inside / "examples/vlc/v1.json").unlink()
     (warning,) = load(checkout.parent).warnings
     assert "defines no task 'v1' (1 such)" in warning
+
+
+def told(digest: str = DIGEST, /, **lists: object) -> bytes:
+    """What a machine writes into result.json."""
+    texts = {f"{name}.json": json.dumps(listed) for name, listed in lists.items()}
+    return json.dumps({"name": "", "digest": digest, "texts": texts, "defined": DEFINED}).encode()
+
+
+def test_what_a_machine_tells_serves_runs_with_its_image(tmp_path: Path) -> None:
+    made = benchmark(image="mine:1")
+    made.keep_tasks(told(test_all=LISTED, test_odd={"vlc": ["v9"]}), tmp_path / "home")
+    loaded = load(tmp_path, image="mine:1")
+    assert [task.id for task in loaded.tasks] == ["n1", "n2", "v1"]
+    assert loaded.warnings == (f"tasks: from mine:1@{DIGEST}",)
+    (_, doubt) = load(tmp_path, image="mine:1", task_list="test_odd").warnings
+    assert "defines no task 'v9' (1 such)" in doubt
+    with pytest.raises(RequestError, match="did you mean 'test_odd'"):
+        load(tmp_path, image="mine:1", task_list="test_old")
+    with pytest.raises(RequestError, match="git clone"):
+        load(tmp_path, image="mine:2")
+    made.keep_tasks(told("sha256:" + "b" * 64, test_all={"vlc": ["v1"]}), tmp_path / "home")
+    assert [task.id for task in load(tmp_path, image="mine:1").tasks] == ["v1"], "the name has moved on"
+
+
+def test_a_checkout_comes_before_what_a_machine_told(checkout: Path) -> None:
+    benchmark().keep_tasks(told(test_all={"vlc": ["v1"]}), checkout.parent / "home")
+    assert [task.id for task in load(checkout.parent).tasks] == ["n1", "n2", "v1"]
+
+
+def test_a_list_that_an_earlier_version_read_from_a_registry_still_serves(tmp_path: Path) -> None:
+    """As it was written by the version that had readers of images."""
+    kept = tmp_path / "home/.waa/tasks"
+    kept.mkdir(parents=True)
+    (kept / "names.json").write_text(f'{{"windowsarena/winarena:latest":"{DIGEST}"}}')
+    (kept / f"{DIGEST.replace(':', '-')}.json").write_text(
+        f'{{"name":"windowsarena/winarena:latest","digest":"{DIGEST}",'
+        '"texts":{"test_all.json":"{\\"vlc\\": [\\"v1\\"]}"},"defined":["examples/vlc/v1.json"]}'
+    )
+    loaded = load(tmp_path)
+    assert [task.id for task in loaded.tasks] == ["v1"]
+    assert loaded.warnings == (f"tasks: from windowsarena/winarena:latest@{DIGEST}",)
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        (b"", "what it tells is no list of tasks"),
+        (b"[]", "what it tells is no list of tasks"),
+        (told("sha256:../../x", test_all=LISTED), "its digest or a name in it is malformed"),
+        (told(**{"test_all": LISTED, "test_\x1b[2J": LISTED}), "its digest or a name in it is malformed"),
+        (told(test_small=LISTED), r"has no test_all\.json"),
+    ],
+)
+def test_what_is_no_list_is_not_kept(tmp_path: Path, listed: bytes, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        benchmark().keep_tasks(listed, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kept_list_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    benchmark().keep_tasks(told(test_all=LISTED), tmp_path / "home")
+    (file,) = (tmp_path / "home/.waa/told").glob("sha256-*.json")
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(RequestError, match="git clone"):
+        load(tmp_path)
+
+
+def test_a_machine_can_be_set_up_before_the_tasks_are_known(tmp_path: Path) -> None:
+    (tmp_path / "evalfleet.toml").write_text('[defaults]\ntasks = 30\n[benchmarks.waa]\ntask_list = "new"\n')
+    request = RunRequest(benchmark="waa")
+    found = resolve(request, environ={}, cwd=tmp_path, now=0, home_id="", only_setup=True)
+    assert found.tasks == ()
+    assert benchmark_of(found.plan).bundle.steps
+    with pytest.raises(RequestError, match="git clone"):
+        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=tmp_path, now=0, home_id="")
 
 
 # -- a plan ----------------------------------------------------------------------------------------

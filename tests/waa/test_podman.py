@@ -8,15 +8,15 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from evalfleet.benchmarks.loaded import Outside
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.reading import read_task
 from evalfleet.benchmarks.waa.settings import WaaSettings
@@ -156,48 +156,26 @@ def test_what_the_engine_of_lab_hosts_imitates(running: Podman) -> None:
     running.await_guest()
 
 
-@pytest.mark.parametrize("layout", ["docker-archive", "oci-archive", "oci-dir"])
-def test_the_list_of_tasks_comes_out_of_what_it_saves(podman: Podman, tmp_path: Path, layout: str) -> None:
-    """With a layer on top that takes a definition away, as the engine itself writes it down."""
-    name = f"localhost/less-{layout}:1"
-    gone = "rm /client/evaluation_examples_windows/examples/vlc/three.json"
-    podman.ok("run", "--name", layout, "--network", "none", *LIMITS, *podman.grouped, IMAGE, "-c", gone)
-    podman.ok("commit", "-q", layout, name)
-    podman.ok("save", "-q", "--format", layout, "-o", str(tmp_path / "saved"), name)
-    podman.ok("rm", layout)
-    loaded = WaaBenchmark.load("waa", WaaSettings(waa="saved"), tmp_path)
+def test_the_list_of_tasks_is_told_as_the_image_has_it(podman: Podman, tmp_path: Path) -> None:
+    """By the program on the machine, with podman by the name of docker."""
+    script = tmp_path / "docker"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(podman.argv)} "$@"\n')
+    script.chmod(0o755)
+    benchmark = WaaBenchmark(WaaSettings(image=IMAGE, data=str(tmp_path)))
+    environ = {**os.environ, **benchmark.list_tasks.env, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "evalfleet.benchmarks.waa.host", "tasks"],
+        env={**environ, "EVALFLEET_OUT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    assert podman.ok("ps", "-aq") == "", "what was made for it is gone"
+    benchmark.keep_tasks((tmp_path / "result.json").read_bytes(), tmp_path / "home")
+    loaded = WaaBenchmark.load("waa", WaaSettings(image=IMAGE), tmp_path, tmp_path / "home")
     assert [(task.id, task.domain) for task in loaded.tasks] == [
         (id, domain) for domain, ids in standin.FEW.items() for id in ids
     ]
-    origin, doubt = loaded.warnings
-    assert origin.startswith(f"tasks: from {tmp_path}/saved@sha256:")
-    assert "defines no task 'three' (1 such)" in doubt
-
-
-class Here:
-    """This computer as a machine of a pool, with podman by the name of docker."""
-
-    def __init__(self, podman: Podman, folder: Path) -> None:
-        self._folder = folder
-        script = folder / "docker"
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(podman.argv)} "$@"\n')
-        script.chmod(0o755)
-
-    def output(self, command: Sequence[str], most: int, limit_s: float) -> bytes | None:
-        path = f"{self._folder}:{os.environ['PATH']}"
-        done = subprocess.run(
-            command, env={**os.environ, "PATH": path}, capture_output=True, timeout=min(limit_s, 60)
-        )
-        return done.stdout if done.returncode == 0 else None
-
-
-def test_the_list_of_tasks_comes_from_the_image_on_a_machine(podman: Podman, tmp_path: Path) -> None:
-    outside = Outside(tmp_path / "home", {}, Here(podman, tmp_path))
-    settings = WaaSettings(image=IMAGE)
-    loaded = WaaBenchmark.load_from("waa", settings, tmp_path, outside)
-    assert [task.id for task in loaded.tasks] == ["one", "two", "three"]
-    assert loaded.warnings[0].startswith(f"tasks: from {IMAGE}@sha256:")
-    assert podman.ok("ps", "-aq") == "", "what was made for it is gone"
-    assert WaaBenchmark.load_from("waa", settings, tmp_path, outside) == loaded
-    assert len(list((tmp_path / "home/.waa/told").glob("sha256-*.json"))) == 1
-    assert not (tmp_path / "home/.waa/tasks").exists(), "a machine's word is for its pool alone"
+    (origin,) = loaded.warnings
+    assert origin.startswith(f"tasks: from {IMAGE}@sha256:")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from standins.waa.standin import FEW, IMAGE
+from standins.waa.standin import ENGINE_ROOT, FEW, IMAGE
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, Arena, finish
 
@@ -75,24 +76,34 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     pool(arena, "delete", "--yes")
 
 
-def test_without_a_checkout_the_list_comes_from_a_machine_of_the_pool(arena: Arena) -> None:
-    """The machine has the image; the registry is out of reach, as in a network of one's own."""
+@pytest.mark.timeout(300)  # it runs ten commands, on a machine that others may use, too
+def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> None:
     config = arena.folder / "evalfleet.toml"
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("waa =")))
-    image = "127.0.0.1:9/windowsarena/winarena"
     pool(arena, "create", "--on", "lab")
     asked = ("--pool", "dev", "--model", "m", "--set", "base_url=http://127.0.0.1:9/v1")
-    said = finish(arena.start("run", "waa", *asked, "--set", f"image={image}", "--dry-run"), 2)
-    assert "127.0.0.1:9 cannot be reached (Connection refused)" in said, "no machine has it yet"
+    said = finish(arena.start("run", "waa", *asked, "--dry-run"), 2)
+    assert "`git clone --depth 1 " in said
+    assert "`evalfleet pool prepare POOL waa`" in said
 
+    assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa")
     host = arena.lab.hosts[0]
-    host.run(["docker", "pull", "-q", IMAGE])
+    assert str(host.run(["docker", "ps", "-aq"]).stdout).count("\n") == 1, "nothing but Windows is left"
     said = finish(arena.start("run", "waa", *asked, "--task", "one", "--task", "three", "--name", "r"))
     assert f"note: tasks: from {IMAGE}@sha256:" in said
     assert {task["task_id"] for task in arena.results("r")["tasks"]} == {"one", "three"}
     assert arena.results("r")["scored"] == 2
-    assert str(host.run(["docker", "ps", "-aq"]).stdout).count("\n") == 1, "nothing but WAA's is left"
     said = finish(arena.start("run", "waa", *asked, "--task", "four", "--dry-run"), 2)
     assert "--task 'four' is not a task of the benchmark" in said
+
+    shutil.rmtree(arena.home / ".waa")
+    assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa"), "nothing is set up again"
+    finish(arena.start("run", "waa", *asked, "--task", "two", "--dry-run"))
+
+    host.run(["sh", "-c", f"rm -r {ENGINE_ROOT}/images/*/rootfs/client/evaluation_examples_windows"])
+    said = pool(arena, "prepare", "waa")
+    assert "waa-eval-vm is prepared for waa" in said, "somebody may have a checkout"
+    assert "waa-eval-vm: it tells no list of tasks: " in said
+    finish(arena.start("run", "waa", *asked, "--task", "two", "--dry-run"))
     pool(arena, "delete", "--yes")

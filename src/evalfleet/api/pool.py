@@ -28,6 +28,7 @@ from .pool_machine import (
     PoolMachine,
     Work,
     check_life,
+    learn_tasks,
     prolong,
     restart,
     running_in,
@@ -134,6 +135,10 @@ class Pool:
             prepared = MachinePrepared(site.machine.id, benchmark.name, timings)
             await site.journal.append(WallClock().now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
+            try:
+                await learn_tasks(site, benchmark, self.store.home)
+            except RequestError as err:  # it is prepared all the same, and the list may be in a checkout
+                tell(f"{site.machine.name}: {err}")
 
         return asyncio.run(self.on(self._all, work, resolved.secrets))
 

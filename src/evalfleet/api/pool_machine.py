@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from evalfleet.benchmarks.loaded import Repeated
 from evalfleet.controller import WallClock
 from evalfleet.errors import FleetError, MachineMute, PlaceError, RequestError
 from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
 from evalfleet.journal import SqliteJournal
-from evalfleet.model import Offer, after, seconds_between
+from evalfleet.model import AttemptId, Job, Offer, after, seconds_between
 from evalfleet.pools import OwnPlace, PoolView, machine_of
-from evalfleet.ports import Channel, Fence, Undoable
+from evalfleet.ports import Benchmark, Channel, Fence, TaskLister, Undoable
 from evalfleet.state import MachineState
+
+LIST_TASKS_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,25 @@ async def set_up_no_more(site: PoolMachine) -> None:
     if isinstance(site.channel, Undoable):
         await site.channel.forget_set_up()
     await site.journal.append(WallClock().now(), [MachinePrepared(site.machine.id, "")])
+
+
+async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> None:
+    """Keep the list of tasks that the prepared machine tells, if the benchmark has it told.
+
+    Raises RequestError if the machine tells none.
+    """
+    lister = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
+    if not isinstance(lister, TaskLister):
+        return
+    job = Job(
+        AttemptId(f"tasks-{os.urandom(6).hex()}"), lister.list_tasks, LIST_TASKS_S, benchmark.bundle.digest
+    )
+    await site.channel.start(job)
+    ended = await site.channel.ended(job.id)
+    site.channel.forget(job.id)
+    if ended.result is None:
+        raise RequestError(f"it tells no list of tasks: {ended.detail.strip() or ended.reason}")
+    lister.keep_tasks(ended.result, home)
 
 
 async def restart(site: PoolMachine) -> None:

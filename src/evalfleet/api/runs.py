@@ -54,7 +54,6 @@ from evalfleet.views.exit_code import exit_code
 from evalfleet.views.follow import Follower
 from evalfleet.views.results import results, task_detail
 
-from .pool_output import PoolMachines
 from .pools import keep_plan, tend
 
 CHUNK = 1000
@@ -200,22 +199,12 @@ def run(benchmark: str, **options: Unpack[RunOptions]) -> Run:
 def resolve_request(request: RunRequest, *, dry: bool = False, only_setup: bool = False) -> Resolved:
     """The request with everything settled, checked before anything starts.
 
-    `dry`: nothing is written, but what a benchmark keeps of what it has read elsewhere. `only_setup`:
-    machines are set up, and no attempt is run.
+    `dry`: nothing is written. `only_setup`: machines are set up, and no attempt is run.
     """
     environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
     request, pool = _borrowed(request, home_of(environ, cwd), dry)
-    borrowed = request.options.get("pool")
-    machines = PoolMachines(home_of(environ, cwd), borrowed) if borrowed else None
     resolved = resolve(
-        request,
-        environ=environ,
-        cwd=cwd,
-        now=now,
-        home_id="",
-        pool=pool,
-        machines=machines,
-        only_setup=only_setup,
+        request, environ=environ, cwd=cwd, now=now, home_id="", pool=pool, only_setup=only_setup
     )
     store = _store_of(resolved.home, dry)
     name, home_id = resolved.plan.run, "" if store is None else store.home_id

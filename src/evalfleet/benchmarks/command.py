@@ -63,7 +63,7 @@ class CommandBenchmark:
         }
 
     @classmethod
-    def load(cls, name: str, settings: CommandSettings, base: Path) -> Loaded:
+    def load(cls, name: str, settings: CommandSettings, base: Path, home: Path) -> Loaded:
         return load_benchmark(base / expand(settings.path))
 
     @classmethod

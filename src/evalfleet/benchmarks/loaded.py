@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +19,7 @@ class Loaded(Struct, frozen=True):
     `secrets` are names. `files` are the paths here that machines get. `warnings` are sentences for the user.
     `setup_s` is how long a machine may take to be set up, beside booting. `machine_names` is what they are
     called, with `{n}`. `model_usd` is what a task's model may cost, least and most, if only experience tells.
+    `tasks_missing` says why `tasks` is empty, and what to do: machines can be set up all the same.
     """
 
     name: str
@@ -32,35 +32,7 @@ class Loaded(Struct, frozen=True):
     setup_s: float = 0.0
     machine_names: str = ""
     model_usd: tuple[float, float] | None = None
-
-
-class Machines(Protocol):
-    """Those of the pool that a run borrows, to look something up there."""
-
-    def output(self, command: Sequence[str], most: int, limit_s: float) -> bytes | None:
-        """What it prints on the first one on which it succeeds. Nothing, if that is none.
-
-        It must change nothing there: a run may be at work. More than `most` bytes are a failure.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Outside:
-    """What a benchmark may ask beside its files when it is loaded. `environ` holds secrets."""
-
-    home: Path
-    environ: Mapping[str, str] = field(repr=False)
-    machines: Machines | None = None
-
-
-@runtime_checkable
-class Asking(Protocol):
-    """A kind of benchmark whose tasks may be elsewhere than in files."""
-
-    def load_from(self, name: str, settings: Any, base: Path, outside: Outside | None) -> Loaded:
-        """As `load`, which asks nobody. What is read may be kept in the home."""
-        ...
+    tasks_missing: str = ""
 
 
 class BenchmarkKind(Protocol):
@@ -73,8 +45,11 @@ class BenchmarkKind(Protocol):
     Settings: type[Struct]
     free_settings: bool
 
-    def load(self, name: str, settings: Any, base: Path) -> Loaded:
-        """Read it. Relative paths in the settings are beside `base`. Raises RequestError."""
+    def load(self, name: str, settings: Any, base: Path, home: Path) -> Loaded:
+        """Read it. Relative paths in the settings are beside `base`; a `TaskLister` keeps tasks in `home`.
+
+        Raises RequestError.
+        """
         ...
 
     def from_spec(

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from evalfleet.benchmarks.loaded import Loaded, Machines, Outside, Repeated
+from evalfleet.benchmarks.loaded import Loaded, Repeated
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.errors import RequestError
 from evalfleet.model import NOBODY, Limits, Micros, Notify, Plan, Task, Verdict
@@ -87,14 +87,13 @@ def resolve(
     home_id: str,
     durations: Mapping[str, float] | None = None,
     pool: Plan | None = None,
-    machines: Machines | None = None,
     only_setup: bool = False,
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
     `home_id` is that of the home `config.home_of(environ, cwd)`; `durations` are seconds by task id;
-    `pool` is the plan of the pool that the request names, `machines` are the pool's. `only_setup`: no
-    attempt will be run.
+    `pool` is the plan of the pool that the request names. `only_setup`: no attempt will be run, so that no
+    tasks are needed or chosen.
     """
     config = _config(request, environ, cwd)
     merged = _environment(request, environ, cwd, config)
@@ -104,14 +103,16 @@ def resolve(
     source = benchmark_source(request.benchmark, config, cwd)
     given = _given(flags, source, config, pool, spot_asked=bool(request.options.get("spot")))
     home = home_of(environ, cwd)
-    loaded = given.benchmark.load(Outside(home, merged, machines))
+    loaded = given.benchmark.load(home)
+    if loaded.tasks_missing and not only_setup:
+        raise RequestError(loaded.tasks_missing)
     _check_env_file(request, environ, cwd, loaded)
-    selection = _selected(flags, loaded)
+    selection = Selection(()) if only_setup else _selected(flags, loaded)
     tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
     chosen = request.options.get("name")
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if pool is None else pool.run)
-    doubts = _doubts(plan, tasks)
+    doubts = [] if only_setup else _doubts(plan, tasks)
     return Resolved(
         plan=msgspec.structs.replace(plan, settings=given.free, home=home_id),
         tasks=tasks,
@@ -370,7 +371,7 @@ def _plain(value: object) -> Any:
 
 
 def _limits(flags: Flags, canary: int, tasks: Sequence[Task], setup_s: float) -> Limits:
-    longest = max(task.timeout_s + task.ready_s for task in tasks)
+    longest = max((task.timeout_s + task.ready_s for task in tasks), default=0.0)
     return Limits(
         workers=flags.workers,
         attempts=flags.attempts,

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from evalfleet.benchmarks.loaded import Asking, BenchmarkKind, Loaded, Outside
+from evalfleet.benchmarks.loaded import BenchmarkKind, Loaded
 from evalfleet.errors import RequestError
 from evalfleet.names import hint
 from evalfleet.toml_tables import check_finite, convert
@@ -33,12 +33,10 @@ class BenchmarkSource(Struct, frozen=True):
     base: Path
     where: str
 
-    def load(self, outside: Outside) -> Loaded:
+    def load(self, home: Path) -> Loaded:
         check_finite(self.settings, self.where)
         settings = convert(dict(self.settings), self.kind.Settings, self.where)
-        if isinstance(self.kind, Asking):
-            return self.kind.load_from(self.name, settings, self.base, outside)
-        return self.kind.load(self.name, settings, self.base)
+        return self.kind.load(self.name, settings, self.base, home)
 
 
 class PlaceSpec(Struct, frozen=True, omit_defaults=True):

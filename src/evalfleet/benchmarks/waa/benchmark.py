@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.benchmarks.files import digest
-from evalfleet.benchmarks.loaded import Loaded, Outside
+from evalfleet.benchmarks.loaded import Loaded
 from evalfleet.benchmarks.results import outcome_of
+from evalfleet.errors import RequestError
 from evalfleet.model import (
     AttemptId,
     Broken,
@@ -28,10 +29,11 @@ from evalfleet.model import (
 from evalfleet.names import safe_name
 from evalfleet.ports import Check
 
+from . import kept
 from .finding import task_files
 from .model import check_model
 from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
-from .tasks import read_tasks
+from .tasks import Found, read_tasks
 
 TIMEOUT_S = 900.0
 MODEL_USD = (15.0 / 154, 100.0 / 154)
@@ -80,20 +82,21 @@ class WaaBenchmark:
         self._flags = client_flags(settings, model, agent or {})
 
     @classmethod
-    def load(cls, name: str, settings: WaaSettings, base: Path) -> Loaded:
-        return cls.load_from(name, settings, base, None)
-
-    @classmethod
-    def load_from(cls, name: str, settings: WaaSettings, base: Path, outside: Outside | None) -> Loaded:
+    def load(cls, name: str, settings: WaaSettings, base: Path, home: Path) -> Loaded:
         check(settings, f"benchmark {name!r}")
         ready_s = settings.restart_s + settings.boot_s + COPY_S
-        files = task_files(settings, base, outside)
-        found = read_tasks(files, settings.task_list, settings.diff_lvl == "hard", TIMEOUT_S, ready_s)
+        found, missing = Found((), ()), ""
+        try:
+            files = task_files(settings, base, home)
+            found = read_tasks(files, settings.task_list, settings.diff_lvl == "hard", TIMEOUT_S, ready_s)
+        except RequestError as err:
+            missing = str(err)
         install_s = 0.0 if settings.golden else INSTALL_S
         return Loaded(
             name=name,
             spec=msgspec.to_builtins(WaaSpec(settings)),
             tasks=found.tasks,
+            tasks_missing=missing,
             secrets=secret_names(settings),
             files=tuple(FOLDER / each for each in PROGRAM),
             warnings=found.warnings,
@@ -143,6 +146,13 @@ class WaaBenchmark:
     @property
     def rest(self) -> Command:
         return self._command("rest")
+
+    @property
+    def list_tasks(self) -> Command:
+        return self._command("tasks")
+
+    def keep_tasks(self, listed: bytes, home: Path) -> None:
+        kept.keep(home, self._settings.image, listed)
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         settings = self._settings

@@ -1,22 +1,14 @@
-"""WAA's `evaluation_examples_windows`, in a folder or as an image had it."""
+"""WAA's `evaluation_examples_windows`, in a checkout or as a container image has it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from evalfleet.images.overlay import Interest
-
-FOLDER = "client/evaluation_examples_windows"
-"""In the image."""
 LIST = "test_all.json"
-_LIST = re.compile(r"test_[^/]*\.json")
-_DEFINITION = re.compile(r"examples[^/]*/[^/]+/[^/]+\.json")
 
 
 class TaskFiles(Protocol):
@@ -72,25 +64,21 @@ class Folder:
         return (self._path / name).is_dir()
 
 
-class Held(Struct, frozen=True, omit_defaults=True):
-    """What was read of an image: its lists, and which tasks it defines. `name` is the image's, or its file's.
-
-    `doubt`: why it may be out of date.
-    """
+class Told(Struct, frozen=True):
+    """The folder as the image `name` has it, told by a machine: its lists, and which tasks it defines."""
 
     name: str
     digest: str
     texts: Mapping[str, str]
     defined: frozenset[str]
-    doubt: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(filter(None, (f"tasks: from {self.where}", self.doubt)))
+        return (f"tasks: from {self.where}",)
 
     @property
     def where(self) -> str:
-        return f"{self.name}@{self.digest}" if self.digest else self.name
+        return f"{self.name}@{self.digest}"
 
     def read(self, name: str) -> bytes:
         if name not in self.texts:
@@ -105,19 +93,3 @@ class Held(Struct, frozen=True, omit_defaults=True):
 
     def has_folder(self, name: str) -> bool:
         return any(each.startswith(f"{name}/") for each in self.defined)
-
-
-def interest(name: str) -> Interest:
-    """What is wanted of a file in an image."""
-    if _LIST.fullmatch(name):
-        return "content"
-    return "name" if _DEFINITION.fullmatch(name) else None
-
-
-def held(name: str, digest: str, files: Mapping[str, bytes]) -> Held:
-    texts = {each: _text(data) for each, data in files.items() if _LIST.fullmatch(each)}
-    return Held(name, digest, texts, frozenset(each for each in files if each not in texts))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")

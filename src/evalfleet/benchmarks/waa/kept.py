@@ -1,72 +1,73 @@
-"""What was read of images, kept in the home: a second run does not read it again."""
+"""The lists of tasks that machines told, kept in the home by the digest of their image."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from evalfleet.images.manifests import DIGEST
+from evalfleet.errors import RequestError
 
-from .files import LIST, Held
+from .files import LIST, Told
 
-FOLDER = Path(".waa") / "tasks"
-TOLD = Path(".waa") / "told"
-"""What machines say of their images. Agents have worked there: it serves nobody else."""
+FOLDER = Path(".waa") / "told"
+EARLIER = Path(".waa") / "tasks"
+"""Earlier versions read images themselves and kept here what they found. It is still good."""
 NAMES = "names.json"
+"""Image -> the digest that it had when its tasks were told last."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-class Kept:
-    """By digest; and which digest a name stood for the last time."""
-
-    def __init__(self, home: Path | None, folder: Path = FOLDER) -> None:
-        self._folder = None if home is None else home / folder
-
-    def find(self, name: str, digest: str) -> Held | None:
-        """Under this name. What cannot be read is not there."""
-        path = self._path(digest)
+def find(home: Path, image: str) -> Told | None:
+    """The list of this image. One that cannot be read counts as missing."""
+    for folder in (home / FOLDER, home / EARLIER):
+        digest = _names(folder).get(image, "")
         try:
-            found = None if path is None else msgspec.json.decode(path.read_bytes(), type=Held)
-        except (OSError, msgspec.MsgspecError):
-            return None
-        if found is None or found.digest != digest or LIST not in found.texts:
-            return None
-        return msgspec.structs.replace(found, name=name)
-
-    def last(self, name: str) -> Held | None:
-        """Of the image that had this name when it was looked up last."""
-        digest = self._names().get(name, "")
-        return self.find(name, digest) if digest else None
-
-    def keep(self, held: Held) -> None:
-        """A home that cannot be written is no reason to stop: it is read again next time."""
-        path = self._path(held.digest)
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, held)
-            _write(path.parent / NAMES, {**self._names(), held.name: held.digest})
-        except OSError:
-            return
-
-    def _path(self, digest: str) -> Path | None:
-        if self._folder is None or not DIGEST.fullmatch(digest):
-            return None
-        return self._folder / f"{digest.replace(':', '-')}.json"
-
-    def _names(self) -> dict[str, str]:
-        try:
-            path = Path() if self._folder is None else self._folder / NAMES
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-        except (OSError, msgspec.MsgspecError):
-            return {}
+            told = _read(_path(folder, digest).read_bytes(), image)
+        except (OSError, RequestError):
+            continue
+        if told.digest == digest:
+            return told
+    return None
 
 
-def _write(path: Path, what: Struct | dict[str, str]) -> None:
-    """Replaced as a whole: others may read it, or write it as well."""
+def keep(home: Path, image: str, listed: bytes) -> None:
+    """Keep what a machine told of this image. Raises RequestError if that is no list, OSError."""
+    told, folder = _read(listed, image), home / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(_path(folder, told.digest), told)
+    _write(folder / NAMES, {**_names(folder), image: told.digest})
+
+
+def _read(listed: bytes, image: str) -> Told:
+    """Agents have worked on the machine that wrote it: what becomes a path or a message is checked."""
+    try:
+        told = msgspec.json.decode(listed, type=Told)
+    except msgspec.MsgspecError as err:
+        raise RequestError(f"what it tells is no list of tasks ({err})") from None
+    if not _DIGEST.fullmatch(told.digest) or not all(name.isprintable() for name in told.texts):
+        raise RequestError("what it tells is no list of tasks: its digest or a name in it is malformed")
+    if LIST not in told.texts:
+        raise RequestError(f"{image} has no {LIST}: it is no image of WAA")
+    return msgspec.structs.replace(told, name=image)
+
+
+def _path(folder: Path, digest: str) -> Path:
+    return folder / f"{digest.replace(':', '-')}.json"
+
+
+def _names(folder: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode((folder / NAMES).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def _write(path: Path, content: Struct | dict[str, str]) -> None:
+    """Replace the file as a whole: another process may read or write it at the same time."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_bytes(msgspec.json.encode(what, order="deterministic"))
+    fresh.write_bytes(msgspec.json.encode(content, order="deterministic"))
     fresh.replace(path)

@@ -45,8 +45,8 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     waa: Annotated[
         str,
         Meta(
-            description="a checkout of WindowsAgentArena, or its image as `docker save` writes it; "
-            "default: WindowsAgentArena beside evalfleet.toml, else the list comes from the image itself"
+            description="a checkout of WindowsAgentArena; default: WindowsAgentArena beside evalfleet.toml, "
+            "else the list of tasks that a prepared machine told"
         ),
     ] = ""
     task_list: Annotated[str, Meta(description="which of its lists, such as test_all or test_small")] = (

@@ -64,6 +64,12 @@ def answers(config: HostConfig, engine: Docker) -> int:
     return 0 if guest.answers() else fail("Windows does not answer /probe")
 
 
+def tasks(config: HostConfig, engine: Docker) -> int:
+    from .tasks import tell_tasks
+
+    return tell_tasks(config, engine)
+
+
 def reset(config: HostConfig, engine: Docker) -> int:
     with alone(config):
         container.reset(config, engine)
@@ -108,7 +114,15 @@ def step(verb: str, config: HostConfig, engine: Docker) -> int:
     return 0
 
 
-VERBS = {"attempt": attempt, "probe": probe, "answers": answers, "reset": reset, "rest": rest, "clean": clean}
+VERBS = {
+    "attempt": attempt,
+    "probe": probe,
+    "answers": answers,
+    "tasks": tasks,
+    "reset": reset,
+    "rest": rest,
+    "clean": clean,
+}
 
 
 def main(verb: str) -> int:
