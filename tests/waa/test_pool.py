@@ -12,7 +12,11 @@ from standins.waa.standin import ENGINE_ROOT, FEW, IMAGE
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, Arena, finish
 
-pytestmark = [needs_lab, pytest.mark.slow]
+pytestmark = [
+    needs_lab,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),  # each runs a dozen commands or more, which a busy machine makes slow
+]
 
 HANG = """\
 import http.client
@@ -76,7 +80,6 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     pool(arena, "delete", "--yes")
 
 
-@pytest.mark.timeout(300)  # it runs ten commands, on a machine that others may use, too
 def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> None:
     config = arena.folder / "evalfleet.toml"
     lines = config.read_text().splitlines(keepends=True)
