@@ -14,7 +14,7 @@ if sys.version_info < (3, 8):
     sys.stderr.write(sys.version)
     sys.exit(98)
 if sys.argv[1:] == ["connect"]:
-    from supervisor.bridge import verb
+    from supervisor.verbs import verb
     sys.exit(verb("connect"))
 from supervisor.main import main
 sys.exit(main(sys.argv))
