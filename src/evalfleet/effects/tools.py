@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,12 +12,14 @@ from typing import Protocol, TypeVar
 
 from evalfleet.errors import FleetError, PlaceError
 from evalfleet.events import Event
-from evalfleet.listing import Listing
 from evalfleet.model import Machine, MachineId
 from evalfleet.ports import Benchmark, Channel, Clock, Fence, Place
+from evalfleet.single_flight import SingleFlight
 from evalfleet.state import MachineState, RunState
 
 T = TypeVar("T")
+Listing = SingleFlight[Mapping[MachineId, Machine]]
+"""What exists in one place of one run or pool, asked by all its machines together."""
 
 
 class Pace(Protocol):
@@ -75,7 +78,7 @@ class Tools:
     def listing(self, place: Place) -> Listing:
         if place.name not in self._listings:
             prefix = f"{self.state.plan.run}-{self.state.plan.home}"
-            self._listings[place.name] = Listing(place, prefix)
+            self._listings[place.name] = Listing(functools.partial(_list, place, prefix))
         return self._listings[place.name]
 
     async def find(self, machine: MachineState) -> Machine | None:
@@ -96,3 +99,7 @@ class Tools:
                     raise
                 await asyncio.sleep(max(err.retry_after_s or 0.0, delay))
             delay = min(delay * 2, self.pace.poll_cap_s * 3)
+
+
+async def _list(place: Place, prefix: str) -> Mapping[MachineId, Machine]:
+    return {machine.id: machine for machine in await place.list(prefix)}

@@ -13,7 +13,6 @@
     keys.py       host keys and the key to come in with, made here
     arm.py        requests to Azure's Resource Manager
     refusals.py   what its errors mean to us
-    asking.py     one question that many have at the same time
     views.py      what exists, of a few lists
     ground.py     the group and the network that machines need
     builds.py     what is asked of Azure, and waiting until it is so

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from evalfleet.model import Machine, MachineId
+from evalfleet.single_flight import SingleFlight
 
 from .arm import Arm
-from .asking import Shared
 from .names import EXPIRES, HOME, MACHINE, moment
 from .refusals import ArmFault
 from .template import ADDRESS, COMPUTE, DISK, NETWORK, NIC, RESOURCES, VM
@@ -174,8 +174,8 @@ class Looks:
         self._root = f"{arm.root}/resourceGroups/{group}"
         self._home = home
         pace = Pace()
-        self._view = Shared(self._fetch, lambda: pace.wait_s(time.monotonic()))
-        self._table = Shared(self._fetch_addresses)
+        self._view = SingleFlight(self._fetch, lambda: pace.wait_s(time.monotonic()))
+        self._table = SingleFlight(self._fetch_addresses)
         self._addresses: dict[str, str] = {}
 
     async def fresh(self) -> View:
