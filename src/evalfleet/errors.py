@@ -6,7 +6,9 @@ FleetError                  one line for the user: what is wrong and what to do
 |   |-- JournalForeign      the file is not ours, or is damaged              (exit 2)
 |   |-- RunHeld             another controller holds the run                 (exit 2)
 |   `-- LeaseLost           another controller has taken the run             (exit 130)
-|-- PlaceError           the place answered no; `transient` says whether to ask again
+|-- PlaceError              the place answered no; `transient` says whether to ask again
+|   |-- NoSuchMachine       the place does not have the machine
+|   |-- MachineUnavailable  the machine cannot be had, or used, right now
 |   `-- MachineMute         the machine runs, but cannot be reached
 `-- ChannelError            the machine cannot be reached now
     |-- StaleController     the machine obeys a newer controller
@@ -74,6 +76,20 @@ class PlaceError(FleetError):
         self.transient = transient
         self.scope: Scope = scope
         self.retry_after_s = retry_after_s
+
+
+class NoSuchMachine(PlaceError):
+    """The place does not have the machine: it was deleted, or never made."""
+
+    def __init__(self, machine: str) -> None:
+        super().__init__(f"there is no machine {machine}", transient=False, scope="machine")
+
+
+class MachineUnavailable(PlaceError):
+    """The machine cannot be had, or used, right now; the same call may succeed later."""
+
+    def __init__(self, machine: str, why: str) -> None:
+        super().__init__(f"{machine}: {why}", transient=True, scope="machine")
 
 
 class MachineMute(PlaceError):

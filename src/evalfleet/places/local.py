@@ -21,7 +21,7 @@ from evalfleet.channels.shipping import local_argv
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.channels.supervisor.removal import DELETING, halt_machine, open_socket, order, remove_machine
-from evalfleet.errors import ChannelError, PlaceError
+from evalfleet.errors import ChannelError, NoSuchMachine, PlaceError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 
@@ -96,7 +96,7 @@ class LocalPlace:
         directory = self._directory(machine)
         try:
             if not directory.exists() or (directory / DELETING).exists():
-                raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+                raise NoSuchMachine(machine)
             await start_supervisor_if_dead(directory)
             await asyncio.to_thread(order, directory, {"op": "expire", "seconds": expires_s}, START_S)
         except OSError as err:

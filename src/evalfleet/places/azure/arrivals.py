@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
-from evalfleet.errors import MachineMute, PlaceError
+from evalfleet.errors import MachineMute, MachineUnavailable, PlaceError
 from evalfleet.model import MachineId
 
 from .builds import Builder
@@ -74,7 +74,7 @@ class Arrivals:
             raise refusal(fault, "what exists cannot be seen") from fault
         vm = view.vms.get(machine)
         if vm is None or view.phase(machine, time.time()) in ("gone", "evicted"):
-            raise PlaceError(f"{machine}: it is gone again", transient=True, scope="machine")
+            raise MachineUnavailable(machine, "it is gone again")
         return vm
 
     async def address(self, vm: Vm) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from evalfleet.errors import PlaceError
+from evalfleet.errors import NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
 
 from .arm import Arm
@@ -139,7 +139,7 @@ class Builder:
         async for view in self._looks.watch():
             vm = view.vms.get(machine)
             if vm is None:
-                raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+                raise NoSuchMachine(machine)
             if vm.power == "deallocated":
                 return
             if not asked and vm.power != "deallocating":

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
-from evalfleet.errors import PlaceError, RequestError
+from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Made, PlaceContext
@@ -138,7 +138,7 @@ class AzurePlace(PriceList, Imaging):
             self._check_names(view, machine)
             vm = view.vms.get(machine)
             if vm is not None and vm.state == "deleting":
-                raise _no(machine, "it is being deleted")
+                raise MachineUnavailable(machine, "it is being deleted")
             if vm is not None and not self._keys.known(machine):
                 why = f"{machine} was made by this home elsewhere: its host key is not here"
                 raise PlaceError(why, transient=False, scope="machine")
@@ -263,7 +263,7 @@ class AzurePlace(PriceList, Imaging):
         view = await self._view()
         vm = view.vms.get(machine)
         if vm is None or vm.state == "deleting":
-            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+            raise NoSuchMachine(machine)
         try:
             await self._switch(machine, vm, until)
             await self._builder.mark(view.parts.get(machine, ()), until)
@@ -272,7 +272,7 @@ class AzurePlace(PriceList, Imaging):
         try:
             await self._reach.extend(machine, await self._arrivals.address(vm), until)
         except (HostDown, HostLost) as err:
-            raise _no(machine, str(err)) from err
+            raise MachineUnavailable(machine, str(err)) from err
         except HostRefused as err:
             raise PlaceError(str(err), transient=False, scope="machine") from err
 
@@ -380,7 +380,7 @@ class AzurePlace(PriceList, Imaging):
 def _check_time(machine: MachineId, offer: Offer, until: float) -> None:
     """Who counts on the machine's end by itself is refused when Azure could not keep it any more."""
     if offer.least_life_s and until - time.time() < SHORTEST_S:
-        raise _no(
+        raise MachineUnavailable(
             machine, f"less than {SHORTEST_S / 60:.0f} minutes are left: Azure could not stop it in time"
         )
 
@@ -395,7 +395,3 @@ def _is_installed(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _no(machine: MachineId, why: str) -> PlaceError:
-    return PlaceError(f"{machine}: {why}", transient=True, scope="machine")

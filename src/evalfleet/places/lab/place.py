@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, Target, openssh
-from evalfleet.errors import PlaceError, RequestError
+from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.lab import Lab
 from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId, Needs, Offer
@@ -98,7 +98,7 @@ class LabPlace:
         """End what runs there; the host stays."""
         seen = [each for each in await self.list(machine.rsplit("-", 1)[0]) if each.id == machine]
         if not seen:
-            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+            raise NoSuchMachine(machine)
         await self._order("halt", machine, seen[0].address)
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
@@ -158,14 +158,14 @@ class LabPlace:
         try:
             answer = await self._lot(machine, address).ask(verb, machine, most=1, **more)
         except (HostDown, HostLost, HostRefused) as err:
-            raise _no(machine, str(err)) from err
+            raise MachineUnavailable(machine, str(err)) from err
         if answer.error:
-            raise _no(machine, answer.detail)
+            raise MachineUnavailable(machine, answer.detail)
 
     def _check(self, machine: MachineId, answer: KeeperAnswer | None) -> KeeperAnswer:
         """Raise what a refusal means."""
         if answer is None or answer.refusal == "unknown":
-            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+            raise NoSuchMachine(machine)
         if answer.refusal == "full":
             most = self._settings.max_hosts
             raise PlaceError(f"all {most} hosts of {self._name} are taken; see max_hosts", transient=True)
@@ -177,12 +177,8 @@ class LabPlace:
                 scope="place",
             )
         if answer.refusal:
-            raise _no(machine, answer.detail or "it is being deleted")
+            raise MachineUnavailable(machine, answer.detail or "it is being deleted")
         return answer
-
-
-def _no(machine: MachineId, why: str) -> PlaceError:
-    return PlaceError(f"{machine}: {why}", transient=True, scope="machine")
 
 
 def _no_lab() -> socket.socket:

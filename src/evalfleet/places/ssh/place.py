@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused, openssh, target
-from evalfleet.errors import ChannelError, PlaceError, RequestError
+from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 
@@ -89,7 +89,7 @@ class SshPlace:
         if held is None:
             await self._find_host(machine, expires_s)
         elif held.deleting:
-            raise _no(machine, "it is being deleted")
+            raise MachineUnavailable(machine, "it is being deleted")
         else:
             await self._order("take", machine, held.host, expires_s)
 
@@ -112,12 +112,12 @@ class SshPlace:
                 self._records.drop(machine)
                 continue
             except HostLost as err:
-                raise _no(machine, str(err)) from err
+                raise MachineUnavailable(machine, str(err)) from err
             if not answer.error:
                 return
             if answer.error not in ("taken", "deleting"):  # it was locked before that: give it back
                 await self._yard.give_up(machine, f"{host}: {answer.detail}")
-                raise _no(machine, f"{host}: {answer.detail}")
+                raise MachineUnavailable(machine, f"{host}: {answer.detail}")
             self._records.drop(machine)
             self._yard.standings[host].problem = f"{host}: taken by {answer.detail}"
         raise self._yard.nowhere(self._name)
@@ -125,7 +125,7 @@ class SshPlace:
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         held = await self._yard.whereabouts(machine)
         if held is None or held.deleting:
-            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+            raise NoSuchMachine(machine)
         await self._order("extend", machine, held.host, expires_s)
 
     async def list(self, pool: str) -> Sequence[Machine]:
@@ -145,20 +145,20 @@ class SshPlace:
         if not held.deleting:
             self._consider(held.host)
         elif (why := self._yard.no_use(held)) is not None:
-            raise _no(machine, why)  # to connect in vain takes long, and all wait for it
+            raise MachineUnavailable(machine, why)  # to connect in vain takes long, and all wait for it
         try:
             await self._yard.remove(held)
         except NO_ANSWER as err:
             if not held.deleting:
                 later = "what is left there is removed when it answers; a run that is over waits for that"
                 log.warning("%s: %s for up to %g s", err, later, self._settings.gone_after_s)
-            raise _no(machine, str(err)) from err
+            raise MachineUnavailable(machine, str(err)) from err
 
     async def stop(self, machine: MachineId) -> None:
         """End what runs there. The host is not ours to switch off, and stays locked."""
         held = await self._yard.whereabouts(machine)
         if held is None:
-            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+            raise NoSuchMachine(machine)
         known = self._yard.silent_s(held.host) > 0
         try:
             answer = await self._yard.contact(held.host, self._yard.lots[held.host].ask("halt", machine))
@@ -168,9 +168,9 @@ class SshPlace:
             if not known:
                 told = "%s: it is asked again, and counts as stopped after %g s of silence"
                 log.warning(told, err, self._settings.gone_after_s)
-            raise _no(machine, str(err)) from err
+            raise MachineUnavailable(machine, str(err)) from err
         if answer.error:
-            raise _no(machine, f"{held.host}: {answer.detail}")
+            raise MachineUnavailable(machine, f"{held.host}: {answer.detail}")
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         """OpenSSH's client, with the same key and the same known hosts."""
@@ -225,7 +225,7 @@ class SshPlace:
         try:
             answer = await self._ask(verb, machine, host, expires_s)
         except (HostDown, HostLost) as err:
-            raise _no(machine, str(err)) from err
+            raise MachineUnavailable(machine, str(err)) from err
         except HostRefused as err:
             raise PlaceError(str(err), transient=False, scope="machine") from err
         if answer.error == "taken":
@@ -233,9 +233,9 @@ class SshPlace:
             raise PlaceError(why, transient=False, scope="machine")
         if answer.error == "unknown":
             self._records.drop(machine)
-            raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
+            raise NoSuchMachine(machine)
         if answer.error:
-            raise _no(machine, answer.detail)
+            raise MachineUnavailable(machine, answer.detail)
 
     async def _ask(
         self, verb: Literal["take", "extend"], machine: MachineId, host: str, expires_s: float
@@ -243,7 +243,3 @@ class SshPlace:
         most = self._settings.max_per_host
         call = self._yard.lots[host].ask(verb, machine, expires_s=expires_s, most=most)
         return await self._yard.contact(host, call)
-
-
-def _no(machine: MachineId, why: str) -> PlaceError:
-    return PlaceError(f"{machine}: {why}", transient=True, scope="machine")
