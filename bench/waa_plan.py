@@ -37,7 +37,7 @@ from evalfleet.model import (
     seconds_between,
 )
 from evalfleet.places.azure.offers import offers_of
-from evalfleet.places.azure.prices import Book
+from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.settings import AzureSettings
 from evalfleet.sim.faults import Faults
 from evalfleet.sim.places import SimVms
@@ -137,7 +137,7 @@ def _range(values: Sequence[float]) -> list[float]:
 
 def cheapest(needs: Needs) -> Offer:
     """What the place `azure_vm` takes first when nothing is configured."""
-    return offers_of(PLACE, AzureSettings(), Book(None), needs)[0]
+    return offers_of(PLACE, AzureSettings(), AzurePriceBook(None), needs)[0]
 
 
 def _smaller_costs() -> float:

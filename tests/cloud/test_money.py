@@ -16,7 +16,7 @@ import pytest
 from evalfleet.journal import Store
 from evalfleet.lab import Lab
 from evalfleet.places.azure.expiry import LEAST_LIFE_S
-from evalfleet.places.azure.prices import ADDRESS, Book, disk
+from evalfleet.places.azure.prices import ADDRESS, AzurePriceBook, disk
 from evalfleet.places.azure.sizes import size_of
 from evalfleet.state import RunState, fold
 from evalfleet.views.stats import machines_usd
@@ -28,7 +28,7 @@ from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
 PATIENCE_S = 60.0
-BOOK = Book(None)
+BOOK = AzurePriceBook(None)
 REGION = "eastus"
 
 

@@ -19,7 +19,7 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import Needs
 from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.places.azure.offers import offers_of
-from evalfleet.places.azure.prices import FILE, Book
+from evalfleet.places.azure.prices import FILE, AzurePriceBook
 from standins.azure import StandIn
 from standins.azure.prices import ADDRESS_USD, DISK_USD_A_GB, price
 
@@ -74,7 +74,7 @@ def test_prices_are_fetched_kept_and_used_with_their_date(azure: StandIn, tmp_pa
         assert found["address", region]["usd_per_hour"] == ADDRESS_USD
 
     settings = AzureSettings(sizes=("Standard_D4ds_v5",), regions=("eastus",), spot=True)
-    offers = offers_of("azure", settings, Book.of(desk.home), Needs())
+    offers = offers_of("azure", settings, AzurePriceBook.of(desk.home), Needs())
     assert [offer.spot for offer in offers] == [True, False], "regular ones beside spot, cheapest first"
     idle = DISK_USD_A_GB["P"] * 128 / 730 + ADDRESS_USD
     for offer in offers:

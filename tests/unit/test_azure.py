@@ -19,13 +19,13 @@ from evalfleet.errors import RequestError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.places.azure.expiry import daily, shutdown_at
-from evalfleet.places.azure.keys import Keys
 from evalfleet.places.azure.names import moment, names_of, plain, stamp
-from evalfleet.places.azure.prices import Book, disk
+from evalfleet.places.azure.prices import AzurePriceBook, disk
 from evalfleet.places.azure.refusals import fault_of, refusal
 from evalfleet.places.azure.sizes import size_of
 from evalfleet.places.azure.template import cloud_config, literal
-from evalfleet.places.azure.views import BURST, SPACING_S, Pace
+from evalfleet.places.vm.keys import SshKeys
+from evalfleet.places.vm.snapshots import BURST, SPACING_S, SnapshotPace
 from evalfleet.ports import PlaceContext
 
 ENVIRON = {"AZURE_SUBSCRIPTION_ID": "s"}
@@ -139,7 +139,7 @@ def test_sizes(name: str, cpus: int, memory: float, local: bool) -> None:
 
 
 def test_a_disk_is_billed_as_the_next_larger_one() -> None:
-    book = Book(None)
+    book = AzurePriceBook(None)
     assert disk("Premium_LRS", 100) == disk("Premium_LRS", 128)
     twice = 2 * book.extra(disk("Premium_LRS", 2048), "eastus").usd
     assert book.extra(disk("Premium_LRS", 4096), "eastus").usd == pytest.approx(twice, abs=1e-5)
@@ -181,8 +181,8 @@ def test_the_switch_is_set_to_the_expiry_as_far_as_a_daily_time_can(expires_s: f
     assert expires_s < 1860 or at <= NOON + expires_s
 
 
-def test_looks_are_many_at_first_and_few_in_the_long_run() -> None:
-    pace = Pace()
+def test_snapshots_are_many_at_first_and_few_in_the_long_run() -> None:
+    pace = SnapshotPace()
     now, waits = 100.0, []
     for _ in range(60):
         waits.append(pace.wait_s(now))
@@ -251,22 +251,22 @@ def test_retry_after_is_kept() -> None:
 
 
 def test_keys_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:
-    keys, again = Keys(tmp_path, "azure", ""), Keys(tmp_path, "azure", "")
+    keys, again = SshKeys(tmp_path, ""), SshKeys(tmp_path, "")
     machine = MachineId("p-abc123-1")
-    assert not keys.known(machine)
+    assert not keys.has_host(machine)
     assert keys.of_host(machine) == again.of_host(machine)
-    assert keys.of_host(machine).public != keys.own().public
-    for path in (keys.own().path, keys.of_host(machine).path):
+    assert keys.of_host(machine).public != keys.login().public
+    for path in (keys.login().path, keys.of_host(machine).path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     known = keys.known_hosts(machine, "192.0.2.1", 2222)
     assert known.read_text() == f"[192.0.2.1]:2222 {keys.of_host(machine).public}\n"
     keys.drop(machine)
-    assert not keys.known(machine)
+    assert not keys.has_host(machine)
     assert not known.exists()
 
 
 def test_the_host_key_survives_the_way_through_custom_data(tmp_path: Path) -> None:
-    pair = Keys(tmp_path, "azure", "").of_host(MachineId("p-abc123-1"))
+    pair = SshKeys(tmp_path, "").of_host(MachineId("p-abc123-1"))
     config = cloud_config(pair.private, pair.public)
     block = config.split("ed25519_private: |\n")[1].split("  ed25519_public: ")[0]
     private = "\n".join(line.removeprefix("    ") for line in block.splitlines())

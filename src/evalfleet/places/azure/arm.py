@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec import Struct
 
-from .lasting import claims_of
+from .credentials import claims_of, credential_of
+from .json import Json
 from .refusals import ArmFault, Problem, fault_of
-from .words import Json
 
 if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
@@ -26,27 +26,34 @@ DOWNLOAD_S = 20.0
 MOST_BYTES = 4 << 20
 
 
-class Way(Struct, frozen=True):
-    """How Azure is reached."""
+class ArmEndpoint(Struct, frozen=True):
+    """A subscription, and where the Resource Manager that has it is reached."""
 
     subscription: str
     endpoint: str = ""
+    """Empty: that of the public cloud."""
     scope: str = ""
+    """Of the tokens; empty: that of the public cloud."""
     ca: str = ""
+    """The file of the authorities to trust; empty: those that this computer trusts."""
 
 
-class _Answer(NamedTuple):
-    """`operation`: where to ask about what has only begun."""
+class _ArmAnswer(NamedTuple):
+    """What Azure answers."""
 
     body: Json
     operation: str
+    """Where to ask about what has only begun; empty if it is done."""
 
 
-class Arm:
-    """Raises ArmFault. 429 and 5xx are asked again, after the time that Azure says, a few times."""
+class ArmClient:
+    """A client of Azure's Resource Manager. All its calls raise ArmFault.
 
-    def __init__(self, way: Way, environ: Mapping[str, str]) -> None:
-        self._way = way
+    429 and 5xx are asked again, after the time that Azure says, a few times.
+    """
+
+    def __init__(self, endpoint: ArmEndpoint, environ: Mapping[str, str]) -> None:
+        self._endpoint = endpoint
         self._environ = environ
         self._client: ResourceManagementClient | None = None
         self._credential: AsyncTokenCredential | None = None
@@ -54,7 +61,7 @@ class Arm:
 
     @property
     def root(self) -> str:
-        return f"/subscriptions/{self._way.subscription}"
+        return f"/subscriptions/{self._endpoint.subscription}"
 
     async def get(self, path: str, version: str, **query: str) -> Json:
         return await self.send("GET", path, version, query=query)
@@ -93,7 +100,7 @@ class Arm:
 
     async def _exchange(
         self, method: str, path: str, version: str, body: Json | None, query: Mapping[str, str] | None
-    ) -> _Answer:
+    ) -> _ArmAnswer:
         from azure.core.exceptions import AzureError, ClientAuthenticationError
         from azure.core.rest import HttpRequest
 
@@ -111,13 +118,13 @@ class Arm:
         answer = _parsed(text)
         if response.status_code >= 400:
             raise fault_of(response.status_code, answer, response.headers.get("Retry-After"))
-        return _Answer(answer, response.headers.get("Azure-AsyncOperation") or "")
+        return _ArmAnswer(answer, response.headers.get("Azure-AsyncOperation") or "")
 
     async def download(self, url: str) -> str:
         """What a link that Azure gave us leads to. It has its own signature, and gets no token."""
         import aiohttp
 
-        trusted = ssl.create_default_context(cafile=self._way.ca or None)
+        trusted = ssl.create_default_context(cafile=self._endpoint.ca or None)
         try:
             async with (
                 aiohttp.ClientSession(trust_env=True, timeout=aiohttp.ClientTimeout(DOWNLOAD_S)) as session,
@@ -144,7 +151,7 @@ class Arm:
 
     @property
     def _scope(self) -> str:
-        return self._way.scope or f"{PUBLIC}/.default"
+        return self._endpoint.scope or f"{PUBLIC}/.default"
 
     async def close(self) -> None:
         if self._client is not None:
@@ -156,12 +163,13 @@ class Arm:
         if self._client is None:
             from azure.mgmt.resource.resources.aio import ResourceManagementClient
 
-            self._credential = credential_of(self._way, self._environ)
-            endpoint = self._way.endpoint or PUBLIC
-            more: Json = {"transport": _transport(self._way.ca)} if self._way.ca else {}
+            own_cloud = bool(self._endpoint.endpoint)
+            self._credential = credential_of(self._environ, self._endpoint.ca, own_cloud=own_cloud)
+            endpoint = self._endpoint.endpoint or PUBLIC
+            more: Json = {"transport": _transport(self._endpoint.ca)} if self._endpoint.ca else {}
             self._client = ResourceManagementClient(
                 self._credential,
-                self._way.subscription,
+                self._endpoint.subscription,
                 endpoint,
                 credential_scopes=[self._scope],
                 retry_total=RETRIES,
@@ -186,25 +194,6 @@ def _transport(ca: str) -> object:
         auto_decompress=False,
     )
     return AioHttpTransport(session=session)
-
-
-def credential_of(way: Way, environ: Mapping[str, str]) -> AsyncTokenCredential:
-    """A service principal's, if the environment (.env files too) names one; else whatever there is.
-
-    A cloud of somebody's own is not among those that Microsoft's directory of clouds knows.
-    """
-    from azure.identity.aio import ClientSecretCredential, DefaultAzureCredential
-
-    names = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
-    tenant, client, secret = (environ.get(name, "") for name in names)
-    if not (tenant and client and secret):
-        return DefaultAzureCredential()
-    more: Json = {"authority": environ["AZURE_AUTHORITY_HOST"]} if environ.get("AZURE_AUTHORITY_HOST") else {}
-    if way.ca:
-        more["connection_verify"] = way.ca
-    return ClientSecretCredential(
-        tenant, client, secret, disable_instance_discovery=bool(way.endpoint), **more
-    )
 
 
 def _parsed(text: str) -> Json:

@@ -13,10 +13,10 @@ from evalfleet.errors import RequestError
 from evalfleet.model import MachineId
 from evalfleet.ports import Image
 
-from . import listed
+from .json import Json, rows, table, tags_in
 from .names import HOME, OWNER
+from .prices import AS_OF, IMAGE_USD_A_GB_MONTH
 from .template import id_of
-from .words import Json, rows, table, tags_in
 
 GALLERY = "Microsoft.Compute/galleries"
 VERSION = "1.0.0"
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,78}[A-Za-z0-9])?")
 
 
 class ImageIds:
-    """Where an image of this home is."""
+    """The ids of an image of this home: its gallery, its definition there, and the one version of that."""
 
     def __init__(self, root: str, home: str, image: str) -> None:
         # a gallery's name has no dashes
@@ -148,8 +148,8 @@ def read(definition: Json, version: Json | None) -> Image:
         state=state_of(version),
         regions=regions,
         gb=gb,
-        usd_per_month=round(gb * len(regions) * listed.IMAGE_USD_A_GB_MONTH, 2),
-        prices_as_of=listed.AS_OF,
+        usd_per_month=round(gb * len(regions) * IMAGE_USD_A_GB_MONTH, 2),
+        prices_as_of=AS_OF,
         parts=(definition["id"], *([reference] if version is not None else [])),
     )
 

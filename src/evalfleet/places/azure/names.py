@@ -26,7 +26,7 @@ LONGEST = 50
 
 
 class Names(Struct, frozen=True):
-    """Of everything that belongs to one machine."""
+    """The names of everything that belongs to one machine."""
 
     vm: str
     nic: str

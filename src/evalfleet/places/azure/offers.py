@@ -7,24 +7,25 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from evalfleet.model import Needs, Offer
+from evalfleet.places.vm.price_book import Quote
 
 from .expiry import LEAST_LIFE_S
-from .prices import ADDRESS, Book, Quote, disk
+from .prices import ADDRESS, AzurePriceBook, disk
 from .settings import AzureSettings
-from .sizes import Size, fits, region_and_zone, size_of, where
+from .sizes import VmSize, fits, region_and_zone, size_of, where
 
 OWN = "your settings"
+"""What a price is said to be from that the user has set."""
 MENDS = ("restart", "redeploy")
 SPOT_FAMILY = "spot"
 """Spot machines of all sizes share one quota of their region."""
 
 
-def offers_of(place: str, settings: AzureSettings, book: Book, needs: Needs) -> Sequence[Offer]:
-    """Cheapest first; in the order of the settings where prices are equal. Beside spot machines there are
-    regular ones.
+def offers_of(place: str, settings: AzureSettings, book: AzurePriceBook, needs: Needs) -> Sequence[Offer]:
+    """What can be had, cheapest first; in the order of the settings where prices are equal.
 
-    Spot machines are not mended: they watch for notices, and whoever does is given a quarter of an hour
-    to agree to a restart.
+    With `spot`, there are regular machines beside the spot ones. Spot machines are not mended: they watch for
+    notices, and Azure gives whoever does a quarter of an hour to agree to a restart.
     """
     only_spot = settings.spot and settings.spot_only
     regular = () if only_spot else _priced(place, settings, book, needs, spot=False)
@@ -34,7 +35,7 @@ def offers_of(place: str, settings: AzureSettings, book: Book, needs: Needs) -> 
 
 
 def _priced(
-    place: str, settings: AzureSettings, book: Book, needs: Needs, *, spot: bool
+    place: str, settings: AzureSettings, book: AzurePriceBook, needs: Needs, *, spot: bool
 ) -> tuple[Offer, ...]:
     ceiling = settings.max_vcpus
     return tuple(
@@ -46,7 +47,9 @@ def _priced(
     )
 
 
-def _offer(place: str, s: AzureSettings, book: Book, size: Size, there: str, *, spot: bool) -> Offer:
+def _offer(
+    place: str, s: AzureSettings, book: AzurePriceBook, size: VmSize, there: str, *, spot: bool
+) -> Offer:
     region, zone = region_and_zone(there)
     machine, extras = _machine(s, book, size, region, spot=spot), _extras(s, book, region)
     idle = sum(each.usd for each in extras)
@@ -68,12 +71,12 @@ def _offer(place: str, s: AzureSettings, book: Book, size: Size, there: str, *, 
     )
 
 
-def _machine(s: AzureSettings, book: Book, size: Size, region: str, *, spot: bool) -> Quote:
+def _machine(s: AzureSettings, book: AzurePriceBook, size: VmSize, region: str, *, spot: bool) -> Quote:
     given = s.prices.get(f"{size.name}@{region}", s.prices.get(size.name))
     return book.machine(size, region, spot=spot) if given is None else Quote(given, OWN)
 
 
-def _extras(s: AzureSettings, book: Book, region: str) -> list[Quote]:
+def _extras(s: AzureSettings, book: AzurePriceBook, region: str) -> list[Quote]:
     """An hour of the disk, and of the address: billed also while the machine is stopped."""
     quote = book.extra(disk(s.disk, s.disk_gb), region)
     return [quote, *([book.extra(ADDRESS, region)] if s.public_ip else [])]

@@ -1,150 +1,178 @@
-"""What things cost at Azure: the list that was fetched last, and behind it the one that came with us."""
+"""What VMs, disks and addresses cost at Azure: by the list that was fetched, or the one that is built in.
+
+The built-in prices are USD an hour for Linux, pay as you go and spot, of the date below. Sizes with 4 and
+8 vCPUs are as Azure's public list has them; the others are computed from these. Disks and addresses are those
+of eastus. `evalfleet prices --update` fetches what is true today.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct
-
+from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices
 from evalfleet.ports import Price, PriceTable
 
-from . import listed
-from .sizes import Size, size_of
+from .sizes import VmSize
 
 FILE = Path(".azure") / "prices.json"
+"""In the home: the list that was fetched last."""
 HOURS_A_MONTH = 730.0
 ELSEWHERE = 1.5
 """Where no price is known: more than in any region that we looked at."""
 ADDRESS = "address"
 BUILT_IN = "built in"
-Key = tuple[str, str]
+AS_OF = "2026-08"
+REGIONS = (
+    "eastus",
+    "eastus2",
+    "centralus",
+    "northcentralus",
+    "southcentralus",
+    "westcentralus",
+    "westus",
+    "westus2",
+    "westus3",
+)
+"""The columns of the two tables below."""
+REGULAR = """
+Standard_D4s_v3   0.192 0.192 0.22 0.2 0.22 0.22 0.234 0.192 0.192
+Standard_D8s_v3   0.384 0.384 0.44 0.4 0.44 0.44 0.468 0.384 0.384
+Standard_D4s_v4   0.192 0.192 0.217 0.192 0.23 0.23 0.224 0.192 0.192
+Standard_D8s_v4   0.384 0.384 0.434 0.384 0.461 0.461 0.448 0.384 0.384
+Standard_D4s_v5   0.192 0.192 0.217 0.192 0.23 0.23 0.224 0.192 0.192
+Standard_D8s_v5   0.384 0.384 0.434 0.384 0.461 0.461 0.448 0.384 0.384
+Standard_D4ds_v4  0.226 0.226 0.255 0.226 0.294 0.271 0.266 0.226 0.226
+Standard_D8ds_v4  0.452 0.452 0.511 0.452 0.588 0.542 0.532 0.452 0.452
+Standard_D4ds_v5  0.226 0.226 0.255 0.226 0.271 0.271 0.266 0.226 0.226
+Standard_D8ds_v5  0.452 0.452 0.511 0.452 0.542 0.542 0.532 0.452 0.452
+Standard_D4as_v5  0.172 0.172 0.194 0.172 0.206 0.206 0.202 0.172 0.172
+Standard_D8as_v5  0.344 0.344 0.389 0.344 0.413 0.413 0.404 0.344 0.344
+Standard_D4ads_v5 0.206 0.206 0.233 0.206 0.247 0.247 0.244 0.206 0.206
+Standard_D8ads_v5 0.412 0.412 0.466 0.412 0.494 0.494 0.488 0.412 0.412
+Standard_E4s_v3   0.252 0.266 0.292 0.252 0.292 0.292 0.296 0.252 0.252
+Standard_E8s_v3   0.504 0.532 0.583 0.504 0.583 0.583 0.56 0.504 0.504
+Standard_E4s_v5   0.252 0.252 0.285 0.252 0.302 0.302 0.28 0.252 0.252
+Standard_E8s_v5   0.504 0.504 0.57 0.504 0.605 0.605 0.56 0.504 0.504
+Standard_E4ds_v5  0.288 0.288 0.325 0.288 0.346 0.346 0.324 0.288 0.288
+Standard_E8ds_v5  0.576 0.576 0.651 0.576 0.691 0.691 0.648 0.576 0.576
+"""
+SPOT = """
+Standard_D4s_v3   0.02112 0.02496 0.0242 0.026 0.0242 0.0286 0.02574 0.02496 0.02112
+Standard_D8s_v3   0.04224 0.04992 0.0484 0.052 0.0484 0.0572 0.05148 0.04992 0.04224
+Standard_D4s_v4   0.02112 0.02496 0.02387 0.02496 0.0253 0.0299 0.02464 0.02496 0.02112
+Standard_D8s_v4   0.04224 0.04992 0.04774 0.04992 0.05071 0.05993 0.04928 0.04992 0.04224
+Standard_D4s_v5   0.02112 0.02496 0.02387 0.02496 0.027416 0.0299 0.024819 0.02496 0.02112
+Standard_D8s_v5   0.04224 0.04992 0.04774 0.04992 0.054951 0.05993 0.049638 0.04992 0.04224
+Standard_D4ds_v4  0.02486 0.02938 0.02805 0.02938 0.03234 0.03523 0.02926 0.02938 0.02486
+Standard_D8ds_v4  0.04972 0.05876 0.05621 0.05876 0.06468 0.07046 0.05852 0.05876 0.04972
+Standard_D4ds_v5  0.02486 0.02938 0.02805 0.02938 0.032303 0.03523 0.029473 0.02938 0.02486
+Standard_D8ds_v5  0.04972 0.05876 0.05621 0.05876 0.064606 0.07046 0.058946 0.05876 0.04972
+Standard_D4as_v5  0.01892 0.023616 0.02134 0.02236 0.02266 0.02678 0.02222 0.02236 0.01892
+Standard_D8as_v5  0.03784 0.047231 0.04279 0.04472 0.04543 0.05369 0.04444 0.04472 0.03784
+Standard_D4ads_v5 0.02266 0.028284 0.02563 0.02678 0.02717 0.03211 0.02684 0.02678 0.02266
+Standard_D8ads_v5 0.04532 0.056568 0.05126 0.05356 0.05434 0.06422 0.05368 0.05356 0.04532
+Standard_E4s_v3   0.02772 0.03458 0.03212 0.03276 0.03212 0.03796 0.03256 0.03276 0.02772
+Standard_E8s_v3   0.05544 0.06916 0.06413 0.06552 0.06413 0.07579 0.0616 0.06552 0.05544
+Standard_E4s_v5   0.02772 0.03276 0.03135 0.03276 0.035998 0.03926 0.031024 0.03276 0.02772
+Standard_E8s_v5   0.05544 0.06552 0.0627 0.06552 0.072116 0.07865 0.062048 0.06552 0.05544
+Standard_E4ds_v5  0.03168 0.03744 0.03575 0.03744 0.041243 0.04498 0.035899 0.03744 0.03168
+Standard_E8ds_v5  0.06336 0.07488 0.07161 0.07488 0.082367 0.08983 0.071798 0.07488 0.06336
+"""
+ADDRESS_USD = 0.005
+IMAGE_USD_A_GB_MONTH = 0.05
+"""Of what is occupied, for each copy of an image: billed as a snapshot on a Standard disk."""
+
+
+def _by_tier(*usd: float) -> Mapping[int, float]:
+    """A month of disks of 32 GB to 2 TB; the next larger is taken for twice as dear, which it is at most."""
+    gigabytes = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+    return dict(zip(gigabytes, (*usd, 2 * usd[-1]), strict=True))
+
+
+DISK_USD_A_MONTH: Mapping[str, Mapping[int, float]] = {
+    "Premium_LRS": _by_tier(5.28, 10.21, 19.71, 38.02, 73.22, 135.17, 259.05),
+    "StandardSSD_LRS": _by_tier(2.4, 4.8, 9.6, 19.2, 38.4, 76.8, 153.6),
+    "Standard_LRS": _by_tier(1.54, 3.01, 5.89, 11.33, 21.76, 40.96, 77.83),
+}
 
 
 def disk(kind: str, gb: int) -> str:
-    """As tables call it. Disks are billed as the next larger of a few."""
-    sizes = listed.DISK_USD_A_MONTH[kind]
-    return f"disk {kind} {next((each for each in sorted(sizes) if each >= gb), max(sizes))} GB"
+    """A disk as price tables call it. Disks are billed as the next larger of a few."""
+    tiers = DISK_USD_A_MONTH[kind]
+    return f"disk {kind} {next((tier for tier in sorted(tiers) if tier >= gb), max(tiers))} GB"
 
 
-class Quote(Struct, frozen=True):
-    """A price, and of when it is."""
-
-    usd: float
-    as_of: str
-
-
-class Book:
-    """Looks prices up. What the fetched list does not have, the built-in one has or guesses."""
+class AzurePriceBook(PriceBook):
+    """Azure's price book, which guesses what no list has."""
 
     def __init__(self, fetched: PriceTable | None) -> None:
-        self._fetched = fetched
-        self._known = {} if fetched is None else _by_key(fetched)
+        super().__init__(fetched, _built_in_book())
 
     @classmethod
-    def of(cls, home: Path) -> Book:
-        return cls(load(home))
+    def of(cls, home: Path) -> AzurePriceBook:
+        return cls(load_prices(home / FILE))
 
-    def machine(self, size: Size, region: str, *, spot: bool) -> Quote:
-        for table, known in self._tables():
-            found = known.get((size.name.lower(), region))
-            usd = None if found is None else found.spot_usd_per_hour if spot else found.usd_per_hour
-            if usd is not None:
-                return Quote(usd, table.as_of)
-        return Quote(_guessed(size, region, spot=spot), listed.AS_OF)
+    def machine(self, size: VmSize, region: str, *, spot: bool) -> Quote:
+        quote = self.quote(size.name, region, spot=spot)
+        return Quote(_guessed(size, region, spot=spot), AS_OF) if quote is None else quote
 
     def extra(self, what: str, region: str) -> Quote:
-        """Of a disk or an address."""
-        for table, known in self._tables():
-            found = known.get((what.lower(), region))
-            if found is not None:
-                return Quote(found.usd_per_hour, table.as_of)
-        (usd,) = (each.usd_per_hour for each in _extras("eastus") if each.what == what)
-        return Quote(usd * ELSEWHERE, listed.AS_OF)
-
-    def _tables(self) -> Iterator[tuple[PriceTable, Mapping[Key, Price]]]:
-        if self._fetched is not None:
-            yield self._fetched, self._known
-        yield built_in(), _built_in_by_key()
-
-
-def load(home: Path) -> PriceTable | None:
-    """The list that was fetched last, if any. One that cannot be read is none."""
-    try:
-        return msgspec.json.decode((home / FILE).read_bytes(), type=PriceTable)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def save(home: Path, table: PriceTable) -> Path:
-    """In the place of the one before, whole or not at all."""
-    path = home / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
-
-
-# -- what came with evalfleet ----------------------------------------------------------------------
+        """An hour of a disk, or of an address."""
+        quote = self.quote(what, region)
+        if quote is not None:
+            return quote
+        (usd,) = (price.usd_per_hour for price in _extras("eastus") if price.what == what)
+        return Quote(usd * ELSEWHERE, AS_OF)
 
 
 @functools.cache
 def built_in() -> PriceTable:
-    regular, spot = _rows(listed.REGULAR), _rows(listed.SPOT)
+    """The prices that come with evalfleet."""
+    regular, spot = _rows(REGULAR), _rows(SPOT)
     machines = [
         Price(name, region, usd, spot[name, region]) for (name, region), usd in sorted(regular.items())
     ]
-    extras = [price for region in listed.REGIONS for price in _extras(region)]
-    return PriceTable(listed.AS_OF, BUILT_IN, (*machines, *extras))
+    extras = [price for region in REGIONS for price in _extras(region)]
+    return PriceTable(AS_OF, BUILT_IN, (*machines, *extras))
 
 
-def _rows(text: str) -> dict[Key, float]:
+@functools.cache
+def _built_in_book() -> PriceBook:
+    return PriceBook(built_in())
+
+
+def _rows(text: str) -> dict[tuple[str, str], float]:
     lines = [line.split() for line in text.strip().splitlines()]
     return {
         (name, region): float(usd)
         for name, *figures in lines
-        for region, usd in zip(listed.REGIONS, figures, strict=True)
+        for region, usd in zip(REGIONS, figures, strict=True)
     }
 
 
 def _extras(region: str) -> list[Price]:
     """Disks and addresses of other regions are as much dearer than eastus's as machines are there."""
-    machines = _rows(listed.REGULAR)
+    machines = _rows(REGULAR)
     factor = max(1.0, machines["Standard_D4s_v5", region] / machines["Standard_D4s_v5", "eastus"])
     guessed = factor > 1.0
     disks = [
         Price(disk(kind, gb), region, round(factor * usd / HOURS_A_MONTH, 6), estimated=guessed)
-        for kind, sizes in listed.DISK_USD_A_MONTH.items()
-        for gb, usd in sizes.items()
+        for kind, tiers in DISK_USD_A_MONTH.items()
+        for gb, usd in tiers.items()
     ]
-    return [*disks, Price(ADDRESS, region, listed.ADDRESS_USD)]
+    return [*disks, Price(ADDRESS, region, ADDRESS_USD)]
 
 
-@functools.cache
-def _built_in_by_key() -> Mapping[Key, Price]:
-    return _by_key(built_in())
-
-
-def _by_key(table: PriceTable) -> dict[Key, Price]:
-    return {(each.what.lower(), each.region): each for each in table.prices}
-
-
-def _guessed(size: Size, region: str, *, spot: bool) -> float:
+def _guessed(size: VmSize, region: str, *, spot: bool) -> float:
     """By its vCPUs from a size of its series that is listed, rounded up; dearer where nothing is listed."""
-    known = _built_in_by_key()
+    book = _built_in_book()
     base_cpus = 8 if size.cpus >= 8 else 4
-    base = size_of(size.series.size_name(base_cpus))
-    assert base is not None
-    found = known.get((base.name.lower(), region)) or known[base.name.lower(), "eastus"]
-    usd = found.spot_usd_per_hour if spot else found.usd_per_hour
-    assert usd is not None
-    factor = 1.0 if found.region == region else ELSEWHERE
-    return math.ceil(usd * factor * size.cpus / base_cpus * 1000) / 1000
+    base = size.series.size_name(base_cpus)
+    there = book.quote(base, region, spot=spot)
+    quote = there or book.quote(base, "eastus", spot=spot)
+    assert quote is not None, "each series is listed in eastus"
+    factor = 1.0 if there is not None else ELSEWHERE
+    return math.ceil(quote.usd * factor * size.cpus / base_cpus * 1000) / 1000

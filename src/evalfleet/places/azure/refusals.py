@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 from msgspec import Struct
 
 from evalfleet.errors import PlaceError, Scope
 
-from .words import Json, rows, table
+from .json import Json, rows, table
 
 
 class Problem(Struct, frozen=True):
-    """One error in Azure's words. `policy`: the name of the policy that denied it, if one did."""
+    """One error in Azure's words."""
 
     code: str
     message: str
     policy: str = ""
+    """The name of the policy that denied it, if one did."""
 
 
 class ArmFault(Exception):
-    """Azure said no (`status`), or nothing at all (0). `problems`: the innermost first."""
+    """An answer of Azure's that is a no, or none at all."""
 
     def __init__(
         self, status: int, problems: tuple[Problem, ...], retry_after_s: float | None = None
     ) -> None:
         super().__init__("; ".join(f"{each.code}: {each.message}" for each in problems[:1]))
         self.status = status
+        """Of HTTP; 0 if there was no answer."""
         self.problems = problems
+        """The innermost first."""
         self.retry_after_s = retry_after_s
 
     def has(self, *codes: str) -> bool:
@@ -137,6 +141,15 @@ def refusal(fault: ArmFault, what: str, *, have_some: bool = False) -> PlaceErro
     if fault.has(*SOON):
         return no(told, "machine", transient=True)
     return no(told, "offer")
+
+
+@contextmanager
+def as_refusal(what: str) -> Generator[None]:
+    """Raise PlaceError, with what it means, where Azure raises ArmFault."""
+    try:
+        yield
+    except ArmFault as fault:
+        raise refusal(fault, what) from fault
 
 
 def _told(fault: ArmFault) -> str:

@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from evalfleet.errors import PlaceError
 from evalfleet.ports import Price, PriceTable
 
-from .listed import DISK_USD_A_MONTH
-from .prices import ADDRESS, HOURS_A_MONTH, disk
-from .words import Json, rows
+from .json import Json, rows
+from .prices import ADDRESS, DISK_USD_A_MONTH, HOURS_A_MONTH, disk
 
 SOURCE = "https://prices.azure.com/api/retail/prices"
 ALL_S, ONE_S = 120.0, 20.0
@@ -39,7 +38,7 @@ NOT_OURS = ("Windows", "Low Priority", "CloudServices", "Cloud Services")
 
 def fetch(sizes: Sequence[str], regions: Sequence[str], source: str, today: str) -> PriceTable:
     """All of these sizes in all of these regions, with disks and addresses. Raises PlaceError."""
-    pages = Pages(source, time.monotonic() + ALL_S)
+    pages = PricePages(source, time.monotonic() + ALL_S)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         machines = [pool.submit(_machine, pages, size, region) for region in regions for size in sizes]
         extras = [pool.submit(_extras, pages, region) for region in regions]
@@ -60,8 +59,8 @@ def _has_extras(found: Iterable[Price], region: str) -> bool:
     return {ADDRESS, disk("Premium_LRS", 128), disk("StandardSSD_LRS", 128)} <= whats
 
 
-class Pages:
-    """Asks for items that match, page by page, until the time for all is over."""
+class PricePages:
+    """The pages of a price list: items that match, asked for until the time for all is over."""
 
     def __init__(self, source: str, until: float) -> None:
         parts = urllib.parse.urlsplit(source)
@@ -138,7 +137,7 @@ def _agrees(item: Json, wanted: dict[str, str]) -> bool:
     return item.get("type") == "Consumption" and all(item.get(field) == wanted[field] for field in wanted)
 
 
-def _machine(pages: Pages, size: str, region: str) -> list[Price]:
+def _machine(pages: PricePages, size: str, region: str) -> list[Price]:
     items = pages.items(serviceName="Virtual Machines", armRegionName=region, armSkuName=size)
     plain = [each for each in items if not any(word in _names(each) for word in NOT_OURS)]
     regular = _newest([each for each in plain if "Spot" not in _names(each)], "1 Hour")
@@ -154,7 +153,7 @@ def _names(item: Json) -> str:
     return f"{item.get('productName')} {item.get('skuName')} {item.get('meterName')}"
 
 
-def _extras(pages: Pages, region: str) -> list[Price]:
+def _extras(pages: PricePages, region: str) -> list[Price]:
     found: list[Price] = []
     for kind, (product, letter) in PRODUCTS.items():
         items = pages.items(serviceName="Storage", armRegionName=region, productName=product)

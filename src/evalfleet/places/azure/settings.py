@@ -27,7 +27,7 @@ _TAG = re.compile(r"[^<>%&\\?/]{1,512}")
 
 
 class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`ssh_from` must be given unless machines have no public address."""
+    """The settings of a place of Azure VMs. `ssh_from` must be given unless they have no public address."""
 
     subscription: Annotated[str, Meta(description="else AZURE_SUBSCRIPTION_ID, else the default of `az`")] = (
         ""
@@ -36,7 +36,7 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(description="made if it is not there; else AZURE_DEFAULTS_GROUP, else evalfleet")
     ] = ""
     sizes: Annotated[tuple[str, ...], Meta(description="tried in order of price, if they fit")] = SIZES
-    regions: tuple[str, ...] = REGIONS
+    regions: Annotated[tuple[str, ...], Meta(description="where machines may be")] = REGIONS
     zones: Annotated[tuple[str, ...], Meta(description="such as 1, 2, 3; none: wherever there is room")] = ()
     spot: Annotated[bool, Meta(description="cheaper machines that Azure may take back")] = False
     spot_only: Annotated[
@@ -45,13 +45,18 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
     image: Annotated[
         str, Meta(description="publisher:offer:sku:version, or the id of an image or gallery image")
     ] = IMAGE
-    security_type: Literal["Standard", "TrustedLaunch"] = "Standard"
+    security_type: Annotated[
+        Literal["Standard", "TrustedLaunch"], Meta(description="TrustedLaunch: for images that need it")
+    ] = "Standard"
     disk_gb: Annotated[int, Meta(ge=30, le=4095, description="the system disk")] = 128
-    disk: Literal["Premium_LRS", "StandardSSD_LRS", "Standard_LRS"] = "Premium_LRS"
+    disk: Annotated[
+        Literal["Premium_LRS", "StandardSSD_LRS", "Standard_LRS"],
+        Meta(description="what the system disk is: fast, slower or slow"),
+    ] = "Premium_LRS"
     identity: Annotated[
         str, Meta(description="id of a managed identity for the machines; the agent under test can use it")
     ] = ""
-    user: str = "azureuser"
+    user: Annotated[str, Meta(description="made on the machines, to come in as")] = "azureuser"
     key: Annotated[str, Meta(description="a private key of yours to come in with; else one is made")] = ""
     ssh_from: Annotated[
         tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")
@@ -92,13 +97,17 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Account(Struct, frozen=True):
-    """Settings, with what was left open filled in."""
+    """The account that a place uses: what the settings leave open, filled in from the environment."""
 
     subscription: str
     group: str
+    """The name of the resource group."""
     owner: str
+    """Who is to be asked about the machines."""
     ca: str
+    """An absolute path, or empty."""
     key: str
+    """An absolute path, or empty."""
 
 
 def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Account:

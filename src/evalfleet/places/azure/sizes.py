@@ -13,13 +13,16 @@ _SIZE = re.compile(r"Standard_(?P<letter>[DE])(?P<cpus>\d+)(?P<kind>[a-z]*)_(?P<
 
 
 class Series(Struct, frozen=True):
-    """A series of sizes: Dds_v5 is Standard_D{n}ds_v5. `local_disk`: is there a disk that a stop empties?"""
+    """A series of sizes: Dds_v5 is Standard_D{n}ds_v5."""
 
     name: str
     family: str
+    """What Azure's quota calls it."""
     memory_gb_a_cpu: float
     nested: bool = True
+    """Can its machines run virtual machines?"""
     local_disk: bool = False
+    """Is there a disk that a stop empties?"""
 
     def size_name(self, cpus: int) -> str:
         return f"Standard_{self.name[0]}{cpus}{self.name[1:]}"
@@ -40,7 +43,9 @@ _SERIES = (
 SERIES: Mapping[str, Series] = {series.name: series for series in _SERIES}
 
 
-class Size(Struct, frozen=True):
+class VmSize(Struct, frozen=True):
+    """A size of Azure's machines."""
+
     name: str
     cpus: int
     series: Series
@@ -50,17 +55,20 @@ class Size(Struct, frozen=True):
         return self.cpus * self.series.memory_gb_a_cpu
 
 
-def size_of(name: str) -> Size | None:
+def size_of(name: str) -> VmSize | None:
     """None if the table does not have it."""
     found = _SIZE.fullmatch(name)
     if found is None:
         return None
     series = SERIES.get(f"{found['letter'].upper()}{found['kind'].lower()}_{found['version'].lower()}")
-    return None if series is None else Size(name, int(found["cpus"]), series)
+    return None if series is None else VmSize(name, int(found["cpus"]), series)
 
 
-def fits(size: Size, needs: Needs, disk_gb: int) -> bool:
-    """Sizes without a disk of their own keep everything on the system disk, so that alone counts."""
+def fits(size: VmSize, needs: Needs, disk_gb: int) -> bool:
+    """Does a machine of this size with such a system disk have what is needed?
+
+    Sizes without a disk of their own keep everything on the system disk, so that alone counts.
+    """
     return (
         size.cpus >= needs.cpus
         and size.memory_gb >= needs.memory_gb

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from .expiry import daily
+from .json import Json
 from .names import Names
-from .words import Json
 
 COMPUTE, GALLERIES, DISKS, NETWORK, SCHEDULES, RESOURCES = (
     "2024-07-01",

@@ -1,23 +1,27 @@
-"""What can be found out before money is spent: rights, sizes, quota, image, prices; each with its remedy."""
+"""Before money is spent: what would be made, and checks of rights, sizes, quota, image and prices.
+
+Each check that fails tells its remedy.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-from evalfleet.model import Needs, Offer
-from evalfleet.ports import Check
+from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.ports import Check, Made
 
-from .arm import Arm
+from .arm import ArmClient
+from .credentials import login_doubt
 from .galleries import regions_of
-from .login import Login
+from .json import Json, rows, table
+from .names import names_of, plain, shared_name
 from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings
 from .sizes import fits, region_and_zone, size_of
-from .template import COMPUTE, GALLERIES, NETWORK, RESOURCES
-from .words import Json, rows, table
+from .template import COMPUTE, GALLERIES, NETWORK, RANGE, RESOURCES
 
 AUTHORIZATION = "2022-04-01"
 SKUS = "2021-07-01"
@@ -56,10 +60,48 @@ NEW_GROUP = "Microsoft.Resources/subscriptions/resourceGroups/write"
 NEW_NETWORK = "Microsoft.Network/virtualNetworks/write"
 
 
-class Checks:
-    def __init__(self, arm: Arm, login: Login, settings: AzureSettings, account: Account) -> None:
+def outline(
+    place: str,
+    settings: AzureSettings,
+    account: Account,
+    home: str,
+    machines: Sequence[tuple[MachineId, Offer]],
+) -> Iterator[Made]:
+    """What would be made for these machines: what they share first, then each with all that goes with it."""
+    yield Made("resource group", account.group, "", "made if it is not there")
+    for region in dict.fromkeys(region_and_zone(offer.region)[0] for _, offer in machines):
+        if settings.subnet:
+            yield Made("subnet", settings.subnet, region, "yours")
+        else:
+            yield Made("network", shared_name(home, region, "net"), region, RANGE)
+        rules = shared_name(home, region, f"{plain(place)}-ssh")
+        who = ", ".join(settings.ssh_from) or "nowhere but the network itself"
+        yield Made("security group", rules, region, f"port {settings.port} from {who}; nothing else")
+    for machine, offer in machines:
+        yield _made_machine(settings, machine, offer)
+
+
+def _made_machine(settings: AzureSettings, machine: MachineId, offer: Offer) -> Made:
+    region, zone = region_and_zone(offer.region)
+    words = (
+        offer.size,
+        "spot" if offer.spot else "regular",
+        f"{settings.disk_gb} GB {settings.disk}",
+        "public address" if settings.public_ip else "no public address",
+        f"${offer.usd_per_hour:.3f}/h",
+    )
+    where = f"{region}, zone {zone}" if zone else region
+    return Made("machine", names_of(machine, settings.name).vm, where, ", ".join(words))
+
+
+class AzureChecks:
+    """The checks of `evalfleet doctor` for one place. They only read."""
+
+    def __init__(
+        self, arm: ArmClient, environ: Mapping[str, str], settings: AzureSettings, account: Account
+    ) -> None:
         self._arm = arm
-        self._login = login
+        self._environ = environ
         self._settings = settings
         self._group = f"{arm.root}/resourceGroups/{account.group}"
         self._name = account.group
@@ -103,7 +145,7 @@ class Checks:
         told = f"subscription {shown.get('displayName')} ({shown.get('subscriptionId')}) is {state}"
         remedy = "" if state == "Enabled" else "choose another with `subscription`"
         found = [Check("credentials", "bad" if remedy else "good", told, remedy)]
-        if doubt := await self._login.doubt(time.time(), LONG_RUN_S):
+        if doubt := await login_doubt(self._arm.claims, self._environ, time.time(), LONG_RUN_S):
             why, _, advice = doubt.rpartition("; ")
             told = why.replace("this run", f"a run of {LONG_RUN_S / 3600:g} h")
             found.append(Check("login", "warn", told, advice))

@@ -1,4 +1,4 @@
-"""How long we stay logged in: what a token tells of itself, and whether another one will be had. Pure.
+"""Who we are to Azure, and how long we stay logged in: what a token tells, and whether another will be had.
 
 A service principal's secret or certificate, a managed identity and a workload's token file get new tokens by
 themselves. `az` renews a person's for as long as the organisation lets the session live: no token tells that.
@@ -10,19 +10,41 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import cast
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from .words import Json, rows, table
+from .json import Json, rows, table
+from .settings import az_folder
+
+if TYPE_CHECKING:
+    from azure.core.credentials_async import AsyncTokenCredential
 
 ADVICE = "set AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET for long runs"
 ENTRIES = "service_principal_entries.json"
 """Where `az` keeps service principals, in its folder."""
 
 
+def credential_of(environ: Mapping[str, str], ca: str, *, own_cloud: bool) -> AsyncTokenCredential:
+    """A service principal's, if the environment (.env files too) names one; else whatever there is.
+
+    `own_cloud`: a cloud of somebody's own is not among those that Microsoft's directory of clouds knows.
+    """
+    from azure.identity.aio import ClientSecretCredential, DefaultAzureCredential
+
+    names = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
+    tenant, client, secret = (environ.get(name, "") for name in names)
+    if not (tenant and client and secret):
+        return DefaultAzureCredential()
+    more: Json = {"authority": environ["AZURE_AUTHORITY_HOST"]} if environ.get("AZURE_AUTHORITY_HOST") else {}
+    if ca:
+        more["connection_verify"] = ca
+    return ClientSecretCredential(tenant, client, secret, disable_instance_discovery=own_cloud, **more)
+
+
 def claims_of(token: str) -> Json:
-    """Empty if the token does not say anything."""
+    """What a token says of itself; empty if it does not."""
     words = token.split(".")
     if len(words) != 3:
         return {}
@@ -52,6 +74,23 @@ def is_handed_over(claims: Json, entries: str) -> bool:
         return False
     client = claims.get("appid", claims.get("azp"))
     return any(each.get("client_id") == client and bool(each.get("client_assertion")) for each in known)
+
+
+async def login_doubt(
+    claims: Callable[[], Awaitable[Json]], environ: Mapping[str, str], now: float, lasts_s: float
+) -> str:
+    """Why the login may not last for so long; empty if nothing is known against it.
+
+    `claims` asks for a token, and is called only where that tells something. Raises what it raises.
+    """
+    if is_renewed(environ):
+        return ""
+    try:
+        entries = (Path(az_folder(environ)) / ENTRIES).read_text("utf-8")
+    except OSError:
+        entries = ""
+    token = await claims()
+    return doubt(token, now, lasts_s, handed_over=is_handed_over(token, entries))
 
 
 def doubt(claims: Json, now: float, lasts_s: float, *, handed_over: bool) -> str:

@@ -10,44 +10,52 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from .arm import Arm
+from .arm import ArmClient
+from .json import Json, rows, tags_in
 from .names import HOME, plain, shared_name, shared_tags
 from .refusals import ArmFault, Problem
 from .settings import Account, AzureSettings
 from .template import API, NSG, RESOURCES, SUBNET, VNET, id_of, network, security_group
-from .words import Json, rows, tags_in
 
 READY_S = 180.0
 Alike = Callable[[Json, Json], bool]
-"""Is what is there what is wanted?"""
+"""Is what is there, the first, as is wanted, the second?"""
 
 
-class Land(Struct, frozen=True):
-    """Ids in one region."""
+class NetworkIds(Struct, frozen=True):
+    """The ids of what a machine is attached to in one region."""
 
     subnet: str
     nsg: str
+    """Of the network security group: the rules that let SSH in."""
 
 
-class Ground:
-    """Made once a region, by whoever needs it first. It costs nothing, and stays."""
+class RegionNetwork:
+    """The resource group, and in each region the network and the rules that machines share.
 
-    def __init__(self, arm: Arm, place: str, settings: AzureSettings, account: Account, home: str) -> None:
+    They are made once a region, by whoever needs them first; they cost nothing, and stay.
+    """
+
+    def __init__(
+        self, arm: ArmClient, place: str, settings: AzureSettings, account: Account, home: str
+    ) -> None:
         self._arm = arm
         self._place = place
         self._settings = settings
         self._home = home
         self._group = account.group
-        self._tags = shared_tags(home, account.owner, settings.tags)
-        self._making: dict[str, asyncio.Task[Land]] = {}
+        self.tags = shared_tags(home, account.owner, settings.tags)
+        """Of all that the machines of this home share."""
+        self._making: dict[str, asyncio.Task[NetworkIds]] = {}
         self._grouping: asyncio.Task[None] | None = None
 
     @property
     def root(self) -> str:
+        """The id of the resource group."""
         return f"{self._arm.root}/resourceGroups/{self._group}"
 
-    async def land(self, region: str) -> Land:
-        """Raises ArmFault."""
+    async def ids(self, region: str) -> NetworkIds:
+        """Make the network in a region if it is not there. Raises ArmFault."""
         task = self._making.get(region)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._making[region] = asyncio.create_task(self._make(region))
@@ -57,17 +65,17 @@ class Ground:
     def rules_id(self, region: str) -> str:
         return id_of(self.root, NSG, shared_name(self._home, region, f"{plain(self._place)}-ssh"))
 
-    async def _make(self, region: str) -> Land:
+    async def _make(self, region: str) -> NetworkIds:
         await self._have_group(region)
         nsg = self.rules_id(region)
         if self._settings.subnet:
             await self._have_rules(nsg, region)
-            return Land(self._settings.subnet, nsg)
+            return NetworkIds(self._settings.subnet, nsg)
         vnet = id_of(self.root, VNET, shared_name(self._home, region, "net"))
         await asyncio.gather(
-            self._have_rules(nsg, region), self._have(vnet, VNET, network(region, self._tags), _any)
+            self._have_rules(nsg, region), self._have(vnet, VNET, network(region, self.tags), _any)
         )
-        return Land(f"{vnet}/subnets/{SUBNET}", nsg)
+        return NetworkIds(f"{vnet}/subnets/{SUBNET}", nsg)
 
     async def admit(self, region: str) -> None:
         """Let in whom the settings name now, and nobody else, where machines of this place may be.
@@ -85,11 +93,11 @@ class Ground:
 
     async def _make_group(self, region: str) -> None:
         if await self._arm.find(self.root, RESOURCES) is None:
-            await self._arm.send("PUT", self.root, RESOURCES, {"location": region, "tags": self._tags})
+            await self._arm.send("PUT", self.root, RESOURCES, {"location": region, "tags": self.tags})
 
     async def _have_rules(self, nsg: str, region: str) -> None:
         sources, port = self._settings.ssh_from, self._settings.port
-        await self._have(nsg, NSG, security_group(region, self._tags, sources, port), rules_alike)
+        await self._have(nsg, NSG, security_group(region, self.tags, sources, port), rules_alike)
 
     async def _have(self, id: str, type: str, wanted: Json, alike: Alike) -> None:
         there = await self._arm.find(id, API[type])

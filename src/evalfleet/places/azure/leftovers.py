@@ -1,4 +1,4 @@
-"""What evalfleet has made anywhere in the subscription, by tags alone, and how it is deleted."""
+"""What evalfleet has left anywhere in the subscription, by tags alone, and how it is deleted."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import SECOND, MachineId
 from evalfleet.ports import Belonging
 
-from .arm import Arm
-from .builds import ORDER
+from .arm import ArmClient
+from .inventory import ACTIVE
+from .json import Json, tags_in
+from .lifecycle import ORDER
 from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment
 from .refusals import ArmFault
 from .template import API, DEPLOYMENT, RESOURCES, VM
-from .views import ACTIVE
-from .words import Json, tags_in
 
 GONE_S = 300.0
 LONGEST_PAUSE_S = 5.0
 
 
-async def belongings(arm: Arm, group: str) -> Sequence[Belonging]:
-    """In the whole subscription; deployments, which are no resources, in the group alone. Raises ArmFault."""
+async def belongings(arm: ArmClient, group: str) -> Sequence[Belonging]:
+    """What is evalfleet's, of all homes, in the whole subscription. Raises ArmFault.
+
+    Deployments, which are no resources, are looked for in the group alone.
+    """
     tagged = {"$filter": f"tagName eq '{MACHINE}'"}
     resources, records = await asyncio.gather(
         arm.all(f"{arm.root}/resources", RESOURCES, **tagged),
@@ -33,7 +36,7 @@ async def belongings(arm: Arm, group: str) -> Sequence[Belonging]:
     return read([*resources, *records])
 
 
-async def _records(arm: Arm, group: str) -> list[Json]:
+async def _records(arm: ArmClient, group: str) -> list[Json]:
     try:
         found = await arm.all(f"{group}/providers/{DEPLOYMENT}", RESOURCES)
     except ArmFault as fault:
@@ -44,7 +47,10 @@ async def _records(arm: Arm, group: str) -> list[Json]:
 
 
 def read(resources: list[Json]) -> Sequence[Belonging]:
-    """Pure: of the list as Azure gives it. What has no home's tag is nobody's, and none of our business."""
+    """Make belongings of the list as Azure gives it. Pure.
+
+    What has no home's tag is nobody's, and none of our business.
+    """
     ours = [(tags_in(each), each) for each in resources if HOME in tags_in(each)]
 
     def key(pair: tuple[dict[str, str], Json]) -> tuple[str, str]:
@@ -71,10 +77,11 @@ def _belonging(home: str, machine: str, some: list[tuple[dict[str, str], Json]])
     )
 
 
-async def reap(arm: Arm, belonging: Belonging) -> None:
-    """The machine first: its switch must outlive it. Each part's tags are read again before it goes.
+async def reap(arm: ArmClient, belonging: Belonging) -> None:
+    """Delete it: the machine first, since its switch must outlive it. Raises ArmFault, PlaceError.
 
-    Nothing may be under way that makes it anew; the record of that goes last.
+    Each part's tags are read again before it goes. Nothing may be under way that makes it anew; the record of
+    that goes last.
     """
     records = [part for part in belonging.parts if _type(part) == DEPLOYMENT.lower()]
     await asyncio.gather(*(_cancel(arm, belonging, record) for record in records))
@@ -86,7 +93,7 @@ async def reap(arm: Arm, belonging: Belonging) -> None:
     await asyncio.gather(*(_remove(arm, belonging, record, DEPLOYMENT) for record in records))
 
 
-async def _cancel(arm: Arm, belonging: Belonging, record: str) -> None:
+async def _cancel(arm: ArmClient, belonging: Belonging, record: str) -> None:
     shown = await arm.find(record, RESOURCES)
     active = shown is not None and str(shown["properties"]["provisioningState"]).lower() in ACTIVE
     if shown is not None and active and _is_of(shown, belonging):
@@ -94,8 +101,8 @@ async def _cancel(arm: Arm, belonging: Belonging, record: str) -> None:
             await arm.send("POST", f"{record}/cancel", RESOURCES)
 
 
-async def _remove(arm: Arm, belonging: Belonging, id: str, kind: str) -> None:
-    """Until it is gone."""
+async def _remove(arm: ArmClient, belonging: Belonging, id: str, kind: str) -> None:
+    """Delete it, and wait until it is gone."""
     pause, waited = 0.3, 0.0
     while (shown := await arm.find(id, API[kind])) is not None:
         if not _is_of(shown, belonging):

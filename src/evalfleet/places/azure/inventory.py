@@ -1,42 +1,39 @@
-"""What exists in the resource group, of a few lists: as many requests for one machine as for a hundred."""
+"""What exists in the resource group, by a few lists: as many requests for one machine as for a hundred."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from evalfleet.model import Machine, MachineId
+from evalfleet.places.vm.snapshots import Snapshots
 from evalfleet.single_flight import SingleFlight
 
-from .arm import Arm
+from .arm import ArmClient
+from .json import Json, rows, table, tags_in
 from .names import EXPIRES, HOME, MACHINE, moment
 from .refusals import ArmFault
 from .template import ADDRESS, COMPUTE, DISK, NETWORK, NIC, RESOURCES, VM
-from .words import Json, rows, table, tags_in
 
 Phase = Literal["pending", "up", "gone", "evicted"]
-FIRST_PAUSE_S, LONGEST_PAUSE_S, SHARE = 0.1, 3.0, 0.1
-SPACING_S = 0.1
-BURST, REFILL_S = 30.0, 1.0
-"""Thirty looks may follow one another closely; in the long run there is one a second."""
 ACTIVE = frozenset(
     {"accepted", "running", "creating", "created", "updating", "deleting", "ready", "notspecified"}
 )
 
 
-class Part(Struct, frozen=True):
-    """A resource of a machine of ours, the machine itself included."""
+class MachineResource(Struct, frozen=True):
+    """A resource that belongs to a machine of ours: its VM, or its disk, interface, address or schedule."""
 
     id: str
     type: str
+    """In lower case."""
 
 
 class Vm(Struct, frozen=True):
-    """`power`: running, deallocated, ...; empty while it has none. `state`: of its last change."""
+    """A virtual machine of ours, as Azure shows it."""
 
     id: str
     name: str
@@ -44,13 +41,16 @@ class Vm(Struct, frozen=True):
     size: str
     spot: bool
     state: str
+    """Of its last change, in lower case: creating, succeeded, failed, deleting, ..."""
     power: str
+    """In lower case: running, deallocated, ...; empty while it has none."""
     expires_at: float | None
     nics: tuple[str, ...]
+    """The ids of its network interfaces, in lower case."""
 
 
-class Deployed(Struct, frozen=True):
-    """The record of a deployment of ours."""
+class DeploymentRecord(Struct, frozen=True):
+    """Azure's record of a deployment of ours."""
 
     name: str
     state: str
@@ -61,25 +61,28 @@ class Deployed(Struct, frozen=True):
         return self.state.lower() in ACTIVE
 
 
-class View(Struct, frozen=True):
-    """What is this home's, by machine; `taken` are names, in lower case, of what is not, by type."""
+class Snapshot(Struct, frozen=True):
+    """What is there of this home, by machine, at one moment."""
 
     vms: Mapping[MachineId, Vm]
-    parts: Mapping[MachineId, tuple[Part, ...]]
-    deployments: Mapping[MachineId, Deployed]
+    resources: Mapping[MachineId, tuple[MachineResource, ...]]
+    """The VM itself is among them."""
+    deployments: Mapping[MachineId, DeploymentRecord]
     taken: frozenset[tuple[str, str]]
+    """Type and name, in lower case, of what is there and is not this home's."""
 
     @property
     def machines(self) -> set[MachineId]:
-        return {*self.vms, *self.parts, *self.deployments}
+        return {*self.vms, *self.resources, *self.deployments}
 
     def has_disk(self, machine: MachineId) -> bool:
-        return any(part.type == DISK.lower() for part in self.parts.get(machine, ()))
+        return any(resource.type == DISK.lower() for resource in self.resources.get(machine, ()))
 
     def phase(self, machine: MachineId, now: float) -> Phase:
-        vm, deployed = self.vms.get(machine), self.deployments.get(machine)
+        """As the engine sees it. A spot machine that does not run any more was taken back."""
+        vm, record = self.vms.get(machine), self.deployments.get(machine)
         if vm is None:
-            return "pending" if deployed is not None and deployed.active else "gone"
+            return "pending" if record is not None and record.active else "gone"
         expired = vm.expires_at is not None and now > vm.expires_at
         if expired or vm.state == "deleting":
             return "gone"
@@ -90,37 +93,37 @@ class View(Struct, frozen=True):
         return "evicted" if vm.spot else "gone"
 
 
-NOTHING = View({}, {}, {}, frozenset())
+NOTHING = Snapshot({}, {}, {}, frozenset())
 
 
 def read(
     home: str, vms: list[Json], statuses: list[Json], resources: list[Json], deployments: list[Json]
-) -> View:
-    """Pure: of the lists as Azure gives them."""
-    power = {each["id"].lower(): _power(each) for each in statuses}
+) -> Snapshot:
+    """Make a snapshot of the lists as Azure gives them. Pure."""
+    power = {row["id"].lower(): _power(row) for row in statuses}
     ours: dict[MachineId, Vm] = {}
-    parts: dict[MachineId, list[Part]] = {}
+    parts: dict[MachineId, list[MachineResource]] = {}
     taken: set[tuple[str, str]] = set()
-    for each in vms:
-        machine = _machine(home, each)
+    for row in vms:
+        machine = _machine(home, row)
         if machine is None:
-            taken.add((VM.lower(), each["name"].lower()))
+            taken.add((VM.lower(), row["name"].lower()))
         else:
-            ours[machine] = _vm(each, power.get(each["id"].lower(), ""))
-    for each in resources:
-        machine = _machine(home, each)
+            ours[machine] = _vm(row, power.get(row["id"].lower(), ""))
+    for row in resources:
+        machine = _machine(home, row)
         if machine is None:
-            taken.add((each["type"].lower(), each["name"].lower()))
-        elif each["type"].lower() != VM.lower() or machine in ours:  # this list may lag behind the first
-            parts.setdefault(machine, []).append(Part(each["id"], each["type"].lower()))
+            taken.add((row["type"].lower(), row["name"].lower()))
+        elif row["type"].lower() != VM.lower() or machine in ours:  # this list may lag behind the first
+            parts.setdefault(machine, []).append(MachineResource(row["id"], row["type"].lower()))
     records = {
-        machine: Deployed(
-            each["name"], each["properties"]["provisioningState"], each["properties"].get("error")
+        machine: DeploymentRecord(
+            row["name"], row["properties"]["provisioningState"], row["properties"].get("error")
         )
-        for each in deployments
-        if (machine := _machine(home, each)) is not None
+        for row in deployments
+        if (machine := _machine(home, row)) is not None
     }
-    return View(ours, {key: tuple(found) for key, found in parts.items()}, records, frozenset(taken))
+    return Snapshot(ours, {key: tuple(some) for key, some in parts.items()}, records, frozenset(taken))
 
 
 def _machine(home: str, shown: Json) -> MachineId | None:
@@ -152,50 +155,18 @@ def _power(shown: Json) -> str:
     return next((code.split("/", 1)[1].lower() for code in codes if code.startswith("PowerState/")), "")
 
 
-class Pace:
-    """How soon the next look may be. No clock of its own: `now` is given."""
+class Inventory(Snapshots[Snapshot]):
+    """What there is of this home in the resource group: snapshots of it, and addresses. Raises ArmFault."""
 
-    def __init__(self) -> None:
-        self._left, self._at = BURST, 0.0
-
-    def wait_s(self, now: float) -> float:
-        """Take a look from the allowance, and tell how long to wait before it."""
-        self._left = min(BURST, self._left + (now - self._at) / REFILL_S)
-        self._at = now
-        self._left -= 1.0
-        return SPACING_S if self._left >= 0.0 else -self._left * REFILL_S
-
-
-class Looks:
-    """Many ask at once, and share the answers; Azure is not asked too often."""
-
-    def __init__(self, arm: Arm, group: str, home: str) -> None:
+    def __init__(self, arm: ArmClient, group: str, home: str) -> None:
+        super().__init__(self._fetch)
         self._arm = arm
         self._root = f"{arm.root}/resourceGroups/{group}"
         self._home = home
-        pace = Pace()
-        self._view = SingleFlight(self._fetch, lambda: pace.wait_s(time.monotonic()))
-        self._table = SingleFlight(self._fetch_addresses)
+        self._address_lists = SingleFlight(self._fetch_addresses)
         self._addresses: dict[str, str] = {}
 
-    async def fresh(self) -> View:
-        """Never older than the question. Raises ArmFault."""
-        return await self._view.fresh()
-
-    async def watch(self) -> AsyncGenerator[View]:
-        """What there is now, and at every later look, whoever asks for it. Raises ArmFault.
-
-        Who has waited for long can wait a little longer: that costs a small share of the whole time, and the
-        most impatient of all that wait decides.
-        """
-        begun = time.monotonic()
-        view = await self.fresh()
-        while True:
-            yield view
-            waited_s = time.monotonic() - begun
-            view = await self._view.soon(min(max(FIRST_PAUSE_S, waited_s * SHARE), LONGEST_PAUSE_S))
-
-    async def _fetch(self) -> View:
+    async def _fetch(self) -> Snapshot:
         arm, root = self._arm, self._root
         try:
             vms, resources, deployments = await asyncio.gather(
@@ -212,31 +183,34 @@ class Looks:
         return read(self._home, vms, statuses, resources, deployments)
 
     async def _statuses(self, own: list[Json]) -> list[Json]:
-        """Their power states: in one list of the subscription, or one by one where that may not be read."""
+        """The power states of our VMs: in one list of the subscription, or, where we may not, one by one."""
         try:
             return await self._arm.all(f"{self._arm.root}/providers/{VM}", COMPUTE, statusOnly="true")
         except ArmFault as fault:
             if fault.status != 403:
                 raise
-        view = {"$expand": "instanceView"}
+        expanded = {"$expand": "instanceView"}
         found = await asyncio.gather(
-            *(self._arm.send("GET", each["id"], COMPUTE, query=view) for each in own), return_exceptions=True
+            *(self._arm.send("GET", each["id"], COMPUTE, query=expanded) for each in own),
+            return_exceptions=True,
         )
         return [each for each in found if isinstance(each, dict)]
 
     # -- addresses -----------------------------------------------------------------------------
 
-    async def machines(self, view: View, now: float) -> dict[MachineId, Machine]:
-        """As the engine sees them. One that is up has an address, or is not up yet."""
-        phases: dict[MachineId, Phase] = {machine: view.phase(machine, now) for machine in view.machines}
-        up = [view.vms[each] for each, phase in phases.items() if phase == "up"]
+    async def machines(self, snapshot: Snapshot, now: float) -> dict[MachineId, Machine]:
+        """The machines of a snapshot as the engine sees them. One without an address is not up yet."""
+        phases: dict[MachineId, Phase] = {
+            machine: snapshot.phase(machine, now) for machine in snapshot.machines
+        }
+        up = [snapshot.vms[each] for each, phase in phases.items() if phase == "up"]
         ids = {vm.id.lower() for vm in up}  # what has stopped in between may have another address now
         self._addresses = {vm: address for vm, address in self._addresses.items() if vm in ids}
         await self._learn(up)
-        return {each: self._machine(view, each, phase) for each, phase in phases.items()}
+        return {each: self._machine(snapshot, each, phase) for each, phase in phases.items()}
 
-    def _machine(self, view: View, machine: MachineId, phase: Phase) -> Machine:
-        vm = view.vms.get(machine)
+    def _machine(self, snapshot: Snapshot, machine: MachineId, phase: Phase) -> Machine:
+        vm = snapshot.vms.get(machine)
         if vm is None or phase != "up":
             return Machine(machine, phase)
         address = self._addresses.get(vm.id.lower())
@@ -244,14 +218,14 @@ class Looks:
         return Machine(machine, "up", address, node) if address else Machine(machine, "pending")
 
     async def address(self, vm: Vm) -> str:
-        """Of one that runs; empty if it has none yet."""
+        """Where a VM that runs is reached; empty if it has no address yet."""
         await self._learn([vm])
         return self._addresses.get(vm.id.lower(), "")
 
     async def _learn(self, up: list[Vm]) -> None:
         if all(vm.id.lower() in self._addresses for vm in up):
             return
-        by_nic = await self._table.fresh()
+        by_nic = await self._address_lists.fresh()
         for vm in up:
             address = next((by_nic[nic] for nic in vm.nics if by_nic.get(nic)), "")
             if address:

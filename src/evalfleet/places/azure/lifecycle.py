@@ -1,36 +1,47 @@
-"""Machines made, started, stopped and taken down: what is asked of Azure, and waiting until it is so."""
+"""VMs made, started, stopped and taken down: what is asked of Azure, and waiting until it is so."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
-from evalfleet.errors import NoSuchMachine, PlaceError
+from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
+from evalfleet.places.vm.readiness import RunningVm
 
-from .arm import Arm
+from .arm import ArmClient
+from .inventory import Inventory, MachineResource, Snapshot, Vm
+from .json import Json, rows
 from .names import EXPIRES, Names, stamp
-from .refusals import ArmFault, Problem, fault_of
+from .refusals import ArmFault, Problem, as_refusal, fault_of
 from .template import ADDRESS, API, COMPUTE, DISK, NIC, RESOURCES, SCHEDULE, VM, Build, deployment, schedule
-from .views import Looks, Part, View, Vm
-from .words import Json, rows
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 DELETE_S = 120.0
+UNSEEN = "what exists cannot be seen"
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
 """Parts of the codes by which Azure says that something else must go first."""
+NOTICES = {
+    "address": "169.254.169.254",
+    "port": 80,
+    "path": "/metadata/scheduledevents?api-version=2020-07-01",
+}
+"""Where Azure tells a spot machine that it takes it back."""
 ORDER: Sequence[tuple[str, ...]] = ((NIC, DISK), (ADDRESS, SCHEDULE))
 """What is left of a machine goes in this order: an address that an interface uses cannot be deleted."""
 
 
-class Builder:
-    """Raises ArmFault, and PlaceError for what no answer of Azure's says."""
+class VmLifecycle:
+    """The VMs of a resource group, from their deployment until nothing is left of them.
 
-    def __init__(self, arm: Arm, looks: Looks, root: str) -> None:
+    Raises ArmFault, and PlaceError for what no answer of Azure's says.
+    """
+
+    def __init__(self, arm: ArmClient, inventory: Inventory, root: str) -> None:
         self._arm = arm
-        self._looks = looks
+        self._inventory = inventory
         self._root = root
 
     # -- up ------------------------------------------------------------------------------------
@@ -44,8 +55,8 @@ class Builder:
                 raise
 
     async def until_deployed(self, machine: MachineId) -> Vm:
-        async for view in self._looks.watch():
-            record, vm = view.deployments.get(machine), view.vms.get(machine)
+        async for snapshot in self._inventory.watch():
+            record, vm = snapshot.deployments.get(machine), snapshot.vms.get(machine)
             if record is None:
                 raise ArmFault(409, (Problem("Canceled", "its deployment was taken back"),))
             if record.active:
@@ -56,7 +67,7 @@ class Builder:
                 return vm
             if vm is None or vm.power not in ("", "starting"):
                 raise ArmFault(409, (Problem("Canceled", "it was stopped or deleted while it came up"),))
-        raise AssertionError("looks never end")
+        raise AssertionError("snapshots never end")
 
     async def _failure(self, record: str, error: object) -> ArmFault:
         if error is None:
@@ -64,12 +75,9 @@ class Builder:
             error = shown["properties"].get("error")
         return fault_of(409, error or {"code": "Canceled", "message": "its deployment was cancelled"})
 
-    async def start(self, vm: Vm) -> None:
-        await self._act(vm, "start")
-
     async def until_running(self, machine: MachineId) -> Vm:
-        async for view in self._looks.watch():
-            vm = view.vms.get(machine)
+        async for snapshot in self._inventory.watch():
+            vm = snapshot.vms.get(machine)
             if vm is None or vm.state == "deleting":
                 raise ArmFault(409, (Problem("Canceled", "it was deleted while it came up"),))
             if vm.power == "running":
@@ -78,11 +86,11 @@ class Builder:
                 raise await self._why(vm)
             if vm.power in ("deallocated", "stopped") and vm.state != "updating":
                 await self._act(vm, "start")
-        raise AssertionError("looks never end")
+        raise AssertionError("snapshots never end")
 
     async def again(self, machine: MachineId, action: str) -> Vm:
         """Restart or redeploy it. Returns when that is done."""
-        vm = (await self._looks.fresh()).vms.get(machine)
+        vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None or vm.state == "deleting" or vm.power.startswith("dealloc"):
             raise PlaceError(f"{machine} does not run", transient=False, scope="machine")
         operation, pause = await self._arm.begin(f"{vm.id}/{action}", COMPUTE), FIRST_PAUSE_S
@@ -105,6 +113,27 @@ class Builder:
                 return ArmFault(409, (Problem(words[2], str(each.get("message", ""))),))
         return ArmFault(409, (Problem("RetryableError", f"{vm.name} did not start"),))
 
+    async def boot(self, machine: MachineId, vm: Vm) -> AsyncGenerator[RunningVm]:
+        """A VM that runs, and the same one looked at anew each time, without end. Raises PlaceError."""
+        while True:
+            yield await self.running(vm)
+            vm = await self._still(machine)
+
+    async def running(self, vm: Vm) -> RunningVm:
+        """How a VM that runs is reached. Raises PlaceError."""
+        with as_refusal(vm.name):
+            address = await self._inventory.address(vm)
+        return RunningVm(vm.name, address, {**NOTICES, "resource": vm.name} if vm.spot else None)
+
+    async def _still(self, machine: MachineId) -> Vm:
+        """It may be gone while we wait for it."""
+        with as_refusal(UNSEEN):
+            snapshot = await self._inventory.fresh()
+        vm = snapshot.vms.get(machine)
+        if vm is None or snapshot.phase(machine, time.time()) in ("gone", "evicted"):
+            raise MachineUnavailable(machine, "it is gone again")
+        return vm
+
     async def console(self, vm: Vm) -> str:
         """The end of what it said while it booted; what keeps us from reading it, if something does."""
         try:
@@ -124,10 +153,10 @@ class Builder:
         if shown["properties"].get("dailyRecurrence") != wanted["properties"]["dailyRecurrence"]:
             raise ArmFault(409, (Problem("RetryableError", f"{path} does not have the time that was set"),))
 
-    async def mark(self, parts: Sequence[Part], expires_at: float) -> None:
+    async def mark(self, resources: Sequence[MachineResource], expires_at: float) -> None:
         """Write the new expiry into the tags of everything that costs money."""
         body = {"operation": "Merge", "properties": {"tags": {EXPIRES: stamp(expires_at)}}}
-        costly = [part.id for part in parts if part.type in (VM.lower(), DISK.lower(), ADDRESS.lower())]
+        costly = [each.id for each in resources if each.type in (VM.lower(), DISK.lower(), ADDRESS.lower())]
         paths = [f"{id}/providers/Microsoft.Resources/tags/default" for id in costly]
         await asyncio.gather(*(self._arm.send("PATCH", path, RESOURCES, body) for path in paths))
 
@@ -136,8 +165,8 @@ class Builder:
     async def stop(self, machine: MachineId) -> None:
         """Deallocate it; the meter stops, the disk stays."""
         asked = False
-        async for view in self._looks.watch():
-            vm = view.vms.get(machine)
+        async for snapshot in self._inventory.watch():
+            vm = snapshot.vms.get(machine)
             if vm is None:
                 raise NoSuchMachine(machine)
             if vm.power == "deallocated":
@@ -149,23 +178,23 @@ class Builder:
     async def remove(self, machine: MachineId) -> bool:
         """Delete what there is of it, until there is nothing or it takes too long. Is there nothing?"""
         until = time.monotonic() + DELETE_S
-        async for view in self._looks.watch():
-            if machine not in view.machines:
+        async for snapshot in self._inventory.watch():
+            if machine not in snapshot.machines:
                 return True
-            await self._take_down(view, machine)
+            await self._take_down(snapshot, machine)
             if time.monotonic() > until:
                 break
         return False
 
-    async def _take_down(self, view: View, machine: MachineId) -> None:
-        record, vm = view.deployments.get(machine), view.vms.get(machine)
+    async def _take_down(self, snapshot: Snapshot, machine: MachineId) -> None:
+        record, vm = snapshot.deployments.get(machine), snapshot.vms.get(machine)
         if record is not None and record.active:
             await self._try("POST", f"{self._record(record.name)}/cancel", RESOURCES)
         if vm is not None:
             if vm.state != "deleting":
                 await self._try("DELETE", vm.id, COMPUTE)
             return
-        parts = [part for part in view.parts.get(machine, ()) if part.type != VM.lower()]
+        parts = [part for part in snapshot.resources.get(machine, ()) if part.type != VM.lower()]
         for kinds in ORDER:
             paths = [(part.id, API[kind]) for kind in kinds for part in parts if part.type == kind.lower()]
             await asyncio.gather(*(self._try("DELETE", path, version) for path, version in paths))

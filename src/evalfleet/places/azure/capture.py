@@ -2,67 +2,110 @@
 
 Each step is found done or not by what Azure says, so that whoever comes after a crash goes on. Generalized,
 not specialized: only so does a machine that is made from it take a user, keys and a host key of its own.
+
+Before its disk becomes an image, what makes the machine itself goes, secrets too. All that could be a secret
+goes with the first part of that (CLEAN), which ends what we run there. The second (SEAL) shuts us out. So it
+comes last, runs to its end whoever leaves, and may be taken for done where a machine that has got so far does
+not let us in any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-
-from msgspec import Struct
+from typing import TYPE_CHECKING
 
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
+from evalfleet.places.vm.readiness import address_of
+from evalfleet.places.vm.ssh_access import SshAccess
 from evalfleet.ports import Image
 
-from . import cleaning, galleries
-from .arm import Arm
-from .arrivals import Arrivals
-from .builds import Builder
+from . import galleries
+from .arm import ArmClient
 from .galleries import CLEANED, IMAGE, RESTED, SIZE, SOURCE, ImageIds
-from .ground import check_ours
+from .inventory import Inventory
+from .json import Json, tags_in
+from .lifecycle import VmLifecycle
 from .names import HOME
-from .reaching import Reach
 from .refusals import ArmFault, Problem, fault_of, refusal
+from .region_network import RegionNetwork, check_ours
 from .settings import AzureSettings
 from .template import COMPUTE, GALLERIES, RESOURCES
-from .views import Looks
-from .words import Json, tags_in
+
+if TYPE_CHECKING:
+    from evalfleet.channels.ssh.hosts import Host
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 15.0
 MADE_S = 900.0
 COPIED_S = 4 * 3600.0
 GONE_S = 900.0
+CLEAN = r"""
+set -eu
+home=$(getent passwd "$1" | cut -d: -f6)
+for each in "$home"/.evalfleet/*/*/supervisor.pid; do
+  if [ -e "$each" ]; then read -r pid _ <"$each" || true; kill -9 "$pid" 2>/dev/null || true; fi
+done
+rm -rf "$home/.evalfleet"
+for each in "$home" /root; do
+  rm -rf "$each/.docker/config.json" "$each/.azure" "$each/.aws" "$each/.config/gcloud" "$each/.netrc" \
+    "$each/.git-credentials" "$each/.cache" "$each"/.ssh/id_* "$each"/.*_history
+done
+if command -v apt-get >/dev/null; then apt-get clean || true; fi
+if command -v cloud-init >/dev/null; then cloud-init clean --logs; fi
+rm -rf /var/log/journal/*
+find /var/log -xdev -type f -exec truncate -s 0 {} +
+find /tmp /var/tmp -xdev -mindepth 1 -delete 2>/dev/null || true
+: >/etc/machine-id
+fstrim / 2>/dev/null || true
+df -Pk / | awk 'NR == 2 { print $3 }'
+"""
+SEAL = r"""
+trap "" HUP INT TERM PIPE
+exec </dev/null >/dev/null 2>&1
+home=$(getent passwd "$1" | cut -d: -f6)
+if command -v waagent; then waagent -force -deprovision; fi
+rm -rf /var/lib/waagent/*
+rm -f /etc/ssh/ssh_host_* /etc/sudoers.d/90-cloud-init-users
+rm -f /root/.ssh/authorized_keys "$home/.ssh/authorized_keys"
+sync
+"""
 Rest = Callable[[], Awaitable[None]]
+"""Brings the benchmark on the machine to rest."""
 Tell = Callable[[str], None]
 
 
-class Site(Struct, frozen=True):
-    """What of the place is needed here."""
+class ImageGallery:
+    """The gallery of this home's images: machines become images there, and all homes' images are listed.
 
-    arm: Arm
-    looks: Looks
-    builder: Builder
-    reach: Reach
-    arrivals: Arrivals
-    settings: AzureSettings
-    root: str
-    home: str
-    tags: Mapping[str, str]
+    Raises ArmFault, PlaceError.
+    """
 
-
-class Captures:
-    """Raises ArmFault, PlaceError."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._arm = site.arm
+    def __init__(
+        self,
+        arm: ArmClient,
+        inventory: Inventory,
+        lifecycle: VmLifecycle,
+        access: SshAccess,
+        network: RegionNetwork,
+        settings: AzureSettings,
+        home: str,
+    ) -> None:
+        self._arm = arm
+        self._inventory = inventory
+        self._lifecycle = lifecycle
+        self._access = access
+        self._settings = settings
+        self._root = network.root
+        self._home = home
+        self._tags = network.tags
 
     def _ids(self, image: str) -> ImageIds:
-        return ImageIds(self._site.root, self._site.home, image)
+        return ImageIds(self._root, self._home, image)
 
     # -- a name --------------------------------------------------------------------------------
 
@@ -72,9 +115,9 @@ class Captures:
         if await self._begun(ids, machine, image) is not None:
             return
         vm = await self._vm(machine)
-        tags = galleries.tags_of(image, machine, self._site.tags)
+        tags = galleries.tags_of(image, machine, self._tags)
         here = galleries.plain_region(vm["location"])
-        await self._have(ids.gallery, galleries.gallery(here, self._site.tags))
+        await self._have(ids.gallery, galleries.gallery(here, self._tags))
         shown = await self._have(ids.definition, galleries.definition(here, tags, image, vm))
         if tags_in(shown).get(SOURCE) != machine:  # another was to become it, and did not
             await self._merge_tags(ids.definition, {SOURCE: machine})
@@ -83,7 +126,7 @@ class Captures:
         """The image, if there is one of this machine. Another's keeps the name."""
         shown = await self._arm.find(ids.version, GALLERIES)
         if shown is not None:
-            check_ours({"id": ids.version, **shown}, self._site.home)
+            check_ours({"id": ids.version, **shown}, self._home)
             if tags_in(shown).get(SOURCE) != machine:
                 raise RequestError(
                     f"there is an image {image!r} already; choose another name, or delete it with "
@@ -92,11 +135,11 @@ class Captures:
         return shown
 
     async def _have(self, id: str, wanted: Json) -> Json:
-        """Made if it is not there. What is not ours is left alone."""
+        """Make it if it is not there. What is not ours is left alone."""
         shown = await self._arm.find(id, GALLERIES)
         if shown is None:
             shown = await self._arm.send("PUT", id, GALLERIES, wanted)
-        check_ours({"id": id, **shown}, self._site.home)
+        check_ours({"id": id, **shown}, self._home)
         async with asyncio.timeout(MADE_S):
             async for state in self._states(id):
                 if state == "succeeded":
@@ -111,7 +154,7 @@ class Captures:
         ids, operation = self._ids(image), ""
         shown = await self._begun(ids, machine.id, image)
         if shown is not None and galleries.state_of(shown) in ("failed", "being deleted"):
-            await self._remove(ids.version, self._site.home, image)
+            await self._remove(ids.version, self._home, image)
             shown = None
         if shown is None:
             operation = await self._publish(machine.id, image, ids, rest, tell)
@@ -122,40 +165,43 @@ class Captures:
         if not galleries.is_generalized(vm):
             tell(f"{machine} is cleaned and stopped; its local disk (/mnt) will not be in the image")
             await self._quiet(machine, vm, image, rest)
-            await self._site.builder.stop(machine)
+            await self._lifecycle.stop(machine)
             await self._arm.send("POST", f"{vm['id']}/generalize", COMPUTE)
             vm = await self._vm(machine)
-        tags = galleries.tags_of(image, machine, self._site.tags)
-        gb = galleries.number(tags_in(vm).get(SIZE, "")) or self._site.settings.disk_gb
-        body = galleries.version(vm, tags, gb, self._site.settings.regions)
+        tags = galleries.tags_of(image, machine, self._tags)
+        gb = galleries.number(tags_in(vm).get(SIZE, "")) or self._settings.disk_gb
+        body = galleries.version(vm, tags, gb, self._settings.regions)
         return await self._arm.begin(ids.version, GALLERIES, "PUT", body)
 
     async def _quiet(self, machine: MachineId, shown: Json, image: str, rest: Rest) -> None:
-        """At rest, cleaned, sealed; the first two marked. One that is clean and lets nobody in is sealed."""
-        site, user, tags = self._site, self._site.settings.user, tags_in(shown)
-        vm = (await site.looks.fresh()).vms.get(machine)
+        """Bring the machine to rest, clean it and seal it. Tags mark the first two as done.
+
+        A machine that was cleaned and lets nobody in is taken for sealed.
+        """
+        user, tags = self._settings.user, tags_in(shown)
+        vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None or vm.power != "running":
             if tags.get(CLEANED) != image:
                 raise _cannot(machine, "it does not run, and was not cleaned")
             return
         try:
-            address = await site.arrivals.address(vm)
+            address = address_of(await self._lifecycle.running(vm))
             if image not in (tags.get(RESTED), tags.get(CLEANED)):
                 await rest()
                 await self._merge_tags(vm.id, {RESTED: image})
             if tags.get(CLEANED) != image:
-                gb = await cleaning.clean(site.reach.lot(machine, address).host, user)
+                gb = await _clean(self._access.lot(machine, address).host, user)
                 await self._merge_tags(vm.id, {CLEANED: image, SIZE: f"{gb:.1f}"})
-            await cleaning.seal(site.reach.lot(machine, address).host, user)
+            await _seal(self._access.lot(machine, address).host, user)
         except (HostDown, HostLost, HostRefused) as err:
             if tags_in(await self._vm(machine)).get(CLEANED) != image:
                 raise _cannot(machine, str(err)) from err
         finally:
-            await site.reach.drop(machine)
+            await self._access.drop(machine)
 
     async def _vm(self, machine: MachineId) -> Json:
         """As Azure shows it now, with its power and whether it is generalized."""
-        vm = (await self._site.looks.fresh()).vms.get(machine)
+        vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None:
             raise _cannot(machine, "there is no such machine any more")
         return await self._arm.get(vm.id, COMPUTE, **{"$expand": "instanceView"})
@@ -246,32 +292,37 @@ def _cannot(machine: MachineId, why: str) -> PlaceError:
     return PlaceError(f"{machine} cannot be captured: {why}", transient=False, scope="machine")
 
 
-class Imaging:
-    """The part of the place that has to do with images."""
+async def _clean(host: Host, user: str) -> float:
+    """Remove all but our way in. Returns the GB in use on its disk. Raises as hosts do, and PlaceError."""
+    said = await _run(host, f"sudo -n sh -c {shlex.quote(CLEAN)} clean {shlex.quote(user)}")
+    try:
+        return int(said.split()[-1]) / (1 << 20)
+    except (ValueError, IndexError):
+        raise PlaceError(
+            f"{host.name}: it did not tell what its disk has in use", transient=False, scope="machine"
+        ) from None
 
-    _captures: Captures
 
-    async def reserve(self, machine: MachineId, image: str) -> None:
-        with _telling(image):
-            await self._captures.reserve(machine, image)
+async def _seal(host: Host, user: str) -> None:
+    """Remove our way in. Raises as `_clean` does."""
+    await _run(host, f"sudo -n setsid --wait sh -c {shlex.quote(SEAL)} seal {shlex.quote(user)}")
 
-    async def capture(self, machine: Machine, image: str, rest: Rest, tell: Tell) -> Image:
-        with _telling(image):
-            return await self._captures.capture(machine, image, rest, tell)
 
-    async def images(self) -> Sequence[Image]:
-        try:
-            return await self._captures.images()
-        except ArmFault as fault:
-            raise refusal(fault, "images cannot be seen") from fault
+async def _run(host: Host, command: str) -> str:
+    from evalfleet.channels.ssh.hosts import converse
 
-    async def drop_image(self, image: Image) -> None:
-        with _telling(image.name):
-            await self._captures.drop(image)
+    async with host.process(command) as process:
+        said, errors = await converse(process)
+        status = process.exit_status
+    if status != 0:
+        told = errors.decode("utf-8", "replace").strip()[-300:] or f"exit status {status}"
+        raise PlaceError(f"{host.name} cannot be cleaned: {told}", transient=False, scope="machine")
+    return said.decode("utf-8", "replace")
 
 
 @contextmanager
-def _telling(image: str) -> Generator[None]:
+def image_refusal(image: str) -> Generator[None]:
+    """Raise what Azure's no to something about an image means: PlaceError or RequestError for ArmFault."""
     try:
         yield
     except TimeoutError:

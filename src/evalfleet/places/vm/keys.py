@@ -1,4 +1,4 @@
-"""Keys made here: one a machine, by which its host is known from the start; one to come in with."""
+"""SSH keys that are made here: a host key for each VM, and the key by which we come in."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from msgspec import Struct
 from evalfleet.model import MachineId
 from evalfleet.names import safe_name
 
-FOLDER = ".azure"
-
 
 class KeyPair(Struct, frozen=True):
-    """`path`: of the private key's file, which only we can read."""
+    """A private key, its public key, and the file of the private one, which only we can read."""
 
     private: str
     public: str
     path: Path
 
 
-class Keys:
-    """Files under the home. Whoever makes a key first has made it for all controllers of the home."""
+class SshKeys:
+    """The SSH keys of one place, as files under the home.
 
-    def __init__(self, home: Path, place: str, key: str) -> None:
-        self._folder = home / FOLDER / safe_name(place)
-        self._key = Path(key) if key else self._folder / "id_ed25519"
+    A VM gets its host key from us when it is made, so that it is known from the first connection on. Whoever
+    makes a key first has made it for all controllers of the home.
+    """
 
-    def own(self) -> KeyPair:
-        """By which machines let us in: the user's own, or one that is made here."""
-        return _kept(self._key)
+    def __init__(self, folder: Path, login_key: str) -> None:
+        self._folder = folder
+        self._login_key = Path(login_key) if login_key else folder / "id_ed25519"
+
+    def login(self) -> KeyPair:
+        """The key by which machines let us in: the user's own, or one that is made here."""
+        return _read_or_make(self._login_key)
 
     def of_host(self, machine: MachineId) -> KeyPair:
-        return _kept(self._host_path(machine))
+        """The machine's host key; made if there is none yet."""
+        return _read_or_make(self._host_path(machine))
 
-    def known(self, machine: MachineId) -> bool:
-        """Was the machine's key made here?"""
+    def has_host(self, machine: MachineId) -> bool:
+        """Was the machine's host key made in this home?"""
         return self._host_path(machine).is_file()
 
     def known_hosts(self, machine: MachineId, address: str, port: int, others: str = "") -> Path:
-        """A file by which the machine's host is known, at this address; with lines about other hosts."""
+        """A file with the machine's host key at this address, and with `others`, the lines of other hosts."""
         where = address if port == 22 else f"[{address}]:{port}"
         text = f"{where} {self.of_host(machine).public}\n{others}"
         path = self._host_path(machine).with_suffix(".known_hosts")
@@ -50,15 +53,15 @@ class Keys:
         return path
 
     def drop(self, machine: MachineId) -> None:
-        path = self._host_path(machine)
-        for each in (path, path.with_suffix(".known_hosts")):
-            each.unlink(missing_ok=True)
+        key = self._host_path(machine)
+        for path in (key, key.with_suffix(".known_hosts")):
+            path.unlink(missing_ok=True)
 
     def _host_path(self, machine: MachineId) -> Path:
         return self._folder / "hosts" / f"{safe_name(machine)}.key"
 
 
-def _kept(path: Path) -> KeyPair:
+def _read_or_make(path: Path) -> KeyPair:
     import asyncssh
 
     if not path.is_file():
@@ -70,7 +73,7 @@ def _kept(path: Path) -> KeyPair:
 
 
 def _write(path: Path, text: str, *, only_new: bool = False) -> None:
-    """Whole or not at all, for our eyes only. `only_new`: another's stays."""
+    """Write the file whole or not at all, for our eyes only. `only_new`: one that is there stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd, part = tempfile.mkstemp(dir=path.parent)  # with mode 0600
     with os.fdopen(fd, "w", encoding="utf-8") as file:
