@@ -1,10 +1,9 @@
-"""The place `azure_vm`, as far as it needs no Azure: settings, offers, names, expiries, refusals, keys."""
+"""The place `azure_vm`, as far as it needs no Azure: settings, offers, names, expiries, refusals."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ from evalfleet.places.azure.refusals import fault_of, refusal
 from evalfleet.places.azure.sizes import size_of
 from evalfleet.places.azure.template import cloud_config, literal
 from evalfleet.places.vm.keys import SshKeys
-from evalfleet.places.vm.snapshots import BURST, SPACING_S, SnapshotPace
 from evalfleet.ports import PlaceContext
 
 ENVIRON = {"AZURE_SUBSCRIPTION_ID": "s"}
@@ -181,17 +179,6 @@ def test_the_switch_is_set_to_the_expiry_as_far_as_a_daily_time_can(expires_s: f
     assert expires_s < 1860 or at <= NOON + expires_s
 
 
-def test_snapshots_are_many_at_first_and_few_in_the_long_run() -> None:
-    pace = SnapshotPace()
-    now, waits = 100.0, []
-    for _ in range(60):
-        waits.append(pace.wait_s(now))
-        now += waits[-1]
-    assert waits[0] == SPACING_S
-    assert waits[-1] > 0.5
-    assert now - 100.0 > 60 - BURST - 5
-
-
 # -- refusals ------------------------------------------------------------------------------------
 
 
@@ -247,22 +234,7 @@ def test_retry_after_is_kept() -> None:
     assert refusal(fault_of(502, "<html>", "soon"), "here").retry_after_s is None
 
 
-# -- keys ----------------------------------------------------------------------------------------
-
-
-def test_keys_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:
-    keys, again = SshKeys(tmp_path, ""), SshKeys(tmp_path, "")
-    machine = MachineId("p-abc123-1")
-    assert not keys.has_host(machine)
-    assert keys.of_host(machine) == again.of_host(machine)
-    assert keys.of_host(machine).public != keys.login().public
-    for path in (keys.login().path, keys.of_host(machine).path):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    known = keys.known_hosts(machine, "192.0.2.1", 2222)
-    assert known.read_text() == f"[192.0.2.1]:2222 {keys.of_host(machine).public}\n"
-    keys.drop(machine)
-    assert not keys.has_host(machine)
-    assert not known.exists()
+# -- templates -----------------------------------------------------------------------------------
 
 
 def test_the_host_key_survives_the_way_through_custom_data(tmp_path: Path) -> None:

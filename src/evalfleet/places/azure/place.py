@@ -126,7 +126,7 @@ class AzurePlace(VmPlace):
                 self._rearm_at[machine] = time.time() + REARM_S
                 return await self._lifecycle.until_deployed(machine)
             if vm.power != "running":
-                await self._switch(machine, vm, until)
+                await self._arm_switch(machine, vm, until)
             return await self._lifecycle.until_running(machine)
         except ArmFault as fault:
             have_some = any(vm.region == region for vm in snapshot.vms.values())
@@ -182,7 +182,7 @@ class AzurePlace(VmPlace):
 
     async def _machines(self) -> dict[MachineId, Machine]:
         snapshot = await self._snapshot()
-        await self._look_after(snapshot)
+        await self._maintain(snapshot)
         with as_refusal(UNSEEN):
             machines = await self._inventory.machines(snapshot, time.time())
         return {
@@ -194,11 +194,11 @@ class AzurePlace(VmPlace):
         with as_refusal(UNSEEN):
             return await self._inventory.fresh()
 
-    async def _look_after(self, snapshot: Snapshot) -> None:
+    async def _maintain(self, snapshot: Snapshot) -> None:
         """What machines need while they live. If it is refused, they are still seen, and can be deleted."""
         try:
             await self._admit(snapshot)
-            await self._move_on(snapshot)
+            await self._rearm_switches(snapshot)
         except ArmFault as fault:
             log.warning("%s", refusal(fault, "machines are not looked after"))
 
@@ -208,7 +208,7 @@ class AzurePlace(VmPlace):
         self._admitted |= regions
         await asyncio.gather(*(self._network.admit(region) for region in regions))
 
-    async def _move_on(self, snapshot: Snapshot) -> None:
+    async def _rearm_switches(self, snapshot: Snapshot) -> None:
         """An expiry may be further off than a daily time can say: the switch moves on while they are used."""
         now = time.time()
         for machine in self._access.in_use:
@@ -216,7 +216,7 @@ class AzurePlace(VmPlace):
             # with less time left the switch could only be moved past the expiry
             if due and vm is not None and vm.power == "running" and (vm.expires_at or 0.0) > now + SHORTEST_S:
                 self._rearm_at[machine] = now + REARM_S
-                await self._switch(machine, vm, vm.expires_at or now)
+                await self._arm_switch(machine, vm, vm.expires_at or now)
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         until = time.time() + expires_s
@@ -225,7 +225,7 @@ class AzurePlace(VmPlace):
         if vm is None or vm.state == "deleting":
             raise NoSuchMachine(machine)
         with as_refusal(machine):
-            await self._switch(machine, vm, until)
+            await self._arm_switch(machine, vm, until)
             await self._lifecycle.mark(snapshot.resources.get(machine, ()), until)
         try:
             address = address_of(await self._lifecycle.running(vm))
@@ -235,7 +235,7 @@ class AzurePlace(VmPlace):
         except HostRefused as err:
             raise PlaceError(str(err), transient=False, scope="machine") from err
 
-    async def _switch(self, machine: MachineId, vm: Vm, until: float) -> None:
+    async def _arm_switch(self, machine: MachineId, vm: Vm, until: float) -> None:
         now = time.time()
         tags = self._tags(machine, until)
         at = shutdown_at(now, until - now - STOPPING_S)

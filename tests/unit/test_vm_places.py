@@ -1,0 +1,99 @@
+"""What every place of VMs needs, as far as it needs no VM: keys, pace of snapshots, ceiling, price books."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from evalfleet.errors import PlaceError, RequestError
+from evalfleet.model import MachineId
+from evalfleet.places.vm.keys import SshKeys
+from evalfleet.places.vm.place import VcpuCeiling, check_installed
+from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, named_in, save_prices
+from evalfleet.places.vm.snapshots import BURST, SPACING_S, SnapshotPace
+from evalfleet.ports import Price, PriceTable
+
+ONE, TWO = MachineId("p-abc123-1"), MachineId("p-abc123-2")
+
+
+def test_keys_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:
+    keys, again = SshKeys(tmp_path, ""), SshKeys(tmp_path, "")
+    machine = ONE
+    assert not keys.has_host(machine)
+    assert keys.of_host(machine) == again.of_host(machine)
+    assert keys.of_host(machine).public != keys.login().public
+    for path in (keys.login().path, keys.of_host(machine).path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    known = keys.known_hosts(machine, "192.0.2.1", 2222)
+    assert known.read_text() == f"[192.0.2.1]:2222 {keys.of_host(machine).public}\n"
+    keys.drop(machine)
+    assert not keys.has_host(machine)
+    assert not known.exists()
+
+
+def test_snapshots_are_many_at_first_and_few_in_the_long_run() -> None:
+    pace = SnapshotPace()
+    now, waits = 100.0, []
+    for _ in range(60):
+        waits.append(pace.wait_s(now))
+        now += waits[-1]
+    assert waits[0] == SPACING_S
+    assert waits[-1] > 0.5
+    assert now - 100.0 > 60 - BURST - 5
+
+
+def test_machines_that_are_being_made_count_against_the_ceiling() -> None:
+    ceiling = VcpuCeiling(8)
+    with ceiling.counting(ONE, 4):
+        ceiling.check(ONE, {})
+        with ceiling.counting(TWO, 4):
+            ceiling.check(TWO, {ONE: 4})  # the first has been made meanwhile, and counts once
+            with ceiling.counting(MachineId("p-abc123-3"), 1), pytest.raises(PlaceError) as told:
+                ceiling.check(MachineId("p-abc123-3"), {})
+            assert (told.value.transient, told.value.scope) == (True, "place")
+    with ceiling.counting(ONE, 4), pytest.raises(PlaceError, match="5 of max_vcpus = 8"):
+        ceiling.check(ONE, {TWO: 5})
+
+
+def test_without_a_ceiling_nothing_is_too_much() -> None:
+    ceiling = VcpuCeiling(0)
+    with ceiling.counting(ONE, 1000):
+        ceiling.check(ONE, {TWO: 1000})
+
+
+def test_a_module_that_is_missing_is_named_with_the_extra_that_has_it() -> None:
+    check_installed("cloud", ("json", "importlib.util"), "cloud")
+    for missing in ("no_such_module", "no_such_package.module"):
+        with pytest.raises(RequestError, match=rf"needs {missing}; pip install 'evalfleet\[cloud\]'"):
+            check_installed("cloud", ("json", missing), "cloud")
+
+
+OLD = PriceTable("2025-01", "built in", (Price("small", "east", 2.0, 0.5), Price("disk", "east", 0.1)))
+NEW = PriceTable("2026-01", "https://prices", (Price("Small", "east", 3.0), Price("small", "west", 4.0)))
+
+
+def test_what_the_newer_list_does_not_have_is_in_the_one_behind() -> None:
+    book = PriceBook(NEW, PriceBook(OLD))
+    assert book.quote("small", "east") == Quote(3.0, "2026-01")
+    assert book.quote("small", "east", spot=True) == Quote(0.5, "2025-01")
+    assert book.quote("disk", "east") == Quote(0.1, "2025-01")
+    assert book.quote("small", "west", spot=True) is None
+    assert PriceBook(None, PriceBook(OLD)).quote("small", "east") == Quote(2.0, "2025-01")
+
+
+def test_a_price_list_is_kept_and_one_that_is_damaged_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "prices.json"
+    assert load_prices(path) is None
+    save_prices(path, NEW)
+    assert load_prices(path) == NEW
+    assert [file.name for file in path.parent.iterdir()] == ["prices.json"]
+    path.write_bytes(path.read_bytes()[:-10])
+    assert load_prices(path) is None
+
+
+def test_prices_are_of_what_places_name() -> None:
+    tables = [{"sizes": ["b", "a"]}, {"sizes": ["a"]}, {}]
+    assert named_in(tables, "sizes", ("d",)) == ["b", "a", "d"]
+    assert named_in([], "sizes", ("d",)) == ["d"]
