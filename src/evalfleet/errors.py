@@ -12,6 +12,7 @@ FleetError                  one line for the user: what is wrong and what to do
 |   `-- MachineMute         the machine runs, but cannot be reached
 `-- ChannelError            the machine cannot be reached now
     |-- StaleController     the machine obeys a newer controller
+    |-- MachineForged       the machine says what none of ours would say
     `-- SetupFailed         a set-up step failed on the machine
 """
 
@@ -108,6 +109,10 @@ class StaleController(ChannelError):
     """The machine obeys a controller with a newer epoch: this one must stop."""
 
     exit_code = 130
+
+
+class MachineForged(ChannelError):
+    """What answers there is no supervisor of ours, or no longer: the machine is given up, alone."""
 
 
 class SetupFailed(ChannelError):

@@ -16,7 +16,9 @@ MAX_FILE_NAME = 180
 
 INCOMING = ".incoming"
 PARTIAL = ".partial"
-"""Added to the name of an attempt's artefacts: as they arrive, not masked yet; until they are whole."""
+NOTE = ".left_out"
+"""Added to the name of an attempt's artefacts: as they arrive, not masked yet; until they are whole; the file
+that lists what stays behind, until they are home."""
 
 NO_HOME = "xxxxxx"
 """Stands for the id that a home gets once something is written there."""

@@ -33,6 +33,7 @@ from evalfleet.model import (
     Needs,
     SetupStep,
 )
+from evalfleet.names import NOTE
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
 
@@ -609,7 +610,8 @@ def test_a_collection_that_was_interrupted_is_repeated(tmp_path: Path) -> None:
         bring_home(tmp_path / "job", tmp_path / "blocked" / "x", Secrets({}, ()), Caps())
     into = tmp_path / "into"
     first = bring_home(tmp_path / "job", into, Secrets({}, ()), Caps())
-    os.rename(into, tmp_path / "job" / "out")  # as it was just before the last step
+    (tmp_path / f"into{NOTE}").write_bytes((into / "left_out.json").read_bytes())
+    os.rename(into, tmp_path / "job" / "out")  # as it was just before it was moved
     assert bring_home(tmp_path / "job", into, Secrets({}, ()), Caps()) == first
     assert (into / "evalfleet.log").read_text() == "log"
 

@@ -129,7 +129,7 @@ async def cut_as_it_comes(host: Sshd, into: Path, size: int, times: int) -> None
     """Cut the connection when the file that is on its way home is partly here."""
     incoming = into.with_name(into.name + INCOMING)
     for _ in range(times):
-        while not 0 < size_of(incoming / "out" / "big") < size // 2:
+        while not 0 < size_of(incoming / "job" / "out" / "big") < size // 2:
             await asyncio.sleep(0.001)
         host.cut()
         while incoming.exists():
@@ -270,7 +270,7 @@ def test_every_way_of_cutting_a_parcel_is_noticed(tmp_path: Path) -> None:
         unpacker.close()
         assert (unpacker.end is not None) == (cut == len(whole))
         with contextlib.suppress(BadParcel):
-            assert flat(whole[:cut]) is None  # the long way is needed for a link
+            assert flat(whole[:cut], 10) is None  # the long way is needed for a link
     assert (tmp_path / f"top{len(whole)}" / "out/l").read_bytes() == b"12345\n"
 
 

@@ -8,18 +8,20 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Collected
-from evalfleet.names import PARTIAL
+from evalfleet.names import NOTE, PARTIAL
 
+from .link import UNREADABLE
 from .secrecy import Secrets
-from .supervisor.files import MOST_DEEP, job_name
+from .supervisor.files import MOST_DEEP, job_name, read_file
 
 LOG = "evalfleet.log"
 LEFT_OUT = "left_out.json"
@@ -29,6 +31,9 @@ _SMALL_BYTES = 100_000_000
 CONTAINS_SECRET = "contains a secret"
 MOST_LEFT_OUT = 1000
 THE_REST = "..."
+_NOTE_CAP = 16 << 20
+_HOPS = 40
+"""Links that a path may lead through: the kernel follows no more."""
 
 
 class Caps(Struct, frozen=True):
@@ -87,9 +92,9 @@ class LocalMover:
 
 def _secret_names(folder: str) -> tuple[str, ...]:
     try:
-        with open(f"{folder}/job.json", "rb") as file:
-            return msgspec.json.decode(file.read(), type=JobNote).secret_names
-    except (OSError, msgspec.DecodeError):
+        note = read_file(f"{folder}/job.json", _NOTE_CAP) or b""
+        return msgspec.json.decode(note, type=JobNote).secret_names
+    except UNREADABLE:
         return ()
 
 
@@ -100,7 +105,7 @@ def bring_home_plain(folder: str, into: str) -> Collected | None:
     """
     out = f"{folder}/out"
     size = _plain_size(out)
-    if size is None or os.path.lexists(into):
+    if size is None or os.path.lexists(into) or os.path.lexists(into + NOTE):
         return None
     try:
         os.mkdir(os.path.dirname(into))
@@ -112,8 +117,7 @@ def bring_home_plain(folder: str, into: str) -> Collected | None:
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(f"{out}/result.json", f"{folder}/result.json", follow_symlinks=False)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.link(f"{folder}/log", f"{out}/{LOG}")
+        _link_log(f"{folder}/log", f"{out}/{LOG}")
         os.rename(out, into)
     except OSError:
         return None  # another file system, perhaps
@@ -157,15 +161,26 @@ def put_files(bundle: Bundle, target: Path) -> None:
     partial.rename(target)
 
 
-def bring_home(folder: Path, into: Path, secrets: Secrets, caps: Caps) -> Collected:
+def bring_home(
+    folder: Path,
+    into: Path,
+    secrets: Secrets,
+    caps: Caps,
+    stayed: Sequence[LeftOut] = (),
+    note: Path | None = None,
+) -> Collected:
     """Make a job's artefacts and log the directory `into`, at once or not at all. May be repeated.
 
-    What must stay behind is moved aside and listed; then the whole directory is renamed (or copied, if
-    `into` is on another file system). result.json also stays, for a controller that asks once more.
+    What must stay behind is moved aside and listed, after those that `stayed` on the host; then the whole
+    directory is renamed (or copied, if `into` is on another file system). result.json also stays, for a
+    controller that asks once more. Nothing in `folder` is trusted: links in it are not followed, and what we
+    must remember until all is done is in the file `note`, by default beside `into`, where no job writes.
     """
+    note = note or into.with_name(into.name + NOTE)
     if into.exists():
+        note.unlink(missing_ok=True)
         return tally(into)
-    if not folder.is_dir():
+    if folder.is_symlink() or not folder.is_dir():
         raise ChannelError(f"no files of job {folder.name!r} are on the machine")
     into.parent.mkdir(parents=True, exist_ok=True)
     out = folder / "out"
@@ -173,12 +188,13 @@ def bring_home(folder: Path, into: Path, secrets: Secrets, caps: Caps) -> Collec
         Aside(folder).put(out)
         out.mkdir()
     os.chmod(out, stat.S_IMODE(os.stat(out).st_mode) | 0o700)
-    sieve = Sieve(folder, secrets, caps)
-    sieve.run()
+    sieve = Sieve(folder, note, secrets, caps)
+    sieve.run(stayed)
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         os.link(out / "result.json", folder / "result.json", follow_symlinks=False)
     _place_log(folder / "log", out / LOG, secrets)
     _move(out, into, sieve.stuck)
+    note.unlink(missing_ok=True)
     return Collected(sieve.files, sieve.bytes, len(sieve.left_out), _problem(sieve.left_out))
 
 
@@ -190,30 +206,33 @@ def _problem(left_out: list[LeftOut]) -> str:
 class Sieve:
     """Goes through a job's artefacts, once more after a crash, and sets aside what must stay."""
 
-    def __init__(self, folder: Path, secrets: Secrets, caps: Caps) -> None:
+    def __init__(self, folder: Path, note: Path, secrets: Secrets, caps: Caps) -> None:
         self.files = 0
         self.bytes = 0
         self.stuck: set[str] = set()
         self.left_out: list[LeftOut] = []
         self._leaks = False
         self._folder = folder
+        self._note = note
         self._out = folder / "out"
         self._secrets = secrets
         self._caps = caps
 
-    def run(self) -> None:
-        note = self._folder / LEFT_OUT
-        earlier: list[LeftOut] = []
-        if note.exists():  # we were here before: what bears our names in out/ is ours
-            found = msgspec.json.decode(note.read_bytes(), type=list[LeftOut])
-            earlier = [LeftOut(self._secrets.mask_text(drop.name), drop.reason, drop.bytes) for drop in found]
+    def run(self, stayed: Sequence[LeftOut]) -> None:
+        noted = _read_note(self._note)
+        # we were here before: what bears our names in out/ is ours
+        again = noted is not None
+        earlier = [
+            LeftOut(self._secrets.mask_text(drop.name), drop.reason, drop.bytes)
+            for drop in (*stayed, *(noted or ()))
+        ]
         drops: list[str] = []
-        for path, drop in self._drops(again=note.exists()):
+        for path, drop in self._drops(again):
             drops.append(path)
             self._list(drop)
         self._list_rest(len(drops), earlier)
         if self.left_out or self._secrets:  # else a link to the log is all we add, and that is recognised
-            _write_whole(note, msgspec.json.encode(self.left_out))
+            _write_whole(self._note, msgspec.json.encode(self.left_out))
         aside = Aside(self._folder)
         for path in drops:
             try:
@@ -221,7 +240,9 @@ class Sieve:
             except OSError:  # in a directory of another user's, say a container's: it is copied around
                 self.stuck.add(path)
         if self.left_out:
-            _write_whole(self._out / LEFT_OUT, msgspec.json.format(note.read_bytes(), indent=1))
+            listed = msgspec.json.format(msgspec.json.encode(self.left_out), indent=1)
+            with _new_file(self._out / LEFT_OUT) as file:
+                file.write(listed)
 
     def _list(self, drop: LeftOut) -> None:
         """There may be millions: the first ones are listed, and in any case one with a secret."""
@@ -253,7 +274,7 @@ class Sieve:
 
     def _is_our_log(self, about: os.stat_result) -> bool:
         try:
-            return os.path.samestat(about, os.stat(self._folder / "log"))
+            return os.path.samestat(about, os.lstat(self._folder / "log"))
         except OSError:
             return False
 
@@ -266,7 +287,7 @@ class Sieve:
         if stat.S_ISLNK(about.st_mode):
             if self._secrets.in_name(os.readlink(path)):
                 return CONTAINS_SECRET
-            return "" if _stays_inside(path, self._out) else "the link leads outside"
+            return "" if _stays_inside(path, str(self._out)) else "the link leads outside"
         if not stat.S_ISREG(about.st_mode):
             return "not a file"
         if self.files >= self._caps.files:
@@ -274,10 +295,11 @@ class Sieve:
         if self.bytes + about.st_size > self._caps.bytes:
             return "too many bytes"
         try:
-            if about.st_mode & 0o600 != 0o600:
+            # a file with other names may be another's, too: its mode is not ours to change
+            if about.st_mode & 0o600 != 0o600 and about.st_nlink == 1:
                 with contextlib.suppress(PermissionError):
                     os.chmod(path, about.st_mode | 0o600)
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=_opener) as file:
                 return CONTAINS_SECRET if self._secrets and self._secrets.found_in(file) else ""
         except OSError as err:
             return f"unreadable: {err.strerror}"
@@ -306,14 +328,33 @@ def _walk(top: Path) -> Iterable[tuple[str, os.stat_result]]:
             yield path, about
 
 
-def _stays_inside(link: str, top: Path) -> bool:
-    target = os.readlink(link)
-    # an absolute one would lead back to the machine after the move
-    if os.path.isabs(target):
-        return False
-    real_top = os.path.realpath(top)
-    real = os.path.realpath(os.path.join(os.path.dirname(link), target))
-    return real == real_top or real.startswith(real_top + os.sep)
+def _stays_inside(link: str, top: str) -> bool:
+    """Does the link lead to something below `top`, without leaving it on the way, wherever `top` is moved?"""
+    way = os.path.relpath(os.path.dirname(link), top).split("/")
+    here = [part for part in way if part != "."]
+    ahead = os.readlink(link).split("/")[::-1]
+    hops = 0
+    if not ahead[-1]:
+        return False  # it is absolute, and would lead back to the machine after the move
+    while ahead:
+        part = ahead.pop()
+        if part == ".." and not here:
+            return False
+        if part == "..":
+            here.pop()
+        elif part not in ("", "."):
+            try:
+                target = os.readlink("/".join((top, *here, part)))
+            except OSError:  # no link
+                here.append(part)
+                continue
+            hops += 1
+            if target.startswith("/"):
+                return False
+            if hops > _HOPS:
+                return True  # nobody can follow it
+            ahead += target.split("/")[::-1]
+    return True
 
 
 def printable(name: str) -> str:
@@ -330,7 +371,9 @@ class Aside:
 
     def put(self, path: str | Path) -> None:
         if self._count < 0:
-            self._folder.mkdir(exist_ok=True)
+            if self._folder.is_symlink() or not self._folder.is_dir():
+                self._folder.unlink(missing_ok=True)
+                self._folder.mkdir()
             self._count = len(os.listdir(self._folder))
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, self._folder / str(self._count))
@@ -338,18 +381,38 @@ class Aside:
 
 
 def _place_log(log: Path, target: Path, secrets: Secrets) -> None:
-    partial = log.with_name("log.masked")
-    try:
-        if secrets:
-            with open(log, "rb") as source, open(partial, "wb") as copy:
-                secrets.copy_masked(source, copy)
-            os.replace(partial, target)
-        else:
-            os.link(log, target)
-    except FileExistsError:
-        return  # ours, from an earlier try
-    except FileNotFoundError:
+    """Put the log with the artefacts, masked if there is something to be masked."""
+    if not secrets:
+        _link_log(str(log), str(target))
         return
+    try:
+        fd = _opener(str(log), os.O_RDONLY)
+    except OSError:
+        return  # there is none, or it is no file
+    with os.fdopen(fd, "rb") as source, _new_file(target) as copy:
+        secrets.copy_masked(source, copy)
+
+
+def _link_log(log: str, target: str) -> None:
+    """The log itself under another name, if it is a plain file; one that is there already is ours."""
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
+        if stat.S_ISREG(os.lstat(log).st_mode):
+            os.link(log, target, follow_symlinks=False)
+
+
+def _opener(path: str, flags: int) -> int:
+    """For files of a job's making: a link does not lead us away, a pipe does not block us. Raises OSError."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a file", path)
+    return fd
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """A file of ours where a job may have put something: that is removed, never written through."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb")
 
 
 def _move(out: Path, into: Path, without: set[str]) -> None:
@@ -372,8 +435,18 @@ def _move(out: Path, into: Path, without: set[str]) -> None:
 
 def _write_whole(path: Path, data: bytes) -> None:
     partial = path.with_name(path.name + ".tmp")
-    partial.write_bytes(data)
+    with _new_file(partial) as file:
+        file.write(data)
     os.replace(partial, path)
+
+
+def _read_note(path: Path) -> list[LeftOut] | None:
+    """What was left out, by a file of ours; None if there is none that can be read."""
+    data = read_file(str(path), _NOTE_CAP)
+    try:
+        return None if data is None else msgspec.json.decode(data, type=list[LeftOut])
+    except UNREADABLE:
+        return None
 
 
 def tally(into: Path) -> Collected:
@@ -383,7 +456,5 @@ def tally(into: Path) -> Collected:
         if os.path.relpath(path, into) not in _OURS and not stat.S_ISDIR(about.st_mode):
             files += 1
             size += about.st_size if stat.S_ISREG(about.st_mode) else 0
-    left_out: list[LeftOut] = []
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        left_out = msgspec.json.decode((into / LEFT_OUT).read_bytes(), type=list[LeftOut])
+    left_out = _read_note(into / LEFT_OUT) or []
     return Collected(files, size, len(left_out), _problem(left_out))

@@ -13,6 +13,11 @@ from evalfleet.model import EndReason
 
 encode = msgspec.json.Encoder().encode
 
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What msgspec raises for bytes that are not what they should be."""
+LINE_CAP = 16 << 20
+"""Bytes of a message. The longest tells a result of 1 MB, each byte of which may take 6 as JSON."""
+
 
 class Incoming(Struct):
     """An answer (`n`) or a push; the fields of all kinds."""
@@ -51,7 +56,7 @@ def said_in(beat: Incoming, job: str) -> str:
     """The last line of a job of set-up; empty from a supervisor that does not tell."""
     try:
         return _pulses(beat.jobs).get(job, Pulse()).said
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return ""
 
 
@@ -63,6 +68,10 @@ class Hearer(Protocol):
     def on_refusal(self, message: Incoming) -> None: ...
 
     def on_lost(self, link: Link) -> None: ...
+
+    def on_nonsense(self, why: str) -> None:
+        """The other side said what no supervisor says; the connection is about to be dropped."""
+        ...
 
 
 class Lost(ConnectionError):
@@ -84,22 +93,43 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._waiting: dict[int, Callable[[Incoming | None], None]] = {}
         self._count = 0
-        self._rest = b""
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
         self._queued = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
+        if self.lost:
+            return
         self.heard = self._loop.time()
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            try:
-                message = _decode(line)
-            except msgspec.DecodeError:
-                self.drop()  # not a supervisor, or a broken one: a new connection may help
+        first, *others = data.split(b"\n")
+        # joined when the line is whole: to join at every turn would take the square of its length
+        self._rest.append(first)
+        self._rest_bytes += len(first)
+        for other in others:
+            line = b"".join(self._rest) if len(self._rest) > 1 else self._rest[0]
+            self._rest, self._rest_bytes = [other], len(other)
+            if not self._hear(line):
                 return
-            self._dispatch(message)
+        if self._rest_bytes > LINE_CAP:
+            self._give_up(f"a line of more than {LINE_CAP >> 20} MB")
+
+    def _hear(self, line: bytes) -> bool:
+        """False: it was nonsense, or the connection was dropped for another reason."""
+        try:
+            message = _decode(line)
+        except UNREADABLE:
+            self._give_up(f"{line[:60]!r}")
+            return False
+        self._dispatch(message)
+        return not self.lost
+
+    def _give_up(self, why: str) -> None:
+        self._rest, self._rest_bytes = [], 0
+        self._hearer.on_nonsense(why)
+        self.drop()  # not a supervisor, or a broken one: a new connection may help
 
     def _dispatch(self, message: Incoming) -> None:
         if message.push:

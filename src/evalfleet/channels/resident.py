@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from evalfleet.errors import ChannelError, RequestError, SetupFailed, StaleController
+from evalfleet.errors import ChannelError, MachineForged, RequestError, SetupFailed, StaleController
 from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job
 from evalfleet.ports import Fence, TellStep
 
-from .link import Dial, Incoming, Link, Lost, said_in
+from .link import UNREADABLE, Dial, Incoming, Link, Lost, said_in
 from .secrecy import Secrets
 
 PROTOCOLS = (1,)
@@ -28,6 +28,13 @@ LAST_RETRY_S = 5.0
 FORGET_AFTER_S = 0.2
 PROBE_S = 30.0
 LAST_BUNDLE = "*"
+NONSENSE_BORNE = 2
+"""So many connections may end because of what was said on them; the next one is the last."""
+RESULT_CAP = 1 << 20
+DETAIL_CAP = 4096
+ERROR_CAP = 300
+LONGEST_S = 1e9
+HIGHEST_CODE = 1 << 31
 SETUP = "setup-"
 """What ids of jobs that set a machine up begin with."""
 
@@ -72,6 +79,8 @@ class Resident:
         self._running: set[str] = set()
         self._seen: set[str] = set()
         self._ended: dict[str, Ended] = {}
+        self._ours: set[str] = set()
+        self._nonsense = 0
         self._waiters: dict[str, list[asyncio.Future[Ended]]] = {}
         self._forgets: list[str] = []
         self._flush: asyncio.TimerHandle | None = None
@@ -171,6 +180,7 @@ class Resident:
         if self._link is None:
             await self._connected()
         self._learn_secrets(job.command)
+        self._ours.add(job.id)
         if job.id in self._seen or job.id in self._running or job.id in self._ended:
             return
         answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
@@ -233,13 +243,13 @@ class Resident:
 
     async def clear(self, once: str = "") -> None:
         await self._ask("clear", {"once": once})
-        for known in (self._ended, self._running, self._seen, self._forgets):
+        for known in (self._ended, self._running, self._seen, self._ours, self._forgets):
             known.clear()
 
     def forget(self, job: AttemptId) -> None:
         self._ended.pop(job, None)
-        self._running.discard(job)
-        self._seen.discard(job)
+        for known in (self._running, self._seen, self._ours):
+            known.discard(job)
         self._forgets.append(job)
         if self._flush is None:
             with contextlib.suppress(RuntimeError):  # no loop: it goes with the next message
@@ -282,19 +292,18 @@ class Resident:
             self._asking -= 1
 
     def _error(self, answer: Incoming) -> ChannelError:
+        detail = self._secrets.mask_text(answer.detail)[:ERROR_CAP]
         if answer.error == "stale":
-            self._refusal = StaleController(f"the machine obeys another controller: {answer.detail}")
+            self._refusal = StaleController(f"the machine obeys another controller: {detail}")
             return self._refusal
-        return ChannelError(
-            f"the supervisor answered {answer.error}: {self._secrets.mask_text(answer.detail)}"
-        )
+        return ChannelError(f"the supervisor answered {answer.error[:ERROR_CAP]}: {detail}")
 
     async def _forget_for_another(self, job: AttemptId) -> None:
         """Forget an ended job whose id may be started again."""
         await self._ask("forget", {"jobs": [job], "again": True})
         self._ended.pop(job, None)
-        self._running.discard(job)
-        self._seen.discard(job)
+        for known in (self._running, self._seen, self._ours):
+            known.discard(job)
 
     def _send_forgets(self) -> None:
         self._flush = None
@@ -347,6 +356,8 @@ class Resident:
                     return await self._greet(Link(loop, self))
             except OSError as err:  # TimeoutError and Lost are
                 problem = str(err) or problem
+            if self._refusal is not None:
+                raise self._refusal
             if loop.time() + delay >= deadline:
                 raise ChannelError(
                     f"nothing heard from the machine for {self._fence.silent_s:g} s ({problem})"
@@ -366,10 +377,10 @@ class Resident:
             )
             if answer.error:
                 raise self._error(answer)
+            jobs = self._jobs_in(answer)
         except BaseException:
             link.drop()
             raise
-        jobs = msgspec.json.decode(answer.jobs, type=dict[str, str])
         self._running = {job for job, state in jobs.items() if state == "running"}
         self._seen = set(jobs)
         self._link = link
@@ -378,6 +389,14 @@ class Resident:
                 self._inquire(link, job)
         self._send_forgets()
         return link
+
+    def _jobs_in(self, hello: Incoming) -> dict[str, str]:
+        """Each job that the machine knows, and its state."""
+        try:
+            return msgspec.json.decode(hello.jobs, type=dict[str, str])
+        except UNREADABLE:
+            self.on_nonsense(f"{bytes(hello.jobs)[:60]!r}")
+            raise Lost from None
 
     def _inquire(self, link: Link, job: str) -> None:
         def answered(answer: Incoming | None) -> None:
@@ -398,12 +417,27 @@ class Resident:
     def on_push(self, message: Incoming) -> None:
         if message.push == "beat":
             self._on_beat(message)
-        if message.push == "ended":
+        if message.push == "ended" and self.is_ours(message.job):
             self._settle(message.job, self._ended_of(message))
+        elif message.push == "ended":
+            self._running.discard(message.job)  # should we come to wait for it, the machine is asked
+
+    def is_ours(self, job: str) -> bool:
+        """Did we start it, or do we wait for it? Of other jobs a machine need tell us nothing."""
+        return job in self._ours or job in self._waiters
+
+    def on_nonsense(self, why: str) -> None:
+        self._nonsense += 1
+        if self._nonsense > NONSENSE_BORNE and self._refusal is None:
+            said = self._secrets.mask_text(why)
+            self._refusal = MachineForged(f"what answers there is no supervisor of ours: it said {said}")
+            self._fail(self._refusal)
 
     def _on_beat(self, message: Incoming) -> None:
         if self._on_load is not None:
-            self._on_load(message.cpu, message.memory, message.disk)
+            self._on_load(
+                *(min(max(share, 0.0), 1.0) for share in (message.cpu, message.memory, message.disk))
+            )
         if self._set_up_said is not None:
             job, last, tell = self._set_up_said
             said = self._secrets.mask_text(said_in(message, job))
@@ -433,13 +467,17 @@ class Resident:
                 future.set_result(ended)
 
     def _ended_of(self, message: Incoming) -> Ended:
+        """How a job ended, within bounds: the machine may tell anything."""
         result = message.result.encode() if message.result is not None else message.result64
+        detail, code = message.detail[-DETAIL_CAP:], message.exit_code
+        if result is not None and len(result) > RESULT_CAP:
+            result, detail = None, f"its result.json is larger than {RESULT_CAP >> 20} MB"
         return Ended(
             message.reason,
-            message.exit_code,
-            message.seconds,
+            code if code is not None and abs(code) < HIGHEST_CODE else None,
+            min(max(message.seconds, 0.0), LONGEST_S),
             self._secrets.mask(result) if result is not None else None,
-            detail=self._secrets.mask_end(message.detail),
+            detail=self._secrets.mask_end(detail),
         )
 
     def _fail(self, err: BaseException) -> None:

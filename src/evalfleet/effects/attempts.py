@@ -8,14 +8,14 @@ import os
 import shutil
 from pathlib import Path
 
-from evalfleet.errors import ChannelError, FleetError, StaleController
+from evalfleet.errors import ChannelError, FleetError, MachineForged, StaleController
 from evalfleet.events import AttemptCollected, AttemptEnded, MachineCondemned, MachineHeard, MachineSilent
 from evalfleet.model import Broken, Cause, Collected, Command, Ended, Job, Outcome, Scored, Task, after
 from evalfleet.names import INCOMING, PARTIAL, safe_name
 from evalfleet.ports import Channel
 from evalfleet.state import AttemptState, MachineState
 
-from .machines import silent_since
+from .machines import forged, silent_since
 from .tools import Tools
 
 COLLECT_LIMIT_S = 600.0
@@ -52,6 +52,9 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
             patience_s = limits.grace_s
             looks += machine.silent_since is None  # how long silence is borne is not decided here
             continue
+        except MachineForged as err:
+            tools.report(forged(machine, err))
+            return
         seconds, node = round(_seconds(outcome, ended), 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node))
         if ended.reason == "evicted" and machine.offer.spot:  # a service may place it anew; a machine goes
@@ -74,7 +77,7 @@ async def _to_the_end(tools: Tools, channel: Channel, job: Job, machine: Machine
             if machine.silent_since is not None:
                 tools.report(MachineHeard(machine.id))
             return await channel.ended(job.id)
-        except StaleController:
+        except (StaleController, MachineForged):
             raise
         except ChannelError:
             tools.report(MachineSilent(machine.id, silent_since(tools)))

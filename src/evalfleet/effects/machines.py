@@ -12,6 +12,7 @@ from typing import TypeVar
 from evalfleet.errors import (
     ChannelError,
     FleetError,
+    MachineForged,
     MachineMute,
     PlaceError,
     SetupFailed,
@@ -70,6 +71,8 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
         tools.report(MachineCondemned(machine.id, str(err), Cause.SETUP, step=err.step))
     except StaleController:
         raise
+    except MachineForged as err:
+        tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
     except ChannelError as err:
         if machine.offer.mends:
             tools.report(MachineUnreachable(machine.id, str(err), "ssh"))
@@ -164,7 +167,7 @@ async def _patiently(tools: Tools, call: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await call()
-        except (SetupFailed, StaleController):
+        except (SetupFailed, StaleController, MachineForged):
             raise
         except ChannelError:
             if tools.clock.now() >= until:
@@ -245,11 +248,19 @@ async def _until_heard(tools: Tools, machine: MachineState) -> None:
             await tools.channel(machine).probe(None)
         except StaleController:
             raise
+        except MachineForged as err:
+            tools.report(forged(machine, err))
+            return
         except ChannelError:
             await asyncio.sleep(tools.pace.poll_s * 5)
         else:
             tools.report(MachineHeard(machine.id))
             return
+
+
+def forged(machine: MachineState, err: MachineForged) -> MachineCondemned:
+    """A machine that worked and is no longer ours. A task may have caused it: that is no free attempt."""
+    return MachineCondemned(machine.id, str(err), Cause.STUCK)
 
 
 async def _ask_others(tools: Tools, machine: MachineState) -> None:

@@ -16,7 +16,7 @@ import asyncssh
 from evalfleet.ports import Fence
 
 from .host_home import NO_SUPERVISOR, Lot
-from .hosts import Host, Wire
+from .hosts import SAID_CAP, Host, Wire
 from .target import HostLost
 
 READY = re.compile(rb"(?:^|\n)ok ([^ \n]*)\n$")
@@ -50,6 +50,7 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
         self.status: int | None = None
         self.errors = b""
         self.lost = False
+        self.flood = False
         self.address = ""
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.at_end: list[Any] = []
@@ -57,6 +58,7 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
         self._protocol: asyncio.Protocol | None = None
         self._head = b""
         self._open = False
+        self._noise = 0
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
         self.channel = chan
@@ -76,6 +78,14 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
                 self.channel.write(self._request)
 
     def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        if datatype is not None or not self._open:
+            self._noise += len(data)
+            if self._noise > SAID_CAP:
+                self.flood = True
+                self.leave()
+                if not self.ready.done():
+                    self.ready.set_result(False)  # now: who floods us need not say goodbye
+                return
         if datatype is not None:
             self.errors = (self.errors + data)[-WORDS_CAP:]
         elif not self._open:
@@ -137,6 +147,8 @@ async def dial(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protocol)
             if not bridge.lost:
                 lot.host.suspect(wire)  # it was waited for in vain
             raise
+        if bridge.flood:
+            raise lot.host.flooded()
         if bridge.status == NO_SUPERVISOR and not brought:
             await lot.bring_supervisor()
             continue

@@ -58,7 +58,7 @@ class SshChannel(Resident):
         await self._host.turn()
 
     def on_push(self, message: Incoming) -> None:
-        if message.push == "ended" and message.data is not None:
+        if message.push == "ended" and message.data is not None and self.is_ours(message.job):
             self._files.arrived(message.job, message.data)
         super().on_push(message)
 

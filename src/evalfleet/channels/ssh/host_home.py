@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from evalfleet.channels.link import UNREADABLE
 from evalfleet.channels.resident import PROTOCOLS
 from evalfleet.channels.shipping import archive
 from evalfleet.channels.supervisor.files import job_name
@@ -98,10 +99,16 @@ class Lot(Struct, frozen=True):
             return Answer("unknown", str(err))
         except TimeoutError:
             raise HostLost(f"{self.host.name}: no answer within {ANSWER_S:g} s") from None
+        return self.answer(said)
+
+    def answer(self, said: bytes) -> Answer:
+        """The last line: a login shell may have said something before."""
+        line = said.strip().rpartition(b"\n")[2]
         try:
-            return msgspec.json.decode(said, type=Answer)
-        except msgspec.DecodeError:
-            raise HostLost(f"{self.host.name}: it answered {said[:200]!r}") from None
+            answer = msgspec.json.decode(line, type=Answer)
+        except UNREADABLE:
+            raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
+        return msgspec.structs.replace(answer, error=answer.error[:80], detail=answer.detail[:1000])
 
     async def machines(self) -> list[Sight]:
         """What is there. Nothing is made for it, and no Python is started."""
@@ -149,7 +156,7 @@ class Lot(Struct, frozen=True):
     def check(self, status: int | None, errors: bytes | None) -> None:
         """Raise what an exit status means, if it is not 0."""
         said = (errors or b"").decode("utf-8", "replace").strip().splitlines()
-        last = said[-1] if said else ""
+        last = said[-1][:300] if said else ""
         name, python = self.host.name, self.host.access.python
         if status in NO_COMMAND:
             raise HostRefused(
@@ -191,7 +198,7 @@ class Lot(Struct, frozen=True):
 def _sight(state: bytes, folder: bytes, expiry: bytes) -> Sight:
     try:
         expires_at = msgspec.json.decode(expiry, type=Expiry).wall
-    except msgspec.DecodeError:
+    except UNREADABLE:
         expires_at = 0.0
     return Sight(folder.decode("utf-8", "replace"), state == b"up", expires_at)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import TracebackType
 from typing import Any, TypeVar
 
 import asyncssh
@@ -13,11 +14,14 @@ import asyncssh
 from evalfleet.ports import Dialled
 
 from .connection import Connection, open_connection
-from .target import Access, HostDown, HostLost, Target
+from .target import Access, HostDown, HostLost, HostRefused, Target
 
 SESSIONS = 8
 """Sessions a connection carries; OpenSSH allows 10 unless told otherwise (MaxSessions)."""
-
+CHUNK = 4 << 20  # more than asyncssh holds: what a read leaves there lets a host send ever more
+SAID_CAP = 1 << 20
+"""Bytes that a host may say to one question, and before our program speaks there: all of that is noise."""
+ERRORS_KEPT = 4096
 
 UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
 
@@ -40,13 +44,61 @@ def is_loss(err: Exception) -> bool:
     return network or (isinstance(err, OSError) and err.errno in UNREACHABLE)
 
 
+class Flood(Exception):
+    """A host says more than anything of ours would."""
+
+
+class Errors:
+    """Reads what a process says on its standard error: else that would hold up its output.
+
+    `end` is the last of it. Raises Flood when the block is left, if it was too much; then the process was
+    ended.
+    """
+
+    def __init__(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
+        self.end = b""
+        self._process = process
+        self._flood = False
+
+    async def __aenter__(self) -> Errors:
+        self._task = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if err is not None:
+            self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=err is not None)
+        if self._flood:
+            raise Flood
+
+    async def _read(self) -> None:
+        count = 0
+        while data := await self._process.stderr.read(CHUNK):
+            count += len(data)
+            self.end = (self.end + data)[-ERRORS_KEPT:]
+            if count > SAID_CAP:
+                self._flood = True
+                self._process.close()
+                return
+
+
 async def converse(process: asyncssh.SSHClientProcess[bytes], data: bytes = b"") -> tuple[bytes, bytes]:
-    """Its output and its errors, once it has ended."""
+    """Its output and its last errors, once it has ended. Raises Flood, which `Host.process` explains."""
     with contextlib.suppress(BrokenPipeError):  # it has ended already, and tells why
         process.stdin.write(data)
         process.stdin.write_eof()
-    said, errors = await process.communicate()
-    return said or b"", errors or b""
+    parts: list[bytes] = []
+    count = 0
+    async with Errors(process) as errors:
+        while part := await process.stdout.read(CHUNK):
+            parts.append(part)
+            count += len(part)
+            if count > SAID_CAP:
+                raise Flood
+    await process.wait_closed()
+    return b"".join(parts), errors.end
 
 
 class Host:
@@ -85,6 +137,8 @@ class Host:
         wire, process = await self._open_session(lambda ssh: ssh.create_process(command, encoding=None))
         try:
             yield process
+        except Flood:
+            raise self.flooded() from None
         except (asyncssh.Error, OSError) as err:
             if not is_loss(err):
                 raise
@@ -92,6 +146,13 @@ class Host:
         finally:
             process.close()
             wire.used -= 1
+
+    def flooded(self) -> HostRefused:
+        """Of a host that says far more than was asked of it."""
+        return HostRefused(
+            f"{self.name} printed more than {SAID_CAP >> 20} MB where our program should have answered; "
+            "see what its login shell prints (~/.bashrc and the like)"
+        )
 
     async def session(self, make: Callable[[], S], command: str) -> tuple[Wire, S]:
         """Open one that stays. Who opened it uncounts it from its wire. Raises HostDown, HostRefused."""

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from evalfleet.channels.artefacts import LOG, tally
-from evalfleet.channels.supervisor.parcel import BadParcel, unwire
+from evalfleet.channels.artefacts import LEFT_OUT, LOG, tally
+from evalfleet.channels.link import UNREADABLE
+from evalfleet.channels.supervisor.parcel import BadParcel, ForgedParcel, file_time, inner_name
 from evalfleet.model import Collected
 from evalfleet.names import PARTIAL
 
@@ -37,7 +38,7 @@ _decode = msgspec.json.Decoder(Entry).decode
 class Flat(Struct, frozen=True):
     """Files only, all of them in out/ itself, none left out: nothing to be sieved."""
 
-    files: list[tuple[str, Entry, memoryview]]
+    files: dict[str, tuple[Entry, memoryview]]
     note: bytes
 
     def make(self, into: Path) -> Collected:
@@ -45,45 +46,52 @@ class Flat(Struct, frozen=True):
         _make_parent(into)
         partial = f"{into}{PARTIAL}"
         _make_empty(partial)
-        total = count = 0
-        for name, entry, content in self.files:
-            fd = os.open(
-                f"{partial}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode & 0o777 | 0o600
-            )
-            try:
-                _write_all(fd, content)
-                os.utime(fd, ns=(entry.mtime, entry.mtime))
-            finally:
-                os.close(fd)
-            if name != LOG:
-                total, count = total + len(content), count + 1
         try:
+            total = sum(_make(partial, name, *entry) for name, entry in self.files.items() if name != LOG)
+            if LOG in self.files:
+                _make(partial, LOG, *self.files[LOG])
             os.rename(partial, into)
         except OSError as err:
+            shutil.rmtree(partial)
             if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            shutil.rmtree(partial)
             return tally(into)
-        return Collected(count, total)
+        return Collected(len(self.files) - (LOG in self.files), total)
 
 
-def flat(parcel: bytes) -> Flat | None:
-    """The parcel, if it is so plain. Raises BadParcel if it is not whole."""
-    files: list[tuple[str, Entry, memoryview]] = []
+def _make(folder: str, name: str, entry: Entry, content: memoryview) -> int:
+    """Its size."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    fd = os.open(f"{folder}/{name}", flags, entry.mode & 0o777 | 0o600)
+    try:
+        _write_all(fd, content)
+        mtime = file_time(entry.mtime)
+        os.utime(fd, ns=(mtime, mtime))
+    finally:
+        os.close(fd)
+    return len(content)
+
+
+def flat(parcel: bytes, most: int) -> Flat | None:
+    """The parcel, if it is so plain, with no more files than `most`. Raises BadParcel if it is not whole."""
+    files: dict[str, tuple[Entry, memoryview]] = {}
     note = b""
     for entry, content in _entries(parcel):
         if entry.end is not None:
             return Flat(files, note) if not entry.changed and not entry.left_out else None
-        name = unwire(entry.file or "")
+        if entry.folder == "out":
+            continue
+        if entry.file is None:
+            return None  # the long way tells what is wrong with it, if anything is
+        name = inner_name(entry.file)
         if name == "job.json":
             note = bytes(content)
-        elif name == "log":
-            files.append((LOG, entry, content))
-        elif entry.folder != "out":
-            last = name.removeprefix("out/")
-            if entry.file is None or last == name or "/" in last or last in ("", ".", "..", LOG):
-                return None  # the long way tells what is wrong with it, if anything is
-            files.append((last, entry, content))
+            continue
+        last = LOG if name == "log" else name.removeprefix("out/")
+        ours = name in (f"out/{LOG}", f"out/{LEFT_OUT}")
+        if last == name or "/" in last or ours or last in files or len(files) > most:
+            return None
+        files[last] = (entry, content)
     raise BadParcel("it ended before it was whole")
 
 
@@ -94,8 +102,8 @@ def _entries(parcel: bytes) -> Iterable[tuple[Entry, memoryview]]:
     while (stop := parcel.find(b"\n", start)) >= 0:
         try:
             entry = _decode(view[start:stop])
-        except msgspec.DecodeError as err:
-            raise BadParcel(f"not a record: {err}") from err
+        except UNREADABLE as err:
+            raise ForgedParcel(f"not a record: {err}") from None
         start = stop + 1 + entry.size
         if entry.size < 0 or start > len(parcel):
             raise BadParcel("it ended before it was whole")

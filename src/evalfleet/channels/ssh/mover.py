@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 import asyncssh
 import msgspec
+from msgspec import Struct
 
 from evalfleet.channels.artefacts import (
     LEFT_OUT,
+    MOST_LEFT_OUT,
     STANDARD_CAPS,
     Caps,
     JobNote,
@@ -23,15 +25,16 @@ from evalfleet.channels.artefacts import (
     printable,
     tally,
 )
-from evalfleet.channels.link import Incoming
+from evalfleet.channels.link import UNREADABLE, Incoming
 from evalfleet.channels.secrecy import Secrets
-from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker, unwire
+from evalfleet.channels.supervisor.files import read_file
+from evalfleet.channels.supervisor.parcel import BadParcel, ForgedParcel, Packer, Unpacker, unwire
 from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Collected
 from evalfleet.names import INCOMING
 
-from .host_home import Answer, Lot
-from .hosts import converse
+from .host_home import Lot
+from .hosts import Errors, converse
 from .light import flat
 from .target import HostDown, HostLost, NoMachine
 
@@ -43,6 +46,12 @@ send far more than was read: a big file would pile up in memory while our disk i
 TRIES = 4
 RETRY_S = 0.5
 CHANGED = "it changed while it was read"
+EXPECTED = {"job.json": "file", "log": "file", "out": "folder"}
+"""What a job's parcel has at its top."""
+MOST_TOLD = 2 * MOST_LEFT_OUT
+NAME_CAP = 4096
+REASON_CAP = 200
+NOTE_CAP = 16 << 20
 
 T = TypeVar("T")
 Ask = Callable[[str, dict[str, Any]], Awaitable[Incoming]]
@@ -96,7 +105,7 @@ class SshMover:
                 await asyncio.to_thread(_pack, bundle, write)
             said, errors = await converse(process)
             self._lot.check(process.exit_status, errors)
-        answer = msgspec.json.decode(said, type=Answer)
+        answer = self._lot.answer(said)
         if answer.error:
             raise SetupFailed("files", f"{self._lot.host.name}: {answer.detail}")
 
@@ -129,7 +138,7 @@ class SshMover:
         return await self._persist(lambda: self._receive(caps, into))
 
     def _unpack_light(self, parcel: bytes, into: Path) -> Collected:
-        plain = flat(parcel)
+        plain = flat(parcel, self._caps.files)
         if plain is not None and not secret_names(plain.note):
             return plain.make(into)
         stage = Stage(into, self._caps)
@@ -145,11 +154,12 @@ class SshMover:
             async with self._lot.host.process(self._lot.command("pack", self._machine)) as process:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(self._lot.request(self._machine, caps))
-                while data := await process.stdout.read(READ):
-                    self.alive()
-                    await asyncio.to_thread(stage.unpacker.feed, data)
-                _, errors = await converse(process)
-                self._lot.check(process.exit_status, errors)
+                async with Errors(process) as errors:
+                    while data := await process.stdout.read(READ):
+                        self.alive()
+                        await asyncio.to_thread(stage.unpacker.feed, data)
+                await converse(process)
+                self._lot.check(process.exit_status, errors.end)
             return await asyncio.to_thread(stage.settle, self._values)
         finally:
             await asyncio.to_thread(stage.remove)
@@ -160,13 +170,15 @@ class SshMover:
         for _ in range(TRIES - 1):
             try:
                 return await call()
-            except NoMachine:
+            except (NoMachine, ForgedParcel):
                 raise
             except (HostDown, HostLost, BadParcel, asyncssh.Error):
                 await asyncio.sleep(delay)
                 delay *= 2
         try:
             return await call()
+        except ForgedParcel:
+            raise
         except (HostDown, HostLost, BadParcel, asyncssh.Error) as err:
             raise ChannelError(f"the files did not come through {TRIES} times: {err}") from err
 
@@ -175,38 +187,62 @@ async def _nobody(op: str, body: dict[str, Any]) -> Incoming:
     raise ChannelError("not connected")
 
 
+class ParcelEnd(Struct, frozen=True):
+    """What the last record of a job's parcel tells: names as `supervisor.parcel` writes them."""
+
+    changed: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str, int], ...] = ()
+
+
 class Stage:
-    """A job's folder on the host as it arrives here, beside where its artefacts will be."""
+    """A job's folder on the host as it arrives here, in a folder of ours beside where its artefacts will be.
+
+    The parcel is unpacked in `job`, below that folder: no record reaches what is ours.
+    """
 
     def __init__(self, into: Path, caps: Caps) -> None:
         self._into = into
         self._caps = caps
         self._folder = into.with_name(into.name + INCOMING)
+        self._job = self._folder / "job"
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         self._folder.mkdir(0o700)  # nothing in it is masked yet
-        self.unpacker = Unpacker(str(self._folder), caps.bytes + LOG_ROOM, 3 * caps.files + 100)
+        self._job.mkdir(0o700)
+        most = 3 * caps.files + 100
+        self.unpacker = Unpacker(str(self._job), caps.bytes + LOG_ROOM, most, EXPECTED)
 
     def settle(self, values: Mapping[str, str]) -> Collected:
         """What arrived becomes `into`, sieved as on this computer. Raises BadParcel if it is not whole."""
-        end = self.unpacker.end
-        if end is None:
+        if self.unpacker.end is None:
             raise BadParcel("the stream ended before it was whole")
-        left_out = [LeftOut(printable(unwire(name)), why, size) for name, why, size in end["left_out"]]
-        for name in map(unwire, end["changed"]):
-            os.unlink(self._folder / name)
-            left_out.append(LeftOut(printable(name.removeprefix("out/")), CHANGED))
-        if left_out:
-            (self._folder / LEFT_OUT).write_bytes(msgspec.json.encode(left_out))
-        try:
-            note = (self._folder / "job.json").read_bytes()
-        except FileNotFoundError:
-            note = b""
-        names = secret_names(note)
+        stayed = self._stayed(self.unpacker.end)
+        names = secret_names(read_file(str(self._job / "job.json"), NOTE_CAP) or b"")
         unknown = [name for name in names if name not in values]
         if unknown:
-            return Collected(problem=f"left out: {unknown[0]} has no value here, so nothing could be masked")
-        return bring_home(self._folder, self._into, Secrets(values, names), self._caps)
+            return Collected(problem=_no_value(unknown[0]))
+        note = self._folder / LEFT_OUT
+        return bring_home(self._job, self._into, Secrets(values, names), self._caps, stayed, note)
+
+    def _stayed(self, told: dict[str, Any]) -> list[LeftOut]:
+        """What did not come, or came and is no good: that is removed. Raises ForgedParcel."""
+        try:
+            end = msgspec.convert(told, ParcelEnd)
+        except msgspec.ValidationError as err:
+            raise ForgedParcel(f"its end is none: {err}") from None
+        if len(end.left_out) > MOST_TOLD:
+            raise ForgedParcel("it leaves out more than it may list")
+        stayed = [
+            LeftOut(printable(unwire(name))[:NAME_CAP], why[:REASON_CAP], size)
+            for name, why, size in end.left_out
+        ]
+        for name in map(unwire, end.changed):
+            if name not in self.unpacker.files:  # it was checked when it was made
+                raise ForgedParcel(f"{name[:80]!r} is said to have changed and did not come")
+            self.unpacker.files.discard(name)
+            os.unlink(self._job / name)
+            stayed.append(LeftOut(printable(name.removeprefix("out/")), CHANGED))
+        return stayed
 
     def remove(self) -> None:
         self.unpacker.close()
@@ -214,11 +250,15 @@ class Stage:
 
 
 def secret_names(note: bytes) -> tuple[str, ...]:
-    """Those of a job, by its job.json."""
+    """Those of a job, by its job.json. Raises ForgedParcel."""
     try:
         return msgspec.json.decode(note, type=JobNote).secret_names
-    except msgspec.DecodeError as err:
-        raise BadParcel(f"its job.json cannot be read: {err}") from err
+    except UNREADABLE as err:
+        raise ForgedParcel(f"its job.json cannot be read: {err}") from None
+
+
+def _no_value(name: str) -> str:
+    return f"left out: {printable(name)[:80]} has no value here, so nothing could be masked"
 
 
 # -- bundles -------------------------------------------------------------------------------------

@@ -20,10 +20,18 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 18
 LINE_CAP = 16 << 20
+RECORD_CAP = 1 << 16
+"""Bytes of a record, but for the last one: room for a name and a target, each byte written as `\\u00ff`."""
+NAME_CAP, PART_CAP = 4096, 255
+LATEST_NS = 1 << 62
 
 
 class BadParcel(OSError):
     """The stream is not a parcel, is not whole, or holds what it must not."""
+
+
+class ForgedParcel(BadParcel):
+    """It holds what no packer of ours writes: to ask for it again would not help."""
 
 
 def wire(name: str) -> str:
@@ -31,7 +39,29 @@ def wire(name: str) -> str:
 
 
 def unwire(name: str) -> str:
-    return os.fsdecode(name.encode("latin-1"))
+    """The name behind what `wire` made, whatever it leads to. Raises ForgedParcel."""
+    try:
+        return os.fsdecode(name.encode("latin-1"))
+    except (UnicodeError, AttributeError):
+        raise ForgedParcel(f"{str(name)[:80]!r} is no name") from None
+
+
+def inner_name(wired: str) -> str:
+    """The name behind what `wire` made, if it stays below where it starts. Raises ForgedParcel."""
+    name = unwire(wired)
+    parts = name.split("/")
+    if (
+        any(part in ("", ".", "..") or len(os.fsencode(part)) > PART_CAP for part in parts)
+        or "\0" in name
+        or len(wired) > NAME_CAP
+    ):
+        raise ForgedParcel(f"{wired[:80]!r} is no name for a file in here")
+    return name
+
+
+def file_time(mtime_ns: int) -> int:
+    """A time that every file system takes."""
+    return min(max(mtime_ns, 0), LATEST_NS)
 
 
 class Packer:
@@ -89,18 +119,27 @@ class Unpacker:
     """Makes the files of a parcel under an empty folder `top`, and nothing anywhere else.
 
     `feed` it; once `end` is set the parcel was whole. Raises BadParcel, or OSError if it cannot write.
-    Links are made last: no record can lead through one.
+    Links are made last: no record can lead through one. `expected` says what may be at the top, each name
+    with its kind ("file", "folder"); None: anything.
     """
 
-    def __init__(self, top: str, bytes_cap: int = 1 << 62, count_cap: int = 1 << 62) -> None:
+    def __init__(
+        self,
+        top: str,
+        bytes_cap: int = 1 << 62,
+        count_cap: int = 1 << 62,
+        expected: dict[str, str] | None = None,
+    ) -> None:
         self.end: dict[str, Any] | None = None
+        self.files: set[str] = set()
         self._top = top
         self._bytes_left = bytes_cap
         self._count_left = count_cap
+        self._expected = expected
         self._sum = hasher()
         self._rest = b""
         self._folders = {""}
-        self._links: list[tuple[str, str]] = []
+        self._links: dict[str, str] = {}
         self._file: int | None = None
         self._size_left = 0
         self._mtime = 0
@@ -119,7 +158,7 @@ class Unpacker:
             start = stop + 1
         self._rest = data[start:]
         if len(self._rest) > LINE_CAP:
-            raise BadParcel("a record is too long")
+            raise ForgedParcel("a record is too long")
 
     def close(self) -> None:
         if self._file is not None:
@@ -128,45 +167,54 @@ class Unpacker:
 
     def _line(self, line: bytes) -> None:
         if self.end is not None:
-            raise BadParcel("something follows the end")
+            raise ForgedParcel("something follows the end")
         try:
             record = json.loads(line)
             if "end" in record:
                 return self._finish(record)
             self._count_left -= 1
             if self._count_left < 0:
-                raise BadParcel("it holds more than was agreed")
+                raise ForgedParcel("it holds more than was agreed")
+            if len(line) > RECORD_CAP:
+                raise ForgedParcel("a record is too long")
             self._sum.update(line)
             return self._make(record)
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
-            raise BadParcel(f"not a record: {err}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as err:
+            raise ForgedParcel(f"not a record: {str(err)[:200]}") from None
 
     def _make(self, record: dict[str, Any]) -> None:
         if "folder" in record:
-            name = self._checked(record["folder"])
+            name = self._checked(record["folder"], "folder")
             os.mkdir(f"{self._top}/{name}", 0o700)
             self._folders.add(name)
         elif "link" in record:
-            self._links.append((self._checked(record["link"]), unwire(record["to"])))
+            name, target = self._checked(record["link"], "link"), unwire(record["to"])
+            if not target or "\0" in target or len(target) > NAME_CAP:
+                raise ForgedParcel(f"{name[:80]!r} links to what is no name")
+            self._links[name] = target
         else:
-            self._open(self._checked(record["file"]), record)
+            self._open(self._checked(record["file"], "file"), record)
 
-    def _checked(self, wired: str) -> str:
-        """The name, if it stays inside: its parent is a folder that this parcel has made."""
-        name = unwire(wired)
-        parent, _, last = name.rpartition("/")
-        if last in ("", ".", "..") or "\0" in name or parent not in self._folders:
-            raise BadParcel(f"{wired!r} is no name for a file in here")
+    def _checked(self, wired: str, kind: str) -> str:
+        """The name, if it is a new one and stays inside: its parent is a folder that this parcel has made."""
+        name = inner_name(wired)
+        parent, _, _ = name.rpartition("/")
+        if parent not in self._folders or name in self.files or name in self._folders or name in self._links:
+            raise ForgedParcel(f"{wired[:80]!r} is no name for a file in here")
+        if not parent and self._expected is not None and self._expected.get(name) != kind:
+            raise ForgedParcel(f"{wired[:80]!r} has no place at its top")
         return name
 
     def _open(self, name: str, record: dict[str, Any]) -> None:
         size, mode = int(record["size"]), int(record["mode"]) & 0o777 | 0o600
+        mtime = file_time(int(record["mtime"]))
         self._bytes_left -= size
         if size < 0 or self._bytes_left < 0:
-            raise BadParcel("it holds more than was agreed")
+            raise ForgedParcel("it holds more than was agreed")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._file = os.open(f"{self._top}/{name}", flags, mode)
-        self._size_left, self._mtime = size, int(record["mtime"])
+        self.files.add(name)
+        self._size_left, self._mtime = size, mtime
         if not size:
             self._write(b"")
 
@@ -186,6 +234,6 @@ class Unpacker:
     def _finish(self, record: dict[str, Any]) -> None:
         if record["end"] != self._sum.hexdigest():
             raise BadParcel("its checksum is wrong")
-        for name, target in self._links:
+        for name, target in self._links.items():
             os.symlink(target, f"{self._top}/{name}")
         self.end = record

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DELETING = "deleting"
 ADDRESS_BYTES = 100
 QUIT_S = 10.0
+ANSWER_CAP = 1 << 16
 
 
 def open_socket(directory: Path, timeout_s: float = 5.0) -> socket.socket:
@@ -62,9 +63,14 @@ def order(directory: Path, message: dict[str, Any], timeout_s: float) -> None:
     with open_socket(directory, timeout_s) as sock, sock.makefile("rwb") as file:
         file.write(json.dumps({"n": 1, **message}).encode() + b"\n")
         file.flush()
-        answer = json.loads(file.readline() or b'{"error": "no answer"}')
-    if "error" in answer:
-        raise OSError(str(answer["error"]))
+        line = file.readline(ANSWER_CAP) or b'{"error": "no answer"}'
+    try:
+        answer = json.loads(line)
+        error = answer.get("error")
+    except (ValueError, AttributeError, RecursionError):
+        error = "nonsense"
+    if error is not None:
+        raise OSError(str(error)[:200])
 
 
 def halt_machine(directory: Path) -> None:
