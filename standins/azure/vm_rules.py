@@ -149,10 +149,14 @@ class VmRules:
                 f"The selected VM size '{size.name}' cannot boot Hypervisor Generation "
                 f"'{image.generation[1:]}'.",
             )
-        security = dig(properties, "securityProfile.securityType") or "Standard"
-        if security not in ("Standard", "TrustedLaunch", "ConfidentialVM"):
-            raise invalid(f"Invalid securityType '{security}'.", "securityProfile.securityType")
-        if security == "TrustedLaunch" and image.generation == "V1":
+        # "Standard" is what who names none gets; to name it takes a feature that few subscriptions have
+        security = str(dig(properties, "securityProfile.securityType") or "").lower()
+        if security not in ("", "trustedlaunch", "confidentialvm"):
+            raise invalid(
+                "The value of parameter securityProfile.securityType is invalid.",
+                "securityProfile.securityType",
+            )
+        if security == "trustedlaunch" and image.generation == "V1":
             raise ArmError(400, "BadRequest", "Security type 'TrustedLaunch' needs a generation 2 image.")
         smallest = dig(properties, "storageProfile.osDisk.diskSizeGB")
         if smallest is not None and smallest < image.size_gib:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from evalfleet.model import MachineId
+from evalfleet.places.azure.names import names_of
+from evalfleet.places.azure.template import Build
 from tests.cloud.rest import Json, vm_body
 
 SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#"
@@ -71,3 +74,28 @@ def template() -> Json:
             }
         },
     }
+
+
+def build(security_type: str, spot: bool = False) -> Build:
+    """What the place `azure` would make."""
+    return Build(
+        root="/subscriptions/s/resourceGroups/rg",
+        names=names_of(MachineId("pool-abc123-1")),
+        region="eastus",
+        zone="1",
+        size="Standard_D4s_v5",
+        spot=spot,
+        image="Canonical:ubuntu-24_04-lts:server:latest",
+        security_type=security_type,
+        disk="StandardSSD_LRS",
+        disk_gb=128,
+        user="azureuser",
+        public_key="ssh-ed25519 AAAA",
+        custom_data="#cloud-config",
+        subnet="/subnet",
+        nsg="/nsg",
+        public_ip=True,
+        identity="/identity",
+        tags={"a": "b"},
+        shutdown_at=0.0,
+    )

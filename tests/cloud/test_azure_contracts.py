@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from evalfleet.places.azure.template import ADDRESS, NIC, VM, deployment
 from standins.azure import StandIn
 from tests.cloud.rest import Json, Rest, vm_body
+from tests.cloud.templates import build
 
 FOLDER = os.environ.get("AZURE_CONTRACTS", "")
 VERSION = "2024-07-01"
@@ -119,6 +121,18 @@ def test_what_tests_send_is_what_azure_takes() -> None:
     body["properties"]["vmId"] = "mine"
     complaints = check(body, "Microsoft.Compute/virtualMachines", sent=True)
     assert len(complaints) == 2, "the check itself finds mistakes"
+
+
+@pytest.mark.parametrize("security_type", ["Standard", "TrustedLaunch"])
+@pytest.mark.parametrize("spot", [False, True])
+def test_what_we_deploy_is_what_azure_takes(security_type: str, spot: bool) -> None:
+    resources: list[Json] = deployment(build(security_type, spot))["properties"]["template"]["resources"]
+    described = [each for each in resources if each["type"] in (VM, NIC, ADDRESS)]
+    assert len(described) == 3
+    for each in described:
+        sent = {key: value for key, value in each.items() if key not in ("type", "apiVersion", "dependsOn")}
+        assert each["apiVersion"] == VERSION
+        assert check(sent, each["type"], sent=True) == []
 
 
 RULE = {

@@ -37,6 +37,8 @@ BAD_MACHINES = [
     ("properties.storageProfile.osDisk.diskSizeGB", 10, "InvalidParameter"),
     ("properties.storageProfile.osDisk.managedDisk.storageAccountType", "Gold_LRS", "InvalidParameter"),
     ("properties.evictionPolicy", "Delete", "InvalidParameter"),
+    ("properties.securityProfile.securityType", "Standard", "InvalidParameter"),
+    ("properties.securityProfile.securityType", "standard", "InvalidParameter"),
     ("properties.networkProfile.networkInterfaces", [], "InvalidParameter"),
 ]
 

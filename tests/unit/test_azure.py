@@ -22,9 +22,10 @@ from evalfleet.places.azure.names import moment, names_of, plain, stamp
 from evalfleet.places.azure.prices import AzurePriceBook, disk
 from evalfleet.places.azure.refusals import fault_of, refusal
 from evalfleet.places.azure.sizes import size_of
-from evalfleet.places.azure.template import cloud_config, literal
+from evalfleet.places.azure.template import COMPUTE, VM, cloud_config, deployment, literal
 from evalfleet.places.vm.keys import SshKeys
 from evalfleet.ports import PlaceContext
+from tests.cloud.templates import build
 
 ENVIRON = {"AZURE_SUBSCRIPTION_ID": "s"}
 OPEN: dict[str, Any] = {"ssh_from": ("192.0.2.7/32",)}
@@ -248,3 +249,17 @@ def test_the_host_key_survives_the_way_through_custom_data(tmp_path: Path) -> No
 def test_tags_are_no_expressions() -> None:
     assert literal("[secret()]") == "[[secret()]"
     assert literal("plain") == "plain"
+
+
+def test_a_plain_machine_names_no_security_type() -> None:
+    """Azure refuses "Standard" by name before 2025-11-01; from then on who names none gets TrustedLaunch."""
+    assert COMPUTE < "2025-11-01"
+    for security_type, profile in (
+        ("Standard", None),
+        ("TrustedLaunch", {"securityType": "TrustedLaunch"}),
+    ):
+        resources: list[dict[str, Any]] = deployment(build(security_type))["properties"]["template"][
+            "resources"
+        ]
+        (vm,) = [each for each in resources if each["type"] == VM]
+        assert vm["properties"].get("securityProfile") == profile

@@ -23,6 +23,9 @@ COMPUTE, GALLERIES, DISKS, NETWORK, SCHEDULES, RESOURCES = (
     "2018-09-15",
     "2021-04-01",
 )
+STANDARD = "Standard"
+"""The security type that is never named: before 2025-11-01 Azure refuses the name, and gives it to who names
+none. From then on it is the other way round, so COMPUTE must stay below until that is changed, too."""
 SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#"
 VM = "Microsoft.Compute/virtualMachines"
 DISK = "Microsoft.Compute/disks"
@@ -133,9 +136,10 @@ def _vm(build: Build) -> Json:
         "storageProfile": {"imageReference": image_of(build.image), "osDisk": _disk(build)},
         "osProfile": _os(build),
         "networkProfile": {"networkInterfaces": [{"id": nic, "properties": {"deleteOption": "Delete"}}]},
-        "securityProfile": {"securityType": build.security_type},
         "diagnosticsProfile": {"bootDiagnostics": {"enabled": True}},
     }
+    if build.security_type != STANDARD:
+        properties["securityProfile"] = {"securityType": build.security_type}
     if build.spot:
         # deallocated, not deleted: so we see that it was evicted, and delete it ourselves
         properties |= {"priority": "Spot", "evictionPolicy": "Deallocate", "billingProfile": {"maxPrice": -1}}
