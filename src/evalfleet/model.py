@@ -180,7 +180,10 @@ EndReason = Literal[
 
 
 class Ended(Struct, frozen=True, omit_defaults=True):
-    """How a job ended, as its host (or service) tells it. `result` is result.json, unparsed."""
+    """How a job ended, as its host (or service) tells it. `result` is result.json, unparsed.
+
+    `unusable`: why there is one that was not brought; it ends the sentence "result.json ...".
+    """
 
     reason: EndReason
     exit_code: int | None = None
@@ -188,6 +191,7 @@ class Ended(Struct, frozen=True, omit_defaults=True):
     result: bytes | None = None
     node: str = ""
     detail: str = ""
+    unusable: str = ""
 
 
 class Collected(Struct, frozen=True, omit_defaults=True):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from evalfleet.events import AttemptEnded
+from evalfleet.model import Broken
 from tests.e2e.harness import Fleet, task, tasks, until
 
 KEYS = {
@@ -218,6 +219,20 @@ def test_a_huge_log_is_capped(fleet: Fleet) -> None:
     assert len(content) < 60_000_000
     assert content.startswith(b"first")
     assert content.rstrip().endswith(b"last")
+
+
+def test_a_result_over_the_cap_is_called_so(fleet: Fleet) -> None:
+    fleet.bench([task("a", 'head -c 2000000 /dev/zero >"$EVALFLEET_OUT/result.json"')])
+    assert fleet.run("--attempts", "1").code == 1
+    (told,) = [each.outcome for each in fleet.recorded(AttemptEnded)]
+    assert isinstance(told, Broken)
+    assert told.detail.startswith("result.json is larger than 1 MB (exit code 0)")
+
+
+def test_an_agents_output_does_not_command_the_terminal(fleet: Fleet) -> None:
+    fleet.bench([task("a", "printf 'red \\033[31m\\007\\302\\233 tab\\tend\\n'; score 1")])
+    assert fleet.run().code == 0
+    assert fleet("logs", "r", "a").out == "red ^[[31m^G\\x9b tab\tend\n"
 
 
 def test_selection(fleet: Fleet) -> None:

@@ -59,6 +59,8 @@ def outcome_of(
     not be run or was killed.
     """
     result = None if ended.result is None else read_result(ended.result)
+    if result is None and ended.unusable:
+        result = Unusable(ended.unusable)
     if isinstance(result, Scored | Broken):
         return result
     if ended.reason == "timed_out":

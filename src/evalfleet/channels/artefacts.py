@@ -83,7 +83,7 @@ class LocalMover:
         names = _secret_names(folder)
         unknown = [name for name in names if name not in self._secrets]
         if unknown:
-            return Collected(problem=f"left out: {unknown[0]} has no value here, so nothing could be masked")
+            return Collected(problem=no_value(unknown[0]))
         if not names and (plain := bring_home_plain(folder, str(into))) is not None:
             return plain  # a thread would cost more than the work
         secrets = Secrets(self._secrets, names)
@@ -96,6 +96,12 @@ def _secret_names(folder: str) -> tuple[str, ...]:
         return msgspec.json.decode(note, type=JobNote).secret_names
     except UNREADABLE:
         return ()
+
+
+def no_value(secret: str) -> str:
+    """The problem of artefacts whose secrets are not known here. A job may have made the name up."""
+    shown = "".join(c if c.isprintable() else "?" for c in secret[:80])
+    return f"left out: {shown} has no value here, so nothing could be masked"
 
 
 def bring_home_plain(folder: str, into: str) -> Collected | None:
@@ -299,7 +305,7 @@ class Sieve:
             if about.st_mode & 0o600 != 0o600 and about.st_nlink == 1:
                 with contextlib.suppress(PermissionError):
                     os.chmod(path, about.st_mode | 0o600)
-            with open(path, "rb", opener=_opener) as file:
+            with open(path, "rb", opener=plain_opener) as file:
                 return CONTAINS_SECRET if self._secrets and self._secrets.found_in(file) else ""
         except OSError as err:
             return f"unreadable: {err.strerror}"
@@ -386,7 +392,7 @@ def _place_log(log: Path, target: Path, secrets: Secrets) -> None:
         _link_log(str(log), str(target))
         return
     try:
-        fd = _opener(str(log), os.O_RDONLY)
+        fd = plain_opener(str(log), os.O_RDONLY)
     except OSError:
         return  # there is none, or it is no file
     with os.fdopen(fd, "rb") as source, _new_file(target) as copy:
@@ -400,7 +406,7 @@ def _link_log(log: str, target: str) -> None:
             os.link(log, target, follow_symlinks=False)
 
 
-def _opener(path: str, flags: int) -> int:
+def plain_opener(path: str, flags: int) -> int:
     """For files of a job's making: a link does not lead us away, a pipe does not block us. Raises OSError."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -20,7 +20,10 @@ LINE_CAP = 16 << 20
 
 
 class Incoming(Struct):
-    """An answer (`n`) or a push; the fields of all kinds."""
+    """An answer (`n`) or a push; the fields of all kinds.
+
+    `result_bytes`: how large a result.json is that is too large to be told.
+    """
 
     n: int | None = None
     push: str = ""
@@ -33,6 +36,7 @@ class Incoming(Struct):
     seconds: float = 0.0
     result: str | None = None
     result64: bytes | None = None
+    result_bytes: int = 0
     pid: int = 0
     hash: str = ""
     jobs: Raw = Raw(b"{}")

@@ -470,14 +470,16 @@ class Resident:
         """How a job ended, within bounds: the machine may tell anything."""
         result = message.result.encode() if message.result is not None else message.result64
         detail, code = message.detail[-DETAIL_CAP:], message.exit_code
-        if result is not None and len(result) > RESULT_CAP:
-            result, detail = None, f"its result.json is larger than {RESULT_CAP >> 20} MB"
+        unusable = ""
+        if message.result_bytes > RESULT_CAP or (result is not None and len(result) > RESULT_CAP):
+            result, unusable = None, f"is larger than {RESULT_CAP >> 20} MB"
         return Ended(
             message.reason,
             code if code is not None and abs(code) < HIGHEST_CODE else None,
             min(max(message.seconds, 0.0), LONGEST_S),
             self._secrets.mask(result) if result is not None else None,
             detail=self._secrets.mask_end(detail),
+            unusable=unusable,
         )
 
     def _fail(self, err: BaseException) -> None:

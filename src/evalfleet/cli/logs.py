@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from evalfleet.channels.secrecy import Secrets
 
 LOOK_S = 0.3
+_SHOWN = {code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\r\t"}
+_SHOWN |= {code: f"\\x{code:02x}" for code in range(128, 160)}
+"""Control characters as `cat -v` shows them: an agent's output must not command the reader's terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,13 +133,15 @@ class _Tail:
 
     def _write(self, data: bytes) -> None:
         self._shown += len(data)
-        sys.stdout.write(data.decode("utf-8", "replace"))
+        sys.stdout.write(data.decode("utf-8", "replace").translate(_SHOWN))
         sys.stdout.flush()
 
 
 def _read_from(path: Path, position: int) -> bytes:
+    from evalfleet.channels.artefacts import plain_opener
+
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=plain_opener) as file:
             file.seek(position)
             return file.read()
     except OSError:

@@ -22,6 +22,7 @@ from evalfleet.channels.artefacts import (
     JobNote,
     LeftOut,
     bring_home,
+    no_value,
     printable,
     tally,
 )
@@ -220,7 +221,7 @@ class Stage:
         names = secret_names(read_file(str(self._job / "job.json"), NOTE_CAP) or b"")
         unknown = [name for name in names if name not in values]
         if unknown:
-            return Collected(problem=_no_value(unknown[0]))
+            return Collected(problem=no_value(unknown[0]))
         note = self._folder / LEFT_OUT
         return bring_home(self._job, self._into, Secrets(values, names), self._caps, stayed, note)
 
@@ -255,10 +256,6 @@ def secret_names(note: bytes) -> tuple[str, ...]:
         return msgspec.json.decode(note, type=JobNote).secret_names
     except UNREADABLE as err:
         raise ForgedParcel(f"its job.json cannot be read: {err}") from None
-
-
-def _no_value(name: str) -> str:
-    return f"left out: {printable(name)[:80]} has no value here, so nothing could be masked"
 
 
 # -- bundles -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import os
+import stat
 import time
 
 from .files import job_name, read_file
@@ -102,6 +103,16 @@ class Job:
             told["said"] = self.log.last_line()
         return told
 
+    def result_bytes(self) -> int:
+        """The size of a result.json, which may be too large to be told."""
+        for name in ("/out/result.json", "/result.json"):
+            try:
+                about = os.lstat(self.path + name)
+            except OSError:
+                continue
+            return about.st_size if stat.S_ISREG(about.st_mode) else 0
+        return 0
+
     def how(self) -> dict[str, Any]:
         """How it ended, with its result: what a controller is told."""
         told: dict[str, Any] = {"job": self.id, "reason": self.reason, "seconds": round(self.seconds, 3)}
@@ -116,6 +127,10 @@ class Job:
                 told["result"] = result.decode()
             except UnicodeDecodeError:
                 told["result64"] = binascii.b2a_base64(result, newline=False).decode()
+        else:
+            size = self.result_bytes()
+            if size > RESULT_CAP:
+                told["result_bytes"] = size
         if self.detail:
             told["detail"] = self.detail
         elif result is None or self.code != 0:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NO_MACHINE = 96
 START_S = 15.0
 LONGEST = 108
+ANSWER_CAP = 1 << 16
 
 
 def verb(name: str) -> int:
@@ -138,7 +139,8 @@ def upgraded(request: dict[str, Any]) -> socket.socket:
         about = ask(file, {"op": "ping"})
         if about.get("hash") == request["hash"]:
             return sock
-        now = not set(about.get("protocols", [1])).intersection(request["protocols"])
+        spoken = about.get("protocols")
+        now = not any(each in request["protocols"] for each in (spoken if isinstance(spoken, list) else [1]))
         plea = {"op": "leave", "run": request["run"], "epoch": request["epoch"], "now": now}
         if ask(file, plea).get("state") == "leaving":
             while file.read(1 << 16):
@@ -151,10 +153,10 @@ def ask(file: Any, message: dict[str, Any]) -> dict[str, Any]:
     try:
         file.write(json.dumps({"n": 1, **message}).encode() + b"\n")
         file.flush()
-        answer: dict[str, Any] = json.loads(file.readline() or b"{}")
-        return answer
-    except OSError:
-        return {}
+        answer = json.loads(file.readline(ANSWER_CAP) or b"{}")
+    except (OSError, ValueError, RecursionError):
+        return {}  # a job may have taken its place: what it says, the controller shall see
+    return answer if isinstance(answer, dict) else {}
 
 
 def carry(sock: socket.socket) -> None:

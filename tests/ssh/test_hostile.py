@@ -1,0 +1,204 @@
+"""Hosts that are not on our side: their supervisor's place is taken, their logins and streams never end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import tracemalloc
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.channels.ssh.words import HostRefused
+from evalfleet.errors import ChannelError
+from evalfleet.events import MachineCondemned
+from evalfleet.journal import Store
+from evalfleet.model import AttemptId
+from tests import parcels
+
+from .fleet import Fleet, Sshd
+from .test_channel import machine, shell
+from .test_run import results, start
+
+JOB = AttemptId("t.0")
+BENCH = """\
+name = "b"
+tasks = "tasks.jsonl"
+command = ["sh", "run.sh", "{task_id}"]
+files = ["run.sh", "takeover.py"]
+timeout_s = 60
+"""
+SCRIPT = """\
+if [ "$1" = evil ]; then
+    setsid python3 takeover.py "${EVALFLEET_OUT%/jobs/*}" VICTIM MODE &
+    sleep 50
+fi
+echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"
+"""
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """A file of the controller's user, which is afterwards as it was."""
+    home = tmp_path / "user"
+    home.mkdir()
+    (home / "authorized_keys").write_text("precious\n")
+    before = parcels.seen(home)
+    yield home / "authorized_keys"
+    assert parcels.seen(home) == before
+
+
+def run(folder: Path, hosts: Fleet, victim: Path, mode: str) -> tuple[subprocess.Popen[str], str]:
+    folder.mkdir()
+    (folder / "b.toml").write_text(BENCH)
+    (folder / "run.sh").write_text(SCRIPT.replace("VICTIM", str(victim)).replace("MODE", mode))
+    (folder / "takeover.py").write_text(Path(__file__).with_name("takeover.py").read_text())
+    ids = ["evil", *(f"good_{n}" for n in range(4))]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps({"id": id}) + "\n" for id in ids))
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in hosts.settings().items())
+    (folder / "evalfleet.toml").write_text(f'[places.lab3]\nkind = "ssh"\n{keys}')
+    words = ("run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r", "--attempts", "1")
+    process = start(folder, *words)
+    try:
+        return process, process.communicate(timeout=110)[0]
+    finally:
+        process.kill()  # nothing, if it has ended
+
+
+def test_a_supervisor_that_an_agent_replaced_cannot_reach_our_files(
+    hosts: Fleet, tmp_path: Path, victim: Path
+) -> None:
+    folder = tmp_path / "f"
+    process, said = run(folder, hosts, victim, "parcel")
+    assert "Traceback" not in said
+    assert process.returncode == 0, said
+    told = results(folder)
+    assert (told["scored"], told["broken"], told["status"]) == (5, 0, "done")
+    assert "artefacts of evil.0 are not complete: 'log' has no place at its top" in said
+    assert list((folder / "results/r/evil").iterdir()) == []
+
+
+@pytest.mark.parametrize(("mode", "words"), [("nonsense", "nonsense"), ("endless", "a line of more than")])
+def test_a_supervisor_that_talks_nonsense_costs_its_own_machine_alone(
+    hosts: Fleet, tmp_path: Path, victim: Path, mode: str, words: str
+) -> None:
+    folder = tmp_path / "f"
+    process, said = run(folder, hosts, victim, mode)
+    assert "Traceback" not in said
+    assert process.returncode == 1, said
+    told = results(folder)
+    assert (told["scored"], told["broken"]) == (4, 1)
+    store = Store.open(folder / "results", create=False, read_only=True)
+    events = [record.event for record in store.read("r")]
+    details = [event.detail for event in events if isinstance(event, MachineCondemned) and event.cause]
+    assert len(details) == 1, details
+    assert "no supervisor of ours" in details[0]
+    assert words in details[0]
+
+
+# -- what does not end ------------------------------------------------------------------------------
+
+
+def in_little_memory(test: Callable[[], Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, None]:
+    async def measured() -> None:
+        tracemalloc.start()
+        try:
+            await test()
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 40_000_000, f"{most} bytes of memory"
+
+    return measured()
+
+
+@pytest.mark.parametrize("where", ["", " >&2"])
+async def test_a_login_that_prints_without_end_is_refused(hosts: Fleet, where: str) -> None:
+    async def test() -> None:
+        profile = hosts.hosts[0].home / ".bashrc"
+        profile.write_text(f"yes spam{where}\n")
+        lot = hosts.lot(hosts.hosts[0].name)
+        try:
+            for call in (lot.machines(), lot.ask("halt", "pool-abc123-1")):
+                with pytest.raises(HostRefused, match=r"printed more than 1 MB .*bashrc"):
+                    await call
+        finally:
+            profile.unlink()
+            await lot.host.close()
+
+    await in_little_memory(test)
+
+
+async def test_a_login_that_begins_to_print_without_end_is_refused(hosts: Fleet) -> None:
+    async with machine(hosts) as (_, made, channel):
+        host = host_of(hosts, made.address)
+
+        async def test() -> None:
+            profile = host.home / ".bashrc"
+            profile.write_text("yes spam\n")
+            try:
+                with pytest.raises(HostRefused, match="printed more than 1 MB"):
+                    await channel.probe(None)
+            finally:
+                profile.unlink()
+
+        await in_little_memory(test)
+
+
+async def test_a_login_that_prints_some_lines_is_borne(hosts: Fleet) -> None:
+    for host in hosts.hosts:
+        (host.home / ".bashrc").write_text("seq 1000; seq 10 >&2\n")
+    try:
+        async with machine(hosts) as (_, _, channel):
+            await channel.start(shell(JOB, "exit 3"))
+            assert (await channel.ended(JOB)).exit_code == 3
+    finally:
+        for host in hosts.hosts:
+            (host.home / ".bashrc").unlink()
+
+
+def host_of(hosts: Fleet, address: str) -> Sshd:
+    return next(host for host in hosts.hosts if host.name == address)
+
+
+PACKS = """#!/bin/sh
+case "$*" in
+*.pyz\\ pack) cd {folder}; echo >>tries; {does} ;;
+*) exec python3 "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "problem"),
+    [
+        ("cat parcel", "has no place at its top"),
+        ("yes >&2", "printed more than 1 MB"),
+        ("yes", "not a record"),
+        ("tr '\\\\0' x </dev/zero", "a record is too long"),
+    ],
+)
+async def test_a_stream_of_another_making(
+    hosts: Fleet, tmp_path: Path, victim: Path, does: str, problem: str
+) -> None:
+    there, into = tmp_path / "there", tmp_path / "here" / "t.0"
+    there.mkdir()
+    top = parcels.link("left_out.json", str(victim))
+    (there / "parcel").write_bytes(parcels.parcel(top, left_out=[["a", "b", 1]]))
+    (there / "python").write_text(PACKS.format(folder=there, does=does))
+    (there / "python").chmod(0o755)
+    async with machine(hosts, python=str(there / "python")) as (_, _, channel):
+        await channel.start(shell(JOB, 'head -c 1000000 /dev/zero >"$EVALFLEET_OUT/big"'))
+        await channel.ended(JOB)
+
+        async def test() -> None:
+            async with asyncio.timeout(60):
+                with pytest.raises((ChannelError, OSError), match=problem):
+                    await channel.collect(JOB, into)
+
+        await in_little_memory(test)
+        assert list(into.parent.iterdir()) == []
+        assert (there / "tries").read_text() == "\n", "it was asked again for what can never be right"
