@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from evalfleet.channels.artefacts import Caps
 from evalfleet.channels.link import Incoming
 from evalfleet.channels.resident import Resident
-from evalfleet.channels.ssh.asking import Lot
+from evalfleet.channels.ssh.host_home import Lot
 from evalfleet.channels.ssh.hosts import Host
 from evalfleet.channels.ssh.mover import SshMover, Stage
-from evalfleet.channels.ssh.words import Access, target
+from evalfleet.channels.ssh.target import Access, target
 from evalfleet.channels.supervisor.parcel import BadParcel
 from evalfleet.errors import ChannelError, MachineForged, StaleController
 from evalfleet.model import AttemptId, Command, Ended, Job
@@ -326,13 +326,10 @@ def test_any_parcel_stays_in_its_folder(
         (top / "home").mkdir()
         (top / "home" / ".bashrc").write_text("precious\n")
         before = parcels.seen(top / "home")
-        for way, collect in (
-            ("a", lambda into: asyncio.run(fetched(parcel, into))),
-            ("b", lambda into: streamed(parcel, into, chunk)),
-        ):
+        for way in ("a", "b"):
             into = top / way / "t.0"
             into.parent.mkdir()
-            check_told(collect(into))
+            check_told(asyncio.run(fetched(parcel, into)) if way == "a" else streamed(parcel, into, chunk))
             parcels.check_home(into)
         assert parcels.seen(top / "home") == before
         assert {path.name for path in top.iterdir()} == {"home", "a", "b"}

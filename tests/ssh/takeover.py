@@ -14,12 +14,13 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 machine, victim, mode = sys.argv[1:]
 job = os.environ["EVALFLEET_JOB"]
 
 
-def record(content: bytes = b"", **fields: object) -> bytes:
+def record(content: bytes = b"", **fields: Any) -> bytes:
     return json.dumps(fields).encode() + b"\n" + content
 
 
@@ -30,7 +31,7 @@ def parcel() -> str:
     return base64.b64encode(body + end).decode()
 
 
-def answer(message: dict[str, object]) -> bytes:
+def answer(message: dict[str, Any]) -> bytes:
     n, op = message.get("n"), message["op"]
     if op == "ping":
         return record(n=n, protocols=[1])
@@ -38,7 +39,13 @@ def answer(message: dict[str, object]) -> bytes:
         return b"\xff nonsense\n"
     if mode == "endless":
         return b"x" * (17 << 20)
-    end = {"job": job, "reason": "exited", "exit_code": 0, "result": '{"score": 1}', "data": parcel()}
+    end: dict[str, Any] = {
+        "job": job,
+        "reason": "exited",
+        "exit_code": 0,
+        "result": '{"score": 1}',
+        "data": parcel(),
+    }
     if op == "hello":
         return record(n=n, jobs={job: "running"}) + record(push="ended", **end)
     if op == "how":

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.ssh.words import HostRefused
+from evalfleet.channels.ssh.target import HostRefused
 from evalfleet.errors import ChannelError
 from evalfleet.events import MachineCondemned
 from evalfleet.journal import Store

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from evalfleet.channels.secrecy import Secrets
 
 LOOK_S = 0.3
-_SHOWN = {code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\r\t"}
-_SHOWN |= {code: f"\\x{code:02x}" for code in range(128, 160)}
+_SHOWN = {
+    **{code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\r\t"},
+    **{code: f"\\x{code:02x}" for code in range(128, 160)},
+}
 """Control characters as `cat -v` shows them: an agent's output must not command the reader's terminal."""
 
 

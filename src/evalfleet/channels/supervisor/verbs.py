@@ -139,8 +139,10 @@ def upgraded(request: dict[str, Any]) -> socket.socket:
         about = ask(file, {"op": "ping"})
         if about.get("hash") == request["hash"]:
             return sock
-        spoken = about.get("protocols")
-        now = not any(each in request["protocols"] for each in (spoken if isinstance(spoken, list) else [1]))
+        try:
+            now = not set(about.get("protocols", [1])).intersection(request["protocols"])
+        except TypeError:
+            now = False
         plea = {"op": "leave", "run": request["run"], "epoch": request["epoch"], "now": now}
         if ask(file, plea).get("state") == "leaving":
             while file.read(1 << 16):
@@ -153,10 +155,11 @@ def ask(file: Any, message: dict[str, Any]) -> dict[str, Any]:
     try:
         file.write(json.dumps({"n": 1, **message}).encode() + b"\n")
         file.flush()
-        answer = json.loads(file.readline(ANSWER_CAP) or b"{}")
-    except (OSError, ValueError, RecursionError):
+        answer: dict[str, Any] = json.loads(file.readline(ANSWER_CAP) or b"{}")
+        answer.get("n")  # is it an object?
+        return answer
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}  # a job may have taken its place: what it says, the controller shall see
-    return answer if isinstance(answer, dict) else {}
 
 
 def carry(sock: socket.socket) -> None:
