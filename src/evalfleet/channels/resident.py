@@ -218,6 +218,8 @@ class Resident:
     async def ended(self, job: AttemptId) -> Ended:
         if (known := self._ended.get(job)) is not None:
             return known
+        if self._refusal is not None:  # it may have come in one packet with the answer to the job's start
+            raise self._refusal
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         waiters = self._waiters.setdefault(job, [])
         waiters.append(future)
@@ -295,6 +297,7 @@ class Resident:
         detail = self._secrets.mask_text(answer.detail)[:ERROR_CAP]
         if answer.error == "stale":
             self._refusal = StaleController(f"the machine obeys another controller: {detail}")
+            self._fail(self._refusal)  # the connection is not made anew: nobody would hear of an end
             return self._refusal
         return ChannelError(f"the supervisor answered {answer.error[:ERROR_CAP]}: {detail}")
 
@@ -400,8 +403,11 @@ class Resident:
 
     def _inquire(self, link: Link, job: str) -> None:
         def answered(answer: Incoming | None) -> None:
-            if answer is None or answer.error:
+            if answer is None:
                 return  # asked again with the next connection
+            if answer.error:
+                self.on_refusal(answer)
+                return  # unless it is refused for good, asked again with the next connection
             if answer.state == "running":
                 self._running.add(job)
             elif answer.state == "ended":
@@ -446,9 +452,7 @@ class Resident:
                 tell(said)
 
     def on_refusal(self, message: Incoming) -> None:
-        err = self._error(message)
-        if self._refusal is not None:
-            self._fail(err)
+        self._error(message)
 
     def on_lost(self, link: Link) -> None:
         if link is not self._link:

@@ -15,6 +15,7 @@ import asyncssh
 
 from evalfleet.ports import Fence
 
+from .connection import OPENING_ERRORS, reason_of
 from .host_home import NO_SUPERVISOR, Lot
 from .hosts import SAID_CAP, Host, Wire
 from .target import HostLost
@@ -181,8 +182,8 @@ async def _connect(wire: Wire, bridge: Bridge, protocol: asyncio.Protocol) -> Di
             _, direct = await untyped.create_unix_connection(lambda: Direct(protocol), bridge.address)
     except asyncssh.ChannelOpenError:
         pass  # forwarding is not allowed there, or the supervisor has just left
-    except (asyncssh.Error, OSError) as err:
-        raise HostLost(f"the connection was lost: {err}") from err
+    except OPENING_ERRORS as err:
+        raise HostLost(f"the connection was lost: {reason_of(err)}") from err
     if direct is not None:
         bridge.leave()
         return direct

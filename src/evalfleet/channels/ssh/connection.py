@@ -21,6 +21,13 @@ KEEPALIVES = 3
 CIPHER = "aes128-gcm@openssh.com"
 KEX = "curve25519-sha256"
 
+OPENING_ERRORS = (asyncssh.Error, OSError, AssertionError, AttributeError)
+"""What asyncssh raises when a connection or a session cannot be opened: the host is down.
+
+The last two are how it fails when the connection is lost while a session is being opened over it: it goes on
+with a channel that has been cleaned up (`assert self._conn is not None`, `self._session.session_started()`).
+"""
+
 
 class Connection:
     """An open connection and the jump hosts behind it."""
@@ -120,7 +127,7 @@ async def open_connection(where: Target, access: Access, lost: Callable[[], None
             f"{where.name} lets nobody in as {options.username} with the keys we have; set `user` and `key`, "
             "or add the key to your agent"
         ) from err
-    except (OSError, asyncssh.Error) as err:
+    except OPENING_ERRORS as err:
         raise HostDown(f"{where.name} does not answer: {_reason(err, access)}") from err
 
 
@@ -157,6 +164,13 @@ async def _open_elsewhere(
 def _reason(err: Exception, access: Access) -> str:
     if isinstance(err, TimeoutError):
         return f"nothing within {access.connect_timeout_s:g} s"
+    return reason_of(err)
+
+
+def reason_of(err: Exception) -> str:
+    """What to tell of an opening error. An assertion has no words, and an attribute's are of no use."""
+    if isinstance(err, AssertionError | AttributeError):
+        return "the connection was lost"
     return str(err) or type(err).__name__
 
 

@@ -13,7 +13,7 @@ import asyncssh
 
 from evalfleet.ports import Dialled
 
-from .connection import Connection, open_connection
+from .connection import OPENING_ERRORS, Connection, open_connection, reason_of
 from .target import Access, HostDown, HostLost, HostRefused, Target
 
 SESSIONS = 8
@@ -179,10 +179,10 @@ class Host:
             except asyncssh.ChannelOpenError as err:
                 if wire in self._wires:
                     raise ConnectionRefusedError(f"{self.name} port {port}: {err}") from err
-            except (asyncssh.Error, OSError) as err:
+            except OPENING_ERRORS as err:
                 self.suspect(wire)
                 if last:
-                    raise HostDown(f"{self.name} port {port}: {err}") from err
+                    raise HostDown(f"{self.name} port {port}: {reason_of(err)}") from err
         raise HostDown(f"{self.name} port {port}: the connection was lost")
 
     async def _open_session(
@@ -194,14 +194,14 @@ class Host:
             wire.used += 1
             try:
                 return wire, await begin(wire.connection.ssh)
-            except (asyncssh.Error, OSError) as err:
+            except OPENING_ERRORS as err:
                 wire.used -= 1
                 if wire.used and isinstance(err, asyncssh.ChannelOpenError):
                     wire.most = wire.used
                 else:
                     self.suspect(wire)
                 if last:
-                    raise HostDown(f"{self.name} opens no session: {err}") from err
+                    raise HostDown(f"{self.name} opens no session: {reason_of(err)}") from err
             except BaseException:
                 wire.used -= 1
                 self.suspect(wire)  # it was waited for in vain
