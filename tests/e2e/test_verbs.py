@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -266,3 +267,27 @@ def test_json_lines_are_the_whole_journal(fleet: Fleet) -> None:
     watch = [json.loads(line) for line in fleet("watch", "r", "--json").out.splitlines()]
     assert [line["seq"] for line in run[:-1]] == list(range(1, len(fleet.events()) + 1))
     assert run == watch
+
+
+# -- lines ---------------------------------------------------------------------------------------
+
+
+def writes(fleet: Fleet, *words: str) -> list[bytes]:
+    """Everything a command writes to either stream, write by write: of such a socket each is a packet."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argv = [sys.executable, "-m", "evalfleet", *words]
+    env = {**fleet.environ, "PYTHONUNBUFFERED": "1"}
+    with ours, theirs:
+        process = subprocess.Popen(argv, stdout=theirs, stderr=theirs, cwd=fleet.folder, env=env)
+        theirs.close()
+        packets = list(iter(lambda: ours.recv(1 << 20), b""))
+        process.wait()
+    return packets
+
+
+def test_lines_are_written_whole_also_without_buffers(fleet: Fleet) -> None:
+    fleet.bench(tasks(4))
+    for words in (("run", "./b.toml", "--name", "r", "--workers", "2"), ("show", "r", "nothing"), ("huh",)):
+        packets = writes(fleet, *words)
+        assert packets
+        assert [packet for packet in packets if not packet.endswith(b"\n")] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Errors are one line on standard error."""
     _open_closed_streams()
+    if argv is None:  # we are the program: its streams are ours
+        _write_whole_lines()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -84,6 +87,13 @@ def _open_closed_streams() -> None:
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+
+
+def _write_whole_lines() -> None:
+    """With PYTHONUNBUFFERED a line and its end are two writes, and lines of the other stream get in between."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.write_through:
+            stream.reconfigure(write_through=False, line_buffering=True)
 
 
 def _dispatch(verb: str, words: list[str]) -> int:

@@ -59,14 +59,17 @@ def _show(run: Run, *, as_json: bool) -> None:
     finally:
         view.close(run.state(), clock.now())
     results = run.results()
-    print(json.dumps(results) if as_json else f"\n{summary(results, run.folder)}", flush=True)
+    text = json.dumps(results) if as_json else f"\n{summary(results, run.folder)}"
+    sys.stdout.write(f"{text}\n")  # in one write, as every line of a run: notes may come meanwhile
+    sys.stdout.flush()
 
 
 class _Notes(logging.Handler):
     """What places and the engine warn of, as lines like our others; the display may be in between."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"evalfleet: note: {self.format(record)}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"evalfleet: note: {self.format(record)}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

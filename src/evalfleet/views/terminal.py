@@ -59,7 +59,9 @@ class _Writer:
         # Another encoding than UTF-8 gets question marks rather than a traceback.
         encoding = self._out.encoding or "utf-8"
         try:
-            print(line.encode(encoding, "replace").decode(encoding), file=self._out, flush=True)
+            # with its end in one write, so that no line of another stream gets in between
+            self._out.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+            self._out.flush()
         except OSError:  # a closed pipe, or a terminal that is gone
             self._open = False
 
