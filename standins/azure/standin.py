@@ -34,7 +34,7 @@ from .vms import VM, VirtualMachines, Vm
 from .words import SUBSCRIPTION, TENANT, Json
 
 T = TypeVar("T")
-START_S = 30.0
+START_S = 240.0
 LOOPBACK = "127.0.0.1"
 
 
@@ -138,12 +138,9 @@ class StandIn:
     async def _serve_inside(self, hosts: Hosts) -> None:
         """The same ports in the lab's network: for clients in there; and the metadata service."""
         for where, tls_context in ((self._sockets[0], self._tls), (self._sockets[1], None)):
-            sock = hosts.lab.socket()
-            sock.bind((GATEWAY, where.getsockname()[1]))
+            sock = _bound(hosts.lab.socket(), GATEWAY, where.getsockname()[1])
             await self.server.listen(sock, tls_context)
-        sock = hosts.lab.socket()
-        sock.bind((METADATA, 80))
-        await self.metadata.listen(sock, hosts)
+        await self.metadata.listen(_bound(hosts.lab.socket(), METADATA, 80), hosts)
 
     # -- for tests -----------------------------------------------------------------------------
 
@@ -227,6 +224,17 @@ class StandIn:
 
     def shown(self) -> list[Json]:
         return self.do(lambda: [self.cloud.show(each) for each in self.cloud.store])
+
+
+def _bound(sock: socket.socket, address: str, port: int) -> socket.socket:
+    """Also where a connection from that port has just ended."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _listener() -> socket.socket:

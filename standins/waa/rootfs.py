@@ -8,6 +8,8 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S
+
 PROGRAMS = (
     "bash",
     "sh",
@@ -76,14 +78,14 @@ def _add(tar: tarfile.TarFile, path: str, added: set[str], at: str = "") -> None
 
 
 def _libraries(path: str) -> list[str]:
-    done = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=PATIENCE_S)
     return _LIBRARY.findall(done.stdout)
 
 
 def _python_library() -> str:
     ask = "import sysconfig; print(sysconfig.get_path('stdlib'))"
     return subprocess.run(
-        ["/usr/bin/python3", "-I", "-c", ask], capture_output=True, text=True, check=True, timeout=30
+        ["/usr/bin/python3", "-I", "-c", ask], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     ).stdout.strip()
 
 

@@ -16,8 +16,8 @@ from evalfleet.journal import Store
 from evalfleet.state import RunState, fold
 from standins.azure import StandIn
 from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment
+from tests.waiting import PATIENCE_S, suspend
 
-PATIENCE_S = 90.0
 BENCH = """\
 name = "b"
 tasks = "tasks.jsonl"
@@ -50,6 +50,9 @@ class Process:
 
     def signal(self, signum: int) -> None:
         os.kill(self.popen.pid, signum)
+
+    def suspend(self) -> None:
+        suspend(self.popen.pid)
 
     def kill(self) -> None:
         self.popen.kill()

@@ -6,12 +6,12 @@ import base64
 import http.client
 import json
 import ssl
-import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from standins.azure import StandIn
+from tests.waiting import PATIENCE_S, until
 
 Json = dict[str, Any]
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPLAINPLAINPLAINPLAINPLAINPLAINPLAINPLAIN0"
@@ -21,7 +21,6 @@ IMAGE = {
     "sku": "22_04-lts-gen2",
     "version": "latest",
 }
-PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,12 @@ class Rest:
         where = reply.headers.get("Azure-AsyncOperation")
         if where is None:
             return {"status": "Succeeded"}
-        until = time.monotonic() + PATIENCE_S
-        while (found := self.get(where).body)["status"] == "InProgress":
-            assert time.monotonic() < until, "the operation does not end"
-            time.sleep(0.02)
-        outcome: Json = found
-        return outcome
+
+        def ended() -> Json | None:
+            found: Json = self.get(where).body
+            return found if found["status"] != "InProgress" else None
+
+        return until(ended, "the end of the operation")
 
     def put(self, path: str, body: Json) -> Json:
         """All the way."""

@@ -29,9 +29,9 @@ from evalfleet.model import (
 )
 from evalfleet.places.azure import AzurePlace
 from evalfleet.state import RunState
+from tests.waiting import PATIENCE_S, SLOWNESS, until_seen
 
 RUN = "pool"
-PATIENCE_S = 120.0
 SETUP = SetupStep("scratch", Command(("sh", "-c", "sudo sh -c 'echo made >> /mnt/made'; echo x >> ~/runs")))
 
 
@@ -59,7 +59,7 @@ class Stage:
 
     def __init__(self, place: AzurePlace, home: Path, workers: int, seconds: list[float]) -> None:
         self._store = Store.open(home)
-        limits = Limits(workers=workers, silent_s=3.0, lost_s=5.0)
+        limits = Limits(workers=workers, silent_s=3.0 * SLOWNESS, lost_s=5.0 * SLOWNESS)
         plan = Plan(RUN, "sleepy", ("azure",), limits=limits, home=self._store.home_id[:6])
         tasks = tuple(Task(TaskId(f"t_{n}"), "t", {"seconds": s}, 600) for n, s in enumerate(seconds))
         now = WallClock().now()
@@ -92,9 +92,4 @@ class Stage:
 
 async def when(fact: Callable[[], bool], what: str) -> None:
     """Once it is so."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not fact():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"in vain: {what}") from None
+    await until_seen(fact, what, look_s=0.05)

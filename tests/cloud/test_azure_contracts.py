@@ -2,7 +2,7 @@
 
 The descriptions are Bicep's type index (github.com/Azure/bicep-types-az), which is not ours to copy: put the
 `types.json` of each provider's version into folders called `compute-2024-07-01` and `network-2024-07-01`, and
-say where these are in AZURE_CONTRACTS.
+say where these are in AZURE_CONTRACTS. `make test` finds those of ../shared/contracts by itself.
 """
 
 from __future__ import annotations

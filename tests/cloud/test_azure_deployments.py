@@ -13,7 +13,7 @@ from standins.azure.template import Expressions
 from standins.azure.words import ArmError
 from tests.cloud.rest import Json, Reply, Rest, compute, network
 from tests.cloud.templates import NIC, PIP, SCHEDULE, VM, resource, template
-from tests.lab.clients import eventually
+from tests.waiting import until
 
 DEPLOYMENTS = "/resourceGroups/rg/providers/Microsoft.Resources/deployments"
 
@@ -39,7 +39,7 @@ def test_a_deployment_makes_everything_in_order(azure: StandIn, rest: Rest) -> N
 
 def test_a_deployment_goes_on_without_its_client(azure: StandIn, rest: Rest) -> None:
     deploy(rest, "vm")
-    eventually(lambda: bool(azure.resources(SCHEDULE)))
+    until(lambda: bool(azure.resources(SCHEDULE)))
     assert rest.power("vm") == "PowerState/running"
 
 
@@ -71,7 +71,7 @@ def test_quota_and_policies_refuse_it_beforehand(azure: StandIn, rest: Rest) -> 
 def test_a_machine_stuck_in_a_deployment(azure: StandIn, rest: Rest) -> None:
     azure.faults.add(Stuck(), path="virtualMachines/vm$", times=1)
     deploy(rest, "vm")
-    eventually(lambda: rest.get(compute("vm")).status == 200)
+    until(lambda: rest.get(compute("vm")).status == 200)
     assert deploy(rest, "vm").code == "DeploymentActive"
     assert rest.ask("POST", f"{DEPLOYMENTS}/vm/cancel").status == 204
     rest.delete(compute("vm"))

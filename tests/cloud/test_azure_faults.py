@@ -9,7 +9,7 @@ import pytest
 from standins.azure import Bucket, Failed, Late, Lost, Refused, SlowBoot, StandIn, Stuck, Throttled
 from standins.azure.prices import price
 from tests.cloud.rest import Rest, compute, network, vm_body
-from tests.lab.clients import eventually
+from tests.waiting import until
 
 VM = "Microsoft.Compute/virtualMachines"
 BROKEN = (http.client.RemoteDisconnected, ConnectionResetError)
@@ -53,7 +53,7 @@ def test_a_create_lands_although_its_client_heard_nothing(azure: StandIn, rest: 
     azure.faults.add(Lost(), method="PUT", path="virtualMachines/vm", times=1)
     with pytest.raises(BROKEN):
         rest.ask("PUT", compute("vm"), vm_body("vm", nic))
-    eventually(lambda: rest.power("vm") == "PowerState/running")
+    until(lambda: rest.power("vm") == "PowerState/running")
 
 
 def test_a_create_lands_late(azure: StandIn, rest: Rest) -> None:
@@ -156,7 +156,7 @@ def test_an_eviction_follows_its_policy(azure: StandIn, rest: Rest, policy: str)
 
 def test_an_operation_goes_on_although_nobody_polls(azure: StandIn, rest: Rest) -> None:
     rest.ask("PUT", compute("vm"), vm_body("vm", rest.new_interface("vm")))
-    eventually(lambda: rest.power("vm") == "PowerState/running")
+    until(lambda: rest.power("vm") == "PowerState/running")
     assert azure.vm("vm").state == "Succeeded"
 
 

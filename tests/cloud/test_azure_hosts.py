@@ -13,7 +13,7 @@ import pytest
 from evalfleet.lab import Lab, keys
 from standins.azure import Hosts, StandIn
 from tests.cloud.rest import Json, Rest, compute, network, vm_body
-from tests.lab.clients import eventually
+from tests.waiting import until
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -221,7 +221,7 @@ def test_an_eviction_is_announced_to_the_machine_and_then_happens(
     assert (event["EventType"], event["Resources"]) == ("Preempt", ["spot"])
     assert rest.power("spot") == "PowerState/running"
     azure.jump(20.0)
-    eventually(lambda: rest.power("spot") == "PowerState/deallocated")
+    until(lambda: rest.power("spot") == "PowerState/deallocated")
     assert login.is_shut_out(address)
 
 
@@ -266,7 +266,7 @@ def test_a_machine_deleted_while_it_boots_leaves_no_host(azure: StandIn, rest: R
     count = len(azure.hosts.lab.hosts)
     for n, nic in enumerate(nics):
         rest.ask("PUT", compute(f"brief-{n}"), vm_body(f"brief-{n}", nic, key=login.pair.public))
-    eventually(lambda: len(azure.hosts.lab.hosts) > count)
+    until(lambda: len(azure.hosts.lab.hosts) > count)
     for n in range(6):
         rest.delete(compute(f"brief-{n}"))
     assert len(azure.hosts.lab.hosts) == count
@@ -276,9 +276,9 @@ def test_security_groups_are_in_force(rest: Rest, login: Login) -> None:
     address = new_vm(rest, login, "guarded")
     assert login.run(address, "true").returncode == 0
     allow(rest, "198.18.77.77/32")
-    eventually(lambda: login.is_shut_out(address))
+    until(lambda: login.is_shut_out(address))
     allow(rest, "198.18.0.1")
-    eventually(lambda: not login.is_shut_out(address))
+    until(lambda: not login.is_shut_out(address))
 
 
 def test_a_machine_without_public_address_is_reached_from_its_network_alone(rest: Rest, login: Login) -> None:

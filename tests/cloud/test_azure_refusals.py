@@ -9,7 +9,7 @@ import pytest
 from standins.azure import Policy, StandIn
 from standins.azure.catalog import Restriction
 from tests.cloud.rest import Json, Rest, compute, network, vm_body
-from tests.lab.clients import eventually
+from tests.waiting import until
 
 
 def changed(body: Json, path: str, value: Any) -> Json:
@@ -182,12 +182,12 @@ def test_a_group_that_others_use_stays(rest: Rest) -> None:
     rest.put(machine, vm_body("vm", nic))
     reply = rest.ask("DELETE", "/resourceGroups/rg")
     where = reply.headers["Location"]
-    eventually(lambda: rest.get(where).status != 202)
+    until(lambda: rest.get(where).status != 202)
     assert rest.get(where).code == "ResourceGroupDeletionBlocked"
     assert rest.get("/resourceGroups/rg").body["properties"]["provisioningState"] == "Succeeded"
     rest.delete(machine)
     rest.ask("DELETE", "/resourceGroups/rg")
-    eventually(lambda: rest.get("/resourceGroups/rg").status == 404)
+    until(lambda: rest.get("/resourceGroups/rg").status == 404)
 
 
 def test_a_stopped_machine_may_find_its_place_taken(azure: StandIn, rest: Rest) -> None:

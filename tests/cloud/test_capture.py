@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from standins.waa import standin
 from tests.cloud.desk import Desk, Process
 from tests.cloud.places import left
 from tests.lab.clients import needs_lab
+from tests.waiting import until
 
 REGIONS = ["eastus", "westus2"]
 BOOT = "#!/bin/sh\nexec setsid docker __daemon\n"
@@ -38,7 +38,6 @@ boot_s = 60
 restart_s = 3
 stop_s = 0
 """
-PATIENCE_S = 60.0
 
 
 class Store(http.server.ThreadingHTTPServer):
@@ -183,11 +182,13 @@ def vm_of(azure: StandIn) -> Vm:
 
 
 def kill_when(process: Process, fact: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not fact():
+    def happened() -> bool:
+        if fact():
+            return True
         assert process.popen.poll() is None, f"ended before: {what}: {process.wait()}"
-        assert time.monotonic() < until, f"in vain: {what}"
-        time.sleep(0.01)
+        return False
+
+    until(happened, what, look_s=0.01)
     process.kill()
 
 

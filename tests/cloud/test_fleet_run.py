@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,17 +23,16 @@ from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
 from tests.cloud.rest import Rest
+from tests.waiting import PATIENCE_S, until
 
 CANNOT = Lab.missing()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}"),
 ]
 RUN = "night"
 MACHINES, TASKS = 20, 154
 FULL, ROOMY = "eastus", "westus2"
-PATIENCE_S = 130.0
 SCRIPT = 'sleep 0.5; echo "{\\"score\\": $1}" >"$EVALFLEET_OUT/result.json"'
 
 
@@ -113,11 +111,13 @@ class Night:
         return self.state
 
     def until(self, happened: Callable[[RunState], object], what: str) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not happened(self.look()):
+        def has_happened() -> object:
+            if happened(self.look()):
+                return True
             assert self.state.ended_at is None, f"the run ended before {what}: {self.said}"
-            assert time.monotonic() < end, f"waited in vain for {what}: {self.said}"
-            time.sleep(0.05)
+            return None
+
+        until(has_happened, lambda: f"{what}: {self.said}", look_s=0.05)
 
     def violations(self) -> Iterator[str]:
         yield from ledger.started_and_scored_once(self.records, self.state)

@@ -15,9 +15,9 @@ from standins.azure import StandIn
 from standins.azure.galleries import DEFINITION as DEFINITION_TYPE
 from tests.cloud.places import GROUP, examine, offer, place
 from tests.cloud.rest import DEFINITION, Rest, compute, version_of
+from tests.waiting import PATIENCE_S
 
 ONE = MachineId("pool-abc123-1")
-PATIENCE_S = 60.0
 
 
 def begin(azure: StandIn, home: Path, *machines: MachineId) -> None:

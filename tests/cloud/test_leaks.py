@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from evalfleet.model import SECOND, after
 from standins.azure import StandIn
 from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
-from tests.cloud.desk import PATIENCE_S, Desk, Process
+from tests.cloud.desk import Desk, Process
 from tests.cloud.places import left
 from tests.cloud.rest import Rest
+from tests.waiting import until
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -69,13 +70,6 @@ def shown(azure: StandIn) -> dict[str, Any]:
 def deployments(azure: StandIn) -> list[str]:
     found = Rest(azure).get("/resourceGroups/rg/providers/Microsoft.Resources/deployments").body["value"]
     return [f"{each['name']}: {each['properties']['provisioningState']}" for each in found]
-
-
-def until(found: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not found():
-        assert time.monotonic() < end, f"it never came true: {what}"
-        time.sleep(0.02)
 
 
 def ours(azure: StandIn, type: str = VM) -> list[str]:
@@ -171,7 +165,7 @@ def billed(azure: StandIn) -> list[str]:
 
 def test_a_laptop_that_slept_past_the_expiry(azure: StandIn, desk: Desk) -> None:
     process = run_until(desk, azure, "run")
-    process.signal(signal.SIGSTOP)
+    process.suspend()
     azure.jump(DAY_S)
     until(lambda: billed(azure) == ["stranger"], "Azure has stopped the machines")
     process.signal(signal.SIGCONT)
@@ -233,7 +227,7 @@ class CutOff:
 def test_a_second_controller_takes_over(azure: StandIn, desk: Desk) -> None:
     """The first is asleep meanwhile; when it wakes up it finds out, and does no harm."""
     first = run_until(desk, azure, "run")
-    first.signal(signal.SIGSTOP)
+    first.suspend()
     desk.say("resume", "r", "--take-over")
     all_scored(desk)
     attempts = set(desk.state().attempts)

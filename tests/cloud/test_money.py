@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from standins.azure import StandIn
 from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
+from tests.waiting import PATIENCE_S, until
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
-PATIENCE_S = 60.0
 BOOK = AzurePriceBook(None)
 REGION = "eastus"
 
@@ -118,13 +118,6 @@ def ended(process: subprocess.Popen[str], code: int) -> str:
         process.wait()
     assert process.returncode == code, out + err
     return out + err
-
-
-def until(fact: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not fact():
-        assert time.monotonic() < end, f"in vain: {what}"
-        time.sleep(0.1)
 
 
 def test_the_journal_accounts_for_all_that_the_meters_count(azure: StandIn, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tests.cloud.conftest import FAST
 from tests.cloud.places import environment, left, offer, place, settings
 from tests.cloud.running import Sleepy, Stage, when
 from tests.cloud.test_place_life import says
+from tests.waiting import SLOWNESS
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -102,7 +103,7 @@ def test_a_run_goes_on_elsewhere_while_a_machine_is_restarted(azure: StandIn, tm
         await when(lambda: state.machines[lost[0]].phase == "ready", "ready again")
 
     async def work(made: AzurePlace) -> None:
-        stage = Stage(made, tmp_path, 2, [5.0, 5.0, 5.0, 5.0])
+        stage = Stage(made, tmp_path, 2, [5.0 * SLOWNESS] * 4)
         state = await stage.play(act)
         assert {known.status for known in state.tasks.values()} == {"scored"}
         assert len(state.machines) == 2, "nothing was replaced"
@@ -136,7 +137,7 @@ def test_a_notice_ends_the_attempt_as_evicted_before_the_machine_goes(azure: Sta
         await asyncio.to_thread(azure.evict, machine, notice_s)
 
     async def work(made: AzurePlace) -> None:
-        stage = Stage(made, tmp_path, 1, [3.0])
+        stage = Stage(made, tmp_path, 1, [3.0 * SLOWNESS])
         begun = asyncio.get_running_loop().time()
         state = await stage.play(act)
         assert asyncio.get_running_loop().time() - begun < notice_s, "it waited for the machine's end"

@@ -14,6 +14,7 @@ from evalfleet.pools import LentPlace, look_at
 from evalfleet.ports import Fence, Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind, find, first_offer, promise, raised
+from tests.waiting import PATIENCE_S
 
 MACHINES = 3
 EVER_S = 86_400.0
@@ -26,7 +27,7 @@ class LentHarness(ShellHarness):
     kind: Kind = "lent"
     unit_s = 0.25
     silent_s = 3.0
-    patience_s = 20.0
+    patience_s = PATIENCE_S
     capacity = MACHINES
     listed_when_expired = True  # what expires is the hold; the machine is the pool's
 

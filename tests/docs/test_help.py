@@ -14,6 +14,7 @@ import pytest
 from evalfleet.cli import DEVELOPER_VERBS, VERBS, parser_of
 from evalfleet.cli.pool import VERBS as POOL_VERBS
 from tests.docs.pages import ROOT
+from tests.waiting import PATIENCE_S
 
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -43,7 +44,11 @@ def test_every_verb_of_pools_is_documented(verb: str) -> None:
 def test_generated_help_is_current() -> None:
     script = ROOT / "tools" / "update-docs"
     done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

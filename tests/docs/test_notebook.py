@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.waiting import PATIENCE_S
 
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 
@@ -35,7 +36,11 @@ def test_the_notebook_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TMPDIR", str(folder))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(
-        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=PATIENCE_S,
+        startup_timeout=PATIENCE_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     )
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

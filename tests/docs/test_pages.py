@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, Code, File, Shell, matches, steps
+from tests.waiting import PATIENCE_S
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -43,7 +44,7 @@ def run_command(step: Shell, folder: Path, environment: Mapping[str, str]) -> No
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     said = f"$ {step.command}\n{done.stdout}"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +19,9 @@ from evalfleet.errors import FleetError
 from evalfleet.events import Event
 from evalfleet.journal import Store
 from evalfleet.state import RunState, fold
+from tests.waiting import PATIENCE_S, suspend, until
 
 SRC = Path(evalfleet.__file__).parents[1]
-PATIENCE_S = 30.0
 T = TypeVar("T")
 
 SCRIPT = """
@@ -88,6 +88,9 @@ class Process:
     def signal(self, signum: int) -> None:
         os.kill(self.pid, signum)
 
+    def suspend(self) -> None:
+        suspend(self.pid)
+
     def interrupt(self) -> None:
         self.signal(signal.SIGINT)
 
@@ -104,15 +107,6 @@ def checked(done: Done) -> Done:
     """A traceback is a bug, whatever else happened."""
     assert "Traceback" not in done.out + done.err, done
     return done
-
-
-def until(found: Callable[[], T | None], what: str = "", timeout_s: float = PATIENCE_S) -> T:
-    """What `found` returns once that is true."""
-    end = time.monotonic() + timeout_s
-    while not (it := found()):
-        assert time.monotonic() < end, f"it never came true: {what or found}"
-        time.sleep(0.02)
-    return it
 
 
 @dataclass
@@ -144,7 +138,7 @@ class Fleet:
             "tasks": "tasks.jsonl",
             "command": ["bash", "run.sh", "{params.do}"],
         }
-        given |= {"files": ["run.sh"], "timeout_s": 30, **keys}
+        given |= {"files": ["run.sh"], "timeout_s": PATIENCE_S, **keys}
         lines = (f"{key} = {json.dumps(value)}" for key, value in given.items())
         (self.folder / "b.toml").write_text("\n".join(lines), "utf-8")
         (self.folder / "tasks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in tasks), "utf-8")
@@ -236,7 +230,7 @@ class Fleet:
 
     def settled(self) -> None:
         """Nothing runs and no machine is left."""
-        until(lambda: not self.alive(), f"the end of {self.alive()}", 10.0)
+        until(lambda: not self.alive(), lambda: f"the end of {self.alive()}")
         machines = self.home / ".machines"
         assert not machines.exists() or not list(machines.iterdir())
 
@@ -271,13 +265,6 @@ def processes() -> Iterator[tuple[int, str, str]]:
             continue
         text = argv.replace(b"\0", b" ").decode("utf-8", "replace")
         yield int(name), text, f"\0{environ.decode('utf-8', 'surrogateescape')}"
-
-
-def holding(folder: Path, needle: str) -> list[str]:
-    """Files below `folder` that contain `needle`."""
-    raw = needle.encode()
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return [str(path.relative_to(folder)) for path in files if raw in path.read_bytes()]
 
 
 def flat(text: str) -> str:

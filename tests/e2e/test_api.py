@@ -83,7 +83,7 @@ import evalfleet, json
 run = evalfleet.run("./b.toml", workers=2, name="r")
 waiting = run.wait(timeout_s=0.5)["status"]
 evalfleet.open("r").cancel()
-found = run.wait(timeout_s=20)
+found = run.wait(timeout_s=240)
 run.cancel()
 print(json.dumps([waiting, found["status"], found["unrun"], run.exit_code]))
 """

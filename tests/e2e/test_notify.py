@@ -19,9 +19,11 @@ from evalfleet.model import Notify
 from evalfleet.planning.config import load_config, notify_of
 from evalfleet.views import notify
 from evalfleet.views.notify import MARK
-from tests.e2e.harness import Fleet, holding, task, tasks, until
+from tests.e2e.harness import Fleet, task, tasks
+from tests.planted import UNIQUE, holding
+from tests.waiting import until
 
-SECRET = "T0P-s3cret-path"
+SECRET = f"T0P-s3cret-path-{UNIQUE}"
 
 
 @dataclass

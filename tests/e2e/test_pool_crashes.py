@@ -8,8 +8,9 @@ import sqlite3
 from contextlib import closing
 
 from evalfleet.events import MachineRequested, StopRequested
-from tests.e2e.harness import Fleet, task, tasks, until
+from tests.e2e.harness import Fleet, task, tasks
 from tests.e2e.pools import folders, holders, machines, pool, say, statuses, used, view
+from tests.waiting import suspend, until
 
 
 def left_run(fleet: Fleet) -> None:
@@ -115,7 +116,7 @@ def test_a_killed_delete_is_repeated(fleet: Fleet) -> None:
     fleet.bench(tasks(1))
     pool(fleet, "create", "--workers", "2")
     stuck = next(iter(fleet.supervisors().values()))
-    os.kill(stuck, signal.SIGSTOP)  # so that it is not over before it is killed
+    suspend(stuck)  # so that it is not over before it is killed
     delete = fleet.start("pool", "delete", "p", "--yes")
     fleet.recorded(StopRequested, run="p")
     until(lambda: len(folders(fleet)) == 1, "the other one is gone")
@@ -150,7 +151,7 @@ def test_a_killed_prepare_keeps_nobody_out(fleet: Fleet) -> None:
 def test_a_killed_stop_is_completed(fleet: Fleet) -> None:
     pool(fleet, "create")
     (stuck,) = fleet.supervisors().values()
-    os.kill(stuck, signal.SIGSTOP)
+    suspend(stuck)
     stop = fleet.start("pool", "stop", "p")
     until(lambda: statuses(fleet) == {"waa-eval-vm": "stopping"}, "the decision")
     stop.kill()
@@ -166,7 +167,7 @@ def test_a_killed_stop_is_completed(fleet: Fleet) -> None:
 def test_a_second_verb_at_once_is_refused_in_one_line(fleet: Fleet) -> None:
     pool(fleet, "create")
     (stuck,) = fleet.supervisors().values()
-    os.kill(stuck, signal.SIGSTOP)
+    suspend(stuck)
     stop = fleet.start("pool", "stop", "p")
     until(lambda: statuses(fleet) == {"waa-eval-vm": "stopping"}, "the decision")
     refused = say(fleet, "pool", "delete", "p", "--yes")

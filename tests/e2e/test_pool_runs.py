@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from evalfleet.events import MachineRequested
-from tests.e2e.harness import Fleet, task, tasks, until
+from tests.e2e.harness import Fleet, task, tasks
 from tests.e2e.pools import folders, holders, machines, pool, say, statuses, used
+from tests.waiting import until
 
 
 def test_a_run_borrows_all_machines_and_gives_them_back(fleet: Fleet) -> None:

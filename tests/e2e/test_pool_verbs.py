@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from evalfleet.events import MachinePrepared
-from tests.e2e.harness import Done, Fleet, Process, checked, task, tasks, until
+from tests.e2e.harness import Done, Fleet, Process, checked, task, tasks
 from tests.e2e.pools import folders, machines, pool, registry, say, statuses, view
+from tests.waiting import PATIENCE_S, until
 
 
 def test_create_status_ls_and_delete(fleet: Fleet) -> None:
@@ -204,7 +205,7 @@ def test_ctrl_c_ends_what_was_run_on_a_machine_by_hand(fleet: Fleet) -> None:
     try:
         until(mark.exists, "its start")
         popen.send_signal(signal.SIGINT)
-        popen.wait(30)
+        popen.wait(PATIENCE_S)
     finally:
         popen.kill()
         popen.wait()

@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from evalfleet.events import AttemptEnded, AttemptStarted, RunEnded
-from tests.e2e.harness import Fleet, Process, task, tasks, until
+from tests.e2e.harness import Fleet, Process, task, tasks
+from tests.waiting import until
 
 
 def once_each(fleet: Fleet) -> None:
@@ -142,7 +143,7 @@ def test_ctrl_c_twice_leaves_and_resume_adopts(fleet: Fleet) -> None:
     run.interrupt()
     until(lambda: fleet.state().stop)
     run.interrupt()
-    done = run.wait(10)
+    done = run.wait()
     assert done.code == 130
     assert "evalfleet resume r" in done.err
     assert [argv for argv in fleet.alive().values() if "run.sh" in argv]
@@ -159,8 +160,8 @@ def test_ctrl_c_again_and_again(fleet: Fleet) -> None:
         run.interrupt()
         return run.popen.poll() is not None
 
-    until(ended, timeout_s=10)
-    assert run.wait(1).code == 130
+    until(ended)
+    assert run.wait().code == 130
     fleet.open_gate("go")
     assert fleet("resume", "r").code == 0
     once_each(fleet)
@@ -179,9 +180,26 @@ def test_sigterm_drains(fleet: Fleet) -> None:
 def test_sighup_leaves(fleet: Fleet) -> None:
     run = gated(fleet)
     run.signal(signal.SIGHUP)
-    assert run.wait(10).code == 130
+    assert run.wait().code == 130
     fleet.open_gate("go")
     assert fleet("resume", "r").code == 0
+    once_each(fleet)
+
+
+def test_what_was_ignored_from_the_start_stays_ignored(fleet: Fleet) -> None:
+    """`nohup`, and jobs in the background of a script: neither the terminal nor its Ctrl-C is theirs."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    fleet.bench(tasks(4, "gate go; score 1"))
+    run = fleet.start_run("--workers", "2", preexec_fn=ignore)
+    fleet.started("a_1.0", "a_2.0")
+    run.signal(signal.SIGHUP)
+    run.interrupt()
+    fleet.open_gate("go")
+    assert run.wait().code == 0
     once_each(fleet)
 
 
@@ -296,7 +314,7 @@ def test_watch_stops_without_touching_the_run(fleet: Fleet) -> None:
     watch = fleet.start("watch", "r")
     until(lambda: "r" in watch.out)
     watch.interrupt()
-    assert watch.wait(10).code == 130
+    assert watch.wait().code == 130
     fleet.open_gate("go")
     assert run.wait().code == 0
 
@@ -312,7 +330,7 @@ def test_watch_of_a_run_that_was_left(fleet: Fleet) -> None:
 def test_stopped_for_a_while(fleet: Fleet) -> None:
     """A laptop that sleeps: attempts end meanwhile, and are found when it wakes."""
     run = gated(fleet)
-    run.signal(signal.SIGSTOP)
+    run.suspend()
     fleet.open_gate("go")
     until(lambda: not [argv for argv in fleet.alive().values() if "run.sh" in argv])
     run.signal(signal.SIGCONT)
@@ -327,7 +345,7 @@ def test_ctrl_c_while_the_run_begins(fleet: Fleet, moment: str) -> None:
     until((fleet.folder / moment).exists)
     run.interrupt()
     fleet.open_gate("go")
-    assert run.wait(10).code in (0, 130)
+    assert run.wait().code in (0, 130)
     if fleet.events():
         assert fleet("cancel", "r").code == 0
     fleet.settled()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
 from evalfleet.events import AttemptEnded
 from evalfleet.model import Broken
-from tests.e2e.harness import Fleet, task, tasks, until
+from tests.e2e.harness import Fleet, task, tasks
+from tests.waiting import until
 
 KEYS = {
     *("run", "benchmark", "model", "status", "started_at", "ended_at", "total_tasks", "scored", "broken"),
@@ -130,7 +130,7 @@ def test_what_a_task_leaves_running_dies_with_it(fleet: Fleet) -> None:
     fleet.bench([task("a", "(setsid sleep 300 &); score 1"), task("b", "gate go; score 1")])
     run = fleet.start_run("--workers", "2")
     until(lambda: fleet.home.exists() and "a_" not in run.out and "[1/2] a" in run.out)
-    until(lambda: not [argv for argv in fleet.alive().values() if argv.startswith("sleep 300")], timeout_s=10)
+    until(lambda: not [argv for argv in fleet.alive().values() if argv.startswith("sleep 300")])
     fleet.open_gate("go")
     assert run.wait().code == 0
 
@@ -163,8 +163,8 @@ def test_results_that_say_nothing_are_broken(fleet: Fleet) -> None:
         task("o_big", "head -c 30000000 /dev/zero > $EVALFLEET_OUT/result.json"),
         task("o_secret", "score 1; chmod 000 $EVALFLEET_OUT/result.json"),
     ]
-    fleet.bench([task("good"), *bad, *odd], timeout_s=10)
-    done = fleet.run("--workers", "3", "--attempts", "1", timeout_s=60)
+    fleet.bench([task("good"), *bad, *odd], timeout_s=60)
+    done = fleet.run("--workers", "3", "--attempts", "1")
     assert done.code == 1, done
     found = {each["task_id"]: each for each in fleet.results()["tasks"]}
     wrong = {id: each for id, each in found.items() if id != "good" and each["score"] is not None}
@@ -332,12 +332,11 @@ def test_the_budget_stops_the_run(fleet: Fleet) -> None:
 
 def test_max_duration_stops_the_run(fleet: Fleet) -> None:
     fleet.bench([task("a"), task("b", "gate never"), task("c", "gate never")])
-    before = time.monotonic()
-    done = fleet.run("--max-duration", "2s")
+    done = fleet.run("--max-duration", "3s")
     assert done.code == 3, done
-    assert time.monotonic() - before < 8
     found = fleet.results()
-    assert (found["scored"], found["unrun"]) == (1, 2)
+    assert found["scored"] <= 1, "the others wait for ever"
+    assert found["unrun"] == 3 - found["scored"]
     fleet.settled()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from tests.e2e.harness import Fleet, holding, processes, task, tasks, until
+from tests.e2e.harness import Fleet, processes, task, tasks
+from tests.planted import UNIQUE, holding
+from tests.waiting import until
 
-VALUE = f"sesame-open-{os.getpid()}-1234567890"
+VALUE = f"sesame-open-{UNIQUE}-1234567890"
 
 
 def test_a_missing_secret_is_named_before_anything_starts(fleet: Fleet) -> None:

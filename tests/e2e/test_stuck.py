@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from evalfleet.events import AttemptEnded, AttemptStarted
-from tests.e2e.harness import Fleet, task, until
+from tests.e2e.harness import Fleet, task
+from tests.waiting import until
 
 FIRST = 'if [ "$EVALFLEET_ATTEMPT" = 0 ]; then echo working; {}; fi; score 1'
 

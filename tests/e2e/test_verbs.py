@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.cli import VERBS
-from tests.e2e.harness import Fleet, task, tasks, until
+from tests.e2e.harness import Fleet, task, tasks
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +279,9 @@ def writes(fleet: Fleet, *words: str) -> list[bytes]:
     argv = [sys.executable, "-m", "evalfleet", *words]
     env = {**fleet.environ, "PYTHONUNBUFFERED": "1"}
     with ours, theirs:
-        process = subprocess.Popen(argv, stdout=theirs, stderr=theirs, cwd=fleet.folder, env=env)
+        process = subprocess.Popen(
+            argv, stdout=theirs.fileno(), stderr=theirs.fileno(), cwd=fleet.folder, env=env
+        )
         theirs.close()
         packets = list(iter(lambda: ours.recv(1 << 20), b""))
         process.wait()

@@ -21,6 +21,7 @@ from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import SECOND, MachineId, Micros, Plan
 from evalfleet.pools import pool_fence
 from evalfleet.ports import Fence
+from tests.waiting import PATIENCE_S
 
 DATA = Path(__file__).parents[1] / "data"
 NOW: Micros = 1_800_000_000 * SECOND
@@ -179,7 +180,7 @@ def test_two_processes_never_have_the_same_machine(store: Store, tmp_path: Path)
         for run in ("a", "b", "c", "d")
     ]
     try:
-        said = [racer.communicate("go\n", timeout=60) for racer in racers]
+        said = [racer.communicate("go\n", timeout=PATIENCE_S) for racer in racers]
     finally:
         for racer in racers:
             racer.kill()
@@ -229,7 +230,7 @@ def test_an_older_home_is_read_as_it_is(old_home: Path) -> None:
         [sys.executable, "-m", "evalfleet", "pool", "ls", "--json"],
         env=environ,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert json.loads(done.stdout) == []
@@ -243,5 +244,5 @@ def test_two_that_upgrade_at_once_do_it_once(old_home: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code, str(old_home)], stderr=subprocess.PIPE, env=environ)
         for _ in range(4)
     ]
-    assert [(p.communicate(timeout=60)[1], p.returncode) for p in both] == [(b"", 0)] * 4
+    assert [(p.communicate(timeout=PATIENCE_S)[1], p.returncode) for p in both] == [(b"", 0)] * 4
     assert layout(old_home) == 2

@@ -27,6 +27,7 @@ from evalfleet.journal import Holder, SqliteJournal, Store
 from evalfleet.journal.database import APPLICATION_ID, LAYOUT, build, file_system
 from evalfleet.model import SECOND, AttemptId, MachineId, TaskId
 from evalfleet.ports import Journal
+from tests.waiting import PATIENCE_S
 
 NOW = 1_800_000_000 * SECOND
 DATA = Path(__file__).parent.parent / "data"
@@ -374,14 +375,14 @@ def test_opening_the_home_again_does_not_unlock_what_is_written_to(store: Store)
         visit = "import sys; from pathlib import Path; from evalfleet.journal import Store; "
         visit += "store = Store.open(Path(sys.argv[1]))"
         home = str(store.home)
-        subprocess.run([sys.executable, "-c", visit, home], env=child_env(), check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", visit, home], env=child_env(), check=True, timeout=PATIENCE_S)
         await journal.append(NOW, [started("after")])
         look = visit + '; print([record.event.attempt for record in store.read("r", 1)])'
         seen = subprocess.run(
             [sys.executable, "-c", look, home],
             env=child_env(),
             check=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             capture_output=True,
         )
         assert seen.stdout.decode().strip() == "['before', 'after']"
@@ -459,7 +460,7 @@ def test_the_lease_is_renewed(store: Store) -> None:
 
     journal = store.acquire("r", Holder.here(NOW), NOW, renew_s=0.01, clock=clock)
     for _ in range(2):  # asked a second time: the first renewal is written
-        assert renewed.acquire(timeout=30)
+        assert renewed.acquire(timeout=PATIENCE_S)
     assert store.stream("r").lease_until == NOW + 130 * SECOND
     asyncio.run(journal.close())
 

@@ -15,10 +15,10 @@ from evalfleet.channels.resident import Resident
 from evalfleet.errors import StaleController
 from evalfleet.model import AttemptId, Bundle, Collected, Command, Job
 from evalfleet.ports import Fence
+from tests.waiting import PATIENCE_S
 
 JOB = Job(AttemptId("t.0"), Command(("true",)), 60.0)
 REFUSAL = {"error": "stale", "detail": "epoch 2 has taken over"}
-PATIENCE_S = 60.0
 
 
 class NoFiles:
@@ -73,7 +73,7 @@ def test_a_refusal_in_one_packet_with_the_answer_to_a_start_ends_the_wait_at_onc
 def test_who_waits_for_an_end_hears_of_a_refusal_that_another_request_got(tmp_path: Path, op: str) -> None:
     async def main() -> None:
         job = "running" if op == "stop" else "ended"
-        replies = {"hello": [{"jobs": {JOB.id: job}}], op: [REFUSAL]}
+        replies: dict[str, list[dict[str, Any]]] = {"hello": [{"jobs": {JOB.id: job}}], op: [REFUSAL]}
         async with talk(tmp_path / "s", replies) as channel:
             assert await channel.probe(None)
             waiting = asyncio.create_task(channel.ended(JOB.id))

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,10 @@ from evalfleet.channels.supervisor.processes import birth, marked, marker, parse
 from evalfleet.channels.supervisor.removal import open_socket, remove_machine
 from evalfleet.names import safe_name
 from tests.pythons import python_3_8
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 30.0
 UNTIL_GO = 'while [ ! -e "$EVALFLEET_OUT/go" ]; do sleep 0.02; done; '
 OLD_PYTHON = python_3_8()
-
-
-def until(done: Callable[[], object], what: str) -> None:
-    """For what no event tells: files of a job's making, and the death of strangers."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        time.sleep(0.01)
 
 
 def dead(pid: int) -> bool:
@@ -487,10 +479,10 @@ def test_a_newer_controller_takes_over_and_the_old_one_is_refused(host: Host) ->
 
 def test_without_a_word_for_the_lease_the_job_is_ended(host: Host) -> None:
     peer = host.peer()
-    peer.shell("a.0", "echo 5 > $EVALFLEET_OUT/result.json; sleep 300", lease_s=0.6)
+    peer.shell("a.0", "echo 5 > $EVALFLEET_OUT/result.json; sleep 300", lease_s=4.0)
     until((host.job("a.0") / "out" / "result.json").exists, "the result")
-    for _ in range(8):
-        time.sleep(0.1)
+    for _ in range(10):
+        time.sleep(0.5)
         peer.ask("ping")
     assert peer.ask("how", job="a.0")["state"] == "running"
     ended = peer.end("a.0")

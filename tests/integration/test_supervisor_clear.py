@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.channels.supervisor.removal import halt_machine
-from tests.integration.test_supervisor import UNTIL_GO, Host, dead, hosting, until
+from tests.integration.test_supervisor import UNTIL_GO, Host, dead, hosting
+from tests.waiting import until
 
 DAEMON = "{escape} sh -c 'echo $$ > '{out}'; exec sleep 300' & until [ -s {out} ]; do :; done; {then}"
 

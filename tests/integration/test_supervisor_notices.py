@@ -13,8 +13,9 @@ import pytest
 
 from evalfleet.channels.supervisor.boot import cloud_init
 from evalfleet.channels.supervisor.notices import is_taken
+from tests.waiting import until
 
-from .test_supervisor import Host, hosting, until
+from .test_supervisor import Host, hosting
 
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 

@@ -6,11 +6,12 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from evalfleet.lab import AnyLab, Host, Lab
+from tests.waiting import PATIENCE_S, until
 
 CANNOT = Lab.missing()
 needs_lab = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -25,7 +26,7 @@ def ssh(
 ) -> subprocess.CompletedProcess[str]:
     argv = lab.client.ssh(host, command, user=user, options=options)
     return subprocess.run(
-        argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20, check=False
+        argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S, check=False
     )
 
 
@@ -41,7 +42,7 @@ class Session:
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        eventually(lambda: self.new() > 0)
+        until(lambda: self.new() > 0)
 
     def new(self) -> int:
         """How many bytes have come since the last call."""
@@ -56,12 +57,12 @@ class Session:
 
     def goes_on(self) -> bool:
         self.new()
-        eventually(lambda: self.new() > 0)
+        until(lambda: self.new() > 0)
         return self._process.poll() is None
 
-    def ends_within(self, seconds: float) -> str:
+    def end(self) -> str:
         """What the client says when it gives up."""
-        self._process.wait(seconds)
+        self._process.wait(PATIENCE_S)
         assert self._process.stderr is not None
         return self._process.stderr.read().decode()
 
@@ -77,10 +78,3 @@ def session(lab: AnyLab, host: Host, command: str = TICKS) -> Iterator[Session]:
         yield made
     finally:
         made.close()
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.01)

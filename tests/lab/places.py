@@ -9,27 +9,23 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from evalfleet.lab.network import GATEWAY, Network
+from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.lab import LabPlace, LabSettings
 from evalfleet.places.lab.protocol import KeeperRecord
 from evalfleet.places.lab.search import FOLDER
 from evalfleet.ports import Place, PlaceContext
 from evalfleet.testing import ShellHarness
-
-T = TypeVar("T")
+from tests.lab.marks import Marks, leave
+from tests.waiting import PATIENCE_S, until
 
 HOME_ID = "abc123"
-MARKS_PORT = 7
-GONE_S = 20.0
+MARKS_PORT = 7  # commands name it before their network is there, in which nobody else has it
 
 
 def make_place(home: Path, **settings: Any) -> LabPlace:
@@ -45,15 +41,7 @@ def record_of(home: Path) -> KeeperRecord | None:
 
 
 def keeper_of(home: Path) -> KeeperRecord:
-    return until(lambda: record_of(home), "there is no keeper")
-
-
-def until(ask: Callable[[], T | None], complaint: str, seconds: float = 60.0) -> T:
-    deadline = time.monotonic() + seconds
-    while (answer := ask()) is None:
-        assert time.monotonic() < deadline, complaint
-        time.sleep(0.02)
-    return answer
+    return until(lambda: record_of(home), "a keeper")
 
 
 def remains(record: KeeperRecord) -> list[str]:
@@ -76,10 +64,10 @@ def remains(record: KeeperRecord) -> list[str]:
 
 
 def assert_all_gone(*records: KeeperRecord) -> None:
-    deadline = time.monotonic() + GONE_S
-    while left := [each for record in records for each in remains(record)]:
-        assert time.monotonic() < deadline, f"left: {left}"
-        time.sleep(0.05)
+    def left() -> list[str]:
+        return [each for record in records for each in remains(record)]
+
+    until(lambda: not left(), lambda: f"all to be gone: {left()}", look_s=0.05)
 
 
 def end(home: Path) -> None:
@@ -96,14 +84,14 @@ class LabHarness(ShellHarness):
 
     unit_s = 0.6
     silent_s = 5.0
-    patience_s = 30.0
+    patience_s = PATIENCE_S
     capacity = 2
 
     def __init__(self) -> None:
         super().__init__()
         self._home = self.directory / "home-of-place"
         self._left: collections.Counter[str] = collections.Counter()
-        self._listeners: dict[str, Any] = {}
+        self._listeners: dict[str, Marks] = {}
 
     def make_place(self) -> Place:
         return make_place(self._home, max_hosts=2)
@@ -114,32 +102,18 @@ class LabHarness(ShellHarness):
         return seen
 
     def _listen(self, network: str) -> None:
-        if network in self._listeners:
-            return
-        sock = self._listeners[network] = Network(Path(network)).socket()
-        sock.bind((GATEWAY, MARKS_PORT))
-        sock.listen()
-        threading.Thread(target=self._count, args=(sock,), daemon=True).start()
-
-    def _count(self, sock: Any) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = sock.accept()
-                with connection, connection.makefile("rw") as file:
-                    self._left.update(file.readline().split())
-                    file.write("counted\n")  # else a job could have ended before its mark is
+        if network not in self._listeners:
+            self._listeners[network] = Marks(Network(Path(network)).socket(), self._left, MARKS_PORT)
 
     def _leave(self, mark: str) -> str:
-        if not mark:
-            return ""
-        return f"bash -c 'exec 3<>/dev/tcp/{GATEWAY}/{MARKS_PORT}; echo {mark} >&3; read -r _ <&3'"
+        return leave(mark, MARKS_PORT)
 
     async def marks(self, mark: str) -> int:
         return self._left[mark]
 
     def close(self) -> None:
-        for sock in self._listeners.values():
-            sock.close()
+        for listener in self._listeners.values():
+            listener.close()
         record = record_of(self._home)
         try:
             if record is not None:
@@ -199,7 +173,7 @@ class Bench:
         return self.start("run", "b.toml", "--on", "lab", "--workers", str(workers), "--name", name)
 
     def await_attempts(self, run: str, count: int) -> None:
-        until(lambda: len(self.ended(run)) >= count or None, f"{run} has not got {count} results")
+        until(lambda: len(self.ended(run)) >= count, f"{count} results of {run}")
 
     def ended(self, run: str) -> list[Path]:
         return list((self.home / run).glob("t_*/*/result.json"))
@@ -214,6 +188,6 @@ class Bench:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    said, _ = process.communicate(timeout=110)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
     return said

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
-from tests.lab.clients import eventually, needs_lab, session, ssh
+from tests.lab.clients import needs_lab, session, ssh
+from tests.waiting import suspend, until
 
 pytestmark = needs_lab
 
@@ -79,7 +80,7 @@ def test_the_root_of_a_host_cannot_harm_this_machine(lab: Lab, harm: str) -> Non
 def test_processes_are_seen_from_outside(lab: Lab, host: NamespaceHost) -> None:
     assert host.workload() == []
     with session(lab, host, "echo up; exec sleep 1234"):
-        eventually(lambda: [process.argv for process in host.workload()] == [("sleep", "1234")])
+        until(lambda: [process.argv for process in host.workload()] == [("sleep", "1234")])
         assert len(host.processes()) > 2
         assert host.run(["cat"], text="hello").stdout == "hello"
         assert host.run(["hostname"]).stdout.strip() == host.name
@@ -88,7 +89,7 @@ def test_processes_are_seen_from_outside(lab: Lab, host: NamespaceHost) -> None:
 
 def test_init_reaps_orphans(lab: Lab, host: NamespaceHost) -> None:
     ssh(lab, host, "for i in 1 2 3; do (setsid true &); done")
-    eventually(lambda: " Z" not in host.run(["ps", "-axo", "pid,stat"]).stdout)
+    until(lambda: " Z" not in host.run(["ps", "-axo", "pid,stat"]).stdout)
 
 
 def test_a_command_that_fails_on_a_host_says_what(lab: Lab) -> None:
@@ -203,8 +204,8 @@ def test_nothing_is_left_of_a_lab_that_failed_half_way() -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as creator:
         assert creator.stdout is not None
         try:
-            eventually(lambda: lab_of(creator.pid) is not None)
-            creator.send_signal(signal.SIGSTOP)
+            until(lambda: lab_of(creator.pid) is not None)
+            suspend(creator.pid)
             directory = lab_of(creator.pid)
             assert directory is not None
             inside = ["nsenter", f"--net={directory / 'net'}", "--"]
@@ -233,7 +234,7 @@ def test_what_a_killed_creator_left_is_swept_and_live_labs_are_not(lab: Lab) -> 
         finally:
             creator.send_signal(signal.SIGKILL)
     Lab.sweep()
-    eventually(lambda: traces.found() == [])  # another process may be sweeping, too
+    until(lambda: traces.found() == [])  # another process may be sweeping, too
     assert ssh(lab, lab.hosts[1], "true").returncode == 0
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from evalfleet.lab import AnyLab, Lab, LabError, LoopbackLab, processes
 from evalfleet.lab.keys import key_from_seed, new_key, public_bytes, write_private
+from tests.waiting import until
 
 CANNOT = LoopbackLab.missing()
 needs_sshd = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF LOOPBACK HOSTS: {CANNOT}")
@@ -96,10 +97,7 @@ def test_what_a_killed_creator_left_is_swept(lab: LoopbackLab) -> None:
         finally:
             creator.send_signal(signal.SIGKILL)
     LoopbackLab.sweep()
-    until = time.monotonic() + 5
-    while processes.argv(int(pid)) or Path(home).exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not processes.argv(int(pid)) and not Path(home).exists(), "the lab to be swept")
     assert ssh(lab, 0, "true").returncode == 0
 
 

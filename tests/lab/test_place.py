@@ -33,8 +33,8 @@ from tests.lab.places import (
     keeper_of,
     make_place,
     record_of,
-    until,
 )
+from tests.waiting import PATIENCE_S, SLOWNESS, until
 
 MACHINE = MachineId("pool-abc123-1")
 
@@ -134,7 +134,7 @@ def test_what_the_page_shows_runs(bench: Bench) -> None:
         env={**os.environ, "EVALFLEET_HOME": str(bench.home)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -167,7 +167,7 @@ def bring_up(home: Path, expires_s: float = 600.0, **settings: Any) -> None:
 
 @needs_lab
 def test_without_a_controller_all_ends_at_the_expiry(home: Path) -> None:
-    bring_up(home, expires_s=3.0)
+    bring_up(home, expires_s=10.0 * SLOWNESS)
     keeper = keeper_of(home)
     assert_all_gone(keeper)
     assert asyncio.run(make_place(home).list("pool")) == ()
@@ -218,7 +218,7 @@ def test_twenty_hosts_are_made_together(home: Path) -> None:
         return took
 
     took = asyncio.run(main())
-    assert took < 30, "they are made one after the other"
+    assert took < 120, "they are made one after the other"
 
 
 @needs_lab
@@ -256,7 +256,7 @@ def test_people_can_look_into_a_machine(home: Path) -> None:
     place = make_place(home)
     seen = asyncio.run(place.list("pool"))[0]
     argv = place.shell(seen, ["sh", "-c", "hostname; id -un"])
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.stdout.split() == [seen.node, "lab"], done
 
 
@@ -272,10 +272,10 @@ def test_a_stopped_machine_starts_again(home: Path) -> None:
         return seen, place.shell(seen, ["pgrep", "-f", "[s]upervisor-"])
 
     seen, argv = asyncio.run(stop())
-    assert subprocess.run(argv, timeout=60, check=False).returncode == 1, "its supervisor still runs"
+    assert subprocess.run(argv, timeout=PATIENCE_S, check=False).returncode == 1, "its supervisor still runs"
     bring_up(home)
     assert asyncio.run(make_place(home).list("pool")) == (seen,)
-    assert subprocess.run(argv, timeout=60, check=False).returncode == 0
+    assert subprocess.run(argv, timeout=PATIENCE_S, check=False).returncode == 0
 
 
 @needs_lab
@@ -305,7 +305,7 @@ def test_without_root_one_line_says_what_is_missing(bench: Bench, become: list[s
         env={**os.environ, "EVALFLEET_HOME": str(bench.home)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 2, done

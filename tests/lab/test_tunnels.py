@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Fleet, Process, until
+from tests.e2e.harness import Fleet, Process
 from tests.lab.clients import needs_lab
 from tests.lab.places import end
+from tests.waiting import PATIENCE_S, until
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # what a guest shows: a picture that tells which machine it is of; only the machine itself may ask
@@ -47,7 +48,7 @@ def ports(process: Process, pattern: str) -> dict[str, int]:
 
 def get(port: int) -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://127.0.0.1:{port}/screenshot", timeout=30) as answer:
+    with opener.open(f"http://127.0.0.1:{port}/screenshot", timeout=PATIENCE_S) as answer:
         content: bytes = answer.read()
     return content
 

@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from evalfleet.model import Machine, MachineId, Needs
 from evalfleet.places.ssh import SshPlace, SshSettings
 from evalfleet.places.ssh.settings import access_of
 from evalfleet.ports import Place, PlaceContext
+from tests.waiting import until, until_async
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 HOME_ID = "abc123"
@@ -91,13 +91,12 @@ class Sshd:
             Path("/run/sshd").mkdir(exist_ok=True)
         argv = [SSHD, "-D", "-f", str(self.folder / "sshd_config"), "-E", str(self.folder / "sshd.log")]
         self.process = subprocess.Popen(argv)
-        deadline = time.monotonic() + 10
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection((self.address, self.port), 1).close()
-                return
-            assert time.monotonic() < deadline, (self.folder / "sshd.log").read_text()
-            time.sleep(0.02)
+        until(self._answers, lambda: f"sshd to listen: {(self.folder / 'sshd.log').read_text()}")
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 10):
+            return True
+        return False
 
     def stop(self) -> None:
         """No new connections, and the old ones are cut."""
@@ -199,9 +198,8 @@ async def bring_up(place: Place, n: int = 1, expires_s: float = 600.0) -> Machin
     machine = MachineId(f"pool-{HOME_ID}-{n}")
     offer = (await place.offers(Needs()))[0]
     await place.create(machine, offer, expires_s)
-    for _ in range(100):
-        for seen in await place.list("pool"):
-            if seen.id == machine and seen.phase == "up":
-                return seen
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"{machine} does not come up")
+
+    async def up() -> Machine | None:
+        return next((m for m in await place.list("pool") if m.id == machine and m.phase == "up"), None)
+
+    return await until_async(up, f"{machine} to come up")

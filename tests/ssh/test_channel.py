@@ -18,12 +18,13 @@ from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Bundle, Command, Job, Machine, SetupStep
 from evalfleet.places.ssh import SshPlace
 from evalfleet.ports import Channel, Fence
+from tests.planted import UNIQUE, holding
 from tests.pythons import python_3_8
 
 from .fleet import Fleet, bring_up
 from .releases import Release
 
-PLANTED = "planted-7f3a9c-value"
+PLANTED = f"planted-{UNIQUE}-value"
 OLD_PYTHON = python_3_8()
 
 
@@ -213,17 +214,14 @@ async def test_a_secret_is_nowhere_but_in_the_job(hosts: Fleet, tmp_path: Path) 
         assert PLANTED not in seen.stdout
         home = on(hosts, made).parent
         own = {"leak.txt", "log"}  # what the job itself wrote
-        for path in home.rglob("*"):
-            if path.is_file() and path.name not in own:
-                assert PLANTED.encode() not in path.read_bytes(), path
+        assert [path for path in holding(home, PLANTED) if Path(path).name not in own] == []
         await channel.ended(AttemptId("t.0"))
         into = tmp_path / "t" / "t.0"
         collected = await channel.collect(AttemptId("t.0"), into)
         assert "secret" in collected.problem
         assert (into / "fine.txt").read_text() == "fine\n"
         assert not (into / "leak.txt").exists()
-        for path in into.rglob("*"):
-            assert PLANTED.encode() not in path.read_bytes(), path
+        assert holding(into, PLANTED) == []
         assert sorted(path.name for path in into.parent.iterdir()) == ["t.0"]
 
 

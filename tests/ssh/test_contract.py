@@ -5,6 +5,7 @@ from __future__ import annotations
 from evalfleet.ports import Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind
+from tests.waiting import PATIENCE_S
 
 from .fleet import Fleet
 
@@ -13,7 +14,7 @@ class SshHarness(ShellHarness):
     kind: Kind = "lent"
     unit_s = 0.3
     silent_s = 5.0
-    patience_s = 30.0
+    patience_s = PATIENCE_S
     capacity = 2
     listed_when_expired = True  # its directory stays, with the results, until it is deleted
 

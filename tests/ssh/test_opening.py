@@ -8,11 +8,11 @@ from typing import Any
 import asyncssh
 import msgspec
 import pytest
-from evalfleet.channels.ssh.words import HostDown, target
-from evalfleet.providers.ssh import SshSettings
-from evalfleet.providers.ssh.settings import access_of
 
 from evalfleet.channels.ssh.hosts import Host
+from evalfleet.channels.ssh.target import HostDown, target
+from evalfleet.places.ssh import SshSettings
+from evalfleet.places.ssh.settings import access_of
 from evalfleet.ports import PlaceContext
 
 from .fleet import HOME_ID, Fleet

@@ -16,6 +16,7 @@ from evalfleet.model import AttemptId, Machine, MachineId, Needs
 from evalfleet.places.ssh import SshPlace
 from evalfleet.places.ssh.roster import Standing, in_order
 from evalfleet.ports import Fence
+from tests.waiting import until_async
 
 from .fleet import HOME_ID, Fleet, bring_up, fleet
 from .test_channel import shell
@@ -47,12 +48,12 @@ async def everything_goes(place: SshPlace, hosts: Fleet) -> None:
 async def test_another_homes_lock_is_respected_until_it_expires(pair: Fleet) -> None:
     theirs, ours = pair.place("b", OTHER_HOME), pair.place()
     for n in (1, 2):
-        await take(theirs, n, 8.0, OTHER_HOME)
+        await take(theirs, n, 20.0, OTHER_HOME)
     with pytest.raises(PlaceError, match=f"2 of 2 hosts .* all taken.*pool-{OTHER_HOME}") as caught:
         await take(ours, 1)
     assert caught.value.transient
     assert await ours.list("pool") == ()
-    await asyncio.sleep(8.1)
+    await asyncio.sleep(20.1)
     await take(ours, 1)
     taken = {seen.address for seen in await ours.list("pool")}
     mine = next(host for host in pair.hosts if host.name in taken)
@@ -124,26 +125,29 @@ async def test_an_unreachable_host_is_no_proof_of_absence(pair: Fleet) -> None:
         await place.delete(made.id)
     assert caught.value.transient
     assert await place.list("pool") == (made,)
-    deadline = time.monotonic() + 10
-    while await place.list("pool"):
-        assert time.monotonic() < deadline, "a run could never end"
-        await asyncio.sleep(0.1)
+    await until_async(lambda: none_in(place), "it is given up, or a run could never end")
     # the debt is paid when the host answers again, by whoever of this home comes next
     host.start()
     await place.close()
     heir = pair.place()
-    while host.ours.exists():
-        assert time.monotonic() < deadline + 10
+
+    async def paid() -> bool:
         await heir.list("pool")
-        await asyncio.sleep(0.1)
+        return not host.ours.exists()
+
+    await until_async(paid, "the debt to be paid")
     assert not host.leftovers()
     await everything_goes(heir, pair)
+
+
+async def none_in(place: SshPlace) -> bool:
+    return not await place.list("pool")
 
 
 async def test_a_silent_host_is_told_of_and_not_waited_for_each_time(
     pair: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = pair.place(gone_after_s=60, connect_timeout_s=2)
+    place = pair.place(gone_after_s=60, connect_timeout_s=6)
     made = await bring_up(place)
     host = next(host for host in pair.hosts if host.name == made.address)
     host.stop()
@@ -154,12 +158,9 @@ async def test_a_silent_host_is_told_of_and_not_waited_for_each_time(
         begun = time.monotonic()
         with pytest.raises(PlaceError):
             await place.delete(made.id)
-        assert time.monotonic() - begun < 1, "it was asked again at once"
+        assert time.monotonic() - begun < 5, "it was asked again at once"
     host.start()
-    deadline = time.monotonic() + 20
-    while await place.list("pool"):
-        assert time.monotonic() < deadline, "it was never asked again"
-        await asyncio.sleep(0.1)
+    await until_async(lambda: none_in(place), "it is asked again")
     await everything_goes(place, pair)
 
 
@@ -235,12 +236,12 @@ def test_back_off() -> None:
 
 
 async def in_the_end(place: SshPlace, n: int) -> Machine:
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline:
+    async def brought() -> Machine | None:
         with contextlib.suppress(PlaceError):
             return await bring_up(place, n)
-        await asyncio.sleep(0.1)
-    raise AssertionError("no host was ever asked again")
+        return None
+
+    return await until_async(brought, "a host is asked again")
 
 
 async def test_a_host_set_aside_is_probed_again_later(pair: Fleet) -> None:

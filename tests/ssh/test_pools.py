@@ -12,8 +12,9 @@ import pytest
 
 from evalfleet.channels.ssh.target import Access, Target, openssh
 from tests.e2e import harness
-from tests.e2e.harness import task, tasks, until
+from tests.e2e.harness import task, tasks
 from tests.e2e.pools import holders, machines, pool, registry, say, statuses, used
+from tests.waiting import PATIENCE_S, until
 
 from .fleet import Fleet
 
@@ -116,6 +117,6 @@ def test_the_way_into_a_host_that_hangs_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:  # connects, and never says a word
         where = Target("mute", "127.0.0.1", mute.getsockname()[1])
         argv = openssh(where, Access(connect_timeout_s=0.5), ["true"])
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 255
     assert "timed out" in done.stderr

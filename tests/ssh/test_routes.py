@@ -16,6 +16,7 @@ import pytest
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId
 from evalfleet.ports import Fence
+from tests.waiting import PATIENCE_S
 
 from .fleet import HOME_ID, Fleet, Sshd, bring_up, fleet, keygen
 from .test_channel import shell
@@ -173,7 +174,7 @@ async def test_a_process_carries_our_messages_only_where_the_server_may_not(
         channel = place.channel(await bring_up(place), Fence("run", 1, 20.0))
         await channel.start(shell("t.0", "exit 4"))
         assert (await channel.ended(AttemptId("t.0"))).exit_code == 4
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(carriers(made.hosts[0])) != int(carried):  # it takes a moment to leave
                 await asyncio.sleep(0.05)
         await channel.close()

@@ -7,16 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from evalfleet.journal import Store
 from evalfleet.state import fold
+from tests.planted import UNIQUE
+from tests.waiting import PATIENCE_S, until
 
 from .fleet import Fleet
 
-PLANTED = "planted-5d21e0-value"
+PLANTED = f"planted-{UNIQUE}-value"
 BENCH = """\
 name = "b"
 tasks = "tasks.jsonl"
@@ -79,7 +80,7 @@ def test_a_run_over_three_hosts(hosts: Fleet, tmp_path: Path) -> None:
     folder = tmp_path / "f"
     write(folder, hosts, 9)
     run = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r")
-    said, _ = run.communicate(timeout=60)
+    said, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, said
     assert PLANTED not in said
     check(folder, hosts, 9)
@@ -89,17 +90,14 @@ def test_a_killed_controller_is_taken_up_again(hosts: Fleet, tmp_path: Path) -> 
     folder = tmp_path / "f"
     write(folder, hosts, 9)
     run = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r")
-    deadline = time.monotonic() + 30
-    while not list((folder / "results").glob("r/t_*/*/result.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: list((folder / "results").glob("r/t_*/*/result.json")), "a first result")
     for host in hosts.hosts[:2]:
         host.cut()
     run.send_signal(signal.SIGKILL)
     run.communicate()
     assert leave_half_collected(folder, hosts), "all was collected when the controller died"
     again = start(folder, "resume", "r")
-    said, _ = again.communicate(timeout=60)
+    said, _ = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, said
     check(folder, hosts, 9)
 
@@ -127,7 +125,7 @@ def test_a_host_set_aside_is_said_so(hosts: Fleet, tmp_path: Path) -> None:
     breaks = f'[ "$HOME" = "{bad.home}" ] && {{ until ls {done}; do sleep 0.1; done; exit 9; }}\nsleep 0.$'
     (folder / "run.sh").write_text((folder / "run.sh").read_text().replace("sleep 0.$", breaks))
     run = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r", "--attempts", "9")
-    said, _ = run.communicate(timeout=60)
+    said, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, said
     assert results(folder)["scored"] == 12
     note = f"evalfleet: note: {bad.name} is set aside for 30 s: attempts broke there, or it fell silent"

@@ -8,16 +8,18 @@ import pwd
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.planted import UNIQUE
+from tests.waiting import PATIENCE_S, until
+
 from .fleet import Fleet, Sshd
 from .test_run import start, write
 
-PLANTED = 'planted:8c41f7-"quoted"\\é-value-' + "8c41f7b2e9d05a63" * 10  # JSON writes it in other ways, too
+PLANTED = f'planted:{UNIQUE[:6]}-"quoted"\\é-value-' + UNIQUE * 10  # JSON writes it in other ways, too
 SHAPES = (PLANTED, json.dumps(PLANTED)[1:-1], json.dumps(PLANTED, ensure_ascii=False)[1:-1], PLANTED[-40:])
 FORMS = [shape.encode() for shape in SHAPES]
 BENCH = """\
@@ -85,13 +87,6 @@ def secret_in(data: bytes) -> bool:
     return any(form in data for form in FORMS)
 
 
-def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def prepare(folder: Path, hosts: Fleet, *ids: str) -> None:
     write(folder, hosts, 0)
     (folder / "b.toml").write_text(BENCH)
@@ -156,7 +151,7 @@ def test_nobody_sees_it_but_the_attempt(hosts: Fleet, tmp_path: Path) -> None:
     assert sum(check_host(host) for host in hosts.hosts) >= 9
     assert not holding(folder / "results"), "while it runs"
     (folder / "go").touch()
-    said, _ = run.communicate(timeout=60)
+    said, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 1, said
     assert not secret_in(said.encode())
     check_records(folder)
@@ -187,7 +182,7 @@ def check_records(folder: Path) -> None:
     reports = [("report", "r", "--format", format) for format in ("md", "json", "csv")]
     for words in (*shows, *reports, ("ls",), ("watch", "r")):
         asked = start(folder, *words, token=None)
-        said, _ = asked.communicate(timeout=30)
+        said, _ = asked.communicate(timeout=PATIENCE_S)
         assert said, words
         assert not secret_in(said.encode()), words
 
@@ -205,7 +200,7 @@ def test_where_it_comes_from_and_that_it_must(hosts: Fleet, tmp_path: Path, give
         more = ["--env-file", "../some.env"]
     token = {"environment": PLANTED, "empty": ""}.get(given)
     run = start(folder, "run", "b.toml", "--on", "lab3", "--name", "r", *more, token=token)
-    said, _ = run.communicate(timeout=60)
+    said, _ = run.communicate(timeout=PATIENCE_S)
     assert not secret_in(said.encode())
     if given in ("nothing", "empty"):
         assert run.returncode == 2

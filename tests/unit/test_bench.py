@@ -61,7 +61,6 @@ SLOW = (*NEED_LAB, "azure-leak")
 ALL = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BENCHES]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", ALL)
 def test_last_line_is_the_result_and_nothing_is_left(name: str, tmp_path: Path) -> None:
     done = bench(name, "--json", "--quick", scratch=tmp_path)

@@ -310,7 +310,7 @@ def test_a_screen_dump_becomes_a_png() -> None:
 def test_a_guest_that_is_not_there_does_not_answer() -> None:
     begun = time.monotonic()
     assert not guest.answers(port=1)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
 
 
 def test_the_container_is_reachable_from_its_machine_alone(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from evalfleet.events import Event
 from evalfleet.journal import Store
 from evalfleet.lab import Lab, NamespaceHost
 from standins.waa.standin import ENGINE_ROOT, FEW, Tasks, build_docker, golden_storage, publish
+from tests.planted import UNIQUE
+from tests.waiting import PATIENCE_S
 
-KEY = "sk-a-key-that-nobody-may-see"
+KEY = f"sk-a-key-that-nobody-may-see-{UNIQUE}"
 DATA = "/root/evalfleet-waa"
 
 
@@ -64,7 +66,7 @@ class Arena:
             cp {self.share}/engine.json {ENGINE_ROOT}/engine.json"""
         host.run(["sh", "-ec", script])
         daemon = "setsid docker __daemon </dev/null >/dev/null 2>&1 &"
-        subprocess.run(self.lab.client.ssh(host, daemon, user="root"), check=True, timeout=30)
+        subprocess.run(self.lab.client.ssh(host, daemon, user="root"), check=True, timeout=PATIENCE_S)
 
     def _write_config(self) -> None:
         client = self.lab.client
@@ -123,7 +125,7 @@ class Arena:
         return found
 
 
-def finish(process: subprocess.Popen[str], code: int = 0, patience_s: float = 110) -> str:
+def finish(process: subprocess.Popen[str], code: int = 0, patience_s: float = PATIENCE_S) -> str:
     try:
         said, _ = process.communicate(timeout=patience_s)
     except subprocess.TimeoutExpired:

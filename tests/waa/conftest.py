@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from evalfleet.lab import Lab
 from evalfleet.lab.host import Host
 from standins.waa import standin
+from tests.waiting import PATIENCE_S, until
 
 TASKS = {
     "notepad": ("one", "two"),
@@ -48,7 +48,7 @@ class Docker:
         self.host = host
 
     def __call__(self, *argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        return self.host.run(["docker", *argv], text=text, check=False, timeout_s=60)
+        return self.host.run(["docker", *argv], text=text, check=False, timeout_s=PATIENCE_S)
 
     def ok(self, *argv: str, text: str | None = None) -> str:
         done = self(*argv, text=text)
@@ -63,11 +63,8 @@ class Docker:
         asked = ["curl", "-s", "-m", "2", "-o", "/dev/null", "-w", "%{http_code}", "localhost:5000/probe"]
         return self.host.run(asked, check=False).stdout == "200"
 
-    def await_guest(self, seconds: float = 30.0) -> None:
-        until = time.monotonic() + seconds
-        while not self.probe():
-            assert time.monotonic() < until, f"the guest never answered: {self('logs', 'winarena').stdout}"
-            time.sleep(0.05)
+    def await_guest(self) -> None:
+        until(self.probe, lambda: f"the guest to answer: {self('logs', 'winarena').stdout}", look_s=0.05)
 
     def client(self, *flags: str) -> subprocess.CompletedProcess[str]:
         return self("exec", *CLIENT, *flags)
@@ -77,7 +74,9 @@ class Docker:
 
     def clean(self) -> None:
         """As after the first boot, but for the image."""
-        self.host.run(["sh", "-c", "docker rm -f $(docker ps -aq); rm -rf /data"], check=False, timeout_s=60)
+        self.host.run(
+            ["sh", "-c", "docker rm -f $(docker ps -aq); rm -rf /data"], check=False, timeout_s=PATIENCE_S
+        )
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,11 @@ from evalfleet.lab import Lab
 from standins.waa import standin
 from tests.lab.clients import needs_lab
 from tests.waa.conftest import UP, Docker
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = needs_lab
 SH = ("--entrypoint", "sh")
 SLEEPER = ("run", "-d", "--name", "s", "--entrypoint", "sleep", standin.IMAGE, "1000")
-
-
-def wait_for(happened: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_versions(docker: Docker) -> None:
@@ -100,9 +94,9 @@ def test_what_runs_in_it_is_killed_whole(docker: Docker) -> None:
         found = docker.host.run(["pgrep", "-fx", "sleep 4321"], check=False).stdout
         return len(found.split())
 
-    wait_for(lambda: sleepers() == 3)
+    until(lambda: sleepers() == 3)
     docker.ok("rm", "-f", "s")
-    wait_for(lambda: sleepers() == 0)
+    until(lambda: sleepers() == 0)
 
 
 def test_exit_codes_of_exec(docker: Docker) -> None:
@@ -214,20 +208,19 @@ def test_stopping_takes_its_time_when_nobody_listens(docker: Docker) -> None:
 
 
 def test_a_listener_ends_at_once(docker: Docker) -> None:
-    script = "trap 'echo bye; exit 4' TERM; while :; do sleep 0.1; done"
-    docker.ok("run", "-d", "--name", "s", "--stop-timeout", "30", *SH, standin.IMAGE, "-c", script)
-    wait_for(lambda: docker.ok("inspect", "-f", "{{.State.Running}}", "s") == "true\n")
-    time.sleep(0.3)  # a shell sets its trap when it gets there, and tells nobody
+    script = "trap 'echo bye; exit 4' TERM; echo listens; while :; do sleep 0.1; done"
+    docker.ok("run", "-d", "--name", "s", "--stop-timeout", "120", *SH, standin.IMAGE, "-c", script)
+    until(lambda: docker.ok("logs", "s") == "listens\n", "the trap to be set")
     docker.ok("stop", "s")
     assert docker.ok("inspect", "-f", "{{.State.ExitCode}}", "s") == "4\n"
-    assert docker.ok("logs", "s") == "bye\n"
+    assert docker.ok("logs", "s") == "listens\nbye\n"
 
 
 def test_restarting(docker: Docker) -> None:
     docker.ok(
         "run", "-d", "--name", "s", "--restart", "on-failure:2", *SH, standin.IMAGE, "-c", "echo x; exit 1"
     )
-    wait_for(lambda: docker.ok("inspect", "-f", "{{.State.Status}}", "s") == "exited\n")
+    until(lambda: docker.ok("inspect", "-f", "{{.State.Status}}", "s") == "exited\n")
     assert docker.ok("logs", "s") == "x\nx\nx\n"
     assert docker.ok("inspect", "-f", "{{.RestartCount}}", "s") == "2\n"
 
@@ -267,14 +260,14 @@ def test_rights_must_be_asked_for(docker: Docker, storage: Callable[..., None]) 
     storage()
     flags = [flag for flag in UP if flag not in ("--cap-add", "NET_ADMIN")]
     docker.ok(*flags, standin.IMAGE, "-c", "./entry.sh")
-    wait_for(lambda: "--cap-add NET_ADMIN" in docker.ok("logs", "winarena"))
+    until(lambda: "--cap-add NET_ADMIN" in docker.ok("logs", "winarena"))
 
 
 def test_without_kvm(docker: Docker, storage: Callable[..., None]) -> None:
     storage()
     flags = [flag for flag in UP if not flag.startswith("--device")]
     docker.ok(*flags, standin.IMAGE, "-c", "./entry.sh")
-    wait_for(lambda: "KVM acceleration is not available" in docker.ok("logs", "winarena"))
+    until(lambda: "KVM acceleration is not available" in docker.ok("logs", "winarena"))
 
 
 def test_a_private_registry(docker: Docker, kit: Path) -> None:
@@ -315,7 +308,10 @@ def test_no_daemon(docker: Docker, kit: Path) -> None:
 def test_only_root(docker: Docker, lab: Lab) -> None:
     user = docker.host.users[-1]
     done = subprocess.run(
-        lab.client.ssh(docker.host, "docker ps", user=user), capture_output=True, text=True, timeout=30
+        lab.client.ssh(docker.host, "docker ps", user=user),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, "permission denied while trying to connect" in done.stderr) == (1, True)
 

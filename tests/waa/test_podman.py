@@ -21,6 +21,7 @@ from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.reading import read_task
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from standins.waa import rootfs, standin
+from tests.waiting import PATIENCE_S, until
 
 IMAGE = "localhost/winarena:latest"
 LIMITS = (
@@ -60,7 +61,9 @@ class Podman:
         self.grouped = ("--cgroup-parent", f"/{self.group}")
 
     def __call__(self, *argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*self.argv, *argv], capture_output=True, text=True, input=text, timeout=90)
+        return subprocess.run(
+            [*self.argv, *argv], capture_output=True, text=True, input=text, timeout=PATIENCE_S
+        )
 
     def ok(self, *argv: str, text: str | None = None) -> str:
         done = self(*argv, text=text)
@@ -68,10 +71,8 @@ class Podman:
         return done.stdout
 
     def await_guest(self) -> None:
-        until = time.monotonic() + 60
-        while self("exec", "winarena", "curl", "-sf", "20.20.20.21:5000/probe").returncode:
-            assert time.monotonic() < until, self("logs", "winarena").stdout
-            time.sleep(0.1)
+        probe = ("exec", "winarena", "curl", "-sf", "20.20.20.21:5000/probe")
+        until(lambda: self(*probe).returncode == 0, lambda: self("logs", "winarena").stdout, look_s=0.1)
 
     def destroy(self) -> None:
         """It leaves control groups behind otherwise."""
@@ -87,14 +88,17 @@ class Podman:
 
 def remove_group(group: str) -> None:
     """The monitor of a container leaves its group a moment after the container is gone."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    def removed() -> bool:
         try:
-            return os.rmdir(group)
+            os.rmdir(group)
         except OSError as err:
-            if err.errno != errno.EBUSY or time.monotonic() > deadline:
+            if err.errno != errno.EBUSY:
                 raise
-        time.sleep(0.05)
+            return False
+        return True
+
+    until(removed, f"{group} to be left")
 
 
 @pytest.fixture(scope="module")

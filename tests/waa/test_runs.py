@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from evalfleet.events import AttemptEnded, MachineCondemned, MachinePrepared, Ma
 from evalfleet.model import Broken, Cause, Scored
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, KEY, Arena, finish
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [needs_lab, pytest.mark.slow]
 
@@ -116,7 +116,7 @@ def test_every_way_to_end_is_told_apart_and_what_broke_is_tried_again(arena: Are
         assert reason is None or (outcome.score == 0.0 and reason in (outcome.error or "")), (wish, outcome)
     slow = ended["slow.0"]
     assert isinstance(slow.outcome, Scored)
-    assert (slow.outcome.limit_s, 7 <= slow.seconds < 30) == (7.0, True)
+    assert (slow.outcome.limit_s, slow.seconds >= 7) == (7.0, True)
     _check_resets(arena, ended)
 
 
@@ -175,13 +175,12 @@ def test_nobody_sees_the_key(arena: Arena) -> None:
 
 def _watch(arena: Arena, program: str) -> list[str]:
     """Command lines of all hosts, as soon as one of the program is among them."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
+
+    def seen() -> list[str] | None:
         lines = [" ".join(process.argv) for host in arena.lab.hosts for process in host.processes()]
-        if any(program in line for line in lines):
-            return lines
-        time.sleep(0.05)
-    return []
+        return lines if any(program in line for line in lines) else None
+
+    return until(seen, f"{program} to run")
 
 
 def test_people_can_reset_windows_and_take_a_picture_by_hand(arena: Arena) -> None:
@@ -190,8 +189,8 @@ def test_people_can_reset_windows_and_take_a_picture_by_hand(arena: Arena) -> No
     config = json.loads(host.run(["cat", f"{DATA}/config.json"]).stdout)
     assert (config["container"], config["ports"]["vnc"], config["ports"]["guest"]) == ("winarena", 8006, 5000)
     go = f"cd {DATA}/program && python3 -m waa.host"
-    assert "went back to golden" in host.run(["sh", "-c", f"{go} reset"], timeout_s=60).stdout
-    shot = host.run(["sh", "-c", f"{go} screenshot | head -c 4 | tail -c 3"], timeout_s=60).stdout
+    assert "went back to golden" in host.run(["sh", "-c", f"{go} reset"], timeout_s=PATIENCE_S).stdout
+    shot = host.run(["sh", "-c", f"{go} screenshot | head -c 4 | tail -c 3"], timeout_s=PATIENCE_S).stdout
     assert shot == "PNG"
 
 

@@ -13,7 +13,7 @@ from evalfleet.benchmarks.waa.reading import Reading, read_task
 from standins.waa import standin
 from tests.lab.clients import needs_lab
 from tests.waa.conftest import TASKS, Docker
-from tests.waa.test_engine import wait_for
+from tests.waiting import until
 
 pytestmark = needs_lab
 
@@ -87,7 +87,7 @@ def test_hanging_until_the_guest_is_reset(
     docker.up()
     docker.await_guest()
     docker.client_in_background()
-    wait_for(lambda: not docker.probe())
+    until(lambda: not docker.probe())
     docker.ok("restart", "-t", "0", "winarena")
     docker.await_guest()
     assert run_tasks(docker, "notepad", "one", trial="1") == 0
@@ -101,9 +101,9 @@ def test_a_broken_disk_boots_only_when_it_is_restored(docker: Docker, storage: C
     docker.up()
     docker.await_guest()
     docker.client_in_background()
-    wait_for(lambda: not docker.probe())
+    until(lambda: not docker.probe())
     docker.ok("restart", "-t", "0", "winarena")
-    wait_for(lambda: "failed to load Boot0001" in docker.ok("logs", "winarena"))
+    until(lambda: "failed to load Boot0001" in docker.ok("logs", "winarena"))
     assert not docker.probe()
     docker.ok("stop", "-t", "0", "winarena")
     storage()
@@ -122,7 +122,7 @@ def test_what_is_done_to_the_guest_stays_on_its_disk(docker: Docker, storage: Ca
 
 def test_windows_is_installed_once(docker: Docker) -> None:
     docker.up(command=("-c", "./entry.sh --prepare-image true"))
-    wait_for(lambda: not docker.ok("ps", "-q"))
+    until(lambda: not docker.ok("ps", "-q"))
     assert "Installing Windows" in docker.ok("logs", "winarena")
     made = set(docker.host.run(["ls", "/data/storage"]).stdout.split())
     assert made == {"data.img", *standin.STORAGE_FILES}
@@ -135,7 +135,7 @@ def test_windows_is_installed_once(docker: Docker) -> None:
 def test_entry_loops_on_a_flag_it_does_not_know(docker: Docker, storage: Callable[..., None]) -> None:
     storage()
     docker.up(command=("-c", "./entry.sh --prepare-imag false"))
-    wait_for(lambda: "Starting WinArena" in docker.ok("logs", "winarena"))
+    until(lambda: "Starting WinArena" in docker.ok("logs", "winarena"))
     assert docker.ok("logs", "winarena").splitlines() == ["Starting WinArena..."]
     assert docker.ok("inspect", "-f", "{{.State.Running}}", "winarena") == "true\n"
 

@@ -90,7 +90,7 @@ def _open_closed_streams() -> None:
 
 
 def _write_whole_lines() -> None:
-    """With PYTHONUNBUFFERED a line and its end are two writes, and lines of the other stream get in between."""
+    """With PYTHONUNBUFFERED a line and its end are two writes: lines of the other stream get in between."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.write_through:
             stream.reconfigure(write_through=False, line_buffering=True)

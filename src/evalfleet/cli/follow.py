@@ -103,9 +103,14 @@ class _Interrupts:
 
 @contextmanager
 def _signals(handler: _Interrupts) -> Generator[None]:
-    """Who presses Ctrl-C again while we leave must not turn the exit code into something else."""
+    """Who presses Ctrl-C again while we leave must not turn the exit code into something else.
+
+    What is ignored stays so: a closed terminal after `nohup`, and a Ctrl-C that is meant for others in the
+    background of a script, is nothing to us.
+    """
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {name: signal.signal(name, handler) for name in names}
+    heeded = [name for name in names if signal.getsignal(name) is not signal.SIG_IGN]
+    before = {name: signal.signal(name, handler) for name in heeded}
     try:
         yield
     finally:

@@ -50,7 +50,7 @@ SHORT = {
     **{"w": "workdir", "h": "hostname", "l": "label", "u": "user", "m": "memory", "q": "quiet"},
 }
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-KILLED_WITHIN_S = 10.0
+KILLED_WITHIN_S = 120.0  # the original's 10 s are too few where the tests' computer is busy
 
 
 def run(argv: list[str]) -> int:

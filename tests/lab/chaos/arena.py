@@ -22,13 +22,13 @@ from evalfleet.model import AttemptId, Broken, MachineId
 from evalfleet.planning.plan import resolve
 from evalfleet.planning.request import RunRequest
 from evalfleet.state import AttemptState, MachineState, RunState, apply
+from tests.waiting import PATIENCE_S, SLOWNESS, suspend, until
 
 from . import workload
 
 RUN = "chaos"
 ON_LAB = ("--on", "lab", "--workers", "20")
-PATIENCE_S = 60.0
-QUICK = {"silent_s": 4.0, "lost_s": 7.0}
+QUICK = {"silent_s": 4.0 * SLOWNESS, "lost_s": 7.0 * SLOWNESS}
 """Limits for scenarios whose hosts fall silent: given up sooner than by default."""
 
 
@@ -57,6 +57,10 @@ class Controller:
     def signal(self, signum: int) -> None:
         self._process.send_signal(signum)
 
+    def suspend(self) -> None:
+        """As if its computer slept."""
+        suspend(self._process.pid)
+
     def kill(self) -> None:
         """As if its computer had lost power."""
         self._process.kill()
@@ -83,7 +87,7 @@ class Arena:
         self.folder = folder
         self.home = folder / "results"
         self.controllers: list[Controller] = []
-        self.settle_s = 10.0  # sessions on hosts end a moment after the controller
+        self.settle_s = PATIENCE_S  # sessions on hosts end a moment after the controller
         self.state = RunState()
         self.records: list[Record] = []
         self._store: Store | None = None
@@ -156,20 +160,25 @@ class Arena:
 
     def until(self, happened: Callable[[RunState], object], what: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the journal, or what else is looked at, shows it."""
-        end = time.monotonic() + timeout_s
-        while not happened(self.look()):
-            problem = self._why_wait_no_longer(end)
-            if problem and not happened(self.look()):
-                said = self.controllers[-1].said[-2000:]
-                raise AssertionError(f"waited in vain for {what}: {problem}\n{said}")
-            time.sleep(0.03)
 
-    def _why_wait_no_longer(self, end: float) -> str:
+        def has_happened() -> object:
+            if happened(self.look()):
+                return True
+            problem = self._why_wait_no_longer()
+            assert not problem or happened(self.look()), f"{problem} before {what}\n{self._said()}"
+            return None
+
+        until(has_happened, lambda: f"{what}\n{self._said()}", timeout_s, look_s=0.03)
+
+    def _said(self) -> str:
+        return self.controllers[-1].said[-2000:]
+
+    def _why_wait_no_longer(self) -> str:
         if self.state.ended_at is not None:
             return "the run had ended"
         if not any(controller.lives for controller in self.controllers):
             return "no controller was at work"
-        return "too long" if time.monotonic() > end else ""
+        return ""
 
     def until_ended(self, attempts: int) -> None:
         """Wait until so many attempts have ended."""

@@ -48,7 +48,7 @@ def test_two_controllers(arena: Arena) -> None:
     refused = arena.resume()
     assert refused.wait() == 2
     assert "is held by" in refused.said
-    first.signal(signal.SIGSTOP)
+    first.suspend()
     arena.resume("--take-over")
     arena.until(lambda _: arena.records[-1].epoch > 1, "another controller to write")
     first.signal(signal.SIGCONT)
@@ -88,9 +88,12 @@ def test_asleep(arena: Arena) -> None:
     controller = arena.run(**QUICK)
     arena.some_time()
     held = arena.hold(arena.choose(10))
-    controller.signal(signal.SIGSTOP)
+    controller.suspend()
     slept_at = time.monotonic()
-    arena.until(lambda _: time.monotonic() > slept_at + 10.0, "the time after which hosts would be given up")
+    arena.until(
+        lambda _: time.monotonic() > slept_at + QUICK["lost_s"] + 3.0,
+        "the time after which hosts would be given up",
+    )
     arena.release(held)
     controller.signal(signal.SIGCONT)
     arena.finish()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
-from tests.lab.clients import eventually, needs_lab
+from tests.lab.clients import needs_lab
+from tests.waiting import until
 
 from . import workload
 from .arena import RUN, Arena
@@ -28,7 +29,7 @@ def test_what_is_wrong_is_named(arena: Arena) -> None:
     (arena.home / RUN / "t_3.partial").touch()
     left = subprocess.Popen(arena.lab.client.ssh(second, "exec sleep 987"), stdin=subprocess.DEVNULL)
     try:
-        eventually(lambda: bool(second.workload()))
+        until(lambda: bool(second.workload()))
         found = violations(arena)
     finally:
         left.kill()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
+from evalfleet.lab import NamespaceHost
 from evalfleet.model import AttemptId, Cause, Scored
 from evalfleet.state import AttemptState
 from tests.lab.clients import needs_lab
+from tests.waiting import SLOWNESS
 
 from .arena import QUICK, Arena
 from .invariants import violations
@@ -40,7 +43,7 @@ def test_power_loss(arena: Arena) -> None:
 
 def test_freeze_and_thaw_after_the_lease(arena: Arena) -> None:
     """A host that stood still wakes up when its lease is over, in the middle of an attempt."""
-    lease_s = 10.0
+    lease_s = 10.0 * SLOWNESS
     victims = arena.choose(4)
     arena.run(**QUICK, lease_s=lease_s)
     arena.some_time()
@@ -122,11 +125,14 @@ def test_our_own_network_is_down(arena: Arena) -> None:
     arena.run(**QUICK)
     arena.some_time()
     arena.hold(arena.hosts)
-    for host in arena.hosts:
-        host.partition()
+    with ThreadPoolExecutor(len(arena.hosts)) as together:  # before the first of them would be given up
+        list(together.map(NamespaceHost.partition, arena.hosts))
     arena.until(lambda state: len(state.silent) == len(arena.hosts), "all hosts to be silent")
     silent_at = time.monotonic()
-    arena.until(lambda _: time.monotonic() > silent_at + 4.0, "the time after which one would be given up")
+    arena.until(
+        lambda _: time.monotonic() > silent_at + QUICK["silent_s"],
+        "the time after which one would be given up",
+    )
     for host in arena.hosts:
         host.heal()
     arena.release(arena.hosts)

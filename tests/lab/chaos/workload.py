@@ -17,7 +17,7 @@ name = "chaos"
 tasks = "tasks.jsonl"
 command = ["sh", "task.sh", "{params.seconds}", "{params.bytes}", "{params.score}"]
 files = ["task.sh"]
-timeout_s = 90
+timeout_s = 400
 """
 
 # Each attempt writes its name down where it goes home with the artefacts, and where it stays on the host.

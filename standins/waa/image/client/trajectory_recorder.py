@@ -11,7 +11,7 @@ class TrajectoryRecorder:
 
     def save_dict(self, things: dict, step, at: str) -> dict:
         saved = {}
-        for key in things.keys():  # noqa: SIM118 (where a guest without an observation shows)
+        for key in things:
             value = things[key]
             kind = (
                 "txt"

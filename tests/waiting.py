@@ -1,0 +1,77 @@
+"""How tests wait: for facts, never for time. They share one patience: a busy computer is slow everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+PATIENCE_S = 240.0
+"""After so long a fact will not come true any more. Two such waits fit into pytest's own limit."""
+LOOK_S = 0.02
+SLOWNESS = min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 4.0)
+"""How many times longer things take here, now, than on an idle computer: for limits that a test gives to
+evalfleet itself, such as the silence after which a host is lost."""
+T = TypeVar("T")
+
+
+def until(
+    found: Callable[[], T | None],
+    what: str | Callable[[], str] = "",
+    timeout_s: float = PATIENCE_S,
+    look_s: float = LOOK_S,
+) -> T:
+    """What `found` returns once that is true. `what` is told if it never is."""
+    end = time.monotonic() + timeout_s
+    while not (it := found()):
+        assert time.monotonic() < end, _in_vain(what, found)
+        time.sleep(look_s)
+    return it
+
+
+async def until_async(
+    found: Callable[[], Awaitable[T | None]],
+    what: str | Callable[[], str] = "",
+    timeout_s: float = PATIENCE_S,
+    look_s: float = LOOK_S,
+) -> T:
+    """As `until`, for what must be awaited."""
+    end = time.monotonic() + timeout_s
+    while not (it := await found()):
+        assert time.monotonic() < end, _in_vain(what, found)
+        await asyncio.sleep(look_s)
+    return it
+
+
+async def until_seen(found: Callable[[], T | None], what: str = "", look_s: float = LOOK_S) -> T:
+    """As `until`, while the loop goes on."""
+
+    async def look() -> T | None:
+        return found()
+
+    return await until_async(look, what, look_s=look_s)
+
+
+def _in_vain(what: str | Callable[[], str], found: object) -> str:
+    return f"it never came true: {(what() if callable(what) else what) or found}"
+
+
+def suspend(pid: int) -> None:
+    """Stop a process, and return once all its threads stand still: they go on for a moment after."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: states(pid) <= set("TtZX"), lambda: f"{pid} to stand still: {states(pid)}")
+
+
+def states(pid: int) -> set[str]:
+    """The states of a process's threads, a letter each, as `ps` shows them; empty once it is gone."""
+    found: set[str] = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            found.add(stat.read_text().rpartition(") ")[2][0])
+        except OSError:  # the thread has ended
+            continue
+    return found
