@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from evalfleet.channels.artefacts import Caps
 from evalfleet.channels.link import Incoming
 from evalfleet.channels.resident import Resident
-from evalfleet.channels.ssh.host_home import Lot
-from evalfleet.channels.ssh.hosts import Host
+from evalfleet.channels.ssh.host_home import HostHome
+from evalfleet.channels.ssh.hosts import SshHost
 from evalfleet.channels.ssh.mover import SshMover, Stage
 from evalfleet.channels.ssh.target import Access, target
 from evalfleet.channels.supervisor.parcel import BadParcel
@@ -85,8 +85,8 @@ async def channel_to(answers: Answers) -> AsyncIterator[tuple[Resident, Peer, li
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         peer = Peer(Path(folder, "s"), answers)
         server = await asyncio.start_unix_server(peer.serve, peer.socket, limit=1 << 26)
-        host = Host(target("nobody"), Access(), asyncio.Semaphore(1))
-        mover = SshMover(Lot(host, "home"), "machine", {}, CAPS)
+        host = SshHost(target("nobody"), Access(), asyncio.Semaphore(1))
+        mover = SshMover(HostHome(host, "home"), "machine", {}, CAPS)
         channel = Resident(peer.dial, mover, Fence("run", 1, 5.0), {})
         mover.ask = channel.ask
         try:

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from evalfleet.channels.ssh.host_home import Lot
-from evalfleet.channels.ssh.hosts import Host
+from evalfleet.channels.ssh.host_home import HostHome
+from evalfleet.channels.ssh.hosts import SshHost
 from evalfleet.channels.ssh.target import target
 from evalfleet.channels.supervisor.processes import marked
 from evalfleet.model import Machine, MachineId, Needs
@@ -171,11 +171,11 @@ class Fleet:
         context.home.mkdir(exist_ok=True)
         return SshPlace.make("lab", settings, context)
 
-    def lot(self, name: str, turns: asyncio.Semaphore | None = None) -> Lot:
+    def host_home(self, name: str, turns: asyncio.Semaphore | None = None) -> HostHome:
         """The share of one host, without a place around it."""
         settings = msgspec.convert(self.settings(), SshSettings)
         access = access_of("lab", settings, PlaceContext(Path(), HOME_ID))
-        return Lot(Host(target(name), access, turns or asyncio.Semaphore(1)), HOME_ID)
+        return HostHome(SshHost(target(name), access, turns or asyncio.Semaphore(1)), HOME_ID)
 
     def stop(self) -> None:
         for host in self.hosts:

@@ -69,15 +69,15 @@ async def test_no_end_is_missed_when_connections_are_cut(hosts: Fleet) -> None:
 async def test_who_waits_in_our_own_queue_is_not_silent(hosts: Fleet) -> None:
     async with machine(hosts) as (_, made, _):
         turns = asyncio.Semaphore(1)
-        lot = hosts.lot(made.address, turns)
-        channel = SshChannel(lot, made.id, Fence("run", 1, 4.0), {})
+        host_home = hosts.host_home(made.address, turns)
+        channel = SshChannel(host_home, made.id, Fence("run", 1, 4.0), {})
         async with turns:  # as if others were being connected to
             probe = asyncio.create_task(channel.probe(None))
             done, _ = await asyncio.wait((probe,), timeout=4.5)
             assert not done, "it was called silent"
         assert await probe
         await channel.close()
-        await lot.host.close()
+        await host_home.host.close()
 
 
 async def test_a_silent_host_is_an_error_and_comes_back(hosts: Fleet) -> None:

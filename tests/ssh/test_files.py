@@ -38,14 +38,14 @@ async def collected(
     hosts: Fleet, script: str, into: Path, caps: Caps = STANDARD_CAPS, **secrets: str
 ) -> Collected:
     async with machine(hosts, secrets=secrets) as (_, made, _):
-        lot = hosts.lot(made.address)
-        channel = SshChannel(lot, made.id, Fence("run", 1, 20.0), secrets, caps=caps)
+        host_home = hosts.host_home(made.address)
+        channel = SshChannel(host_home, made.id, Fence("run", 1, 20.0), secrets, caps=caps)
         await channel.start(shell(JOB, script, *secrets))
         await channel.ended(JOB)
         first = await channel.collect(JOB, into)
         assert await channel.collect(JOB, into) == first
         await channel.close()
-        await lot.host.close()
+        await host_home.host.close()
         return first
 
 
@@ -192,7 +192,7 @@ async def test_without_the_secrets_value_nothing_is_brought(hosts: Fleet, tmp_pa
 async def test_a_socket_that_breaks_is_a_loss_and_a_full_disk_is_not(
     hosts: Fleet, err: OSError, lost: bool
 ) -> None:
-    host = hosts.lot(hosts.hosts[0].name).host
+    host = hosts.host_home(hosts.hosts[0].name).host
 
     async def breaks() -> None:
         async with host.process("true"):

@@ -120,14 +120,14 @@ async def test_a_login_that_prints_without_end_is_refused(hosts: Fleet, where: s
     async def test() -> None:
         profile = hosts.hosts[0].home / ".bashrc"
         profile.write_text(f"yes spam{where}\n")
-        lot = hosts.lot(hosts.hosts[0].name)
+        host_home = hosts.host_home(hosts.hosts[0].name)
         try:
-            for call in (lot.machines(), lot.ask("halt", "pool-abc123-1")):
+            for call in (host_home.machines(), host_home.ask("halt", "pool-abc123-1")):
                 with pytest.raises(HostRefused, match=r"printed more than 1 MB .*bashrc"):
                     await call
         finally:
             profile.unlink()
-            await lot.host.close()
+            await host_home.host.close()
 
     await in_little_memory(test)
 

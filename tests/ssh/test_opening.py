@@ -9,7 +9,7 @@ import asyncssh
 import msgspec
 import pytest
 
-from evalfleet.channels.ssh.hosts import Host
+from evalfleet.channels.ssh.hosts import SshHost
 from evalfleet.channels.ssh.target import HostDown, target
 from evalfleet.places.ssh import SshSettings
 from evalfleet.places.ssh.settings import access_of
@@ -39,10 +39,10 @@ class Cut(asyncssh.SSHClientSession[bytes]):
             self._channel.process_connection_close(ConnectionResetError("gone"))
 
 
-def host_of(hosts: Fleet) -> Host:
+def host_of(hosts: Fleet) -> SshHost:
     settings = msgspec.convert(hosts.settings(), SshSettings)
     access = access_of("lab", settings, PlaceContext(hosts.folder, HOME_ID))
-    return Host(target(hosts.hosts[0].name), access, asyncio.Semaphore(1))
+    return SshHost(target(hosts.hosts[0].name), access, asyncio.Semaphore(1))
 
 
 @pytest.mark.parametrize("moment", ["connection_made", "session_started"])

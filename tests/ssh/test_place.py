@@ -14,7 +14,7 @@ import pytest
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, Machine, MachineId, Needs
 from evalfleet.places.ssh import SshPlace
-from evalfleet.places.ssh.roster import Standing, in_order
+from evalfleet.places.ssh.roster import HostHealth, in_order
 from evalfleet.ports import Fence
 from tests.waiting import until_async
 
@@ -218,7 +218,7 @@ async def test_a_host_that_does_badly_is_used_last(pair: Fleet) -> None:
 
 
 def test_back_off() -> None:
-    first, second = Standing(0, 30.0), Standing(1, 30.0)
+    first, second = HostHealth(0, 30.0), HostHealth(1, 30.0)
     both = [("first", first), ("second", second)]
     assert in_order(both, 0.0) == ["first", "second"]
     first.silent(0.0, "down")

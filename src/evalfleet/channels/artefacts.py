@@ -194,7 +194,7 @@ def bring_home(
         Aside(folder).put(out)
         out.mkdir()
     os.chmod(out, stat.S_IMODE(os.stat(out).st_mode) | 0o700)
-    sieve = Sieve(folder, note, secrets, caps)
+    sieve = ArtefactSieve(folder, note, secrets, caps)
     sieve.run(stayed)
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         os.link(out / "result.json", folder / "result.json", follow_symlinks=False)
@@ -209,7 +209,7 @@ def _problem(left_out: list[LeftOut]) -> str:
     return "an artefact, or its name, contains a secret and was left out" if leaks else ""
 
 
-class Sieve:
+class ArtefactSieve:
     """Goes through a job's artefacts, once more after a crash, and sets aside what must stay."""
 
     def __init__(self, folder: Path, note: Path, secrets: Secrets, caps: Caps) -> None:

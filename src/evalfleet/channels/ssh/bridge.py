@@ -16,8 +16,8 @@ import asyncssh
 from evalfleet.ports import Fence
 
 from .connection import OPENING_ERRORS, reason_of
-from .host_home import NO_SUPERVISOR, Lot
-from .hosts import SAID_CAP, Host, Wire
+from .host_home import NO_SUPERVISOR, HostHome
+from .hosts import SAID_CAP, PooledConnection, SshHost
 from .target import HostLost
 
 READY = re.compile(rb"(?:^|\n)ok ([^ \n]*)\n$")
@@ -114,7 +114,7 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
 class Line(asyncio.WriteTransport):
     """What a Link needs of a transport."""
 
-    def __init__(self, host: Host, wire: Wire, session: Direct | Bridge) -> None:
+    def __init__(self, host: SshHost, wire: PooledConnection, session: Direct | Bridge) -> None:
         super().__init__()
         self._host = host
         self._wire = wire
@@ -137,31 +137,33 @@ class Line(asyncio.WriteTransport):
             self._host.suspect(self._wire)
 
 
-async def dial(lot: Lot, machine: str, fence: Fence, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+async def dial(
+    host_home: HostHome, machine: str, fence: Fence, protocol: asyncio.Protocol
+) -> asyncio.WriteTransport:
     """Connect the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
     for brought in (False, True):
-        wire, bridge = await _begin(lot, machine, fence)
+        wire, bridge = await _begin(host_home, machine, fence)
         try:
             if await bridge.ready:
-                return Line(lot.host, wire, await _connect(wire, bridge, protocol))
+                return Line(host_home.host, wire, await _connect(wire, bridge, protocol))
         except asyncio.CancelledError:
             if not bridge.lost:
-                lot.host.suspect(wire)  # it was waited for in vain
+                host_home.host.suspect(wire)  # it was waited for in vain
             raise
         if bridge.flood:
-            raise lot.host.flooded()
+            raise host_home.host.flooded()
         if bridge.status == NO_SUPERVISOR and not brought:
-            await lot.bring_supervisor()
+            await host_home.bring_supervisor()
             continue
-        lot.check(bridge.status, bridge.errors)
+        host_home.check(bridge.status, bridge.errors)
         break
-    raise HostLost(f"{lot.host.name}: there is no line to the supervisor")
+    raise HostLost(f"{host_home.host.name}: there is no line to the supervisor")
 
 
-async def _begin(lot: Lot, machine: str, fence: Fence) -> tuple[Wire, Bridge]:
-    request = lot.connect_request(machine, fence)
-    command = lot.command("connect", machine)
-    wire, bridge = await lot.host.session(lambda: Bridge(request), command)
+async def _begin(host_home: HostHome, machine: str, fence: Fence) -> tuple[PooledConnection, Bridge]:
+    request = host_home.connect_request(machine, fence)
+    command = host_home.command("connect", machine)
+    wire, bridge = await host_home.host.session(lambda: Bridge(request), command)
 
     def release() -> None:
         wire.used -= 1
@@ -173,7 +175,7 @@ async def _begin(lot: Lot, machine: str, fence: Fence) -> tuple[Wire, Bridge]:
     return wire, bridge
 
 
-async def _connect(wire: Wire, bridge: Bridge, protocol: asyncio.Protocol) -> Direct | Bridge:
+async def _connect(wire: PooledConnection, bridge: Bridge, protocol: asyncio.Protocol) -> Direct | Bridge:
     """By the server's own connection to the supervisor; by the bridge where it may make none, or cannot."""
     direct: Direct | None = None
     untyped: Any = wire.connection.ssh

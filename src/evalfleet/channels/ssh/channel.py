@@ -15,7 +15,7 @@ from evalfleet.model import AttemptId, Bundle, Ended, Job
 from evalfleet.ports import Fence, TellStep
 
 from .bridge import dial
-from .host_home import Lot
+from .host_home import HostHome
 from .mover import SshMover
 
 Verdict = Callable[[bool], None]
@@ -27,7 +27,7 @@ class SshChannel(Resident):
 
     def __init__(
         self,
-        lot: Lot,
+        host_home: HostHome,
         machine: str,
         fence: Fence,
         secrets: Mapping[str, str],
@@ -36,12 +36,12 @@ class SshChannel(Resident):
         caps: Caps = STANDARD_CAPS,
     ) -> None:
         async def connect(protocol: asyncio.Protocol) -> asyncio.WriteTransport:
-            return await dial(lot, machine, fence, protocol)
+            return await dial(host_home, machine, fence, protocol)
 
-        mover = SshMover(lot, machine, secrets, caps)
+        mover = SshMover(host_home, machine, secrets, caps)
         super().__init__(connect, mover, fence, secrets, on_load)
         mover.ask, mover.alive = self.ask, self.alive
-        self._host = lot.host
+        self._host = host_home.host
         self._files = mover
         self._verdict = verdict
 

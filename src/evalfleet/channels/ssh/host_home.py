@@ -18,7 +18,7 @@ from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.server import content_hash
 from evalfleet.ports import Fence
 
-from .hosts import Host, converse
+from .hosts import SshHost, converse
 from .target import HostDown, HostLost, HostRefused, NoMachine
 
 NO_MACHINE, NO_SUPERVISOR, OLD_PYTHON = 96, 97, 98
@@ -70,7 +70,7 @@ class Answer(Struct, frozen=True):
     cloud_init_s: float = 0.0
 
 
-class Sight(Struct, frozen=True):
+class SeenMachine(Struct, frozen=True):
     """A machine as its host shows it. `expires_at` is by the host's wall clock; 0: it has expired."""
 
     folder: str
@@ -84,10 +84,10 @@ class Expiry(Struct, frozen=True):
     wall: float = 0.0
 
 
-class Lot(Struct, frozen=True):
+class HostHome(Struct, frozen=True):
     """A home's share of a host: ~/.evalfleet/<home>. Raises HostDown, HostLost, HostRefused, NoMachine."""
 
-    host: Host
+    host: SshHost
     home: str
 
     async def ask(self, verb: Verb, machine: str, **request: Any) -> Answer:
@@ -110,7 +110,7 @@ class Lot(Struct, frozen=True):
             raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
         return msgspec.structs.replace(answer, error=answer.error[:80], detail=answer.detail[:1000])
 
-    async def machines(self) -> list[Sight]:
+    async def machines(self) -> list[SeenMachine]:
         """What is there. Nothing is made for it, and no Python is started."""
         script = f"cd && cd {self._folder} 2>/dev/null || exit 0; {_LIST}"
         await self.host.connect()
@@ -195,12 +195,12 @@ class Lot(Struct, frozen=True):
         return f"supervisor-{shipped().digest[:16]}.pyz"
 
 
-def _sight(state: bytes, folder: bytes, expiry: bytes) -> Sight:
+def _sight(state: bytes, folder: bytes, expiry: bytes) -> SeenMachine:
     try:
         expires_at = msgspec.json.decode(expiry, type=Expiry).wall
     except UNREADABLE:
         expires_at = 0.0
-    return Sight(folder.decode("utf-8", "replace"), state == b"up", expires_at)
+    return SeenMachine(folder.decode("utf-8", "replace"), state == b"up", expires_at)
 
 
 def _sh(script: str) -> str:

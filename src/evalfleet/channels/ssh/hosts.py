@@ -29,7 +29,7 @@ S = TypeVar("S", bound=asyncssh.SSHClientSession[bytes])
 T = TypeVar("T")
 
 
-class Wire:
+class PooledConnection:
     """A connection with room for some sessions."""
 
     def __init__(self, connection: Connection) -> None:
@@ -85,7 +85,7 @@ class Errors:
 
 
 async def converse(process: asyncssh.SSHClientProcess[bytes], data: bytes = b"") -> tuple[bytes, bytes]:
-    """Its output and its last errors, once it has ended. Raises Flood, which `Host.process` explains."""
+    """Its output and its last errors, once it has ended. Raises Flood, which `SshHost.process` explains."""
     with contextlib.suppress(BrokenPipeError):  # it has ended already, and tells why
         process.stdin.write(data)
         process.stdin.write_eof()
@@ -101,15 +101,15 @@ async def converse(process: asyncssh.SSHClientProcess[bytes], data: bytes = b"")
     return b"".join(parts), errors.end
 
 
-class Host:
+class SshHost:
     """A host and the connections to it: one, unless it must carry more sessions than a server allows."""
 
     def __init__(self, where: Target, access: Access, handshakes: asyncio.Semaphore) -> None:
         self.where = where
         self.access = access
         self._handshakes = handshakes
-        self._wires: list[Wire] = []
-        self._opening: asyncio.Task[Wire] | None = None
+        self._wires: list[PooledConnection] = []
+        self._opening: asyncio.Task[PooledConnection] | None = None
         self._begun = asyncio.Event()
         self._closed = False
 
@@ -154,7 +154,7 @@ class Host:
             "see what its login shell prints (~/.bashrc and the like)"
         )
 
-    async def session(self, make: Callable[[], S], command: str) -> tuple[Wire, S]:
+    async def session(self, make: Callable[[], S], command: str) -> tuple[PooledConnection, S]:
         """Open one that stays. Who opened it uncounts it from its wire. Raises HostDown, HostRefused."""
 
         async def begin(ssh: asyncssh.SSHClientConnection) -> S:
@@ -187,7 +187,7 @@ class Host:
 
     async def _open_session(
         self, begin: Callable[[asyncssh.SSHClientConnection], Awaitable[T]]
-    ) -> tuple[Wire, T]:
+    ) -> tuple[PooledConnection, T]:
         """Once more if it fails: the connection may just have ended, or the server allows no more on it."""
         for last in (False, True):
             wire = await self._wire()
@@ -208,7 +208,7 @@ class Host:
                 raise
         raise AssertionError
 
-    def suspect(self, wire: Wire) -> None:
+    def suspect(self, wire: PooledConnection) -> None:
         """Something over this connection was waited for in vain: the next session gets a new one."""
         if wire in self._wires:
             self._wires.remove(wire)
@@ -223,7 +223,7 @@ class Host:
 
     # -- connections ---------------------------------------------------------------------------
 
-    async def _wire(self) -> Wire:
+    async def _wire(self) -> PooledConnection:
         while True:
             for wire in self._wires:
                 if wire.used < wire.most:
@@ -233,22 +233,22 @@ class Host:
             # who asked may be cancelled; others wait for the same connection
             await asyncio.shield(self._open_soon())
 
-    def _open_soon(self) -> asyncio.Task[Wire]:
+    def _open_soon(self) -> asyncio.Task[PooledConnection]:
         if self._opening is None:
             self._begun.clear()
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(self._opened)
         return self._opening
 
-    def _opened(self, task: asyncio.Task[Wire]) -> None:
+    def _opened(self, task: asyncio.Task[PooledConnection]) -> None:
         self._opening = None
         self._begun.set()
         if not task.cancelled():
             task.exception()  # seen, also if nobody waits any more
 
-    async def _open(self) -> Wire:
+    async def _open(self) -> PooledConnection:
         lost = asyncio.Event()
-        opened: list[Wire] = []
+        opened: list[PooledConnection] = []
 
         def on_lost() -> None:
             lost.set()
@@ -258,7 +258,7 @@ class Host:
 
         async with self._handshakes:
             self._begun.set()
-            wire = Wire(await open_connection(self.where, self.access, on_lost))
+            wire = PooledConnection(await open_connection(self.where, self.access, on_lost))
         opened.append(wire)
         if not lost.is_set():
             self._wires.append(wire)

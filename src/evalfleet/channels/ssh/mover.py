@@ -34,7 +34,7 @@ from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Collected
 from evalfleet.names import INCOMING
 
-from .host_home import Lot
+from .host_home import HostHome
 from .hosts import Errors, converse
 from .light import flat
 from .target import HostDown, HostLost, NoMachine
@@ -65,11 +65,11 @@ class SshMover:
     """
 
     def __init__(
-        self, lot: Lot, machine: str, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS
+        self, host_home: HostHome, machine: str, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS
     ) -> None:
         self.ask: Ask = _nobody
         self.alive: Callable[[], None] = lambda: None
-        self._lot = lot
+        self._host_home = host_home
         self._machine = machine
         self._values = secrets
         self._caps = caps
@@ -91,7 +91,7 @@ class SshMover:
 
     async def _send(self, bundle: Bundle) -> None:
         loop = asyncio.get_running_loop()
-        async with self._lot.host.process(self._lot.command("put", self._machine)) as process:
+        async with self._host_home.host.process(self._host_home.command("put", self._machine)) as process:
 
             async def send(data: bytes) -> None:
                 process.stdin.write(data)
@@ -102,13 +102,13 @@ class SshMover:
                 asyncio.run_coroutine_threadsafe(send(data), loop).result()
 
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and tells why
-                await send(self._lot.request(self._machine, {"digest": bundle.digest}))
+                await send(self._host_home.request(self._machine, {"digest": bundle.digest}))
                 await asyncio.to_thread(_pack, bundle, write)
             said, errors = await converse(process)
-            self._lot.check(process.exit_status, errors)
-        answer = self._lot.answer(said)
+            self._host_home.check(process.exit_status, errors)
+        answer = self._host_home.answer(said)
         if answer.error:
-            raise SetupFailed("files", f"{self._lot.host.name}: {answer.detail}")
+            raise SetupFailed("files", f"{self._host_home.host.name}: {answer.detail}")
 
     # -- and back --------------------------------------------------------------------------------
 
@@ -152,15 +152,17 @@ class SshMover:
     async def _receive(self, caps: dict[str, Any], into: Path) -> Collected:
         stage = await asyncio.to_thread(Stage, into, self._caps)
         try:
-            async with self._lot.host.process(self._lot.command("pack", self._machine)) as process:
+            async with self._host_home.host.process(
+                self._host_home.command("pack", self._machine)
+            ) as process:
                 with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(self._lot.request(self._machine, caps))
+                    process.stdin.write(self._host_home.request(self._machine, caps))
                 async with Errors(process) as errors:
                     while data := await process.stdout.read(READ):
                         self.alive()
                         await asyncio.to_thread(stage.unpacker.feed, data)
                 await converse(process)
-                self._lot.check(process.exit_status, errors.end)
+                self._host_home.check(process.exit_status, errors.end)
             return await asyncio.to_thread(stage.settle, self._values)
         finally:
             await asyncio.to_thread(stage.remove)

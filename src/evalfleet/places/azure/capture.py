@@ -38,7 +38,7 @@ from .settings import AzureSettings
 from .template import COMPUTE, GALLERIES, RESOURCES
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.hosts import Host
+    from evalfleet.channels.ssh.hosts import SshHost
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 15.0
 MADE_S = 900.0
@@ -190,9 +190,9 @@ class ImageGallery:
                 await rest()
                 await self._merge_tags(vm.id, {RESTED: image})
             if tags.get(CLEANED) != image:
-                gb = await _clean(self._access.lot(machine, address).host, user)
+                gb = await _clean(self._access.host_home(machine, address).host, user)
                 await self._merge_tags(vm.id, {CLEANED: image, SIZE: f"{gb:.1f}"})
-            await _seal(self._access.lot(machine, address).host, user)
+            await _seal(self._access.host_home(machine, address).host, user)
         except (HostDown, HostLost, HostRefused) as err:
             if tags_in(await self._vm(machine)).get(CLEANED) != image:
                 raise _cannot(machine, str(err)) from err
@@ -292,7 +292,7 @@ def _cannot(machine: MachineId, why: str) -> PlaceError:
     return PlaceError(f"{machine} cannot be captured: {why}", transient=False, scope="machine")
 
 
-async def _clean(host: Host, user: str) -> float:
+async def _clean(host: SshHost, user: str) -> float:
     """Remove all but our way in. Returns the GB in use on its disk. Raises as hosts do, and PlaceError."""
     said = await _run(host, f"sudo -n sh -c {shlex.quote(CLEAN)} clean {shlex.quote(user)}")
     try:
@@ -303,12 +303,12 @@ async def _clean(host: Host, user: str) -> float:
         ) from None
 
 
-async def _seal(host: Host, user: str) -> None:
+async def _seal(host: SshHost, user: str) -> None:
     """Remove our way in. Raises as `_clean` does."""
     await _run(host, f"sudo -n setsid --wait sh -c {shlex.quote(SEAL)} seal {shlex.quote(user)}")
 
 
-async def _run(host: Host, command: str) -> str:
+async def _run(host: SshHost, command: str) -> str:
     from evalfleet.channels.ssh.hosts import converse
 
     async with host.process(command) as process:

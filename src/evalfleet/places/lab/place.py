@@ -24,7 +24,7 @@ from .search import KeeperLine
 from .settings import LabSettings, Shape, shape_of
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.host_home import Lot
+    from evalfleet.channels.ssh.host_home import HostHome
 
 HANDSHAKES = 16
 CONNECT_S = 5.0
@@ -45,7 +45,7 @@ class LabPlace:
         self._samples = Samples(context.home)
         self._keeper = KeeperLine(context.home, name)
         self._handshakes = asyncio.Semaphore(HANDSHAKES)
-        self._lots: dict[MachineId, Lot] = {}
+        self._homes: dict[MachineId, HostHome] = {}
         self._used = False
 
     @classmethod
@@ -87,9 +87,9 @@ class LabPlace:
     async def delete(self, machine: MachineId) -> None:
         self._used = True
         self._samples.drop(machine)
-        lot = self._lots.pop(machine, None)
-        if lot is not None:
-            await lot.host.close()
+        host_home = self._homes.pop(machine, None)
+        if host_home is not None:
+            await host_home.host.close()
         answer = await self._keeper.ask(Remove(machine))
         if answer is not None:
             self._check(machine, answer)
@@ -111,33 +111,38 @@ class LabPlace:
         return (*Network(Path(record.network)).prefix, ssh, "-F", "none", *words)
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
-        return await self._lot(machine.id, machine.address).host.dial(port)
+        return await self._host_home(machine.id, machine.address).host.dial(port)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         from evalfleet.channels.ssh.channel import SshChannel
 
         on_load = functools.partial(self._samples.keep, machine.id)
-        lot = self._lot(machine.id, machine.address)
-        return SshChannel(lot, machine.id, fence, self._secrets, on_load)
+        host_home = self._host_home(machine.id, machine.address)
+        return SshChannel(host_home, machine.id, fence, self._secrets, on_load)
 
     async def close(self) -> None:
-        await asyncio.gather(*(lot.host.close() for lot in self._lots.values()))
+        await asyncio.gather(*(host_home.host.close() for host_home in self._homes.values()))
         if self._used:
             with contextlib.suppress(PlaceError):  # it ends by itself, only later
                 await self._keeper.ask(End())
 
     # -- hosts ---------------------------------------------------------------------------------
 
-    def _lot(self, machine: MachineId, address: str) -> Lot:
-        from evalfleet.channels.ssh.host_home import Lot
-        from evalfleet.channels.ssh.hosts import Host
+    def _host_home(self, machine: MachineId, address: str) -> HostHome:
+        from evalfleet.channels.ssh.host_home import HostHome
+        from evalfleet.channels.ssh.hosts import SshHost
 
         access = self._access(self._keeper.record())
-        lot = self._lots.get(machine)
-        if lot is None or (lot.host.where.host, lot.host.access.key) != (address, access.key):
+        host_home = self._homes.get(machine)
+        if host_home is None or (host_home.host.where.host, host_home.host.access.key) != (
+            address,
+            access.key,
+        ):
             where = Target(f"{machine} ({address})", address, SSH_PORT)
-            lot = self._lots[machine] = Lot(Host(where, access, self._handshakes), self._home_id)
-        return lot
+            host_home = self._homes[machine] = HostHome(
+                SshHost(where, access, self._handshakes), self._home_id
+            )
+        return host_home
 
     def _access(self, record: KeeperRecord | None) -> Access:
         if record is None:
@@ -156,7 +161,7 @@ class LabPlace:
     ) -> None:
         """To the machine's host, as to one that we are lent."""
         try:
-            answer = await self._lot(machine, address).ask(verb, machine, most=1, **more)
+            answer = await self._host_home(machine, address).ask(verb, machine, most=1, **more)
         except (HostDown, HostLost, HostRefused) as err:
             raise MachineUnavailable(machine, str(err)) from err
         if answer.error:

@@ -14,10 +14,10 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import Machine, MachineId
 
 from .records import HostLease, Records
-from .roster import Standing, in_order
+from .roster import HostHealth, in_order
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.host_home import Lot
+    from evalfleet.channels.ssh.host_home import HostHome
 
 LONGEST_WAIT_S = 30.0
 LOOK_S = 2.0
@@ -33,11 +33,11 @@ class HostFleet:
     """`contact` is the way to talk to a host: what became of it is noted."""
 
     def __init__(
-        self, lots: Mapping[str, Lot], records: Records, gone_after_s: float, set_aside_s: float
+        self, homes: Mapping[str, HostHome], records: Records, gone_after_s: float, set_aside_s: float
     ) -> None:
-        self.lots = lots
+        self.homes = homes
         self.records = records
-        self.standings = {host: Standing(order, set_aside_s) for order, host in enumerate(lots)}
+        self.standings = {host: HostHealth(order, set_aside_s) for order, host in enumerate(homes)}
         self._gone_after_s = gone_after_s
         self.creating: set[MachineId] = set()
         self._heard: dict[MachineId, float] = {}
@@ -63,11 +63,11 @@ class HostFleet:
     # -- what is there -------------------------------------------------------------------------
 
     async def look_everywhere(self) -> None:
-        await asyncio.gather(*(self._look(host) for host in self.lots))
+        await asyncio.gather(*(self._look(host) for host in self.homes))
 
     async def machines(self) -> dict[MachineId, Machine]:
         """All of this home's. Of a host that does not answer: what we hold there."""
-        seen = await asyncio.gather(*(self._seen(host) for host in self.lots))
+        seen = await asyncio.gather(*(self._seen(host) for host in self.homes))
         found: dict[MachineId, Machine] = {}
         for machine in [machine for machines in seen for machine in machines]:
             held = self.records.get(machine.id)
@@ -80,7 +80,7 @@ class HostFleet:
         if self.records.get(machine) is None:
             await self.look_everywhere()
         held = self.records.latest(machine)
-        return held if held is not None and held.host in self.lots else None
+        return held if held is not None and held.host in self.homes else None
 
     def heard(self, machine: MachineId) -> None:
         """Its supervisor spoke."""
@@ -135,7 +135,7 @@ class HostFleet:
     async def _look(self, host: str) -> Mapping[MachineId, bool] | None:
         """Machine -> is it up? None if the host does not answer."""
         try:
-            shown = await self.contact(host, self.lots[host].machines())
+            shown = await self.contact(host, self.homes[host].machines())
         except NO_ANSWER:
             return None
         for sight in shown:  # also what another controller of this home has made
@@ -156,7 +156,7 @@ class HostFleet:
         self._heard.pop(held.machine, None)
         self._removing.add(held.machine)
         try:
-            answer = await self.contact(held.host, self.lots[held.host].ask("remove", held.machine))
+            answer = await self.contact(held.host, self.homes[held.host].ask("remove", held.machine))
             if answer.error not in ("", "unknown"):
                 raise HostLost(f"{held.host}: {answer.detail}")
             self.records.drop(held.machine)
@@ -227,4 +227,4 @@ class HostFleet:
     async def close(self) -> None:
         for task in (*self._debts.values(), *self._looks.values()):
             task.cancel()
-        await asyncio.gather(*(lot.host.close() for lot in self.lots.values()))
+        await asyncio.gather(*(host_home.host.close() for host_home in self.homes.values()))

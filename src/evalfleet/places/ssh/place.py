@@ -20,7 +20,7 @@ from .records import Records
 from .settings import SshSettings, access_of
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.host_home import Answer, Lot
+    from evalfleet.channels.ssh.host_home import Answer, HostHome
 
 HANDSHAKES = 32
 CREATES = 32
@@ -33,11 +33,11 @@ class SshPlace:
 
     Settings = SshSettings
 
-    def __init__(self, name: str, settings: SshSettings, yard: HostFleet, context: PlaceContext) -> None:
+    def __init__(self, name: str, settings: SshSettings, fleet: HostFleet, context: PlaceContext) -> None:
         self._name = name
         self._settings = settings
-        self._yard = yard
-        self._records = yard.records
+        self._fleet = fleet
+        self._records = fleet.records
         self._context = context
         self._secrets = context.secrets
         self._samples = Samples(context.home)
@@ -48,19 +48,19 @@ class SshPlace:
     @classmethod
     def make(cls, name: str, settings: SshSettings, context: PlaceContext) -> SshPlace:
         try:
-            from evalfleet.channels.ssh.host_home import Lot
-            from evalfleet.channels.ssh.hosts import Host
+            from evalfleet.channels.ssh.host_home import HostHome
+            from evalfleet.channels.ssh.hosts import SshHost
         except ModuleNotFoundError as err:
             if err.name != "asyncssh":
                 raise
             raise RequestError(f"place {name!r} needs asyncssh; pip install 'evalfleet[ssh]'") from err
         access = access_of(name, settings, context)
         handshakes = asyncio.Semaphore(HANDSHAKES)
-        hosts = [Host(target(host), access, handshakes) for host in settings.hosts]
-        lots: Mapping[str, Lot] = {host.name: Lot(host, context.home_id) for host in hosts}
+        hosts = [SshHost(target(host), access, handshakes) for host in settings.hosts]
+        homes: Mapping[str, HostHome] = {host.name: HostHome(host, context.home_id) for host in hosts}
         records = Records(context.home, name, time.time)
-        yard = HostFleet(lots, records, settings.gone_after_s, settings.set_aside_s)
-        return cls(name, settings, yard, context)
+        fleet = HostFleet(homes, records, settings.gone_after_s, settings.set_aside_s)
+        return cls(name, settings, fleet, context)
 
     @property
     def name(self) -> str:
@@ -76,13 +76,13 @@ class SshPlace:
         async with self._turns.setdefault(machine, asyncio.Lock()):
             if self._records.get(machine) is None:
                 await self._look_once()
-            self._yard.creating.add(machine)
+            self._fleet.creating.add(machine)
             try:
                 async with self._creates:  # the first shall work soon, rather than all at the same time
                     await self._take(machine, expires_s)
-                self._yard.heard(machine)
+                self._fleet.heard(machine)
             finally:
-                self._yard.creating.discard(machine)
+                self._fleet.creating.discard(machine)
 
     async def _take(self, machine: MachineId, expires_s: float) -> None:
         held = self._records.latest(machine)
@@ -96,17 +96,17 @@ class SshPlace:
     async def _look_once(self) -> None:
         """At all hosts, in parallel: an earlier controller may have made the machine."""
         if self._scan is None:
-            self._scan = asyncio.create_task(self._yard.look_everywhere())
+            self._scan = asyncio.create_task(self._fleet.look_everywhere())
         await asyncio.shield(self._scan)
 
     async def _find_host(self, machine: MachineId, expires_s: float) -> None:
         tried: set[str] = set()
-        while (host := self._yard.next_host(tried, self._settings.max_per_host)) is not None:
+        while (host := self._fleet.next_host(tried, self._settings.max_per_host)) is not None:
             tried.add(host)
             # before it is asked: it may do it although the answer is lost, and others must not ask it too
             self._records.keep(machine, host, expires_s)
             try:
-                await self._yard.pay_debts(host)
+                await self._fleet.pay_debts(host)
                 answer = await self._ask("take", machine, host, expires_s)
             except (HostDown, HostRefused):
                 self._records.drop(machine)
@@ -116,14 +116,14 @@ class SshPlace:
             if not answer.error:
                 return
             if answer.error not in ("taken", "deleting"):  # it was locked before that: give it back
-                await self._yard.give_up(machine, f"{host}: {answer.detail}")
+                await self._fleet.give_up(machine, f"{host}: {answer.detail}")
                 raise MachineUnavailable(machine, f"{host}: {answer.detail}")
             self._records.drop(machine)
-            self._yard.standings[host].problem = f"{host}: taken by {answer.detail}"
-        raise self._yard.nowhere(self._name)
+            self._fleet.standings[host].problem = f"{host}: taken by {answer.detail}"
+        raise self._fleet.nowhere(self._name)
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
-        held = await self._yard.whereabouts(machine)
+        held = await self._fleet.whereabouts(machine)
         if held is None or held.deleting:
             raise NoSuchMachine(machine)
         await self._order("extend", machine, held.host, expires_s)
@@ -134,20 +134,20 @@ class SshPlace:
         That is until its expiry, by which the host ends it by itself; or, once it was deleted, until its
         host has been silent for `gone_after_s`. What is left there is removed when it answers again.
         """
-        found = await self._yard.machines()
+        found = await self._fleet.machines()
         return tuple(found[machine] for machine in sorted(found) if machine.startswith(f"{pool}-"))
 
     async def delete(self, machine: MachineId) -> None:
         self._samples.drop(machine)
-        held = await self._yard.whereabouts(machine)
+        held = await self._fleet.whereabouts(machine)
         if held is None:
             return
         if not held.deleting:
             self._consider(held.host)
-        elif (why := self._yard.no_use(held)) is not None:
+        elif (why := self._fleet.no_use(held)) is not None:
             raise MachineUnavailable(machine, why)  # to connect in vain takes long, and all wait for it
         try:
-            await self._yard.remove(held)
+            await self._fleet.remove(held)
         except NO_ANSWER as err:
             if not held.deleting:
                 later = "what is left there is removed when it answers; a run that is over waits for that"
@@ -156,14 +156,14 @@ class SshPlace:
 
     async def stop(self, machine: MachineId) -> None:
         """End what runs there. The host is not ours to switch off, and stays locked."""
-        held = await self._yard.whereabouts(machine)
+        held = await self._fleet.whereabouts(machine)
         if held is None:
             raise NoSuchMachine(machine)
-        known = self._yard.silent_s(held.host) > 0
+        known = self._fleet.silent_s(held.host) > 0
         try:
-            answer = await self._yard.contact(held.host, self._yard.lots[held.host].ask("halt", machine))
+            answer = await self._fleet.contact(held.host, self._fleet.homes[held.host].ask("halt", machine))
         except NO_ANSWER as err:
-            if known and self._yard.silent_s(held.host) >= self._settings.gone_after_s:
+            if known and self._fleet.silent_s(held.host) >= self._settings.gone_after_s:
                 return  # whatever runs there ends at the lease's end
             if not known:
                 told = "%s: it is asked again, and counts as stopped after %g s of silence"
@@ -179,14 +179,14 @@ class SshPlace:
         return openssh(host, access, command)
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
-        lot = self._yard.lots.get(machine.address)
-        if lot is None:
+        host_home = self._fleet.homes.get(machine.address)
+        if host_home is None:
             raise ChannelError(f"{machine.address} is not among the hosts of {self._name} any more")
-        return await lot.host.dial(port)
+        return await host_home.host.dial(port)
 
     def _consider(self, host: str) -> None:
         """A machine on it is deleted: should it have another soon?"""
-        standing, now = self._yard.standings[host], time.monotonic()
+        standing, now = self._fleet.standings[host], time.monotonic()
         if standing.given_up(now):
             why = "attempts broke there, or it fell silent"
             log.warning("%s is set aside for %.0f s: %s", host, standing.aside_until - now, why)
@@ -196,24 +196,24 @@ class SshPlace:
 
         held = self._records.get(machine.id)
         host = machine.address or (held.host if held is not None else "")
-        if host not in self._yard.lots:
+        if host not in self._fleet.homes:
             raise PlaceError(
                 f"{machine.id} is on {host!r}, which {self._name} no longer lists; add it again",
                 transient=False,
                 scope="machine",
             )
         on_load = functools.partial(self._on_beat, machine.id)
-        verdict = self._yard.standings[host].did
-        return SshChannel(self._yard.lots[host], machine.id, fence, self._secrets, on_load, verdict)
+        verdict = self._fleet.standings[host].did
+        return SshChannel(self._fleet.homes[host], machine.id, fence, self._secrets, on_load, verdict)
 
     def _on_beat(self, machine: MachineId, cpu: float, memory: float, disk: float) -> None:
-        self._yard.heard(machine)
+        self._fleet.heard(machine)
         self._samples.keep(machine, cpu, memory, disk)
 
     async def close(self) -> None:
         if self._scan is not None:
             self._scan.cancel()
-        await self._yard.close()
+        await self._fleet.close()
 
     # -- orders --------------------------------------------------------------------------------
 
@@ -241,5 +241,5 @@ class SshPlace:
         self, verb: Literal["take", "extend"], machine: MachineId, host: str, expires_s: float
     ) -> Answer:
         most = self._settings.max_per_host
-        call = self._yard.lots[host].ask(verb, machine, expires_s=expires_s, most=most)
-        return await self._yard.contact(host, call)
+        call = self._fleet.homes[host].ask(verb, machine, expires_s=expires_s, most=most)
+        return await self._fleet.contact(host, call)

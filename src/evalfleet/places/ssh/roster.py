@@ -10,7 +10,7 @@ LONGEST_ASIDE_S = 1800.0
 BAD_STREAK = 3
 
 
-class Standing:
+class HostHealth:
     """One host's. `down_since` is when it first did not answer, of late; `refusal` needs somebody's hand.
 
     `set_aside_s`: for how long it is set aside when it did badly; each time twice as long.
@@ -68,7 +68,7 @@ class Standing:
         return max(self.retry_at, self.aside_until)
 
 
-def in_order(standings: Iterable[tuple[str, Standing]], now: float) -> list[str]:
+def in_order(standings: Iterable[tuple[str, HostHealth]], now: float) -> list[str]:
     """Hosts to try, best first: those that did well, then those that were in trouble and are due again."""
     usable = [
         (each.aside > 0, each.down_since is not None, each.order, name)

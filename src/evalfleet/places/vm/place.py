@@ -42,14 +42,14 @@ class VmPlace:
         from evalfleet.channels.ssh.channel import SshChannel
 
         on_load = functools.partial(self._samples.keep, machine.id)
-        lot = self._access.lot(machine.id, machine.address)
-        return SshChannel(lot, machine.id, fence, self._secrets, on_load)
+        host_home = self._access.host_home(machine.id, machine.address)
+        return SshChannel(host_home, machine.id, fence, self._secrets, on_load)
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         return self._access.shell(machine, command)
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
-        return await self._access.lot(machine.id, machine.address).host.dial(port)
+        return await self._access.host_home(machine.id, machine.address).host.dial(port)
 
     async def close(self) -> None:
         await self._access.close()

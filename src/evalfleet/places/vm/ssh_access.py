@@ -17,7 +17,7 @@ from evalfleet.model import Machine, MachineId
 from .keys import SshKeys
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.host_home import Answer, Lot
+    from evalfleet.channels.ssh.host_home import Answer, HostHome
 
 HANDSHAKES = 16
 CONNECT_S = 10.0
@@ -46,24 +46,24 @@ class SshAccess:
         self._keys = keys
         self._home = home
         self._handshakes = asyncio.Semaphore(HANDSHAKES)
-        self._lots: dict[MachineId, Lot] = {}
+        self._homes: dict[MachineId, HostHome] = {}
 
     @property
     def in_use(self) -> Sequence[MachineId]:
         """The machines that this process has connected to, or tried to."""
-        return tuple(self._lots)
+        return tuple(self._homes)
 
-    def lot(self, machine: MachineId, address: str) -> Lot:
+    def host_home(self, machine: MachineId, address: str) -> HostHome:
         """What is ours on the machine's host; another connection, if its address has changed."""
-        from evalfleet.channels.ssh.host_home import Lot
-        from evalfleet.channels.ssh.hosts import Host
+        from evalfleet.channels.ssh.host_home import HostHome
+        from evalfleet.channels.ssh.hosts import SshHost
 
-        lot = self._lots.get(machine)
-        if lot is None or lot.host.where.host != address:
+        host_home = self._homes.get(machine)
+        if host_home is None or host_home.host.where.host != address:
             where = Target(f"{machine} ({address})", address, self._login.port)
-            host = Host(where, self._access(machine, address), self._handshakes)
-            lot = self._lots[machine] = Lot(host, self._home)
-        return lot
+            host = SshHost(where, self._access(machine, address), self._handshakes)
+            host_home = self._homes[machine] = HostHome(host, self._home)
+        return host_home
 
     async def take(
         self, machine: MachineId, address: str, until: float, notices: Mapping[str, object] | None
@@ -81,8 +81,8 @@ class SshAccess:
     async def _order(
         self, verb: Literal["take", "extend"], machine: MachineId, address: str, until: float, **more: Any
     ) -> Answer:
-        lot = self.lot(machine, address)
-        answer = await lot.ask(verb, machine, most=1, expires_s=max(0.0, until - time.time()), **more)
+        host_home = self.host_home(machine, address)
+        answer = await host_home.ask(verb, machine, most=1, expires_s=max(0.0, until - time.time()), **more)
         if answer.error:
             raise MachineUnavailable(machine, answer.detail)
         return answer
@@ -105,11 +105,11 @@ class SshAccess:
         )
 
     async def drop(self, machine: MachineId) -> None:
-        if (lot := self._lots.pop(machine, None)) is not None:
-            await lot.host.close()
+        if (host_home := self._homes.pop(machine, None)) is not None:
+            await host_home.host.close()
 
     async def close(self) -> None:
-        await asyncio.gather(*(lot.host.close() for lot in self._lots.values()))
+        await asyncio.gather(*(host_home.host.close() for host_home in self._homes.values()))
 
 
 def _users_known_hosts() -> str:
