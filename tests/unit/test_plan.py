@@ -100,7 +100,8 @@ def resolved(
 ) -> Resolved:
     if not (cwd / "evalfleet.toml").exists():
         configure(cwd, SHED_PLACE)
-    request = RunRequest(benchmark=benchmark, **{"on": "shed", **given})
+    given.setdefault("on", "shed")
+    request = RunRequest(benchmark=benchmark, **given)
     environ = {"API_KEY": "hunter2"} if env is None else env
     return resolve(request, environ=environ, cwd=cwd, now=NOW, home_id="0123456789")
 

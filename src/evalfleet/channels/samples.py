@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import msgspec
 
+from evalfleet.files import replace
 from evalfleet.names import safe_name
 
 FOLDER = ".samples"
@@ -21,11 +21,9 @@ class Samples:
 
     def keep(self, machine: str, cpu: float, memory: float, disk: float) -> None:
         path = self._path(machine)
-        part = path.with_suffix(".part")
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
-            part.write_bytes(msgspec.json.encode({"cpu": cpu, "memory": memory, "disk": disk}))
-            os.replace(part, path)
+            replace(path, msgspec.json.encode({"cpu": cpu, "memory": memory, "disk": disk}))
 
     def drop(self, machine: str) -> None:
         with contextlib.suppress(OSError):

@@ -14,6 +14,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from evalfleet.files import OURSELVES, replace
+
 KIND = b"ssh-ed25519"
 PRIME = 2**255 - 19
 D = -121665 * pow(121666, -1, PRIME) % PRIME
@@ -49,11 +51,7 @@ def key_from_seed(seed: bytes, comment: str) -> LabKey:
 
 def write_private(path: Path, private: bytes) -> None:
     """Replaces the file in one step; never readable by others."""
-    new = path.with_name(path.name + ".new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(private)
-    os.replace(new, path)
+    replace(path, private, mode=OURSELVES)
 
 
 def public_bytes(seed: bytes) -> bytes:

@@ -19,6 +19,11 @@ Kind = Literal["names", "strings", "count", "usd", "duration", "share", "allow_b
 # fmt: on
 """How a value is written; `planning.values` reads each."""
 
+Scope = Literal["anywhere", "files", "one run"]
+"""Where else than on the command line a flag may be given. `one run`: nowhere, because it makes no sense for
+more than one. `files`: in `[defaults]` and profiles, but not in the environment, where it would collide with
+what a task's command is given."""
+
 Group = Literal["where", "which tasks", "what runs", "limits", "how"]
 
 
@@ -36,19 +41,23 @@ class Flag:
     """The only spelling on the command line, instead of `--word`."""
     low: int = 1
     high: int = 10**9
-    in_files: bool = True
-    """May stand in `[defaults]` and `[profiles.NAME]`. False for what makes sense for one run only."""
-    in_environment: bool = True
-    """Has a variable EVALFLEET_<FLAG>. False for what would collide with what a task's command is given."""
+    scope: Scope = "anywhere"
+
+    @property
+    def in_files(self) -> bool:
+        """May stand in `[defaults]` and `[profiles.NAME]`."""
+        return self.scope != "one run"
+
+    @property
+    def in_environment(self) -> bool:
+        """Has a variable EVALFLEET_<FLAG>."""
+        return self.scope == "anywhere"
 
     @property
     def is_repeated(self) -> bool:
         """May be given several times on the command line."""
         return self.kind in ("strings", "table")
 
-
-ONE_RUN = {"in_files": False, "in_environment": False}
-COLLIDES = {"in_environment": False}
 
 Number = int | float | str
 """As a flag gives it ('2h', '$5', '5%') or as Python does (7200, 5, 0.05)."""
@@ -62,7 +71,9 @@ class RunOptions(TypedDict, total=False):
         str | Sequence[str],
         Flag("where", "names", "PLACE[,PLACE...]", "where machines come from (default: local)"),
     ]
-    pool: Annotated[str, Flag("where", "line", "NAME", "borrow the machines of this pool instead", **ONE_RUN)]
+    pool: Annotated[
+        str, Flag("where", "line", "NAME", "borrow the machines of this pool instead", scope="one run")
+    ]
     workers: Annotated[
         Count, Flag("where", "count", "N", "how many machines at once (default: 1, or the pool)", high=10_000)
     ]
@@ -79,31 +90,39 @@ class RunOptions(TypedDict, total=False):
         Count,
         Flag("which tasks", "count", "S", "another sample (default: 0)", low=-(10**17), high=10**17),
     ]
-    first: Annotated[Count, Flag("which tasks", "count", "N", "the first N tasks of the file", **COLLIDES)]
+    first: Annotated[Count, Flag("which tasks", "count", "N", "the first N tasks of the file", scope="files")]
     task_ids: Annotated[
         Sequence[str],
-        Flag("which tasks", "strings", "ID", "this task; may be repeated", word="task", **COLLIDES),
+        Flag("which tasks", "strings", "ID", "this task; may be repeated", word="task", scope="files"),
     ]
     domains: Annotated[
-        Sequence[str], Flag("which tasks", "strings", "D", "tasks of this domain", word="domain", **COLLIDES)
+        Sequence[str],
+        Flag("which tasks", "strings", "D", "tasks of this domain", word="domain", scope="files"),
     ]
     repeat: Annotated[
-        Count, Flag("which tasks", "count", "K", "run every task K times, as K tasks", high=1000, **COLLIDES)
+        Count,
+        Flag("which tasks", "count", "K", "run every task K times, as K tasks", high=1000, scope="files"),
     ]
     schedule: Annotated[
         str, Flag("which tasks", "schedule", "POLICY", "dynamic (default), round-robin or slices")
     ]
     model: Annotated[str, Flag("what runs", "line", "M", "the model under test, told to the benchmark")]
     settings: Annotated[
-        Mapping[str, Any], Flag("what runs", "table", "KEY=VALUE", "a setting", word="set", **COLLIDES)
+        Mapping[str, Any], Flag("what runs", "table", "KEY=VALUE", "a setting", word="set", scope="files")
     ]
     agent: Annotated[
         Mapping[str, Any],
-        Flag("what runs", "table", "KEY=VALUE", "an argument of the agent", short="-A", **COLLIDES),
+        Flag("what runs", "table", "KEY=VALUE", "an argument of the agent", short="-A", scope="files"),
     ]
     env_file: Annotated[
         str | Path | None,
-        Flag("what runs", "path", "FILE", "read secrets and settings from here; never uploaded", **ONE_RUN),
+        Flag(
+            "what runs",
+            "path",
+            "FILE",
+            "read secrets and settings from here; never uploaded",
+            scope="one run",
+        ),
     ]
     budget: Annotated[Number, Flag("limits", "usd", "USD", "the most that machines may cost")]
     max_duration: Annotated[Number, Flag("limits", "duration", "2h", "the longest that the run may take")]
@@ -114,13 +133,14 @@ class RunOptions(TypedDict, total=False):
     ]
     fail_under: Annotated[Number, Flag("limits", "share", "RATE", "exit 1 below this success rate")]
     name: Annotated[
-        str, Flag("how", "line", "RUN", "the run's name (default: made from benchmark and time)", **ONE_RUN)
+        str,
+        Flag("how", "line", "RUN", "the run's name (default: made from benchmark and time)", scope="one run"),
     ]
     config: Annotated[
         str | Path | None,
-        Flag("how", "path", "FILE", "this file instead of the nearest evalfleet.toml", **ONE_RUN),
+        Flag("how", "path", "FILE", "this file instead of the nearest evalfleet.toml", scope="one run"),
     ]
-    profile: Annotated[str, Flag("how", "line", "NAME", "defaults from [profiles.NAME]", **ONE_RUN)]
+    profile: Annotated[str, Flag("how", "line", "NAME", "defaults from [profiles.NAME]", scope="one run")]
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import RequestError
+from evalfleet.files import replace
 
 from .files import LIST, Told
 
@@ -68,6 +68,4 @@ def _names(folder: Path) -> dict[str, str]:
 
 def _write(path: Path, content: Struct | dict[str, str]) -> None:
     """Replace the file as a whole: another process may read or write it at the same time."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_bytes(msgspec.json.encode(content, order="deterministic"))
-    fresh.replace(path)
+    replace(path, msgspec.json.encode(content, order="deterministic"))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from evalfleet.files import replace
 from evalfleet.lab import HostLimits, Lab, LabError
 
 from .protocol import (
@@ -178,9 +179,7 @@ def create(shape: Shape) -> Lab:
 
 async def keep(lab: Lab, errand: KeeperOrders, record: KeeperRecord) -> None:
     path = Path(errand.record)
-    part = path.with_suffix(f".{record.pid}")
-    part.write_bytes(msgspec.json.encode(record))
-    part.replace(path)
+    replace(path, msgspec.json.encode(record))
     await Keeper(lab, errand.shape).serve(record.socket)
     forget(path, errand.lock, record)
 

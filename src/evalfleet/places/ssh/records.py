@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.channels.supervisor.files import job_name
+from evalfleet.files import replace
 from evalfleet.model import MachineId
 
 FOLDER = ".lent"
@@ -84,10 +84,8 @@ class Records:
         self._load()
         self._held[held.machine] = held
         path = self._path(held.machine)
-        part = path.with_suffix(".part")
         self._folder.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(msgspec.json.encode(held))
-        os.replace(part, path)
+        replace(path, msgspec.json.encode(held))
 
     def _load(self) -> None:
         if self._loaded:

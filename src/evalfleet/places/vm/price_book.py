@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +9,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
+from evalfleet.files import replace
 from evalfleet.ports import PriceTable
 
 
@@ -51,12 +51,7 @@ def load_prices(path: Path) -> PriceTable | None:
 def save_prices(path: Path, table: PriceTable) -> None:
     """Put it in the place of the one before, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    replace(path, msgspec.json.format(msgspec.json.encode(table), indent=1))
 
 
 def named_in(tables: Sequence[Mapping[str, object]], setting: str, default: Sequence[str]) -> list[str]:
