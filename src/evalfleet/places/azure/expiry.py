@@ -8,14 +8,12 @@ LEAD_S = 31 * 60.0
 """A schedule that is set less than half an hour ahead first acts on the next day."""
 FARTHEST_S = 23.5 * 3600.0
 """A time further ahead than a day would come a day early. It is moved on while the machine is in use."""
-
-
 STOPPING_S = 120.0
 """How long Azure may take to stop it, during which it is billed."""
 SHORTEST_S = LEAD_S + 60.0 + STOPPING_S
 """With less time left, a switch that is set now acts too late."""
 LEAST_LIFE_S = 40 * 60.0
-"""Of a new machine: the shortest, and some minutes until its deployment has begun."""
+"""The least that a new machine is given: SHORTEST_S, and some minutes until its deployment has begun."""
 
 
 def shutdown_at(now: float, expires_s: float) -> float:
@@ -31,5 +29,5 @@ def _minute(at: float) -> float:
 
 
 def daily(at: float) -> str:
-    """As the schedule has it: `1930`."""
+    """The time of day as the schedule has it: `1930`."""
     return datetime.fromtimestamp(at, UTC).strftime("%H%M")

@@ -44,7 +44,7 @@ def version_of(definition: str) -> str:
 
 
 def check_name(image: str) -> None:
-    """Raises RequestError if Azure would not take it."""
+    """Raises RequestError if Azure would not take the name."""
     if not _NAME.fullmatch(image):
         raise RequestError(
             f"an image cannot be called {image[:90]!r}: up to 80 letters, digits, '.', '_' and '-', "
@@ -68,7 +68,7 @@ def gallery(region: str, tags: Mapping[str, str]) -> Json:
 
 
 def definition(region: str, tags: Mapping[str, str], image: str, vm: Json) -> Json:
-    """Like the machine: an image of generation 2 makes no machines of generation 1."""
+    """The body of an image's definition. It is like its machine: generation 2 makes no generation 1."""
     properties: Json = vm["properties"]
     view = table(properties.get("instanceView"))
     security = table(properties.get("securityProfile")).get("securityType")
@@ -88,7 +88,7 @@ def definition(region: str, tags: Mapping[str, str], image: str, vm: Json) -> Js
 
 
 def version(vm: Json, tags: Mapping[str, str], gb: float, regions: Sequence[str]) -> Json:
-    """A copy in each region, and in the machine's own, which Azure insists on."""
+    """The body of an image's version: a copy in each region, and in the machine's own, as Azure insists."""
     here = plain_region(vm["location"])
     targets = [
         {"name": each, "regionalReplicaCount": 1, "storageAccountType": STORAGE}
@@ -105,12 +105,12 @@ def version(vm: Json, tags: Mapping[str, str], gb: float, regions: Sequence[str]
 
 
 def plain_region(text: str) -> str:
-    """Azure says `East US` in some places, and `eastus` in others."""
+    """A region as settings name it: Azure says `East US` in some places, and `eastus` in others."""
     return text.lower().replace(" ", "")
 
 
 def regions_of(version: Json) -> tuple[str, ...]:
-    """Where it has a copy."""
+    """The regions in which a version has a copy."""
     profile = table(table(version.get("properties")).get("publishingProfile"))
     return tuple(plain_region(str(each["name"])) for each in rows(profile.get("targetRegions")))
 
@@ -121,7 +121,7 @@ def is_generalized(vm: Json) -> bool:
 
 
 def definitions_in(resources: list[Json]) -> list[Json]:
-    """Of a list of what has an image's tag and a home's, each definition once."""
+    """The definitions of images, each once, in a list of resources with an image's tag."""
     found: dict[str, Json] = {}
     for each in resources:
         if {HOME, IMAGE} <= tags_in(each).keys() and "/images/" in each["id"].lower():
@@ -135,7 +135,7 @@ def _definition_id(id: str) -> str:
 
 
 def read(definition: Json, version: Json | None) -> Image:
-    """As users see it. One without a version keeps only the name, and costs nothing."""
+    """The image as users see it. One without a version keeps only the name, and costs nothing."""
     tags = tags_in(version or definition)
     regions = regions_of(version or {})
     gb = number(tags.get(SIZE, ""))
@@ -163,12 +163,12 @@ def state_of(version: Json | None) -> str:
 
 
 def hidden(definition: Json) -> Json:
-    """Of a version that we may not look at."""
+    """What stands for a version that we may not look at."""
     return {"tags": definition["tags"], "properties": {"provisioningState": HIDDEN}}
 
 
 def number(text: str) -> float:
-    """Of a tag; 0 if somebody has written something else there."""
+    """The number in a tag; 0 if somebody has written something else there."""
     try:
         return max(0.0, float(text))
     except ValueError:

@@ -13,9 +13,10 @@ def table(value: object) -> Json:
 
 
 def rows(value: object) -> list[Json]:
+    """The objects of a list; none if there is no list."""
     return [table(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
 
 
 def tags_in(shown: Json) -> dict[str, str]:
-    """Names in lower case: Azure does not tell them apart by case, and may change it."""
+    """The tags of a resource, with names in lower case: Azure ignores their case, and may change it."""
     return {key.lower(): str(value) for key, value in table(shown.get("tags")).items()}

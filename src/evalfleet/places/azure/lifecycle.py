@@ -47,7 +47,7 @@ class VmLifecycle:
     # -- up ------------------------------------------------------------------------------------
 
     async def deploy(self, build: Build) -> None:
-        """Ask for it. Another controller may have done so: then that is the one."""
+        """Ask for a VM. Another controller may have done so: then that is the one."""
         try:
             await self._arm.send("PUT", self._record(build.names.deployment), RESOURCES, deployment(build))
         except ArmFault as fault:
@@ -105,7 +105,7 @@ class VmLifecycle:
         return await self.until_running(machine)
 
     async def _why(self, vm: Vm) -> ArmFault:
-        """It did not start: Azure tells in its instance view."""
+        """Why a VM did not start, by its instance view."""
         shown = await self._arm.get(f"{vm.id}/instanceView", COMPUTE)
         for each in rows(shown.get("statuses")):
             words = str(each.get("code", "")).split("/")
@@ -126,7 +126,7 @@ class VmLifecycle:
         return RunningVm(vm.name, address, {**NOTICES, "resource": vm.name} if vm.spot else None)
 
     async def _still(self, machine: MachineId) -> Vm:
-        """It may be gone while we wait for it."""
+        """The VM as it is now: it may be gone while we wait for it."""
         with as_refusal(UNSEEN):
             snapshot = await self._inventory.fresh()
         vm = snapshot.vms.get(machine)
@@ -176,7 +176,7 @@ class VmLifecycle:
                 asked = True
 
     async def remove(self, machine: MachineId) -> bool:
-        """Delete what there is of it, until there is nothing or it takes too long. Is there nothing?"""
+        """Delete what there is of a machine until nothing is left, or it takes too long. Is nothing left?"""
         until = time.monotonic() + DELETE_S
         async for snapshot in self._inventory.watch():
             if machine not in snapshot.machines:
@@ -202,7 +202,7 @@ class VmLifecycle:
             await self._try("DELETE", self._record(record.name), RESOURCES)
 
     async def _try(self, method: str, path: str, version: str) -> None:
-        """If Azure wants something else to go first, the next look finds this again."""
+        """Ask for it. If Azure wants something else to go first, the next snapshot shows this again."""
         try:
             await self._arm.send(method, path, version)
         except ArmFault as fault:
@@ -215,7 +215,7 @@ class VmLifecycle:
             await self._arm.send("POST", f"{vm.id}/{action}", COMPUTE)
         except ArmFault as fault:
             if fault.status != 409 or not fault.has("Conflict", "OperationPreempted"):
-                raise  # else something is being done to it, and the next look tells how it ended
+                raise  # else something is being done to it, and the next snapshot tells how it ended
 
     def _record(self, name: str) -> str:
         return f"{self._root}/providers/Microsoft.Resources/deployments/{name}"

@@ -22,7 +22,7 @@ HOME, POOL, KIND, MACHINE, OWNER, EXPIRES = (
 )
 Kind = Literal["run", "pool"]
 LONGEST = 50
-"""Of a machine's name: Azure allows 64, and we append to it."""
+"""The longest name of a machine: Azure allows 64, and we append to it."""
 
 
 class Names(Struct, frozen=True):
@@ -42,7 +42,7 @@ def names_of(machine: MachineId, form: str = "{machine}") -> Names:
 
 
 def plain(text: str) -> str:
-    """As a host may be called. To Azure `A` is `a`: what is changed gets a mark of its own."""
+    """The text as a host may be called. To Azure `A` is `a`: what must be changed gets a mark of its own."""
     cleaned = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
     if cleaned == text and len(text) <= LONGEST:
         return text
@@ -52,28 +52,31 @@ def plain(text: str) -> str:
 def tags_of(
     machine: MachineId, home: str, owner: str, kind: Kind, expires_at: float, own: Mapping[str, str]
 ) -> dict[str, str]:
-    """`evalfleet-pool` is the run or the pool that it was made for, and `evalfleet-kind` says which."""
+    """The tags of all that belongs to a machine.
+
+    `evalfleet-pool` is the run or the pool that it was made for, and `evalfleet-kind` says which.
+    """
     made_for = {HOME: home, POOL: machine.rsplit("-", 2)[0], KIND: kind}
     return {**own, **made_for, MACHINE: machine, OWNER: owner, EXPIRES: stamp(expires_at)}
 
 
 def shared_tags(home: str, owner: str, own: Mapping[str, str]) -> dict[str, str]:
-    """Of what a home's machines share."""
+    """The tags of what a home's machines share."""
     return {**own, HOME: home, OWNER: owner}
 
 
 def shared_name(home: str, region: str, what: str) -> str:
-    """Of a network, or of rules."""
+    """The name of a network, or of rules, that machines of a region share."""
     return f"evalfleet-{home[:6]}-{region}-{what}"
 
 
 def stamp(at: float) -> str:
-    """Seconds since 1970 as in tags."""
+    """A time, in seconds since 1970, as tags have it."""
     return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def moment(text: str) -> float | None:
-    """Of a tag; None if somebody has written something else there."""
+    """The time in a tag; None if somebody has written something else there."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:

@@ -94,7 +94,7 @@ class AzurePlace(VmPlace):
     # -- create --------------------------------------------------------------------------------
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        """Returns when it can be reached; one that is stopped is started."""
+        """Make the machine, or start it if it is stopped. Returns when it can be used."""
         async with self._turn(machine):
             with self._ceiling.counting(machine, _vcpus(offer.size)):
                 until = time.time() + expires_s
@@ -195,7 +195,7 @@ class AzurePlace(VmPlace):
             return await self._inventory.fresh()
 
     async def _maintain(self, snapshot: Snapshot) -> None:
-        """What machines need while they live. If it is refused, they are still seen, and can be deleted."""
+        """Do what machines need while they live. If it is refused, they can still be seen and deleted."""
         try:
             await self._admit(snapshot)
             await self._rearm_switches(snapshot)
@@ -209,7 +209,7 @@ class AzurePlace(VmPlace):
         await asyncio.gather(*(self._network.admit(region) for region in regions))
 
     async def _rearm_switches(self, snapshot: Snapshot) -> None:
-        """An expiry may be further off than a daily time can say: the switch moves on while they are used."""
+        """Move the switches on: an expiry may be further off than a daily time can say."""
         now = time.time()
         for machine in self._access.in_use:
             vm, due = snapshot.vms.get(machine), now >= self._rearm_at.get(machine, now)
@@ -292,7 +292,7 @@ class AzurePlace(VmPlace):
         return self._account.owner
 
     async def belongings(self) -> Sequence[Belonging]:
-        """Of all homes, in the whole subscription."""
+        """What is evalfleet's, of all homes, in the whole subscription."""
         with as_refusal(UNSEEN):
             return await leftovers.belongings(self._arm, self._account.group)
 

@@ -107,7 +107,7 @@ class AzureChecks:
         self._name = account.group
 
     async def all(self, offers: Sequence[Offer], needs: Needs) -> Sequence[Check]:
-        """If we are not let in, nothing else is asked."""
+        """All checks. If we are not let in, nothing else is asked."""
         first = await _guarded("credentials", self._credentials)
         if first[0].verdict == "bad":
             return first
@@ -123,7 +123,7 @@ class AzureChecks:
         return (*first, *(check for some in found for check in some), *self._fitting(needs), *_prices(offers))
 
     def _fitting(self, needs: Needs) -> list[Check]:
-        """Sizes that do not have what is needed are not offered. Azure does not list which can nest."""
+        """Which sizes have what is needed? The others are not offered. Azure does not list which can nest."""
         found: list[Check] = []
         sizes = [size for name in self._settings.sizes if (size := size_of(name)) is not None]
         if needs.nested_virtualization:
@@ -282,7 +282,7 @@ def _prices(offers: Sequence[Offer]) -> list[Check]:
 
 
 def allowed(action: str, granted: list[Json]) -> bool:
-    """By any of the roles, none of which takes away what another gives."""
+    """Does any of the roles grant the action? None of them takes away what another gives."""
 
     def has(patterns: object) -> bool:
         texts = [str(each) for each in patterns] if isinstance(patterns, list) else []  # pyright: ignore

@@ -41,7 +41,7 @@ class ArmFault(Exception):
 
 
 def fault_of(status: int, body: object, retry_after: str | None = None) -> ArmFault:
-    """Of an answer, or of the `error` of a deployment."""
+    """The fault in an answer, or in the `error` of a deployment."""
     error = table(body)
     problems = tuple(_innermost_first(table(error.get("error", error)))) or (
         Problem("NoDetails", f"the answer was {status}"),
@@ -103,7 +103,10 @@ SOON = (
 
 
 def refusal(fault: ArmFault, what: str, *, have_some: bool = False) -> PlaceError:
-    """`have_some`: are there machines of ours in that region, whose end would give quota back?"""
+    """What a fault means to us.
+
+    `have_some`: are there machines of ours in that region, whose end would give quota back?
+    """
 
     def no(why: str, scope: Scope, *, transient: bool = False) -> PlaceError:
         wait = fault.retry_after_s if transient else None

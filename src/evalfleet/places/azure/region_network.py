@@ -86,7 +86,7 @@ class RegionNetwork:
             await self._have_rules(self.rules_id(region), region)
 
     async def _have_group(self, region: str) -> None:
-        """The first region that needs it is where its records are kept."""
+        """Make the resource group. The first region that needs it is where its records are kept."""
         if self._grouping is None or self._grouping.done():
             self._grouping = asyncio.create_task(self._make_group(region))
         await asyncio.shield(self._grouping)

@@ -37,7 +37,7 @@ NOT_OURS = ("Windows", "Low Priority", "CloudServices", "Cloud Services")
 
 
 def fetch(sizes: Sequence[str], regions: Sequence[str], source: str, today: str) -> PriceTable:
-    """All of these sizes in all of these regions, with disks and addresses. Raises PlaceError."""
+    """The prices of these sizes in these regions, with disks and addresses. Raises PlaceError."""
     pages = PricePages(source, time.monotonic() + ALL_S)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         machines = [pool.submit(_machine, pages, size, region) for region in regions for size in sizes]
@@ -102,7 +102,7 @@ class PricePages:
         raise AssertionError("the last try returns or raises")
 
     def _read(self, link: str) -> bytes:
-        """Piece by piece, so that one who dribbles does not keep us for ever."""
+        """Read it piece by piece, so that a server that dribbles does not keep us for ever."""
         body = b""
         with urllib.request.urlopen(link.replace(" ", "%20"), timeout=self._left_s(ONE_S)) as answer:
             while self._left_s(ONE_S) and (piece := answer.read1(PIECE_BYTES)):

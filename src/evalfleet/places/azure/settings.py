@@ -92,7 +92,7 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(ge=0, description="a budget pays disk and address for so long after the expiry; then `reap`"),
     ] = 3600.0
     settle_s: Annotated[
-        float, Meta(ge=0, description="a machine is gone when two looks so far apart do not find it")
+        float, Meta(ge=0, description="a machine is gone when two listings so far apart do not show it")
     ] = 60.0
 
 
@@ -111,7 +111,7 @@ class Account(Struct, frozen=True):
 
 
 def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Account:
-    """Raises RequestError."""
+    """The account that the settings and the environment name. Raises RequestError."""
     _check(name, settings)
     environ = context.environ
     subscription = settings.subscription or environ.get("AZURE_SUBSCRIPTION_ID") or _of_az(environ)
