@@ -18,6 +18,7 @@ from tests.waiting import until
 from .test_supervisor import Host, hosting
 
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+MATCH = {"list": "Events", "fields": {"EventType": "Preempt", "Resources": "vm-1"}}
 
 
 class Metadata(ThreadingHTTPServer):
@@ -60,8 +61,8 @@ def metadata() -> Iterator[Metadata]:
 def host(tmp_path: Path, metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody is there
     with hosting(tmp_path / "machine") as made:
-        where = {"address": "127.0.0.1", "port": metadata.server_address[1], "path": PATH, "resource": "vm-1"}
-        made.peer(run=None).ask("watch", **where)
+        url = f"http://127.0.0.1:{metadata.server_address[1]}{PATH}"
+        made.peer(run=None).ask("watch", url=url, headers={"Metadata": "true"}, match=MATCH)
         yield made
 
 
@@ -98,10 +99,27 @@ def test_a_supervisor_that_comes_later_watches_on(host: Host, metadata: Metadata
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x\r\n\r\n{}", b"x\r\n\r\n{[}"]
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"x\r\n\r\n{}",
+        b"x\r\n\r\n{[}",
+        b'x\r\n\r\n{"Events": [{"EventType": "Preempt"}]}',
+        b'x\r\n\r\n{"Events": "Preempt"}',
+    ],
 )
 def test_no_answer_is_no_notice(answer: bytes) -> None:
-    assert not is_taken(answer, "vm-1")
+    assert not is_taken(answer, MATCH)
+
+
+def test_what_an_earlier_version_watched_for_is_left_alone(tmp_path: Path) -> None:
+    with hosting(tmp_path / "machine") as host:
+        host.kill()
+        old = {"address": "127.0.0.1", "port": 9, "path": PATH, "resource": "vm-1"}
+        (host.directory / "watch").write_text(json.dumps(old))
+        host.supervise()
+        assert host.peer().run("a.0", "true")["exit_code"] == 0
 
 
 # -- how the host came up --------------------------------------------------------------------------

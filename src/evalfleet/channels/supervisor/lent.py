@@ -122,7 +122,7 @@ def supervise(directory: str, request: dict[str, Any]) -> dict[str, Any]:
         try:
             order(home, wish, ORDER_S)
         except OSError as err:
-            if str(err) != "unknown":  # a supervisor of an older version, which leaves soon
+            if str(err) not in ("unknown", "bad"):  # a supervisor of an older version, which leaves soon
                 raise
     return cloud_init() if request.get("boot") else {}
 

@@ -1,6 +1,6 @@
-"""Is the machine to be taken back by its place? Azure tells the machine itself, half a minute ahead.
+"""Is the machine to be taken back by its place? Some clouds tell the machine itself, half a minute ahead.
 
-Asked over a socket of our own, so that no proxy is in between, and without a thread or a process: nothing of
+Whom to ask, and what in the answer means that, comes from the place. It is asked over a socket of our own, so that no proxy is in between, and without a thread or a process: nothing of
 it is in the way of what runs here.
 """
 
@@ -20,23 +20,29 @@ if TYPE_CHECKING:
 ASK_S = 1.0
 ANSWER_S = 150.0  # the first answer of all may take two minutes
 MOST_BYTES = 1 << 20
-GOING = "Preempt"
+WEB_PORT = 80
 
 
 class Notices:
-    """Asks every second. `taken` is called once, when `resource` is to be taken back.
+    """Asks a URL every second. `taken` is called once, when an answer says that the machine is to go.
 
-    `where` says whom to ask (`address`, `port`, `path`), and the `resource` that we are there.
+    `watch` has the `url` (plain http, an address instead of a name), the `headers` of the request, and the
+    `match` that `is_taken` looks for.
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, where: dict[str, Any], taken: Callable[[], None]
+        self, selector: selectors.BaseSelector, watch: dict[str, Any], taken: Callable[[], None]
     ) -> None:
         self.due = time.monotonic()
         self._selector = selector
         self._taken = taken
-        self._peer = (str(where["address"]), int(where["port"]))
-        self._path, self._resource = str(where["path"]), str(where["resource"])
+        host, _, path = str(watch["url"]).partition("://")[2].partition("/")
+        address, _, port = host.partition(":")
+        self._peer = (address, int(port or WEB_PORT))
+        headers = {"Host": host, **watch["headers"], "Connection": "close"}
+        lines = [f"GET /{path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        self._question = "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
+        self._match: dict[str, Any] = watch["match"]
         self._sock: socket.socket | None = None
         self._said = b""
 
@@ -68,7 +74,7 @@ class Notices:
         if over:
             self.close()
             self.due = time.monotonic() + ASK_S
-            if is_taken(self._said, self._resource):
+            if is_taken(self._said, self._match):
                 self.due = float("inf")
                 self._taken()
 
@@ -78,8 +84,7 @@ class Notices:
         if sock is None:
             return False
         if events & selectors.EVENT_WRITE:
-            head = f"GET {self._path} HTTP/1.1\r\nHost: {self._peer[0]}\r\nMetadata: true\r\n"
-            sock.send(f"{head}Connection: close\r\n\r\n".encode())
+            sock.send(self._question)
             self._selector.modify(sock, selectors.EVENT_READ, self._on_ready)
             return False
         data = sock.recv(1 << 16)
@@ -87,14 +92,20 @@ class Notices:
         return not data or len(self._said) > MOST_BYTES
 
 
-def is_taken(answer: bytes, resource: str) -> bool:
-    """Does an answer tell that we are to go? Others of our set may be named in it, too."""
+def is_taken(answer: bytes, match: dict[str, Any]) -> bool:
+    """Does an answer, a JSON object, tell that we are to go?
+
+    `match` names the list that is looked at (`list`) and what one of its items must have (`fields`): for each
+    field one value, which the item has there, or among others. Upper and lower case are the same.
+    """
     body = answer.partition(b"\r\n\r\n")[2]
     try:
-        events = json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])["Events"]
-        names = [
-            str(name).lower() for each in events if each["EventType"] == GOING for name in each["Resources"]
-        ]
+        items = json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])[match["list"]]
+        return any(all(_has(item[key], value) for key, value in match["fields"].items()) for item in items)
     except (ValueError, KeyError, TypeError):
         return False
-    return resource.lower() in names
+
+
+def _has(found: Any, value: str) -> bool:
+    values = found if isinstance(found, list) else [found]
+    return value.lower() in (str(each).lower() for each in values)

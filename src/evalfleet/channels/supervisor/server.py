@@ -102,7 +102,8 @@ class Server:
             self.expired = True
             self.expires = time.monotonic() + AFTERLIFE_S
         self.jobs.restore()
-        if watched := json.loads(read_file("watch") or b"null"):
+        # not `watch`: earlier versions kept another form of it there
+        if watched := json.loads(read_file("notices") or b"null"):
             self.notices = Notices(self.selector, watched, self.on_notice)
 
     def run(self) -> None:
@@ -297,10 +298,10 @@ class Server:
 
     def watch(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """From now on, look for the announcement that the machine is taken back."""
-        where = {name: message[name] for name in ("address", "port", "path", "resource")}
-        write_atomic("watch", json.dumps(where))
+        watch = {name: message[name] for name in ("url", "headers", "match")}
+        write_atomic("notices", json.dumps(watch))
         if self.notices is None:
-            self.notices = Notices(self.selector, where, self.on_notice)
+            self.notices = Notices(self.selector, watch, self.on_notice)
         return {}
 
     def anew(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:

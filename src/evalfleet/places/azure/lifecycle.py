@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
@@ -23,11 +23,7 @@ UNSEEN = "what exists cannot be seen"
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
 """Parts of the codes by which Azure says that something else must go first."""
-NOTICES = {
-    "address": "169.254.169.254",
-    "port": 80,
-    "path": "/metadata/scheduledevents?api-version=2020-07-01",
-}
+NOTICES_URL = "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01"
 """Where Azure tells a spot machine that it takes it back."""
 ORDER: Sequence[tuple[str, ...]] = ((NIC, DISK), (ADDRESS, SCHEDULE))
 """What is left of a machine goes in this order: an address that an interface uses cannot be deleted."""
@@ -123,7 +119,7 @@ class VmLifecycle:
         """How a VM that runs is reached. Raises PlaceError."""
         with as_refusal(vm.name):
             address = await self._inventory.address(vm)
-        return RunningVm(vm.name, address, {**NOTICES, "resource": vm.name} if vm.spot else None)
+        return RunningVm(vm.name, address, _notices(vm.name) if vm.spot else None)
 
     async def _still(self, machine: MachineId) -> Vm:
         """The VM as it is now: it may be gone while we wait for it."""
@@ -219,3 +215,9 @@ class VmLifecycle:
 
     def _record(self, name: str) -> str:
         return f"{self._root}/providers/Microsoft.Resources/deployments/{name}"
+
+
+def _notices(vm: str) -> Mapping[str, object]:
+    """What a machine is to watch for. Others of our set may be named in Azure's answers, too."""
+    match = {"list": "Events", "fields": {"EventType": "Preempt", "Resources": vm}}
+    return {"url": NOTICES_URL, "headers": {"Metadata": "true"}, "match": match}

@@ -1,4 +1,4 @@
-"""What every place of VMs needs, whatever the cloud. `places/azure` is built of it.
+"""What every place of VMs needs, whatever the cloud.
 
 place.py       VmPlace: SSH to the machines, turns, the ceiling of vCPUs
 keys.py        host keys and the key to come in with, made here
