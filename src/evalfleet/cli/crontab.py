@@ -8,13 +8,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from evalfleet.errors import RequestError
-from evalfleet.planning.config import find_config, home_of, read_dotenv
+from evalfleet.planning.config import find_config, home_of, load_config, read_dotenv
+from evalfleet.planning.plugins import PlaceKind, known, place_kind
 
 CRONTAB_S = 30.0
-LOGS_IN = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")
 
 
 def install(more: tuple[str, ...] = ()) -> str:
@@ -43,7 +45,7 @@ def uninstall() -> str:
 def unseen() -> list[str]:
     """What logs us in here, but is not where a job would find it."""
     lying = read_dotenv(_folder())
-    return [name for name in LOGS_IN if os.environ.get(name) and name not in lying]
+    return [name for name in _login_variables(_kinds()) if os.environ.get(name) and name not in lying]
 
 
 def _folder() -> Path:
@@ -113,7 +115,7 @@ def _crontab(word: str, given: str = "") -> subprocess.CompletedProcess[str]:
 WORKFLOW = """\
 # .github/workflows/reap.yml: delete what evalfleet has left and has expired, every hour.
 # evalfleet.toml must be in the repository, with `owner = "..."` in its places: what is that owner's goes.
-# The secrets are a service principal's: Settings, Secrets and variables, Actions.
+# The secrets are what logs in to its places: Settings, Secrets and variables, Actions.
 name: reap
 on:
   schedule:
@@ -128,11 +130,31 @@ jobs:
       - uses: actions/setup-python@v5
         with:
           python-version: "3.12"
-      - run: pip install 'evalfleet[azure]'
+      - run: pip install '{package}'
       - run: evalfleet reap
-        env:
-          AZURE_TENANT_ID: ${{ secrets.AZURE_TENANT_ID }}
-          AZURE_CLIENT_ID: ${{ secrets.AZURE_CLIENT_ID }}
-          AZURE_CLIENT_SECRET: ${{ secrets.AZURE_CLIENT_SECRET }}
-          AZURE_SUBSCRIPTION_ID: ${{ secrets.AZURE_SUBSCRIPTION_ID }}
 """
+
+
+def workflow() -> str:
+    """A workflow for GitHub that does the same, with what the places need."""
+    kinds = _kinds()
+    extras = sorted({kind.extra for kind in kinds if kind.extra})
+    package = f"evalfleet[{','.join(extras)}]" if extras else "evalfleet"
+    secrets = [f"          {name}: ${{{{ secrets.{name} }}}}\n" for name in _login_variables(kinds)]
+    return "".join((WORKFLOW.format(package=package), *(["        env:\n", *secrets] if secrets else [])))
+
+
+def _kinds() -> list[PlaceKind]:
+    """Those of the places of evalfleet.toml; where it has none, all that are installed."""
+    cwd = Path.cwd()
+    places = load_config(find_config(cwd), cwd).places
+    names = {str(table.get("kind", name)) for name, table in places.items()} or known("place")
+    found: list[PlaceKind] = []
+    for name in sorted(names):
+        with suppress(RequestError):  # a plug-in that cannot be imported logs in nowhere
+            found.append(place_kind(name))
+    return found
+
+
+def _login_variables(kinds: Sequence[PlaceKind]) -> list[str]:
+    return list(dict.fromkeys(name for kind in kinds for name in kind.login_variables))

@@ -67,7 +67,7 @@ def _schedule(args: argparse.Namespace) -> int:
     from evalfleet.cli import crontab
 
     if args.install == "github":
-        print(crontab.WORKFLOW, end="")
+        print(crontab.workflow(), end="")
         return 0
     if args.uninstall:
         print(crontab.uninstall())

@@ -236,8 +236,8 @@ def changed_settings(plan: Plan, *, environ: Mapping[str, str], cwd: Path) -> di
     found: dict[str, dict[str, Any]] = {}
     for name, spec in specs_of(plan).items():
         told: Mapping[str, Any] = config.places.get(name, {}) if str(config.base) == spec.base else {}
-        keys = getattr(place_kind(spec.kind), "changeable", ())
         if told.get("kind", name) == spec.kind:
+            keys = place_kind(spec.kind).changeable
             found[name] = {key: told[key] for key in keys if key in told}
     return found
 

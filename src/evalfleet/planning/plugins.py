@@ -1,9 +1,9 @@
 """Name | entry point | dotted path -> plug-in. A plug-in needs no edit of ours and is imported when used.
 
-A place is a class with `Settings` (a msgspec Struct that forbids unknown fields: the keys of
-`[places.NAME]` and of `--set`) and a classmethod `make(name, settings, context) -> Place`. If one
-attempt should end on its first machine before others are created, it also has `default_canary = 1`.
-A benchmark is a class as `benchmarks.loaded.BenchmarkKind` says.
+A place is a class as `PlaceKind` says: `Settings` (a msgspec Struct that forbids unknown fields: the keys of
+`[places.NAME]` and of `--set`) and a classmethod `make(name, settings, context) -> Place`. A benchmark is a
+class as `benchmarks.loaded.BenchmarkKind` says. What else these two declare has a default: a class that does
+not declare it gets it when it is found.
 """
 
 from __future__ import annotations
@@ -43,9 +43,19 @@ _CONTRACT: Mapping[Group, tuple[str, ...]] = {
 
 
 class PlaceKind(Protocol):
-    """A class of places, as the registry finds it."""
+    """A class of places, as the table finds it."""
 
     Settings: type[Struct]
+    default_canary: int = 0
+    """How many attempts must end on the first machine before others are created."""
+    changeable: tuple[str, ...] = ()
+    """Settings that may change while machines live: they are read from evalfleet.toml anew."""
+    login_variables: tuple[str, ...] = ()
+    """Environment variables that log in to its places."""
+    extra: str = ""
+    """The extra that brings what it needs: `pip install 'evalfleet[EXTRA]'`."""
+    registry_settings: tuple[str, ...] = ()
+    """Settings that `vm_pool_registry.json` shows."""
 
     def make(self, name: str, settings: Any, context: PlaceContext) -> Place: ...
 
@@ -137,7 +147,15 @@ def _checked(group: Group, target: str, found: object) -> object:
         raise RequestError(
             f"{target!r} is not a {group}: make its Settings a msgspec.Struct, forbid_unknown_fields=True"
         )
+    _declare(found, PlaceKind if group == "place" else BenchmarkKind)
     return found
+
+
+def _declare(found: object, kind: type[PlaceKind] | type[BenchmarkKind]) -> None:
+    """Give it the defaults of what it does not declare, so that everybody else can rely on all of it."""
+    for name in kind.__annotations__:
+        if hasattr(kind, name) and not hasattr(found, name):
+            setattr(found, name, getattr(kind, name))
 
 
 def _listing(group: Group) -> tuple[PlugIn, ...]:

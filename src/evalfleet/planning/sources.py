@@ -59,7 +59,7 @@ class PlaceSource(Struct, frozen=True):
 
     @property
     def default_canary(self) -> int:
-        return int(getattr(self.kind, "default_canary", 0))
+        return self.kind.default_canary
 
 
 class SettingsSplit(Struct, frozen=True):

@@ -66,7 +66,7 @@ def capturing_at(place: Place) -> Capturing:
     if not isinstance(place, Capturing):
         raise RequestError(
             f"machines of {place.name} cannot be captured as an image: that takes a place that makes its "
-            "machines from images, such as azure_vm"
+            "machines from images"
         )
     return place
 

@@ -52,6 +52,9 @@ class AzurePlace(VmPlace):
     Settings = AzureSettings
     default_canary = 1
     changeable = ("ssh_from",)
+    login_variables = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")
+    extra = "azure"
+    registry_settings = ("resource_group",)
     machine_s = 300.0
     price_source = retail.SOURCE
 

@@ -35,6 +35,7 @@ class LabPlace:
     """Hosts of namespaces on this computer, each with its own address, processes and sshd. Needs root."""
 
     Settings = LabSettings
+    extra = "ssh"
 
     def __init__(self, name: str, settings: LabSettings, shape: Shape, context: PlaceContext) -> None:
         self._name = name

@@ -32,6 +32,7 @@ class SshPlace:
     """Hosts reached by SSH, a machine each: locked while we use them, and given back clean."""
 
     Settings = SshSettings
+    extra = "ssh"
 
     def __init__(self, name: str, settings: SshSettings, fleet: HostFleet, context: PlaceContext) -> None:
         self._name = name
