@@ -204,13 +204,13 @@ def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn,
         soon = shell.say("pool", "extend", "p", "--expires", "20m", code=2)
         assert "azure cannot end a machine by itself before 40m" in soon
         azure.make_unreachable(vm.id.name)
-        assert "restarted and answers" in shell.say("pool", "restart", "p", "waa-eval-vm")
+        assert "restarted and answers" in shell.say("pool", "restart", "p", "worker-vm")
         azure.make_unreachable(vm.id.name, also_after_restart=True)
         shell.say("pool", "stop", "p")
         told = shell.say("pool", "start", "p")
-        assert "waa-eval-vm: restart" in told
+        assert "worker-vm: restart" in told
         assert "cannot be reached" in told
-        assert "waa-eval-vm is well again after redeploy" in told
+        assert "worker-vm is well again after redeploy" in told
         assert [each.id for each in azure.resources("Microsoft.Compute/virtualMachines")] == [vm.id]
     finally:
         shell.say("pool", "delete", "p", "--yes")

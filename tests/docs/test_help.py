@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import shlex
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from evalfleet.cli import DEVELOPER_VERBS, VERBS, parser_of
 from evalfleet.cli.pool import VERBS as POOL_VERBS
+from evalfleet.cli.pool import add_verb_arguments
 from tests.docs.pages import ROOT
 from tests.waiting import PATIENCE_S
 
@@ -37,7 +37,7 @@ def test_every_verb_of_pools_is_documented(verb: str) -> None:
     assert f"\n### pool {verb}\n" in CLI
     assert f"<!-- generated: evalfleet pool {verb} --help -->" in CLI
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"evalfleet.cli.pool.{verb}").add_arguments(parser)
+    add_verb_arguments(parser, verb)
     assert not [action.dest for action in parser._actions if not action.help]
 
 

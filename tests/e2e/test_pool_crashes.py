@@ -93,7 +93,7 @@ def test_a_killed_create_is_completed_by_start(fleet: Fleet) -> None:
     create.kill()
     pool(fleet, "status")
     pool(fleet, "start")
-    assert sorted(statuses(fleet)) == [f"waa-eval-{n}" for n in range(1, 7)]
+    assert sorted(statuses(fleet)) == [f"worker-{n}" for n in range(1, 7)]
     asked = [event.machine for event in fleet.events("p") if isinstance(event, MachineRequested)]
     assert len(set(asked)) == len(asked) == 6, "a machine was asked for twice"
     assert len(folders(fleet)) == len(fleet.supervisors()) == 6
@@ -139,7 +139,7 @@ def test_a_killed_prepare_keeps_nobody_out(fleet: Fleet) -> None:
     prepare = fleet.start("pool", "prepare", "p", "./b.toml")
     until((fleet.folder / "setups").exists, "the set-up")
     prepare.kill()
-    assert statuses(fleet) == {"waa-eval-vm": "ready"}
+    assert statuses(fleet) == {"worker-vm": "ready"}
     run = fleet.start_run("--pool", "p")
     until(lambda: (fleet.folder / "setups").read_text() == "x\n" * 2, "its set-up, begun anew")
     fleet.open_gate("go")
@@ -153,13 +153,13 @@ def test_a_killed_stop_is_completed(fleet: Fleet) -> None:
     (stuck,) = fleet.supervisors().values()
     suspend(stuck)
     stop = fleet.start("pool", "stop", "p")
-    until(lambda: statuses(fleet) == {"waa-eval-vm": "stopping"}, "the decision")
+    until(lambda: statuses(fleet) == {"worker-vm": "stopping"}, "the decision")
     stop.kill()
     os.kill(stuck, signal.SIGCONT)
     pool(fleet, "stop")
-    assert statuses(fleet) == {"waa-eval-vm": "stopped"}
+    assert statuses(fleet) == {"worker-vm": "stopped"}
     pool(fleet, "start")
-    assert statuses(fleet) == {"waa-eval-vm": "ready"}
+    assert statuses(fleet) == {"worker-vm": "ready"}
     pool(fleet, "delete", "--yes")
     fleet.settled()
 
@@ -169,7 +169,7 @@ def test_a_second_verb_at_once_is_refused_in_one_line(fleet: Fleet) -> None:
     (stuck,) = fleet.supervisors().values()
     suspend(stuck)
     stop = fleet.start("pool", "stop", "p")
-    until(lambda: statuses(fleet) == {"waa-eval-vm": "stopping"}, "the decision")
+    until(lambda: statuses(fleet) == {"worker-vm": "stopping"}, "the decision")
     refused = say(fleet, "pool", "delete", "p", "--yes")
     refused.refused("pool 'p' is held by", "wait until it ends")
     assert "--take-over" not in refused.err

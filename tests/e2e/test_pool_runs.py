@@ -17,7 +17,7 @@ def test_a_run_borrows_all_machines_and_gives_them_back(fleet: Fleet) -> None:
     assert "4 scored" in done.out
     assert folders(fleet) == before, "it made or deleted machines"
     assert used(fleet, "r") == {machine["address"] for machine in machines(fleet).values()}
-    assert {m.name for m in fleet.state().machines.values()} == {"waa-eval-1", "waa-eval-2"}
+    assert {m.name for m in fleet.state().machines.values()} == {"worker-1", "worker-2"}
     assert not holders(fleet)
     assert set(statuses(fleet).values()) == {"ready"}
     again = fleet("run", "./b.toml", "--pool", "p", "--name", "s", "--workers", "1")
@@ -137,6 +137,6 @@ def test_keep_of_a_run_in_the_background(fleet: Fleet) -> None:
     fleet.bench(tasks(1))
     assert fleet.run("--keep", "--detach").code == 0
     assert fleet("watch", "r").code == 0
-    until(lambda: statuses(fleet, "r-pool") == {"waa-eval-vm": "ready"}, "its machine is free")
+    until(lambda: statuses(fleet, "r-pool") == {"worker-vm": "ready"}, "its machine is free")
     until(lambda: not holders(fleet, "r-pool"), "it is given back")
     pool(fleet, "delete", "--yes", name="r-pool")

@@ -20,9 +20,9 @@ from tests.waiting import PATIENCE_S, until
 
 def test_create_status_ls_and_delete(fleet: Fleet) -> None:
     made = pool(fleet, "create", "--workers", "2")
-    assert "waa-eval-2 ready after" in made.err
+    assert "worker-2 ready after" in made.err
     assert re.search(r"^pool p: 2 machines on local, until 20..-", made.out)
-    assert statuses(fleet) == {"waa-eval-1": "ready", "waa-eval-2": "ready"}
+    assert statuses(fleet) == {"worker-1": "ready", "worker-2": "ready"}
     (row,) = say(fleet, "pool", "ls", "--json").json
     assert (row["pool"], row["place"], row["workers"], len(row["machines"])) == ("p", "local", 2, 2)
     assert say(fleet, "ls", "--json").json == [], "a pool is no run"
@@ -38,7 +38,7 @@ def test_create_status_ls_and_delete(fleet: Fleet) -> None:
 
 def test_names_and_a_prefix(fleet: Fleet) -> None:
     pool(fleet, "create")
-    assert list(statuses(fleet)) == ["waa-eval-vm"]
+    assert list(statuses(fleet)) == ["worker-vm"]
     pool(fleet, "create", "--workers", "2", "--prefix", "mine", name="q")
     assert list(statuses(fleet, "q")) == ["mine-1", "mine-2"]
     say(fleet, "pool", "create", "r", "--prefix", "a/b").refused("a/b")
@@ -57,7 +57,7 @@ def test_names_that_are_taken_or_unknown(fleet: Fleet) -> None:
     say(fleet, "run", "./b.toml", "--name", "mine").refused("'mine' is taken")
     say(fleet, "pool", "status", "mein").refused("there is no pool 'mein'; did you mean 'mine'?")
     say(fleet, "run", "./b.toml", "--pool", "mein").refused("did you mean 'mine'?")
-    say(fleet, "pool", "restart", "mine", "waa-eval-1").refused("no machine 'waa-eval-1'; did you mean")
+    say(fleet, "pool", "restart", "mine", "worker-1").refused("no machine 'worker-1'; did you mean")
     say(fleet, "pool", "ssh", "mine", "nobody").refused("no machine 'nobody'")
     say(fleet, "pool", "logs", "mine", "nobody").refused("no machine 'nobody'")
     fleet("pool").refused("VERB")
@@ -82,7 +82,7 @@ def test_stop_and_start(fleet: Fleet) -> None:
         "no machine of pool 'p' is running", "evalfleet pool start p"
     )
     assert [worker["status"] for worker in registry(fleet, "p")["workers"]] == ["completed"] * 2
-    say(fleet, "pool", "restart", "p", "waa-eval-1").refused("waa-eval-1 is not running")
+    say(fleet, "pool", "restart", "p", "worker-1").refused("worker-1 is not running")
     pool(fleet, "extend", "--expires", "2h")
     assert not fleet.alive(), "extending it started a stopped machine"
     pool(fleet, "start")
@@ -96,11 +96,11 @@ def test_stop_and_start(fleet: Fleet) -> None:
 
 def test_resize_both_ways(fleet: Fleet) -> None:
     pool(fleet, "create", "--workers", "2")
-    assert list(statuses(fleet)) == ["waa-eval-1", "waa-eval-2"]
+    assert list(statuses(fleet)) == ["worker-1", "worker-2"]
     pool(fleet, "resize", "3")
-    assert list(statuses(fleet)) == ["waa-eval-1", "waa-eval-2", "waa-eval-3"]
+    assert list(statuses(fleet)) == ["worker-1", "worker-2", "worker-3"]
     pool(fleet, "resize", "1")
-    assert list(statuses(fleet)) == ["waa-eval-1"]
+    assert list(statuses(fleet)) == ["worker-1"]
     assert len(folders(fleet)) == 1
     say(fleet, "pool", "resize", "p", "0").refused("N")
     pool(fleet, "delete", "--yes")
@@ -110,7 +110,7 @@ def test_prepare_once_for_all_runs(fleet: Fleet) -> None:
     fleet.bench(tasks(3), setup=[["sh", "-c", f"echo x >> {fleet.folder}/setups"]], probe=["true"])
     pool(fleet, "create", "--workers", "2")
     done = pool(fleet, "prepare", "./b.toml")
-    assert "waa-eval-1 is prepared for b after" in done.err
+    assert "worker-1 is prepared for b after" in done.err
     assert {machine["prepared"] for machine in machines(fleet).values()} == {"b"}
     assert (fleet.folder / "setups").read_text() == "x\n" * 2
     assert fleet.run("--pool", "p").code == 0
@@ -127,29 +127,29 @@ def test_prepare_says_what_fails_where(fleet: Fleet) -> None:
     pool(fleet, "create")
     done = say(fleet, "pool", "prepare", "p", "./b.toml")
     assert done.code == 1
-    assert "evalfleet: waa-eval-vm: set-up step" in done.err
+    assert "evalfleet: worker-vm: set-up step" in done.err
     assert "no such luck" in done.err
     fleet.bench(tasks(1), probe=["false"])
     assert "its probe does not succeed" in say(fleet, "pool", "prepare", "p", "./b.toml").err
-    assert machines(fleet)["waa-eval-vm"]["prepared"] is None
+    assert machines(fleet)["worker-vm"]["prepared"] is None
     pool(fleet, "delete", "--yes")
 
 
 def test_ssh_restart_and_logs(fleet: Fleet) -> None:
     pool(fleet, "create", "--workers", "2")
-    here = machines(fleet)["waa-eval-2"]["address"]
-    assert fleet("pool", "ssh", "p", "waa-eval-2", "--", "pwd").out.strip() == here
-    assert fleet("pool", "ssh", "p", "waa-eval-2", "--", "sh", "-c", "exit 7").code == 7
-    assert fleet("pool", "ssh", "p", "waa-eval-2", "echo", "a  b").out == "a  b\n"
-    say(fleet, "pool", "ssh", "p").refused("say which machine of pool 'p': waa-eval-1, waa-eval-2")
+    here = machines(fleet)["worker-2"]["address"]
+    assert fleet("pool", "ssh", "p", "worker-2", "--", "pwd").out.strip() == here
+    assert fleet("pool", "ssh", "p", "worker-2", "--", "sh", "-c", "exit 7").code == 7
+    assert fleet("pool", "ssh", "p", "worker-2", "echo", "a  b").out == "a  b\n"
+    say(fleet, "pool", "ssh", "p").refused("say which machine of pool 'p': worker-1, worker-2")
     old = fleet.supervisors()
-    assert pool(fleet, "restart", "waa-eval-2").out == "waa-eval-2 was restarted and answers\n"
+    assert pool(fleet, "restart", "worker-2").out == "worker-2 was restarted and answers\n"
     new = fleet.supervisors()
     changed = {Path(here).name}
     assert {name for name in new if new[name] != old[name]} == changed
     log = pool(fleet, "logs").out
     assert "PoolPlanned" in log
-    one = pool(fleet, "logs", "waa-eval-2").out
+    one = pool(fleet, "logs", "worker-2").out
     assert one.count("MachineReady") == 1
     assert "PoolPlanned" not in one
     pool(fleet, "delete", "--yes")
@@ -157,7 +157,7 @@ def test_ssh_restart_and_logs(fleet: Fleet) -> None:
 
 def test_logs_are_followed_until_the_pool_is_deleted_or_ctrl_c(fleet: Fleet) -> None:
     pool(fleet, "create")
-    log, other = fleet.start("pool", "logs", "p", "-f"), fleet.start("pool", "logs", "p", "waa-eval-vm", "-f")
+    log, other = fleet.start("pool", "logs", "p", "-f"), fleet.start("pool", "logs", "p", "worker-vm", "-f")
     until(lambda: "MachineReady" in log.out and "MachineReady" in other.out, "what has happened")
     other.interrupt()
     assert other.wait().code == 130
@@ -186,9 +186,9 @@ def test_followed_logs_end_when_nobody_reads_them(fleet: Fleet) -> None:
 
 def test_a_pool_of_one_needs_no_machine_before_a_command(fleet: Fleet) -> None:
     pool(fleet, "create")
-    here = machines(fleet)["waa-eval-vm"]["address"]
+    here = machines(fleet)["worker-vm"]["address"]
     assert fleet("pool", "ssh", "p", "--", "pwd").out.strip() == here
-    assert fleet("pool", "ssh", "p", "waa-eval-vm", "--", "echo", "--").out == "--\n"
+    assert fleet("pool", "ssh", "p", "worker-vm", "--", "echo", "--").out == "--\n"
     say(fleet, "pool", "ssh", "p", "pwd").refused("no machine 'pwd'")
     say(fleet, "pool", "ssh").refused("say which pool")
     pool(fleet, "delete", "--yes")
@@ -198,7 +198,7 @@ def test_ctrl_c_ends_what_was_run_on_a_machine_by_hand(fleet: Fleet) -> None:
     pool(fleet, "create")
     mark = fleet.folder / "begun"
     argv = ["sh", "-c", f"touch {mark}; exec sleep 987"]
-    script = f"import evalfleet.api.pools as k; k.open_pool('p').execute(['waa-eval-vm'], {argv}, 999)"
+    script = f"import evalfleet.api.pools as k; k.open_pool('p').execute(['worker-vm'], {argv}, 999)"
     popen = subprocess.Popen(
         [sys.executable, "-c", script], cwd=fleet.folder, env=fleet.environ, stderr=subprocess.DEVNULL
     )
@@ -246,18 +246,18 @@ def test_extend_and_expiry(fleet: Fleet) -> None:
     pool(fleet, "create", "--expires", "3s")
     fleet.bench(tasks(1))
     until(lambda: not fleet.alive(), "the machines' own end")
-    until(lambda: statuses(fleet) == {"waa-eval-vm": "expired"}, "the word about it")
+    until(lambda: statuses(fleet) == {"worker-vm": "expired"}, "the word about it")
     assert pool(fleet, "status", "--probe", "--json").json["machines"][0]["probe"] is None
     say(fleet, "run", "./b.toml", "--pool", "p").refused(
         "no machine of pool 'p' is running", "evalfleet pool start p"
     )
     pool(fleet, "extend", "--expires", "1h")
-    assert statuses(fleet) == {"waa-eval-vm": "ready"}
+    assert statuses(fleet) == {"worker-vm": "ready"}
     assert fleet.run("--pool", "p").code == 0
     pool(fleet, "extend", "--expires", "1s")
-    until(lambda: statuses(fleet) == {"waa-eval-vm": "expired"}, "its end again")
+    until(lambda: statuses(fleet) == {"worker-vm": "expired"}, "its end again")
     pool(fleet, "start")
-    assert statuses(fleet) == {"waa-eval-vm": "ready"}, "start gives it another life"
+    assert statuses(fleet) == {"worker-vm": "ready"}, "start gives it another life"
     assert pool(fleet, "status", "--probe", "--json").json["machines"][0]["probe"] == "ok"
     pool(fleet, "delete", "--yes")
     fleet.settled()
@@ -286,14 +286,14 @@ def test_only_yes_is_yes(fleet: Fleet, answer: bytes) -> None:
     assert done.code == 2
     assert "This will delete pool p and its 1 machine" in done.out
     assert done.err == "evalfleet: nothing was deleted\n"
-    assert statuses(fleet) == {"waa-eval-vm": "ready"}
+    assert statuses(fleet) == {"worker-vm": "ready"}
     pool(fleet, "delete", "--yes")
 
 
 def test_yes_deletes_and_nobody_to_ask_needs_a_flag(fleet: Fleet) -> None:
     pool(fleet, "create")
     say(fleet, "pool", "delete", "p").refused("this would delete pool p and its 1 machine: say --yes")
-    assert statuses(fleet) == {"waa-eval-vm": "ready"}
+    assert statuses(fleet) == {"worker-vm": "ready"}
     assert answered(fleet, b"yes\n").code == 0
     fleet.settled()
 
@@ -304,7 +304,7 @@ def test_yes_deletes_and_nobody_to_ask_needs_a_flag(fleet: Fleet) -> None:
 def test_fewer_machines_than_asked_for(fleet: Fleet) -> None:
     done = pool(fleet, "create", "--workers", "3", "--set", "max_machines=2")
     assert "1 more was asked for: `evalfleet pool start p` tries again" in done.out
-    assert list(statuses(fleet)) == ["waa-eval-1", "waa-eval-2"]
+    assert list(statuses(fleet)) == ["worker-1", "worker-2"]
     assert "1 more was asked for" in pool(fleet, "start").out, "it asks again, in vain"
     pool(fleet, "delete", "--yes")
     fleet.settled()

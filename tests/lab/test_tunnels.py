@@ -55,24 +55,24 @@ def get(port: int) -> bytes:
 
 @needs_lab
 def test_tunnel_vnc_and_screenshot(fleet: Fleet) -> None:
-    boot_guest(fleet, "waa-eval-1")
+    boot_guest(fleet, "worker-1")
     shots = fleet("pool", "screenshot", "p", "-o", "shots")
     assert shots.code == 1, "one of the two shows nothing"
-    assert shots.out == "shots/waa-eval-1.png\n"
-    assert re.match(r"evalfleet: waa-eval-2: there is no Windows on it", shots.err)
-    assert (fleet.folder / "shots/waa-eval-1.png").read_bytes() == PNG + b"host-0"
-    boot_guest(fleet, "waa-eval-2")
+    assert shots.out == "shots/worker-1.png\n"
+    assert re.match(r"evalfleet: worker-2: there is no Windows on it", shots.err)
+    assert (fleet.folder / "shots/worker-1.png").read_bytes() == PNG + b"host-0"
+    boot_guest(fleet, "worker-2")
 
     tunnel = fleet.start("pool", "tunnel", "p", "--port", "18080:5000")
     here = ports(tunnel, r"(\S+): 127\.0\.0\.1:(\d+) is its port 5000")
     assert {machine: get(port) for machine, port in here.items()} == {
-        "waa-eval-1": PNG + b"host-0",
-        "waa-eval-2": PNG + b"host-1",
+        "worker-1": PNG + b"host-0",
+        "worker-2": PNG + b"host-1",
     }
-    vnc = fleet.start("pool", "vnc", "p", "waa-eval-2")
+    vnc = fleet.start("pool", "vnc", "p", "worker-2")
     (port,) = ports(vnc, r"(\S+): http://127\.0\.0\.1:(\d+)/").values()
     assert get(port) == PNG + b"host-1"
-    assert "waa-eval-2: nothing was prepared; `evalfleet pool prepare p waa`" in vnc.err
+    assert "worker-2: nothing was prepared; `evalfleet pool prepare p waa`" in vnc.err
     with socket.create_connection(("127.0.0.1", port)):  # a browser that never hangs up
         for process in (tunnel, vnc):
             process.interrupt()
@@ -85,7 +85,7 @@ def test_tunnel_vnc_and_screenshot(fleet: Fleet) -> None:
 def test_what_cannot_be_reached_is_said(fleet: Fleet) -> None:
     fleet("pool", "tunnel", "p", "--port", "http").refused("--port http: give a port, or two as 8080:80")
     fleet("pool", "vnc", "p", "nobody").refused("no machine 'nobody'")
-    tunnel = fleet.start("pool", "tunnel", "p", "waa-eval-1", "--port", "18090:9")
+    tunnel = fleet.start("pool", "tunnel", "p", "worker-1", "--port", "18090:9")
     (port,) = ports(tunnel, r"(\S+): 127\.0\.0\.1:(\d+) is its port 9").values()
     with pytest.raises(OSError, match=r"."):
         get(port)

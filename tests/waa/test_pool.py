@@ -44,39 +44,39 @@ def pool(arena: Arena, verb: str, *words: str, code: int = 0) -> str:
 def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     pool(arena, "create", "--on", "lab")
     assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(
-        arena, "reset", "waa-eval-vm", code=1
+        arena, "reset", "worker-vm", code=1
     )
     refused = pool(arena, "prepare", "waa", "--capture", "image", code=2)
     assert refused.startswith("evalfleet: machines of lab cannot be captured as an image"), "nothing was done"
     assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(arena, "screenshot", code=1)
     assert pool(arena, "status", "--probe").rstrip().endswith("-         ok"), "the machine itself answers"
-    assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa")
+    assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa")
     assert pool(arena, "status", "--probe").rstrip().endswith("waa       ok")
-    assert pool(arena, "screenshot", "-o", "shots") == "shots/waa-eval-vm.png\n"
-    assert (arena.folder / "shots/waa-eval-vm.png").read_bytes().startswith(PNG)
+    assert pool(arena, "screenshot", "-o", "shots") == "shots/worker-vm.png\n"
+    assert (arena.folder / "shots/worker-vm.png").read_bytes().startswith(PNG)
 
     host = arena.lab.hosts[0]
     host.run(["touch", f"{DATA}/storage/left-by-hand"])
     host.run(["python3", "-c", HANG])
     assert "Windows does not answer" in pool(arena, "status", "--probe", code=1)
-    (arena.folder / "shots/waa-eval-vm.png").unlink()
-    assert pool(arena, "screenshot", "-o", "shots") == "shots/waa-eval-vm.png\n", "QEMU shows it, too"
-    assert (arena.folder / "shots/waa-eval-vm.png").read_bytes().startswith(PNG)
+    (arena.folder / "shots/worker-vm.png").unlink()
+    assert pool(arena, "screenshot", "-o", "shots") == "shots/worker-vm.png\n", "QEMU shows it, too"
+    assert (arena.folder / "shots/worker-vm.png").read_bytes().startswith(PNG)
 
-    said = pool(arena, "reset", "waa-eval-vm")
-    assert said == "waa-eval-vm: Windows is as it was installed, and answers\n"
+    said = pool(arena, "reset", "worker-vm")
+    assert said == "worker-vm: Windows is as it was installed, and answers\n"
     assert "left-by-hand" not in str(host.run(["ls", f"{DATA}/storage"]).stdout)
 
-    assert "this would delete Windows and all else of WAA on waa-eval-vm: say --yes" in pool(
+    assert "this would delete Windows and all else of WAA on worker-vm: say --yes" in pool(
         arena, "clean", code=2
     )
-    assert pool(arena, "clean", "--yes") == "waa-eval-vm is clean\n"
+    assert pool(arena, "clean", "--yes") == "worker-vm is clean\n"
     assert host.run(["ls", "-A", DATA, "/root/.evalfleet-waa"], check=False).stdout == ""
     assert host.run(["docker", "ps", "-aq"]).stdout == ""
     assert host.run(["docker", "images", "-q"]).stdout == ""
     assert (arena.golden / "data.img").exists(), "golden storage that was there before stays"
-    assert pool(arena, "clean", "--yes") == "waa-eval-vm had nothing of WAA on it\n"
-    assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa"), "it is set up anew"
+    assert pool(arena, "clean", "--yes") == "worker-vm had nothing of WAA on it\n"
+    assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa"), "it is set up anew"
     pool(arena, "delete", "--yes")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -147,11 +147,11 @@ class Pool:
         return asyncio.run(self.on(self._only(name), restart, {}))
 
     def execute(
-        self, names: Sequence[str], argv: Sequence[str], limit_s: float, undone: int | None = None
+        self, names: Sequence[str], argv: Sequence[str], limit_s: float, undone: Collection[int] = ()
     ) -> list[tuple[ActionResult, Ended | None]]:
         """Run a command on machines that nobody else has meanwhile, and wait for its end.
 
-        With `undone` it undoes a set-up, and says by exit code 0 or this one that none is there any more.
+        By an exit code in `undone` it says that the machine is set up no more.
         """
         ends: dict[MachineId, Ended] = {}
 
@@ -164,7 +164,7 @@ class Pool:
                 await site.channel.stop(job.id)
                 raise
             site.channel.forget(job.id)
-            if undone is not None and ended.reason == "exited" and ended.exit_code in (0, undone):
+            if ended.reason == "exited" and ended.exit_code in undone:
                 await set_up_no_more(site)
 
         def which(view: PoolView) -> list[MachineState]:

@@ -23,10 +23,13 @@ LIST_TASKS_S = 600.0
 
 @dataclass(frozen=True)
 class ActionResult:
-    """What came of something done to a machine: nothing is wrong, or `problem`."""
+    """What came of something done to a machine."""
 
     machine: MachineState
     problem: str = ""
+    """What is wrong; empty if nothing is."""
+    said: str = ""
+    """What there is to say if nothing is wrong."""
 
 
 @dataclass(frozen=True)

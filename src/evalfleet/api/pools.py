@@ -14,7 +14,7 @@ from evalfleet.events import PoolPlanned
 from evalfleet.journal import Store
 from evalfleet.model import Limits, Needs, Plan
 from evalfleet.planning.config import home_of
-from evalfleet.planning.plan import EXPIRES_S, PREFIX, PoolRequest, places_of, resolve_pool
+from evalfleet.planning.plan import EXPIRES_S, PoolRequest, places_of, resolve_pool
 from evalfleet.policy import POOL
 from evalfleet.pools import PoolView, changes, look_at, read_pool
 from evalfleet.ports import PlaceContext
@@ -62,7 +62,7 @@ def keep_plan(plan: Plan, name: str) -> Plan:
         place_specs=plan.place_specs,
         limits=Limits(workers=plan.limits.workers, lease_s=EXPIRES_S),
         home=plan.home,
-        machine_names=PREFIX,
+        machine_names=plan.machine_names.removesuffix("-{n}"),
     )
 
 

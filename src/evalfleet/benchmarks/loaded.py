@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 import msgspec
 from msgspec import Struct
 
+from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Task, TaskId
 from evalfleet.ports import Benchmark
 
@@ -17,9 +18,9 @@ class Loaded(Struct, frozen=True):
     """A benchmark as read. `spec` is plain data that a plan carries: `from_spec` makes the benchmark of it.
 
     `secrets` are names. `files` are the paths here that machines get. `warnings` are sentences for the user.
-    `setup_s` is how long a machine may take to be set up, beside booting. `machine_names` is what they are
-    called, with `{n}`. `model_usd` is what a task's model may cost, least and most, if only experience tells.
-    `tasks_missing` says why `tasks` is empty, and what to do: machines can be set up all the same.
+    `setup_s` is how long a machine may take to be set up, beside booting. `model_usd` is what a task's model
+    may cost, least and most, if only experience tells. `tasks_missing` says why `tasks` is empty, and what to
+    do: machines can be set up all the same.
     """
 
     name: str
@@ -30,20 +31,21 @@ class Loaded(Struct, frozen=True):
     files: tuple[Path, ...] = ()
     warnings: tuple[str, ...] = ()
     setup_s: float = 0.0
-    machine_names: str = ""
     model_usd: tuple[float, float] | None = None
     tasks_missing: str = ""
 
 
 class BenchmarkKind(Protocol):
-    """A class of benchmarks, as the registry finds it.
-
-    `Settings` (a Struct that forbids unknown fields) are its keys in `[benchmarks.NAME]` and for `--set`;
-    `free_settings`: keys of `--set` that no `Settings` has are passed on to the command as they are.
-    """
+    """A class of benchmarks, as the table of plug-ins finds it."""
 
     Settings: type[Struct]
-    free_settings: bool
+    """Its keys in `[benchmarks.NAME]` and for `--set`. It forbids unknown fields."""
+    free_settings: bool = False
+    """Keys of `--set` that `Settings` does not have are passed on to the command as they are."""
+    machine_names: str = "worker"
+    """What machines are called that are made for it: this, and a number."""
+    appliance: Appliance | None = None
+    """What can be done by hand with machines that were set up for it."""
 
     def load(self, name: str, settings: Any, base: Path, home: Path) -> Loaded:
         """Read it. Relative paths in the settings are beside `base`; a `TaskLister` keeps tasks in `home`.

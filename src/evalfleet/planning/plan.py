@@ -142,7 +142,8 @@ def specs_of(plan: Plan) -> dict[str, PlaceSpec]:
 
 
 EXPIRES_S = 14 * 86_400.0
-PREFIX = "waa-eval"
+PREFIX = "worker"
+"""What a pool's machines are called, unless somebody says otherwise or knows what they are for."""
 
 
 class PoolRequest(Struct, frozen=True, kw_only=True):
@@ -352,7 +353,7 @@ def _plan(
         slots=loaded.slots,
         limits=_limits(flags, _canary(flags, places, pool), tasks, loaded.setup_s),
         verdict=_verdict(flags),
-        machine_names=loaded.machine_names or Plan(name, "").machine_names,
+        machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,
         pool=pool,
     )

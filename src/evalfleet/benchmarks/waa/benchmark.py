@@ -30,6 +30,7 @@ from evalfleet.names import safe_name
 from evalfleet.ports import Check
 
 from . import kept
+from .appliance import WAA_APPLIANCE
 from .finding import task_files
 from .model import check_model
 from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
@@ -72,7 +73,8 @@ class WaaBenchmark:
     """Windows Agent Arena: tasks in real Windows, in a container on machines with KVM."""
 
     Settings = WaaSettings
-    free_settings = False
+    machine_names = "waa-eval"
+    appliance = WAA_APPLIANCE
 
     def __init__(
         self, settings: WaaSettings, *, model: str = "", agent: Mapping[str, str] | None = None
@@ -101,7 +103,6 @@ class WaaBenchmark:
             files=tuple(FOLDER / each for each in PROGRAM),
             warnings=found.warnings,
             setup_s=USUAL_SETUP_S + settings.boot_s + install_s,
-            machine_names="waa-eval-{n}",
             model_usd=MODEL_USD,
         )
 

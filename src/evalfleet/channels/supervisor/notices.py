@@ -1,7 +1,8 @@
 """Is the machine to be taken back by its place? Some clouds tell the machine itself, half a minute ahead.
 
-Whom to ask, and what in the answer means that, comes from the place. It is asked over a socket of our own, so that no proxy is in between, and without a thread or a process: nothing of
-it is in the way of what runs here.
+Whom to ask, and what in the answer means that, comes from the place. It is asked over a socket of our own,
+so that no proxy is in between, and without a thread or a process: nothing of it is in the way of what runs
+here.
 """
 
 from __future__ import annotations

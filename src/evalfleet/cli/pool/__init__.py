@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from types import ModuleType
 
 VERBS: dict[str, str] = {
     "create": "make a pool and its machines",
@@ -18,8 +19,9 @@ VERBS: dict[str, str] = {
     "resize": "have more machines, or fewer",
     "extend": "let it live longer",
     "restart": "end all that runs on one machine, and bring it up anew",
-    "reset": "bring Windows on one machine back to its golden state",
-    "clean": "undo what setting up WAA left on the machines",
+    "do": "do something to machines that their benchmark has a verb for",
+    "reset": "bring what a benchmark runs on one machine back to its golden state",
+    "clean": "undo what setting up a benchmark left on the machines",
     "ssh": "open a shell on a machine, or run a command there",
     "tunnel": "reach ports of machines on this computer",
     "vnc": "look at the machines' screens in a browser",
@@ -27,6 +29,20 @@ VERBS: dict[str, str] = {
     "logs": "print what happened to a pool, or to one of its machines",
     "delete": "delete a pool and all its machines",
 }
+MODULES: dict[str, str] = {
+    "ls": "look",
+    "status": "look",
+    "logs": "look",
+    "prepare": "prepare",
+    "do": "do",
+    "reset": "do",
+    "clean": "do",
+    "ssh": "shell",
+    "tunnel": "shell",
+    "vnc": "screens",
+    "screenshot": "screens",
+}
+"""Where a verb is, if not in `lifecycle`: a function of its name, and one that adds its arguments."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="verb", metavar="VERB", required=True, help="`evalfleet pool VERB --help` says more"
     )
     for verb, what in VERBS.items():
-        module = importlib.import_module(f"evalfleet.cli.pool.{verb}")
-        own = verbs.add_parser(verb, help=what, description=module.__doc__, allow_abbrev=False)
-        module.add_arguments(own)
+        about = getattr(_module(verb), verb).__doc__
+        add_verb_arguments(verbs.add_parser(verb, help=what, description=about, allow_abbrev=False), verb)
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    getattr(_module(verb), f"{verb}_arguments")(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    module = importlib.import_module(f"evalfleet.cli.pool.{args.verb}")
-    code: int = module.main(args)
+    code: int = getattr(_module(args.verb), args.verb)(args)
     return code
+
+
+def _module(verb: str) -> ModuleType:
+    return importlib.import_module(f"evalfleet.cli.pool.{MODULES.get(verb, 'lifecycle')}")

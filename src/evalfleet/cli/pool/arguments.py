@@ -13,5 +13,19 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("machine", metavar="MACHINE", help="its name or id")
+
+
 def add_machines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("machines", metavar="MACHINE", nargs="*", help="its name or id (default: all)")
+
+
+def add_benchmark(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--benchmark", metavar="B", help="whose machines they are (default: what they were prepared for)"
+    )
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask")

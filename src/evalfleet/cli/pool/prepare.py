@@ -1,8 +1,4 @@
-"""Set a benchmark up on all machines of a pool: its files, its set-up steps, its probe.
-
-With --capture, one of the machines becomes an image from which later machines come up ready. That machine is
-deleted then; the image costs money until `evalfleet images --delete NAME`.
-"""
+"""Setting a benchmark up on the machines of a pool, and making an image of one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ if TYPE_CHECKING:
     from evalfleet.ports import Image
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def prepare_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("benchmark", metavar="BENCHMARK", help="as for `evalfleet run`")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
@@ -31,12 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def main(args: argparse.Namespace) -> int:
+def prepare(args: argparse.Namespace) -> int:
+    """Set a benchmark up on all machines of a pool: its files, its set-up steps, its probe.
+
+    With --capture, one of the machines becomes an image from which later machines come up ready. That machine
+    is deleted then; the image costs money until `evalfleet images --delete NAME`.
+    """
     from evalfleet.api import capture, pools, runs
     from evalfleet.planning.request import RunRequest
     from evalfleet.planning.values import parse_pairs
 
-    from . import following
+    from .show import print_problems, show
 
     request = RunRequest(
         benchmark=args.benchmark,
@@ -53,8 +54,8 @@ def main(args: argparse.Namespace) -> int:
             return _capture(pool, resolved, args.capture, as_json=args.json)
     answers = pool.prepare(resolved, _tell)
     if args.capture is None or any(answer.problem for answer in answers):
-        following.show(pool.view(), as_json=args.json)
-        return following.told(answers)
+        show(pool.view(), as_json=args.json)
+        return print_problems(answers)
     return _capture(pool, resolved, args.capture, as_json=args.json)
 
 
@@ -63,18 +64,18 @@ def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> in
     from evalfleet.cli.images import told
     from evalfleet.planning.plan import benchmark_of
 
-    from . import following
+    from .show import document, follow, text
 
     machine = capture.chosen(pool.view(), image)
     setup_s = sum(seconds for step, seconds in machine.timings.items() if step.startswith("setup."))
     made = capture.capture(pool, benchmark_of(resolved.plan), image, _tell)
     pool.catch_up()
     pool.control()
-    following.follow(pool)
+    follow(pool)
     if as_json:
-        print(json.dumps({**following.document(pool.view()), "image": told(made)}))
+        print(json.dumps({**document(pool.view()), "image": told(made)}))
     else:
-        print(f"{following.text(pool.view())}\n\n{_words(pool.name, machine.name, made, setup_s)}")
+        print(f"{text(pool.view())}\n\n{_words(pool.name, machine.name, made, setup_s)}")
     return 0
 
 

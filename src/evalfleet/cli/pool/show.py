@@ -43,7 +43,7 @@ def follow(pool: Pool) -> RunState:
         raise
 
 
-def told(answers: Sequence[ActionResult]) -> int:
+def print_problems(answers: Sequence[ActionResult]) -> int:
     """Say what went wrong; the exit code."""
     problems = [answer for answer in answers if answer.problem]
     for answer in problems:

@@ -1,0 +1,245 @@
+"""What people do by hand with machines of a pool that were set up for a benchmark, by its appliance.
+
+Which appliance that is: the named benchmark's, else that of the benchmark which the machines were prepared
+for. A run that borrowed machines may have set them up without anybody having prepared them: then it is the
+only installed one that can do what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from evalfleet.benchmarks.appliance import Appliance, HostVerb, Screen
+from evalfleet.errors import RequestError
+from evalfleet.model import Ended
+from evalfleet.names import hint
+from evalfleet.planning.config import find_config, load_config
+from evalfleet.planning.plugins import benchmark_kind, known
+from evalfleet.planning.sources import benchmark_source
+from evalfleet.state import MachineState
+
+from .pool import Pool
+from .pool_machine import ActionResult
+from .tunnels import fetch, open_tunnels
+
+LOOK_S = 20.0
+"""How long something that is only looked at may take."""
+PICTURE_S = 10.0
+MOST_BYTES = 64 << 20
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class BenchmarkAppliance(NamedTuple):
+    """An appliance, and the benchmark whose it is."""
+
+    benchmark: str
+    appliance: Appliance
+
+    def absent(self, pool: str) -> str:
+        """What is to be said of a machine on which nothing was set up."""
+        return f"there is no {self.appliance.what} on it; {self.set_up(pool)} it up"
+
+    def set_up(self, pool: str) -> str:
+        return f"`evalfleet pool prepare {pool} {self.benchmark}` sets"
+
+
+# -- which one -----------------------------------------------------------------------------------
+
+
+def verb_of(
+    pool: Pool, machines: Sequence[MachineState], verb: str, named: str | None = None
+) -> tuple[BenchmarkAppliance, HostVerb]:
+    """Raises RequestError if there is no such verb, or it is not clear whose."""
+    found = _chosen(pool, machines, named, lambda one: verb in one.verbs, f"verb {verb!r}", verb)
+    return found, found.appliance.verbs[verb]
+
+
+def screen_of(
+    pool: Pool, machines: Sequence[MachineState], named: str | None = None
+) -> tuple[BenchmarkAppliance, Screen]:
+    """Raises RequestError if the machines have no screen, or it is not clear whose."""
+    found = _chosen(pool, machines, named, lambda one: one.screen is not None, "screen")
+    assert found.appliance.screen is not None
+    return found, found.appliance.screen
+
+
+def tunnel_of(pool: Pool, machines: Sequence[MachineState], named: str | None = None) -> tuple[int, int]:
+    """The port to open unless told otherwise. Raises RequestError if there is none."""
+    what = "port of its own: name one with --port"
+    found = _chosen(pool, machines, named, lambda one: one.tunnel is not None, what)
+    assert found.appliance.tunnel is not None
+    return found.appliance.tunnel
+
+
+def _chosen(
+    pool: Pool,
+    machines: Sequence[MachineState],
+    named: str | None,
+    can: Callable[[Appliance], bool],
+    what: str,
+    verb: str = "",
+) -> BenchmarkAppliance:
+    prepared = [named] if named else sorted({machine.prepared for machine in machines} - {""})
+    if len(prepared) > 1:
+        raise RequestError(
+            f"machines of pool {pool.name!r} are prepared for {' and '.join(prepared)}: name one with "
+            "--benchmark, or the machines"
+        )
+    if prepared:
+        appliance = _of_named(prepared[0]) if named else _of_prepared(prepared[0])
+        if appliance is None or not can(appliance):
+            options = hint(verb, appliance.verbs) if verb and appliance is not None else ""
+            other = "" if named else "--benchmark names another"
+            raise RequestError("; ".join(filter(None, (f"{prepared[0]} has no {what}", options, other))))
+        return BenchmarkAppliance(prepared[0], appliance)
+    able = [one for one in _installed() if can(one.appliance)]
+    if not able:
+        raise RequestError(f"no benchmark that is installed has a {what}")
+    if len(able) > 1:
+        names = ", ".join(one.benchmark for one in able)
+        raise RequestError(
+            f"pool {pool.name!r} is not prepared for anything: name one of {names} with --benchmark"
+        )
+    return able[0]
+
+
+def _of_named(benchmark: str) -> Appliance | None:
+    """Raises RequestError if there is no such benchmark."""
+    cwd = Path.cwd()
+    return benchmark_source(benchmark, load_config(find_config(cwd), cwd), cwd).kind.appliance
+
+
+def _of_prepared(benchmark: str) -> Appliance | None:
+    """By the name that was written down; that of a benchmark in a file tells nothing, and needs not."""
+    try:
+        return _of_named(benchmark)
+    except RequestError:
+        return None
+
+
+def _installed() -> list[BenchmarkAppliance]:
+    found: list[BenchmarkAppliance] = []
+    for name in sorted(known("benchmark")):
+        with suppress(RequestError):  # a plug-in that cannot be imported can do nothing
+            if (appliance := benchmark_kind(name).appliance) is not None:
+                found.append(BenchmarkAppliance(name, appliance))
+    return found
+
+
+# -- doing ---------------------------------------------------------------------------------------
+
+
+def do(pool: Pool, names: Sequence[str], owner: BenchmarkAppliance, verb: HostVerb) -> list[ActionResult]:
+    """Run a verb on machines that nobody else has meanwhile."""
+    undone = tuple(verb.says) if verb.undoes else ()
+    ends = pool.execute(names, verb.command, verb.limit_s, undone)
+    return [_judged(pool, owner, verb, answer, ended) for answer, ended in ends]
+
+
+def _judged(
+    pool: Pool, owner: BenchmarkAppliance, verb: HostVerb, answer: ActionResult, ended: Ended | None
+) -> ActionResult:
+    if ended is None or answer.problem:
+        return answer
+    machine = answer.machine
+    code = ended.exit_code if ended.reason == "exited" else None
+    if code is not None and code in verb.says:
+        return ActionResult(machine, said=verb.says[code].format(machine=machine.name))
+    if code == owner.appliance.absent:
+        return ActionResult(machine, owner.absent(pool.name))
+    return ActionResult(machine, f"{ended.reason.replace('_', ' ')}: {ended.detail.strip()}")
+
+
+# -- looking: whoever has the machine is not disturbed -------------------------------------------
+
+
+class Look(NamedTuple):
+    """What a command printed. `code` is None if it could not be run, or did not end in time."""
+
+    code: int | None
+    output: bytes = b""
+
+
+async def look(pool: Pool, machine: MachineState, command: Sequence[str], limit_s: float) -> Look:
+    """Run a command that changes nothing."""
+    try:
+        argv = pool.shell(machine.name, command)
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # away from the terminal: nobody is there to be asked for a passphrase
+        )
+    except (RequestError, OSError):
+        return Look(None)
+    try:
+        async with asyncio.timeout(limit_s):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        return Look(None)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Look(process.returncode, output)
+
+
+def probe(pool: Pool) -> list[ActionResult]:
+    """Do the machines answer, and what was set up on them?"""
+    answers = pool.probe()
+    installed = _installed()
+
+    async def ask_all() -> list[ActionResult]:
+        return await asyncio.gather(*(_probe(pool, answer, installed) for answer in answers))
+
+    return asyncio.run(ask_all())
+
+
+async def _probe(pool: Pool, answer: ActionResult, installed: Sequence[BenchmarkAppliance]) -> ActionResult:
+    machine = answer.machine
+    if answer.problem:
+        return answer
+    prepared = _of_prepared(machine.prepared) if machine.prepared else None
+    able = [prepared] if machine.prepared else [one.appliance for one in installed]
+    for appliance in able:
+        if appliance is not None and appliance.probe:
+            seen = await look(pool, machine, appliance.probe, LOOK_S)
+            if seen.code not in (0, appliance.absent, None):
+                return ActionResult(machine, f"{appliance.what} does not answer")
+    return answer
+
+
+async def picture(pool: Pool, machine: MachineState, owner: BenchmarkAppliance) -> tuple[bytes, str]:
+    """What its screen shows, as a PNG; or why there is none.
+
+    It comes from the guest's own server; from outside for a guest that hangs, which is when people want to
+    see it.
+    """
+    screen = owner.appliance.screen
+    assert screen is not None
+    image, problem = await _picture_of_guest(pool, machine, screen)
+    if image:
+        return image, ""
+    seen = await look(pool, machine, screen.picture, 2 * PICTURE_S)
+    if seen.code == owner.appliance.absent:
+        return b"", owner.absent(pool.name)
+    return (seen.output, "") if seen.output.startswith(PNG) else (b"", problem)
+
+
+async def _picture_of_guest(pool: Pool, machine: MachineState, screen: Screen) -> tuple[bytes, str]:
+    problems: list[str] = []
+    port = (screen.picture_port + 1, screen.picture_port)
+    async with open_tunnels(pool, [machine], [port], problems.append) as (tunnel,):
+        try:
+            image = await fetch(tunnel, screen.picture_path, PICTURE_S, MOST_BYTES)
+        except OSError as err:
+            return b"", problems[0] if problems else f"its guest sends no picture: {err}"
+    if not image.startswith(PNG):
+        return b"", "its guest sends something else than a PNG picture"
+    return image, ""

@@ -1,0 +1,170 @@
+"""Pools and their machines come, change and go."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .arguments import add_json, add_machine, add_name, add_yes
+
+
+def create_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="what to call it")
+    parser.add_argument(
+        "--on", metavar="PLACE", default="local", help="where they come from (default: local)"
+    )
+    parser.add_argument("--workers", metavar="N", default="1", help="how many machines (default: 1)")
+    parser.add_argument("--expires", metavar="14d", default="14d", help="when they end by themselves")
+    parser.add_argument(
+        "--prefix", metavar="P", default=None, help="machines are called P-1, P-2, ... (default: worker)"
+    )
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
+    parser.add_argument("--config", metavar="FILE", help="this file instead of the nearest evalfleet.toml")
+    add_json(parser)
+
+
+def create(args: argparse.Namespace) -> int:
+    """Make a pool and its machines. They stay, and may cost money, until they are deleted or expire."""
+    from evalfleet.api import pools
+    from evalfleet.errors import PlaceError
+    from evalfleet.planning.plan import PREFIX, PoolRequest
+    from evalfleet.planning.values import parse_count, parse_duration, parse_pairs
+    from evalfleet.views.refusals import refusals, refusals_table
+
+    from .show import follow, show
+
+    request = PoolRequest(
+        name=args.name,
+        on=args.on,
+        workers=parse_count(args.workers, "--workers", 1, 10_000),
+        expires_s=parse_duration(args.expires, "--expires"),
+        prefix=args.prefix or PREFIX,
+        settings=parse_pairs(args.settings or (), "--set"),
+        config=args.config,
+    )
+    pool = pools.create(request)
+    state = follow(pool)
+    view = pool.view()
+    if not view.machines:
+        why = "; ".join(sorted({block.detail for block in state.blocks.values()})) or state.last_failure
+        pool.delete()
+        pool.wait()
+        why = why or "no place offers any"
+        if table := refusals_table(refusals(state)):
+            print(table, file=sys.stderr)
+        raise PlaceError(f"pool {pool.name!r} got no machine: {why}", transient=False)
+    show(view, as_json=args.json)
+    return 0
+
+
+def start_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    add_json(parser)
+
+
+def start(args: argparse.Namespace) -> int:
+    """Start what was stopped in a pool, and make machines that are missing."""
+    from evalfleet.api import pools
+
+    from .show import follow, show
+
+    pool = pools.open_pool(args.name)
+    pool.start()
+    follow(pool)
+    show(pool.view(), as_json=args.json)
+    return 0
+
+
+stop_arguments = start_arguments
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Stop all machines of a pool: no longer billed, their disks kept. `pool start` brings them back."""
+    from evalfleet.api import pools
+
+    from .show import follow, show
+
+    pool = pools.open_pool(args.name)
+    pool.stop()
+    follow(pool)
+    show(pool.view(), as_json=args.json)
+    return 0
+
+
+def resize_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    parser.add_argument("workers", metavar="N", help="how many machines")
+    add_json(parser)
+
+
+def resize(args: argparse.Namespace) -> int:
+    """Have more machines in a pool, or fewer: those that no run has go, the newest first."""
+    from evalfleet.api import pools
+    from evalfleet.planning.values import parse_count
+
+    from .show import follow, show
+
+    pool = pools.open_pool(args.name)
+    pool.resize(parse_count(args.workers, "N", 1, 10_000))
+    follow(pool)
+    show(pool.view(), as_json=args.json)
+    return 0
+
+
+def extend_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    parser.add_argument("--expires", metavar="14d", default="14d", help="counted from now (default: 14d)")
+    add_json(parser)
+
+
+def extend(args: argparse.Namespace) -> int:
+    """Let a pool live longer: its machines end by themselves at their expiry."""
+    from evalfleet.api import pools
+    from evalfleet.planning.values import parse_duration
+
+    from .show import print_problems, show
+
+    pool = pools.open_pool(args.name)
+    answers = pool.extend(parse_duration(args.expires, "--expires"))
+    show(pool.view(), as_json=args.json)
+    return print_problems(answers)
+
+
+def restart_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    add_machine(parser)
+
+
+def restart(args: argparse.Namespace) -> int:
+    """End all that runs on one machine of a pool, and bring it up anew."""
+    from evalfleet.api import pools
+
+    from .show import print_problems
+
+    (answer,) = pools.open_pool(args.name).restart(args.machine)
+    if not answer.problem:
+        print(f"{answer.machine.name} was restarted and answers")
+    return print_problems([answer])
+
+
+def delete_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    add_yes(parser)
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete a pool and all its machines, and what is on them."""
+    from evalfleet.api import pools
+    from evalfleet.cli.confirm import agreed
+    from evalfleet.views.format import plural
+
+    from .show import follow
+
+    pool = pools.open_pool(args.name)
+    many = plural(len(pool.view().machines), "machine")
+    if not args.yes and not agreed(f"delete pool {pool.name} and its {many}"):
+        return 2
+    pool.delete()
+    follow(pool)
+    print(f"pool {pool.name} is deleted: {many}")
+    return 0

@@ -1,0 +1,89 @@
+"""Pools looked at: which there are, how one stands, what happened to it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from .arguments import add_json, add_name
+
+LOOK_S = 0.3
+
+ls_arguments = add_json
+
+
+def ls(args: argparse.Namespace) -> int:
+    """List the pools of this home, newest first."""
+    import json
+
+    from evalfleet.api import pools
+    from evalfleet.views.text_table import table
+
+    from .show import document
+
+    shown = [document(view) for view in pools.pools()]
+    if args.json:
+        print(json.dumps(shown))
+    elif not shown:
+        print("no pools: make one with `evalfleet pool create NAME --on PLACE --workers N`")
+    else:
+        head = ("pool", "place", "machines", "held", "created", "expires")
+        print(table(head, [_cells(pool) for pool in shown]))
+        for warning in filter(None, (pool["warning"] for pool in shown)):
+            print(f"evalfleet: note: {warning}", file=sys.stderr)
+    return 0
+
+
+def _cells(pool: dict[str, Any]) -> tuple[object, ...]:
+    machines: list[dict[str, Any]] = pool["machines"]
+    held = sum(machine["run"] is not None for machine in machines)
+    created, expires = str(pool["created_at"])[:16], str(pool["expires_at"] or "-")[:16]
+    return pool["pool"], pool["place"], len(machines), held, created, expires
+
+
+def status_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="ask every machine, and what a benchmark runs on it, whether it answers",
+    )
+    add_json(parser)
+
+
+def status(args: argparse.Namespace) -> int:
+    """Show a pool's machines: where they are, how they are, and which run has them."""
+    from evalfleet.api import appliances, pools
+
+    from .show import show
+
+    pool = pools.open_pool(args.name)
+    answers = appliances.probe(pool) if args.probe else None
+    show(pool.view(), as_json=args.json, answers=answers)
+    return 1 if answers is not None and any(answer.problem for answer in answers) else 0
+
+
+def logs_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    parser.add_argument("machine", metavar="MACHINE", nargs="?", help="its name or id (default: all)")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until it is deleted, or Ctrl-C")
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print what happened to a pool, or to one of its machines."""
+    from evalfleet.api import pools
+    from evalfleet.cli.wait import reader_left
+    from evalfleet.events import RunEnded
+    from evalfleet.views.lines import event_line
+
+    pool = pools.open_pool(args.name)
+    about = pool.view().machine(args.machine).id if args.machine else None
+    seen, deleted = 0, False
+    while True:
+        for record in pool.store.read(pool.name, after=seen):
+            seen, deleted = record.seq, isinstance(record.event, RunEnded)
+            if about is None or getattr(record.event, "machine", None) == about:
+                print(event_line(record), flush=args.follow)
+        if deleted or not args.follow or reader_left(LOOK_S):
+            return 0
