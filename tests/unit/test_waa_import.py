@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from evalfleet.api.imports import Keep, import_results
 from evalfleet.api.runs import Run, list_runs
 from evalfleet.benchmarks.waa.trees import find_tasks
 from evalfleet.channels.artefacts import Caps
 from evalfleet.cli import main
 from evalfleet.errors import RequestError
-from evalfleet.importing import Keep, import_waa
 from evalfleet.sim import ledger
 from evalfleet.views.show import show_run
 from tests.unit.test_waa_reading import TRACEBACKS
@@ -68,7 +68,7 @@ def imported(
     *roots: Path, name: str | None = None, trial: str | None = None, keep: Keep | None = None
 ) -> Run:
     """The run, whose journal keeps what every journal must."""
-    run = import_waa(roots, name=name, trial=trial, keep=keep)
+    run = import_results("waa", roots, name=name, trial=trial, keep=keep)
     records, state = list(run.records()), run.state()
     wrong = [
         *ledger.started_and_scored_once(records, state),
@@ -256,7 +256,7 @@ def test_artefacts_have_caps_and_links_stay_behind(tmp_path: Path, home: Path) -
     (folder / "secret").symlink_to("/etc/passwd")
     os.mkfifo(folder / "pipe")
     (folder / "zz").write_bytes(b"x" * 5000)
-    run = import_waa([tmp_path / "r"], name="capped", caps=Caps(bytes=4000))
+    run = import_results("waa", [tmp_path / "r"], name="capped", caps=Caps(bytes=4000))
     copied = home / run.tasks()[0]["artifacts"]
     assert (copied / "result.txt").exists()
     left_out = {drop["name"]: drop["reason"] for drop in json.loads((copied / "left_out.json").read_text())}
@@ -328,3 +328,8 @@ def test_folders_are_found_in_order(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         leave(tmp_path, name)
     assert [folder.task for folder in find_tasks([tmp_path])] == ["a", "b", "c"]
+
+
+def test_results_of_a_benchmark_that_reads_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"results of command cannot be imported; .* whose can: waa"):
+        import_results("command", [tmp_path])

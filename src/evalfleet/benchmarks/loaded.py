@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.benchmarks.appliance import Appliance
+from evalfleet.benchmarks.past_results import ResultReader
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Task, TaskId
 from evalfleet.ports import Benchmark
 
@@ -46,6 +47,8 @@ class BenchmarkKind(Protocol):
     """What machines are called that are made for it: this, and a number."""
     appliance: Appliance | None = None
     """What can be done by hand with machines that were set up for it."""
+    result_reader: ResultReader | None = None
+    """How results are read that another program made."""
 
     def load(self, name: str, settings: Any, base: Path, home: Path) -> Loaded:
         """Read it. Relative paths in the settings are beside `base`; a `TaskLister` keeps tasks in `home`.

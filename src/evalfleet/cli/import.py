@@ -1,7 +1,8 @@
 """Make a run of results that another program made, so that show, report and the others understand them.
 
-RESULTS_DIR is a results folder of Windows Agent Arena's client, of any number of workers. A task without a
-result.txt becomes broken, with its cause, and not a zero. The files are copied; nothing is changed there.
+RESULTS_DIR is a folder in which a benchmark's own program left its results, of any number of workers. A task
+without a result becomes broken, with its cause, and not a zero. The files are copied; nothing is changed
+there.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK", choices=("waa",), help="waa")
+    parser.add_argument(
+        "benchmark",
+        metavar="BENCHMARK",
+        help="whose results they are; a wrong one is answered with those there are",
+    )
     parser.add_argument(
         "results", metavar="RESULTS_DIR", nargs="+", type=Path, help="where its results are; may be several"
     )
     parser.add_argument("--name", metavar="RUN", help="what to call the run (default: made from the time)")
-    parser.add_argument("--trial", metavar="T", help="this trial only (the --trial_id of the client)")
+    parser.add_argument("--trial", metavar="T", help="this trial only, where there are several")
     parser.add_argument(
         "--keep", choices=("first", "newest"), help="which score counts when a task has more than one"
     )
@@ -26,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import json
 
-    from evalfleet.importing import import_waa
+    from evalfleet.api.imports import import_results
     from evalfleet.views.show import show_run
 
-    run = import_waa(args.results, name=args.name, trial=args.trial, keep=args.keep)
+    run = import_results(args.benchmark, args.results, name=args.name, trial=args.trial, keep=args.keep)
     results = run.results()
     print(json.dumps(results) if args.json else show_run(results))
     return 0

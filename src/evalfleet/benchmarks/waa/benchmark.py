@@ -33,6 +33,7 @@ from . import kept
 from .appliance import WAA_APPLIANCE
 from .finding import task_files
 from .model import check_model
+from .past_results import WaaResultReader
 from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
 from .tasks import Found, read_tasks
 
@@ -75,6 +76,7 @@ class WaaBenchmark:
     Settings = WaaSettings
     machine_names = "waa-eval"
     appliance = WAA_APPLIANCE
+    result_reader = WaaResultReader()
 
     def __init__(
         self, settings: WaaSettings, *, model: str = "", agent: Mapping[str, str] | None = None

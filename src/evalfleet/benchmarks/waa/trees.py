@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from evalfleet.benchmarks.past_results import ResultFolder
 from evalfleet.errors import RequestError
 
 from .reading import PAGE, RESULT, TRAJECTORY
@@ -26,20 +26,9 @@ _TASK_LOG = re.compile(r"^task-(\d+)-.*\.log$")
 _NOT_TASKS = frozenset({"onboard", "logs"})
 
 
-class TaskFolder(NamedTuple):
-    """One task's files of one trial of one worker. `settings`: action space, observations and model."""
-
-    path: Path
-    settings: tuple[str, str, str]
-    trial: str
-    domain: str
-    task: str
-    worker: str
-
-
-def find_tasks(roots: Sequence[Path]) -> list[TaskFolder]:
+def find_tasks(roots: Sequence[Path]) -> list[ResultFolder]:
     """All that the trees hold, by path. Raises RequestError when one is no directory or holds nothing."""
-    found: dict[Path, TaskFolder] = {}
+    found: dict[Path, ResultFolder] = {}
     for root in roots:
         if not root.is_dir():
             what = "is no folder" if root.exists() else "is not there"
@@ -74,7 +63,7 @@ def _is_placed(path: Path) -> bool:
     return here and not any((path / name).is_dir() for name in os.listdir(path) if name != "logs")
 
 
-def _described(path: Path, top: Path, several: bool) -> TaskFolder:
+def _described(path: Path, top: Path, several: bool) -> ResultFolder:
     parts = path.parts
     seen = [n for n, part in enumerate(parts[:-4]) if part in OBSERVATIONS and n > 0]
     if seen:
@@ -90,7 +79,8 @@ def _described(path: Path, top: Path, several: bool) -> TaskFolder:
     prefix = "/".join((*([top.name] if several else []), *above))
     action, observation, model = map(_written, settings)
     trial, domain, task, worker = map(_written, (trial, domain, parts[-1], _worker(path, prefix)))
-    return TaskFolder(path, (action, observation, model), trial, domain, task, worker)
+    known = (("action_space", action), ("observation_type", observation))
+    return ResultFolder(path, known, model, trial, domain, task, worker)
 
 
 def _written(name: str) -> str:

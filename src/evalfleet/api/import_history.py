@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
-from evalfleet.api.runs import CHUNK
-from evalfleet.benchmarks.waa.reading import Reading
+from evalfleet.benchmarks.past_results import PastResult, ResultFolder
 from evalfleet.events import (
     AttemptCollected,
     AttemptEnded,
@@ -27,50 +27,60 @@ from evalfleet.model import (
     IMPORTED,
     SECOND,
     AttemptId,
-    Broken,
-    Cause,
     Collected,
     Limits,
     MachineId,
     Micros,
     Offer,
-    Outcome,
     Plan,
     Scored,
     Task,
     TaskId,
     after,
 )
-from evalfleet.names import machine_id
+from evalfleet.names import attempt_id, machine_id
 
-from .choice import Past, numbered
+from .runs import CHUNK
 
 Dated = tuple[Micros, Event]
 
 
-def plan_of(run: str, home_id: str, tries: Mapping[TaskId, Sequence[Past]]) -> Plan:
-    action, observation, model = next(iter(tries.values()))[0].folder.settings
-    settings = {"action_space": action, "observation_type": observation}
+@dataclass(frozen=True)
+class PastAttempt:
+    """One try at a task, as its files tell it."""
+
+    folder: ResultFolder
+    result: PastResult
+
+    @property
+    def is_scored(self) -> bool:
+        return isinstance(self.result.outcome, Scored)
+
+    @property
+    def began_s(self) -> float:
+        return self.result.began_s or 0.0
+
+
+def plan_of(run: str, benchmark: str, home_id: str, tries: Mapping[TaskId, Sequence[PastAttempt]]) -> Plan:
+    """The plan that a run with these results would have had."""
+    folder = next(iter(tries.values()))[0].folder
     return Plan(
         run=run,
-        benchmark="waa",
+        benchmark=benchmark,
         places=(IMPORTED,),
-        model=model,
-        settings={key: value for key, value in settings.items() if value},
+        model=folder.model,
+        settings={key: value for key, value in folder.settings if value},
         home=home_id,
     )
 
 
-def _outcome(reading: Reading) -> Outcome:
-    if reading.score is None:
-        return Broken(Cause(reading.cause), reading.error)
-    return Scored(
-        reading.score,
-        success=reading.score == 1.0,
-        num_steps=reading.steps,
-        error=reading.error or None,
-        screenshots=reading.screenshots,
-    )
+def numbered(task: TaskId, tries: Sequence[PastAttempt]) -> list[tuple[AttemptId, PastAttempt]]:
+    """An attempt is called after its trial, where trials are numbers and each was one try."""
+    trials = [past.folder.trial for past in tries]
+    plain = all(trial.isdecimal() and str(int(trial)) == trial for trial in trials)
+    named = plain and len(set(trials)) == len(trials)
+    numbers = [int(trial) for trial in trials] if named else range(len(tries))
+    return [(attempt_id(task, number), past) for number, past in zip(numbers, tries, strict=True)]
 
 
 class History:
@@ -85,7 +95,7 @@ class History:
     def __init__(
         self,
         plan: Plan,
-        tries: Mapping[TaskId, Sequence[Past]],
+        tries: Mapping[TaskId, Sequence[PastAttempt]],
         collected: Mapping[AttemptId, Collected],
         now: Micros,
     ) -> None:
@@ -101,12 +111,12 @@ class History:
     def events(self) -> list[Dated]:
         """In order of time."""
         order = [
-            (self._since(past.began), task, n)
+            (self._since(past.began_s), task, n)
             for task, some in self._tries.items()
             for n, past in enumerate(some)
         ]
         settled: dict[TaskId, Micros] = {}
-        waiting: dict[TaskId, list[tuple[AttemptId, Past]]] = {
+        waiting: dict[TaskId, list[tuple[AttemptId, PastAttempt]]] = {
             task: numbered(task, some) for task, some in self._tries.items()
         }
         for began, task, _ in sorted(order):
@@ -129,19 +139,18 @@ class History:
         plan = structs.replace(self._plan, limits=limits)
         return [(at, RunPlanned(plan, len(tasks))), *((at, chunk) for chunk in chunks)]
 
-    def _attempt(self, task: TaskId, attempt: AttemptId, past: Past, earliest: Micros) -> Micros:
+    def _attempt(self, task: TaskId, attempt: AttemptId, past: PastAttempt, earliest: Micros) -> Micros:
         machine = self._machine(past.folder.worker, earliest)
         began = max(earliest, self._free[machine])
-        seconds = past.reading.seconds or 0.0
+        seconds = past.result.seconds or 0.0
         ended = min(self._now, after(began, seconds))
         self._free[machine] = ended
-        outcome = _outcome(past.reading)
         if task in self._begun:
             self._events.append((began, TasksReopened((task,))))
         self._begun.add(task)
         self._events += [
             (began, AttemptStarted(attempt, task, machine)),
-            (ended, AttemptEnded(attempt, outcome, seconds)),
+            (ended, AttemptEnded(attempt, past.result.outcome, seconds)),
             (ended, AttemptCollected(attempt, self._collected[attempt])),
         ]
         return ended
