@@ -20,6 +20,7 @@ from .journal import Holder, Holds, Store
 from .model import NOBODY, MachineId, Micros, Notify, Plan
 from .names import safe_name
 from .planning.plan import PlaceSettings, benchmark_of, places_of
+from .planning.registry_fields import KindFields
 from .policy import POOL, RUN
 from .pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .ports import Place, PlaceContext
@@ -214,7 +215,9 @@ class Controller:
         """
         kind = PoolScribe if is_pool else Scribe
         store, name = self._store, self._order.run
-        scribe = kind(self._order.home, store, name, is_newest=lambda: store.newest() == name)
+        scribe = kind(
+            self._order.home, store, name, is_newest=lambda: store.newest() == name, fields=KindFields()
+        )
         done = threading.Event()
 
         def write() -> None:

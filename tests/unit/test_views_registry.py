@@ -10,6 +10,7 @@ import pytest
 
 from evalfleet import events as ev
 from evalfleet.model import Broken, Cause, Limits, MachineId, Plan, Scored
+from evalfleet.planning.registry_fields import KindFields
 from evalfleet.state import fold
 from evalfleet.views.files import replace, to_json
 from evalfleet.views.live import PoolScribe, Scribe
@@ -21,7 +22,7 @@ M1 = MachineId("run1-abc123-1")
 
 
 def document(feed: Feed) -> dict[str, Any]:
-    registrar = Registrar()
+    registrar = Registrar(KindFields())
     registrar.note(feed.records)
     return registrar.document(feed.state)
 
@@ -57,6 +58,19 @@ def test_a_run_in_the_schema_that_people_know() -> None:
         "completed_tasks": 1,
         "failed_tasks": 1,
     }
+
+
+def test_places_and_benchmarks_say_some_of_it() -> None:
+    azure = {"kind": "azure_vm", "base": "/", "settings": {"resource_group": "agents", "owner": "me"}}
+    local = {"kind": "local", "base": "/", "settings": {}}
+    plan = Plan("r", "mine", ("l", "a"), {"kind": "waa"}, {"l": local, "a": azure})
+    pool = Plan("p", "", ("gone",), {}, {"gone": {"kind": "uninstalled", "base": "/", "settings": {}}})
+    fields = KindFields()
+    assert fields.of_pool(plan) == {"resource_group": "agents"}
+    assert fields.of_pool(pool) == {"resource_group": ""}
+    waa = {"docker_container": "winarena", "waa_ready": True}
+    assert fields.of_worker(plan, "", ready=True) == fields.of_worker(pool, "waa", ready=True) == waa
+    assert fields.of_worker(pool, "b", ready=True) == {"docker_container": None, "waa_ready": False}
 
 
 def test_the_words_for_a_machines_life() -> None:

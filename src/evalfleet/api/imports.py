@@ -18,6 +18,7 @@ from evalfleet.model import Collected, TaskId
 from evalfleet.names import check_run_name, default_run_name, safe_name
 from evalfleet.planning.config import home_of
 from evalfleet.planning.plugins import benchmark_kind, known
+from evalfleet.planning.registry_fields import KindFields
 from evalfleet.views.files import replace, to_json
 from evalfleet.views.live import Scribe
 
@@ -59,7 +60,7 @@ def import_results(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    Scribe(home, store, run, is_newest=lambda: store.newest() == run).close()
+    Scribe(home, store, run, is_newest=lambda: store.newest() == run, fields=KindFields()).close()
     return Run(home, run)
 
 

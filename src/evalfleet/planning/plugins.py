@@ -36,6 +36,10 @@ BUILT_IN: Mapping[Group, Mapping[str, str]] = {
         "waa": "evalfleet.benchmarks.waa.benchmark:WaaBenchmark",
     },
 }
+POOL_KEYS: Mapping[str, object] = {"resource_group": ""}
+WORKER_KEYS: Mapping[str, object] = {"docker_container": None, "waa_ready": False}
+"""Keys of vm_pool_registry.json that some kind gives a value, and that all files must have."""
+
 _CONTRACT: Mapping[Group, tuple[str, ...]] = {
     "place": ("Settings", "make"),
     "benchmark": ("Settings", "load", "from_spec"),

@@ -29,7 +29,7 @@ from .stats import (
     rate,
     retries,
 )
-from .vm_pool_registry import REGISTRY, Registrar, lend, worker_status
+from .vm_pool_registry import REGISTRY, Fields, NoFields, Registrar, lend, worker_status
 
 LIVE = "parallel_live.json"
 RESULTS = "results.json"
@@ -153,6 +153,7 @@ class Scribe:
         run: str,
         clock: Callable[[], Micros] = lambda: time.time_ns() // 1000,
         is_newest: Callable[[], bool] = lambda: True,
+        fields: Fields | None = None,
     ) -> None:
         self._home = home
         self._is_newest = is_newest
@@ -165,7 +166,7 @@ class Scribe:
         self._health: dict[MachineId, dict[str, float]] = {}
         self._health_pace = _Pace(1.0, share=0.05)
         self._results_pace = _Pace(5.0, share=0.05)
-        self._registrar = Registrar()
+        self._registrar = Registrar(fields or NoFields())
         self._registry_pace = _Pace(1.0, share=0.05)
         self._registry_is_old = False
         self._lent_stamp: int | None = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from evalfleet import events as ev
-from evalfleet.model import MachineId, Micros, Scored
+from evalfleet.model import MachineId, Micros, Plan, Scored
 from evalfleet.state import MachineState, RunState
 
 from .files import alone_in, replace, to_json
@@ -18,7 +18,6 @@ from .results import Document
 from .stats import current_task
 
 REGISTRY = "vm_pool_registry.json"
-WAA, CONTAINER = "waa", "winarena"
 
 
 def worker_status(machine: MachineState) -> str:
@@ -32,10 +31,29 @@ def worker_status(machine: MachineState) -> str:
     return "deleted" if machine.phase == "deleted" else "completed"
 
 
+class Fields(Protocol):
+    """What places and benchmarks say of themselves, beside what is said of any machine."""
+
+    def of_pool(self, plan: Plan) -> Mapping[str, object]: ...
+
+    def of_worker(self, plan: Plan, prepared: str, *, ready: bool) -> Mapping[str, object]: ...
+
+
+class NoFields:
+    """Places and benchmarks that say nothing of themselves."""
+
+    def of_pool(self, plan: Plan) -> Mapping[str, object]:
+        return {}
+
+    def of_worker(self, plan: Plan, prepared: str, *, ready: bool) -> Mapping[str, object]:
+        return {}
+
+
 class Registrar:
     """Knows which tasks each machine was given, from the records it is told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
         self._assigned: dict[MachineId, list[str]] = {}
         self._completed: dict[MachineId, list[str]] = {}
         self._where: dict[str, tuple[MachineId, str]] = {}
@@ -61,12 +79,10 @@ class Registrar:
     def document(self, state: RunState) -> Document:
         machines = list(state.machines.values())
         first = machines[0].offer if machines else None
-        settings = [spec.get("settings", {}) for spec in state.plan.place_specs.values()]
-        groups = [each["resource_group"] for each in settings if "resource_group" in each]
         return {
             "pool_id": stamp(state.planned_at),
             "created_at": iso(state.planned_at),
-            "resource_group": groups[0] if groups else "",
+            **self._fields.of_pool(state.plan),
             "location": first.region if first else "",
             "vm_size": first.size if first else "",
             "workers": [self._worker(state, machine) for machine in machines],
@@ -76,13 +92,11 @@ class Registrar:
         }
 
     def _worker(self, state: RunState, machine: MachineState) -> Document:
-        is_waa = WAA in (state.plan.benchmark, machine.prepared)
         return {
             "name": machine.name,
             "ip": _host(machine.address),
             "status": worker_status(machine),
-            "docker_container": CONTAINER if is_waa else None,
-            "waa_ready": is_waa and machine.phase == "ready",
+            **self._fields.of_worker(state.plan, machine.prepared, ready=machine.phase == "ready"),
             "assigned_tasks": list(dict.fromkeys(self._assigned.get(machine.id, ()))),
             "completed_tasks": self._completed.get(machine.id, []),
             "current_task": current_task(state, machine.id),
