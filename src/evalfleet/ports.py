@@ -123,11 +123,18 @@ class Channel(Protocol):
 
 
 @runtime_checkable
-class Undoable(Protocol):
-    """A channel to machines that remember which steps of a set-up succeeded."""
+class ReusableChannel(Protocol):
+    """A channel to a machine that one run after another uses, and that remembers how it was set up."""
+
+    async def clear(self, once: str = "") -> None:
+        """End all jobs and drop what they left; what was set up stays.
+
+        Does nothing if `once` is not empty and was said at the last call.
+        """
+        ...
 
     async def forget_set_up(self) -> None:
-        """What set the machine up is run again by the next `prepare`."""
+        """Let the next `prepare` run all steps of the set-up again."""
         ...
 
 
@@ -177,12 +184,29 @@ class Place(Protocol):
     async def close(self) -> None: ...
 
 
+Dialled: TypeAlias = "tuple[asyncio.StreamReader, asyncio.StreamWriter]"
+
+
 @runtime_checkable
-class Stoppable(Protocol):
-    """A place whose machines can be stopped: no longer billed, disks kept. `create` starts them again."""
+class Hosts(Protocol):
+    """A place whose machines are computers: people can look into them, and switch them off for a while."""
 
     async def stop(self, machine: MachineId) -> None:
-        """Idempotent. Returns when the machine runs no more. Raises PlaceError."""
+        """Stop it: it is no longer billed, and its disk is kept. `create` starts it again.
+
+        Idempotent. Returns when the machine runs no more. Raises PlaceError.
+        """
+        ...
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        """What to execute here to get a shell there, or to run `command` there."""
+        ...
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        """Connect to 127.0.0.1:`port` as the machine sees it, which is open to nobody else.
+
+        Raises OSError, ChannelError.
+        """
         ...
 
 
@@ -199,36 +223,6 @@ class Mendable(Protocol):
         ...
 
 
-@runtime_checkable
-class Shared(Protocol):
-    """A channel to a machine that one run after another uses."""
-
-    async def clear(self, once: str = "") -> None:
-        """End all jobs and drop what they left; what was set up stays. Nothing, if `once` was said last."""
-        ...
-
-
-@runtime_checkable
-class Enterable(Protocol):
-    """A place whose machines people can look into."""
-
-    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
-        """What to execute here to get a shell there, or to run `command` there."""
-        ...
-
-
-Dialled: TypeAlias = "tuple[asyncio.StreamReader, asyncio.StreamWriter]"
-
-
-@runtime_checkable
-class Dialable(Protocol):
-    """A place whose machines' own ports can be reached from here, although they are open to nobody else."""
-
-    async def dial(self, machine: Machine, port: int) -> Dialled:
-        """A connection to 127.0.0.1:`port` as the machine sees it. Raises OSError, ChannelError."""
-        ...
-
-
 class Check(Struct, frozen=True, omit_defaults=True):
     """One thing that was looked at before money is spent. `bad`: machines cannot be had so."""
 
@@ -236,15 +230,6 @@ class Check(Struct, frozen=True, omit_defaults=True):
     verdict: Literal["good", "warn", "bad"]
     found: str
     remedy: str = ""
-
-
-@runtime_checkable
-class Examinable(Protocol):
-    """A place that can tell beforehand whether machines can be had."""
-
-    async def examine(self, needs: Needs) -> Sequence[Check]:
-        """Spends nothing and makes nothing. Raises nothing: what cannot be found out is a check, too."""
-        ...
 
 
 class Made(Struct, frozen=True, omit_defaults=True):
@@ -257,12 +242,19 @@ class Made(Struct, frozen=True, omit_defaults=True):
 
 
 @runtime_checkable
-class Foretelling(Protocol):
-    """A place that tells what would come of a run before it is started."""
+class Preflight(Protocol):
+    """A place that can tell beforehand what would come of a run."""
 
     @property
     def machine_s(self) -> float:
         """How long it takes, about, until a machine is ready."""
+        ...
+
+    async def examine(self, needs: Needs) -> Sequence[Check]:
+        """Whether machines can be had. Spends nothing and makes nothing.
+
+        Raises nothing: what cannot be found out is a check, too.
+        """
         ...
 
     def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
@@ -326,16 +318,6 @@ class Examined(Protocol):
 
 
 @runtime_checkable
-class Resting(Protocol):
-    """A benchmark that leaves something running on machines, which must end before a disk is copied."""
-
-    @property
-    def rest(self) -> Command:
-        """Ends it, and leaves what was set up as a new machine is to find it. May be repeated."""
-        ...
-
-
-@runtime_checkable
 class TaskLister(Protocol):
     """A benchmark whose list of tasks can be read on a machine that was set up for it."""
 
@@ -368,9 +350,38 @@ class Image(Struct, frozen=True, omit_defaults=True):
     parts: tuple[str, ...] = ()
 
 
+class Belonging(Struct, frozen=True, omit_defaults=True):
+    """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is.
+
+    `of_pool`: of a named pool; what was made before there was a tag for that does not tell.
+    """
+
+    machine: MachineId
+    home: str
+    owner: str
+    where: str
+    expires_at: Micros | None
+    parts: tuple[str, ...]
+    node: str = ""
+    of_pool: bool = False
+
+
 @runtime_checkable
-class Capturing(Protocol):
-    """A place that can make an image of a machine's disk, from which later machines come up."""
+class Estate(Protocol):
+    """A place that knows what evalfleet has made there, whichever home did: machines, and images of them."""
+
+    @property
+    def owner(self) -> str:
+        """Who we are there, as in the tags of what we make."""
+        ...
+
+    async def belongings(self) -> Sequence[Belonging]:
+        """Machines, and what is left of some. Raises PlaceError."""
+        ...
+
+    async def reap(self, belonging: Belonging) -> None:
+        """Delete all of it. Raises PlaceError."""
+        ...
 
     async def reserve(self, machine: MachineId, image: str) -> None:
         """Have the name, and whatever the image needs besides the machine and costs nothing. Idempotent.
@@ -400,40 +411,6 @@ class Capturing(Protocol):
 
     async def drop_image(self, image: Image) -> None:
         """Delete it, everywhere; machines that were made from it stay. Raises PlaceError."""
-        ...
-
-
-class Belonging(Struct, frozen=True, omit_defaults=True):
-    """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is.
-
-    `of_pool`: of a named pool; what was made before there was a tag for that does not tell.
-    """
-
-    machine: MachineId
-    home: str
-    owner: str
-    where: str
-    expires_at: Micros | None
-    parts: tuple[str, ...]
-    node: str = ""
-    of_pool: bool = False
-
-
-@runtime_checkable
-class Reapable(Protocol):
-    """A place that knows what evalfleet has made there, whichever home did."""
-
-    @property
-    def owner(self) -> str:
-        """Who we are there, as in the tags of what we make."""
-        ...
-
-    async def belongings(self) -> Sequence[Belonging]:
-        """Raises PlaceError."""
-        ...
-
-    async def reap(self, belonging: Belonging) -> None:
-        """Delete all of it. Raises PlaceError."""
         ...
 
 

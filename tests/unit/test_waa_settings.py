@@ -344,12 +344,6 @@ def test_preparing_asks_for_the_registrys_password_and_never_for_the_models_key(
         resolve(request, environ=environ, cwd=checkout, now=0, home_id="")
 
 
-def test_a_machine_is_put_to_rest_without_secrets() -> None:
-    rest = benchmark(registry_user="me", registry_password="ACR").rest
-    assert rest.argv[-1] == "rest"
-    assert not rest.secrets
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -10,12 +10,12 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from evalfleet.benchmarks.loaded import Repeated
+from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.controller import WallClock
 from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.model import AttemptId, Command, Job
-from evalfleet.pools import PoolView, capturing_at, changes, machine_of
-from evalfleet.ports import Benchmark, Image, Resting
+from evalfleet.pools import PoolView, changes, estate_at, machine_of
+from evalfleet.ports import Image
 from evalfleet.state import MachineState
 
 from .pool import Pool
@@ -32,23 +32,25 @@ def check(pool: Pool, image: str) -> None:
 async def _check(pool: Pool, image: str) -> None:
     machine = chosen(pool.view(), image)
     async with pool.places() as places:
-        await capturing_at(places[machine.offer.place]).reserve(machine.id, image)
+        await estate_at(places[machine.offer.place]).reserve(machine.id, image)
 
 
-def capture(pool: Pool, benchmark: Benchmark, image: str, tell: Callable[[str], None]) -> Image:
-    """Make it. The machine is left to the pool's controller to delete. Raises RequestError, PlaceError."""
+def capture(pool: Pool, appliance: Appliance | None, image: str, tell: Callable[[str], None]) -> Image:
+    """Make an image of a machine, once what the benchmark runs there rests.
+
+    The machine is left to the pool's controller to delete. Raises RequestError, PlaceError.
+    """
     made: list[Image] = []
 
     async def work(site: PoolMachine) -> None:
         await site.journal.append(WallClock().now(), changes.captured(pool.view(), site.machine.id, image))
 
         async def rest() -> None:
-            inner = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
-            if isinstance(inner, Resting):
-                await _run(site, inner.rest, benchmark.bundle.digest)
+            if appliance is not None and appliance.rest:
+                await _run(site, Command(appliance.rest))
 
         machine = machine_of(site.machine)
-        made.append(await site.place.capturing.capture(machine, image, rest, tell))
+        made.append(await site.place.estate.capture(machine, image, rest, tell))
 
     (answer,) = asyncio.run(pool.on(lambda view: [chosen(view, image)], work, {}))
     if answer.problem:
@@ -74,8 +76,8 @@ def chosen(view: PoolView, image: str) -> MachineState:
     return found[0]
 
 
-async def _run(site: PoolMachine, command: Command, bundle: str) -> None:
-    job = Job(AttemptId(f"rest-{os.urandom(6).hex()}"), command, REST_S, bundle)
+async def _run(site: PoolMachine, command: Command) -> None:
+    job = Job(AttemptId(f"rest-{os.urandom(6).hex()}"), command, REST_S)
     await site.channel.start(job)
     ended = await site.channel.ended(job.id)
     if ended.reason != "exited" or ended.exit_code != 0:

@@ -13,7 +13,7 @@ from evalfleet.names import NO_HOME, machine_id
 from evalfleet.planning.history import known_machine_s
 from evalfleet.planning.plan import benchmark_of, places_of
 from evalfleet.pools.lending import SIZE as BORROWED
-from evalfleet.ports import Foretelling, PlaceContext
+from evalfleet.ports import PlaceContext, Preflight
 from evalfleet.views.format import plural
 from evalfleet.views.text_table import table
 
@@ -107,9 +107,9 @@ async def _ask(resolved: Resolved, count: int) -> _Prospect:
         made: dict[str, Sequence[Made]] = {}
         for name, place in places.items():
             own = [(machine, offer) for machine, offer in machines if offer.place == name]
-            if own and isinstance(place, Foretelling) and not resolved.plan.pool:
+            if own and isinstance(place, Preflight) and not resolved.plan.pool:
                 made[name] = place.outline(own)
-        waits = [p.machine_s for name, p in places.items() if name in made and isinstance(p, Foretelling)]
+        waits = [p.machine_s for name, p in places.items() if name in made and isinstance(p, Preflight)]
         if (known := _known_machine_s(resolved)) is not None:
             return _Prospect(offers, machines, made, known, EARLIER)
         return _Prospect(offers, machines, made, max(waits, default=0.0), "a guess, without its set-up")
@@ -147,7 +147,7 @@ async def _doubts(resolved: Resolved, lasts_s: float) -> list[str]:
     told: list[str] = []
     for place in _places(resolved).values():
         try:
-            if isinstance(place, Foretelling):
+            if isinstance(place, Preflight):
                 told += await place.doubts(lasts_s)
         finally:
             await place.close()

@@ -17,7 +17,7 @@ from evalfleet.journal import Store
 from evalfleet.model import Micros, Needs
 from evalfleet.planning.config import find_config, home_of, load_config
 from evalfleet.planning.plan import PoolRequest, places_of, resolve_pool
-from evalfleet.ports import Belonging, Capturing, Check, Examinable, Image, Place, PlaceContext, Reapable
+from evalfleet.ports import Belonging, Check, Estate, Image, Place, PlaceContext, Preflight
 from evalfleet.state import fold
 
 
@@ -68,7 +68,7 @@ async def _examine(
 
 
 async def _checks(place: Place, needs: Needs) -> Sequence[Check]:
-    if isinstance(place, Examinable):
+    if isinstance(place, Preflight):
         return await place.examine(needs)
     try:
         offers = await place.offers(needs)
@@ -92,7 +92,7 @@ async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[Found]:
     for name in configured():
         place = _make(name, {}, local.home_id)
         try:
-            if isinstance(place, Reapable):
+            if isinstance(place, Estate):
                 owner = place.owner
                 for each in await place.belongings():
                     own = each.home == local.home_id or each.owner == owner
@@ -125,7 +125,7 @@ async def _reap(found: Sequence[Found]) -> dict[str, str]:
     for name in dict.fromkeys(each.place for each in found):
         place = _make(name, {}, _local_id())
         try:
-            if isinstance(place, Reapable):
+            if isinstance(place, Estate):
                 these = [each.belonging for each in found if each.place == name]
                 told = await asyncio.gather(*(_reap_one(place, each) for each in these))
                 answers |= dict(zip((each.machine for each in these), told, strict=True))
@@ -134,7 +134,7 @@ async def _reap(found: Sequence[Found]) -> dict[str, str]:
     return answers
 
 
-async def _reap_one(place: Reapable, belonging: Belonging) -> str:
+async def _reap_one(place: Estate, belonging: Belonging) -> str:
     try:
         await place.reap(belonging)
     except FleetError as err:
@@ -164,8 +164,8 @@ async def _images(home_id: str) -> list[FoundImage]:
     for name in configured():
         place = _make(name, {}, home_id)
         try:
-            if isinstance(place, Capturing):
-                owner = place.owner if isinstance(place, Reapable) else ""
+            if isinstance(place, Estate):
+                owner = place.owner
                 for each in await place.images():
                     found.append(FoundImage(name, each, each.home == home_id or each.owner == owner))
         finally:
@@ -184,7 +184,7 @@ def delete_image(found: FoundImage) -> None:
 async def _delete_image(found: FoundImage) -> None:
     place = _make(found.place, {}, _local_id())
     try:
-        if isinstance(place, Capturing):
+        if isinstance(place, Estate):
             await place.drop_image(found.image)
     finally:
         await place.close()

@@ -19,7 +19,7 @@ from evalfleet.model import AttemptId, Command, Ended, Job, MachineId, Micros
 from evalfleet.names import safe_name
 from evalfleet.planning.plan import Resolved, benchmark_of, changed_settings, environment_of, places_of
 from evalfleet.pools import Change, OwnPlace, PoolView, changes, look_at, machine_of, pool_fence, read_pool
-from evalfleet.ports import Enterable, Fence, Place, PlaceContext, Stoppable
+from evalfleet.ports import Fence, Hosts, Place, PlaceContext
 from evalfleet.state import MachineState, RunState
 from evalfleet.views.follow import Follower
 
@@ -95,7 +95,7 @@ class Pool:
 
     def stop(self) -> None:
         for place in self._places().values():
-            if not isinstance(place, Stoppable):
+            if not isinstance(place, Hosts):
                 hint = f"`evalfleet pool delete {self.name}` ends them"
                 raise RequestError(f"machines of {place.name} cannot be stopped; {hint}")
         self.control(changes.stopped)
@@ -286,6 +286,6 @@ class Pool:
         """What to execute to look into a machine. Raises RequestError where that cannot be."""
         machine = self.view().machine(name)
         place = self._places()[machine.offer.place]
-        if not isinstance(place, Enterable):
+        if not isinstance(place, Hosts):
             raise RequestError(f"there is no way into machines of {place.name}")
         return place.shell(machine_of(machine), command)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from evalfleet.errors import ChannelError, RequestError
 from evalfleet.model import Machine
 from evalfleet.pools import machine_of
-from evalfleet.ports import Dialable
+from evalfleet.ports import Hosts
 from evalfleet.state import MachineState
 
 from .pool import Pool
@@ -47,7 +47,7 @@ async def open_tunnels(
         opened: list[Tunnel] = []
         for machine in machines:
             place = places[machine.offer.place]
-            if not isinstance(place, Dialable):
+            if not isinstance(place, Hosts):
                 raise RequestError(f"ports of machines of {place.name} cannot be reached")
             for first, there in ports:
                 carrier = _Carrier(place, machine_of(machine), there, tell)
@@ -59,7 +59,7 @@ async def open_tunnels(
 class _Carrier:
     """Carries every connection made to a port here to a port there."""
 
-    def __init__(self, place: Dialable, machine: Machine, port: int, tell: Tell) -> None:
+    def __init__(self, place: Hosts, machine: Machine, port: int, tell: Tell) -> None:
         self._place = place
         self._machine = machine
         self._port = port

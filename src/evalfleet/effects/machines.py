@@ -34,7 +34,7 @@ from evalfleet.events import (
 from evalfleet.model import Cause, Machine, MachineId, Micros, Needs, Offer, after, seconds_between
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, Place, Stoppable
+from evalfleet.ports import Channel, Hosts, Place
 from evalfleet.state import MachineState
 
 from .tools import Tools
@@ -301,9 +301,9 @@ async def stop(tools: Tools, machine: MachineState) -> None:
     """Until its place says that it has stopped. What it has on its disk stays."""
     place = tools.place_of(machine)
     await tools.drop_channel(machine.id)
-    if isinstance(place, Stoppable):
-        stoppable = place
-        await tools.persist(lambda: stoppable.stop(machine.id), None)
+    if isinstance(place, Hosts):
+        hosts = place
+        await tools.persist(lambda: hosts.stop(machine.id), None)
     tools.report(MachineStopped(machine.id))
 
 

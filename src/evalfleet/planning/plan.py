@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.benchmarks.loaded import Loaded, Repeated
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.errors import RequestError
@@ -197,6 +198,11 @@ def benchmark_of(plan: Plan) -> Benchmark:
     kind = benchmark_kind(envelope.kind)
     made = kind.from_spec(envelope.spec, model=plan.model, agent=plan.agent, settings=plan.settings)
     return Repeated.times(made, envelope.repeat)
+
+
+def appliance_of(plan: Plan) -> Appliance | None:
+    """What can be done by hand with machines that were set up for the plan's benchmark."""
+    return benchmark_kind(msgspec.convert(plan.benchmark_spec, BenchmarkSpec).kind).appliance
 
 
 async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:

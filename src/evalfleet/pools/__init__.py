@@ -3,7 +3,7 @@
 from evalfleet.benchmarks.bare import Bare
 
 from .changes import Change
-from .lending import LentPlace, OwnPlace, capturing_at, machine_of, pool_fence
+from .lending import LentPlace, OwnPlace, estate_at, machine_of, pool_fence
 from .view import PoolView, look_at, read_pool
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "LentPlace",
     "OwnPlace",
     "PoolView",
-    "capturing_at",
+    "estate_at",
     "look_at",
     "machine_of",
     "pool_fence",

@@ -15,7 +15,7 @@ from evalfleet.errors import ChannelError, LeaseLost, PlaceError, RequestError, 
 from evalfleet.journal import Hold, Holds
 from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import Machine, MachineId, Micros, Needs, Offer, after
-from evalfleet.ports import Capturing, Channel, Fence, Mendable, Place, Shared, Stoppable
+from evalfleet.ports import Channel, Dialled, Estate, Fence, Hosts, Mendable, Place, ReusableChannel
 from evalfleet.state import MachineState
 
 from .view import PoolView
@@ -42,10 +42,20 @@ class OwnPlace:
     def name(self) -> str:
         return self._place.name
 
+    @property
+    def _hosts(self) -> Hosts:
+        if not isinstance(self._place, Hosts):
+            raise PlaceError(f"machines of {self.name} cannot be stopped or looked into", transient=False)
+        return self._place
+
     async def stop(self, machine: MachineId) -> None:
-        if not isinstance(self._place, Stoppable):
-            raise PlaceError(f"machines of {self.name} cannot be stopped", transient=False)
-        await self._place.stop(machine)
+        await self._hosts.stop(machine)
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        return self._hosts.shell(machine, command)
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        return await self._hosts.dial(machine, port)
 
     async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
         if not isinstance(self._place, Mendable):
@@ -53,17 +63,17 @@ class OwnPlace:
         await self._place.mend(machine, step, expires_s)
 
     @property
-    def capturing(self) -> Capturing:
-        return capturing_at(self._place)
+    def estate(self) -> Estate:
+        return estate_at(self._place)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         hold = self._holds.all().get(machine.id)
         return self._place.channel(machine, pool_fence(self._holds.pool, hold, fence))
 
 
-def capturing_at(place: Place) -> Capturing:
+def estate_at(place: Place) -> Estate:
     """Raises RequestError where machines cannot become images."""
-    if not isinstance(place, Capturing):
+    if not isinstance(place, Estate):
         raise RequestError(
             f"machines of {place.name} cannot be captured as an image: that takes a place that makes its "
             "machines from images"
@@ -184,7 +194,7 @@ class LentPlace:
         channel = self._place.channel(machine_of(known), fence)
         try:
             async with asyncio.timeout(CLEAR_S):
-                if isinstance(channel, Shared):
+                if isinstance(channel, ReusableChannel):
                     await channel.clear(once)
         finally:
             with suppress(ChannelError, OSError):

@@ -147,10 +147,6 @@ class WaaBenchmark:
         return self._command("probe")
 
     @property
-    def rest(self) -> Command:
-        return self._command("rest")
-
-    @property
     def list_tasks(self) -> Command:
         return self._command("tasks")
 

@@ -62,13 +62,13 @@ def prepare(args: argparse.Namespace) -> int:
 def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> int:
     from evalfleet.api import capture
     from evalfleet.cli.images import told
-    from evalfleet.planning.plan import benchmark_of
+    from evalfleet.planning.plan import appliance_of
 
     from .show import document, follow, text
 
     machine = capture.chosen(pool.view(), image)
     setup_s = sum(seconds for step, seconds in machine.timings.items() if step.startswith("setup."))
-    made = capture.capture(pool, benchmark_of(resolved.plan), image, _tell)
+    made = capture.capture(pool, appliance_of(resolved.plan), image, _tell)
     pool.catch_up()
     pool.control()
     follow(pool)

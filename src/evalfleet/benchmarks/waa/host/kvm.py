@@ -14,7 +14,7 @@ GET_API_VERSION = 0xAE00
 CREATE_VM = 0xAE01
 API_VERSION = 12
 REMEDY = (
-    "take a size with nested virtualisation (Azure: Dv3 or later, not ARM, security type Standard), "
+    "take a size with nested virtualisation (not ARM; security type Standard), "
     "or --set kvm=false for slow software emulation"
 )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 WIPED = "DATALOSS_WARNING_README.txt"
-"""Azure leaves it on the disk that does not outlive a stop."""
+"""A cloud leaves it on the disk that does not outlive a stop."""
 
 APT = ("apt-get", "-y", "-o", "DPkg::Lock::Timeout=60", "-o", "Dpkg::Options::=--force-confold")
 QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_MODE=a", "UCF_FORCE_CONFFOLD=1")
