@@ -108,5 +108,6 @@ def is_taken(answer: bytes, match: dict[str, Any]) -> bool:
 
 
 def _has(found: Any, value: str) -> bool:
-    values = found if isinstance(found, list) else [found]
-    return value.lower() in (str(each).lower() for each in values)
+    if isinstance(found, str):
+        return found.lower() == value.lower()
+    return any(str(each).lower() == value.lower() for each in found)
