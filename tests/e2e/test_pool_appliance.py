@@ -34,7 +34,7 @@ class Radio(Bare):
     class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         pass
     @classmethod
-    def load(cls, name, settings, base):
+    def load(cls, name, settings, base, home):
         return Loaded(name=name, spec={}, tasks=(Task("t"),))
     @classmethod
     def from_spec(cls, spec, *, model, agent, settings):
@@ -45,7 +45,7 @@ class Radio(Bare):
 @pytest.fixture
 def radio(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that says how the radio is."""
-    module = f"radio_{fleet.folder.name.replace('-', '_')}"
+    module = f"radio_{fleet.folder.parent.name}"  # modules are imported once a process
     on = fleet.folder / "on"
     (fleet.folder / f"{module}.py").write_text(RADIO.replace("ON", str(on)))
     monkeypatch.syspath_prepend(str(fleet.folder))
