@@ -16,7 +16,7 @@ def lane_of(schedule: str, index: int, total: int, lanes: int) -> int:
         case "round-robin":
             return index % lanes
         case "slices":
-            size, extra = divmod(total, lanes)  # as WAA's own client: the first workers have one more
+            size, extra = divmod(total, lanes)  # the first workers have one more
             return index // (size + 1) if index < extra * (size + 1) else (index - extra) // size
         case _:
             return 0
