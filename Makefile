@@ -1,6 +1,8 @@
 # make demo    a minute: a real benchmark on this computer, with a report at the end
 # make check   under a minute: lint, types, unit tests, ten simulated runs
 # make test    everything: lint, types, all tests, 300 simulated runs
+# make test-core, test-places, test-gear   a part of the tests: the core, with processes of this computer;
+#              ssh, lab, clouds and Windows Agent Arena; the stand-ins of clouds and container engines
 # make bench   measure speed and scale
 # make clean   remove .venv and caches; your results stay
 #
@@ -14,7 +16,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Microsoft's descriptions of Azure's resources, which are not ours to copy (tests/cloud/test_azure_contracts.py)
 export AZURE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/azure-types))
 
-.PHONY: help demo test check bench clean lint
+CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e tests/docs tests/demo
+PLACES := tests/ssh tests/lab tests/cloud tests/waa
+GEAR   := standins/tests
+
+.PHONY: help demo test test-core test-places test-gear system-packages check bench clean lint
 .NOTPARALLEL:
 
 help:
@@ -27,13 +33,18 @@ check: lint
 	$(PYTEST) -q -n $(JOBS) -m 'not slow' tests/unit
 	$(BIN)/evalfleet sim --seeds 10
 
-test: lint
+test: lint system-packages
 	$(BIN)/pyright
-	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc
 	@[ "$(AZURE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST AZURE'S CONTRACTS: there is no ../shared/contracts" >&2
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 	$(BIN)/evalfleet sim --seeds 300
+
+test-core test-places test-gear: .venv/dev system-packages
+	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $($(shell echo $(@:test-%=%) | tr a-z A-Z))
+
+system-packages:
+	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc
 
 bench: .venv/dev
 	$(BIN)/python -m bench all
