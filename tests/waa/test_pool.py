@@ -90,7 +90,7 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     assert "`git clone --depth 1 " in said
     assert "`evalfleet pool prepare POOL waa`" in said
 
-    assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa")
+    assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa")
     host = arena.lab.hosts[0]
     assert str(host.run(["docker", "ps", "-aq"]).stdout).count("\n") == 1, "nothing but Windows is left"
     said = finish(arena.start("run", "waa", *asked, "--task", "one", "--task", "three", "--name", "r"))
@@ -101,12 +101,12 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     assert "--task 'four' is not a task of the benchmark" in said
 
     shutil.rmtree(arena.home / ".waa")
-    assert "waa-eval-vm is prepared for waa" in pool(arena, "prepare", "waa"), "nothing is set up again"
+    assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa"), "nothing is set up again"
     finish(arena.start("run", "waa", *asked, "--task", "two", "--dry-run"))
 
     host.run(["sh", "-c", f"rm -r {ENGINE_ROOT}/images/*/rootfs/client/evaluation_examples_windows"])
     said = pool(arena, "prepare", "waa")
-    assert "waa-eval-vm is prepared for waa" in said, "somebody may have a checkout"
-    assert "waa-eval-vm: it tells no list of tasks: " in said
+    assert "worker-vm is prepared for waa" in said, "somebody may have a checkout"
+    assert "worker-vm: it tells no list of tasks: " in said
     finish(arena.start("run", "waa", *asked, "--task", "two", "--dry-run"))
     pool(arena, "delete", "--yes")
