@@ -21,7 +21,7 @@ import msgspec
 
 from evalfleet.engine import Tempo
 from evalfleet.errors import ChannelError, StaleController
-from evalfleet.model import AttemptId, Command, Job, Limits, Machine, MachineId, Needs
+from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Needs
 from evalfleet.places.ssh import SshPlace, SshSettings
 from evalfleet.ports import Channel, Fence, PlaceContext
 
@@ -55,7 +55,7 @@ class Holder:
     async def _hold(self, machine: MachineId) -> None:
         offer = (await self._place.offers(Needs()))[0]
         await self._place.create(machine, offer, LONG_S)
-        fence = Fence("run", 1, Limits().silent_s)
+        fence = Fence("run", 1)
         channel = self._place.channel(Machine(machine, "up"), fence)
         await _patiently(lambda: channel.probe(None))
         job = Job(AttemptId(f"{machine}.0"), LONG, LONG_S)

@@ -29,7 +29,7 @@ from .model import (
     TaskId,
 )
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class _Event(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=True):
@@ -77,6 +77,24 @@ class MachineRequested(_Event, frozen=True):
     lane: int
     offer: Offer
     expires_at: Micros
+
+
+class MachineQueued(_Event, frozen=True):
+    """Its service has accepted the machine and not started it: nothing is billed, and no limit runs."""
+
+    machine: MachineId
+
+
+class MachineAllocated(_Event, frozen=True):
+    """Its service started the machine at `started_at`: its expiry, its money and its boot count from then.
+
+    `start` is the service's name for this start. A machine has one: started again, it is given up.
+    """
+
+    machine: MachineId
+    started_at: Micros
+    start: str = ""
+    node: str = ""
 
 
 class MachineUp(_Event, frozen=True):
@@ -202,10 +220,14 @@ class MachineCondemned(_Event, frozen=True):
 
 
 class MachineDeleted(_Event, frozen=True):
-    """The place shows it no more. `gone_at` is when its billing ended."""
+    """The place shows it no more. `gone_at` is when its billing ended.
+
+    `unseen_s`: a machine that nobody saw leave its queue may have run for so long, and is paid as if it had.
+    """
 
     machine: MachineId
     gone_at: Micros
+    unseen_s: float | None = None
 
 
 class AttemptStarted(_Event, frozen=True):
@@ -267,6 +289,8 @@ Event = (
     | PoolResized
     | ControllerStarted
     | MachineRequested
+    | MachineQueued
+    | MachineAllocated
     | MachineUp
     | MachineReady
     | MachineStep
@@ -305,7 +329,11 @@ class Record(Struct, frozen=True):
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 UPGRADES: dict[tuple[int, str], Upgrade] = {}
-"""(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged."""
+"""(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
+
+Schema 2 brought new kinds only (MachineQueued, MachineAllocated), and limits of silence moved from the plan
+to the offers: bodies of schema 1 are read as they are.
+"""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Event)
@@ -340,6 +368,8 @@ def upgrade(
             f"the journal was written by a newer evalfleet (schema {schema}, this one reads up to {target}): "
             "upgrade evalfleet"
         )
+    if not any(schema <= step < target for step, _ in upgrades):
+        return body
     loose: dict[str, Any] = msgspec.json.decode(body)
     for step in range(schema, target):
         lift = upgrades.get((step, loose["kind"]))

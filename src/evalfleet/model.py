@@ -74,6 +74,11 @@ class Task(Struct, frozen=True, omit_defaults=True):
     stall_s: float = 0.0
     ready_s: float = 0.0
 
+    @property
+    def limit_s(self) -> float:
+        """How long its command may live."""
+        return self.timeout_s + self.ready_s
+
 
 class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a machine must have to run a benchmark's tasks."""
@@ -87,7 +92,7 @@ class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
 class Offer(Struct, frozen=True, omit_defaults=True):
     """A size in a region at a price that satisfies a benchmark's needs.
 
-    `capacity` is how many machines of it can be had at once (lent hosts, slots of a service);
+    `capacity` is how many machines of it can be had at once (lent hosts, a quota of jobs);
     `teardown_s` how long a delete may take to end the billing; `settle_s` how far apart two looks
     must be before an absent machine is believed gone (a create may land after a delete); `mends` are what
     the place can do to a machine that runs but cannot be reached, the mildest first. `area` is what a
@@ -97,6 +102,13 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     `idle_usd_per_hour` is the part of the price that goes on while a machine is stopped, and after its
     expiry, until it is deleted: disks, addresses. A budget pays `sweep_s` of it after the expiry.
     `least_life_s`: a place cannot be told to end a machine sooner. `priced` says of when the price is.
+
+    `queues`: its machines are jobs of a service and wait for their start there; their life and their billing
+    begin when they start. `extendable`: the life of a machine can be made longer, in all up to `max_life_s`.
+
+    `silent_s` is after how long without a word a machine's channel gives up, and `lost_s` how long a machine
+    may be silent in all before it is given up, while others of the same way are heard. Alike in all offers
+    of one place.
     """
 
     place: str
@@ -115,6 +127,11 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     sweep_s: float = 0.0
     least_life_s: float = 0.0
     priced: str = ""
+    queues: bool = False
+    extendable: bool = True
+    max_life_s: float | None = None
+    silent_s: float = 8.0
+    lost_s: float = 12.0
 
     @property
     def key(self) -> str:
@@ -163,15 +180,24 @@ class Job(Struct, frozen=True, omit_defaults=True):
 class Machine(Struct, frozen=True, omit_defaults=True):
     """What a place says exists now. `name` is what people call it, if its place knows better than we.
 
-    `timings` are seconds by step of how it came up (boot, ssh, cloud_init), if its place has seen it.
+    `queued`: a service has accepted it and not started it yet; `pending`: it is on its way up.
+
+    `timings` are seconds by step of how it came up, one after the other, if its place has seen it. What they
+    leave of the time until it was up was its boot. A step within another one is called `<other>.<step>`.
+
+    `start` names the start of a machine that a service may start again by itself: another name, another
+    start, and nothing of what ran there before is left. `ran_s` is how long it has run by now, or had when it
+    ended, in all its starts; None if its place does not queue.
     """
 
     id: MachineId
-    phase: Literal["pending", "up", "gone", "evicted"]
+    phase: Literal["queued", "pending", "up", "gone", "evicted"]
     address: str = ""
     node: str = ""
     name: str = ""
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
+    start: str = ""
+    ran_s: float | None = None
 
 
 EndReason = Literal[
@@ -220,10 +246,11 @@ class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
 
 
 class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
-    """The attempt says nothing about the agent: retried."""
+    """The attempt says nothing about the agent: retried. What its model cost is spent all the same."""
 
     cause: Cause
     detail: str = ""
+    cost_usd: float | None = None
 
 
 Outcome = Scored | Broken
@@ -248,8 +275,6 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     max_duration_s: float | None = None
     boot_timeout_s: float = 1800.0
     mend_s: float = 900.0
-    silent_s: float = 8.0
-    lost_s: float = 12.0
     fleet_lost_s: float = 600.0
     lease_s: float = 14_400.0
     grace_s: float = 30.0

@@ -4,8 +4,9 @@ Three kinds of place fit one protocol:
 
 * machines we create (VMs): `create` makes one, `channel` reaches it, `delete` ends its billing;
 * machines we are lent (SSH hosts): `create` takes a lock on a free host, `delete` gives it back clean;
-* services that place work themselves (Batch, Slurm): a machine is one slot we may fill, `create` and
-  `delete` keep the count, and the channel's `start` submits a job; the node is told when it ends.
+* services that place work themselves (Slurm, Batch): a machine is one job of the service, which runs our
+  supervisor and takes attempts one after another (a pilot). `create` submits the job, `list` shows it as
+  `queued` until the service starts it, the channel reaches the supervisor, `delete` cancels the job.
 """
 
 from __future__ import annotations
@@ -77,11 +78,14 @@ TellStep = Callable[[str, str], None]
 
 
 class Channel(Protocol):
-    """One machine (or one slot of a service). Jobs are detached and named by the caller.
+    """One machine, in one of its starts. Jobs are detached and named by the caller.
 
     Every call may be repeated, by this controller or by its successor. A call that cannot reach the
     machine reconnects by itself, and raises ChannelError once nothing was heard for the fence's
     `silent_s`. StaleController means that a newer controller has been here.
+
+    When a service has started the machine anew, jobs of the earlier start have ended as `evicted`, if that
+    can be told, and everything else raises ChannelError.
     """
 
     async def prepare(
@@ -160,6 +164,11 @@ class Place(Protocol):
 
     `create`, `extend` and `delete` are idempotent by id and need not wait for completion. A place
     ends a machine by itself at its expiry, given as a duration from now, also if no controller lives.
+
+    Where machines queue (`Offer.queues`), the duration given to `create` counts from the machine's start, and
+    what it has run counts if the service starts it anew. While it waits it costs nothing. `list` tells the
+    name of its start and how long it has run (`Machine.start`, `ran_s`), also after its end, until it is
+    deleted: a machine that was queued and is not listed any more has never run.
     """
 
     @property
@@ -169,7 +178,9 @@ class Place(Protocol):
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None: ...
 
-    async def extend(self, machine: MachineId, expires_s: float) -> None: ...
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        """Move the expiry. Raises PlaceError, not transient, where a life cannot be made longer."""
+        ...
 
     async def list(self, pool: str) -> Sequence[Machine]:
         """All that exists here of machines whose id starts with `<pool>-`."""

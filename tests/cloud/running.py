@@ -29,7 +29,7 @@ from evalfleet.model import (
 )
 from evalfleet.places.azure import AzurePlace
 from evalfleet.state import RunState
-from tests.waiting import PATIENCE_S, SLOWNESS, until_seen
+from tests.waiting import PATIENCE_S, until_seen
 
 RUN = "pool"
 SETUP = SetupStep("scratch", Command(("sh", "-c", "sudo sh -c 'echo made >> /mnt/made'; echo x >> ~/runs")))
@@ -59,7 +59,7 @@ class Stage:
 
     def __init__(self, place: AzurePlace, home: Path, workers: int, seconds: list[float]) -> None:
         self._store = Store.open(home)
-        limits = Limits(workers=workers, silent_s=3.0 * SLOWNESS, lost_s=5.0 * SLOWNESS)
+        limits = Limits(workers=workers)
         plan = Plan(RUN, "sleepy", ("azure",), limits=limits, home=self._store.home_id[:6])
         tasks = tuple(Task(TaskId(f"t_{n}"), "t", {"seconds": s}, 600) for n, s in enumerate(seconds))
         now = WallClock().now()

@@ -158,9 +158,9 @@ def test_a_notice_ends_the_attempt_as_evicted_before_the_machine_goes(azure: Sta
 
 def check_timings(machine: MachineState) -> None:
     """Each step of its coming up is timed, and together they are all of it."""
-    assert {"boot", "ssh", "cloud_init", "setup", "probe"} <= machine.timings.keys()
+    assert {"boot", "ssh", "boot.cloud_init", "setup", "probe"} <= machine.timings.keys()
     assert machine.ready_at is not None
-    steps = sum(seconds for step, seconds in machine.timings.items() if step != "cloud_init")
+    steps = sum(seconds for step, seconds in machine.timings.items() if step != "boot.cloud_init")
     assert steps == pytest.approx((machine.ready_at - machine.requested_at) / 1e6, abs=1.5)
 
 

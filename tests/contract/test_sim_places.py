@@ -27,7 +27,7 @@ class OpenWorld(World):
 
 class SimHarness(Harness):
     unit_s = 60.0
-    patience_s = 3600.0
+    patience_s = 7200.0
     silent_s = 60.0
     keeps_files = False
 

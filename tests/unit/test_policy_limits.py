@@ -20,13 +20,13 @@ from evalfleet.model import Cause, MachineId, Offer, TaskId, after, seconds_betw
 from evalfleet.policy import Listen, effects, next_deadline
 from evalfleet.state import accepts
 
-from .runs import PRICED, Run, condemned, of, requested, tasks_of
+from .runs import FREE, PRICED, Run, condemned, of, requested, tasks_of
 
 M1, M2, M3 = (MachineId(f"r-h-{n}") for n in (1, 2, 3))
 
 
 def silent(run: Run, machine: str) -> MachineSilent:
-    return MachineSilent(MachineId(machine), after(run.now, -run.state.limits.silent_s))
+    return MachineSilent(MachineId(machine), after(run.now, -FREE.silent_s))
 
 
 # -- silence -------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_a_machine_that_is_silent_while_another_answers_is_given_up_soon() -> No
     assert run.tell(MachineAnswered(M2)) == []
     due = next_deadline(run.state, run.now)
     assert due is not None
-    assert seconds_between(run.now, due) == run.state.limits.lost_s - run.state.limits.silent_s - 1.0
+    assert seconds_between(run.now, due) == FREE.lost_s - FREE.silent_s - 1.0
     decided = run.wait(seconds_between(run.now, due))
     assert condemned(decided) == [M1]
     assert of(MachineCondemned, decided)[0].cause is Cause.CONNECTION

@@ -33,7 +33,8 @@ from evalfleet.state import MachineState, RunState, accepts, apply, fold
 
 from .runs import PRICED, Run
 
-LIVE = ("requested", "up", "ready", "mending", "stopping", "stopped")
+COMING = ("requested", "queued", "allocated", "up")
+LIVE = (*COMING, "ready", "mending", "stopping", "stopped")
 
 
 # -- recounts --------------------------------------------------------------------------------------
@@ -75,11 +76,12 @@ def check_machines(state: RunState) -> None:
 
     slots, streak = state.plan.slots, state.limits.machine_streak
     ready = those(lambda m: m.phase == "ready")
-    assert set(state.coming) == those(lambda m: m.phase in ("requested", "up"))
+    assert set(state.coming) == those(lambda m: m.phase in COMING)
     assert set(state.ready) == ready
     assert set(state.idle) == ready & those(lambda m: len(m.open) < slots and m.silent_since is None)
     assert set(state.audible) == ready & those(lambda m: m.silent_since is None)
     assert set(state.silent) == ready & those(lambda m: m.silent_since is not None)
+    assert set(state.silent) == {m for line in state.lines.values() for m in line.silent}
     assert set(state.mending) == those(lambda m: m.phase == "mending")
     assert set(state.unreachable) <= set(state.coming) | set(state.mending)
     assert set(state.suspects) == ready & those(lambda m: m.streak >= streak)
@@ -90,7 +92,8 @@ def check_machines(state: RunState) -> None:
     lanes = max(state.limits.workers, len(state.fresh))
     assert sorted(state.free_lanes) == [n for n in range(lanes) if n not in taken]
     due = {(deadline.at, deadline.machine) for deadline in state.deadlines}
-    assert {(m.renew_at, m.id) for m in live if m.phase not in ("stopping", "stopped")} <= due
+    timed = [m for m in live if m.phase not in ("stopping", "stopped") and not m.unstarted]
+    assert {(m.renew_at, m.id) for m in timed} <= due
     assert not state.deadlines or state.deadlines[0] == min(state.deadlines)
 
 
@@ -98,12 +101,14 @@ def check_money(state: RunState) -> None:
     closed = reserved = 0.0
     for m in state.machines.values():
         closed += m.closed_usd
-        if m.gone_at is not None:
+        if m.gone_at is not None and m.unstarted:
+            assert m.closed_usd <= billed_usd(m.offer, m.billed_at, m.ends_at), "it never started"
+        elif m.gone_at is not None:
             off = min(m.gone_at, m.ends_at)
-            last = billed_usd(m.offer, m.requested_at, off) + idle_usd(m.offer, off, m.gone_at)
+            last = billed_usd(m.offer, m.billed_at, off) + idle_usd(m.offer, off, m.gone_at)
             assert m.closed_usd == last or not state.plan.benchmark, "only pools stop machines"
         elif m.stopped_at is None:
-            reserved += reserved_usd(m.offer, m.requested_at, m.ends_at)
+            reserved += reserved_usd(m.offer, m.billed_at, m.ends_at)
     assert state.closed_usd == pytest.approx(closed)
     assert state.reserved_usd == pytest.approx(reserved, abs=1e-6)
 

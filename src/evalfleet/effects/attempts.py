@@ -15,7 +15,7 @@ from evalfleet.names import INCOMING, PARTIAL, safe_name
 from evalfleet.ports import Channel
 from evalfleet.state import AttemptState, MachineState
 
-from .machines import forged, silent_since
+from .machines import RESTARTED, forged, silent_since
 from .tools import Tools
 
 COLLECT_LIMIT_S = 600.0
@@ -31,21 +31,23 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     task = tools.state.tasks[attempt.task].task
     channel = tools.channel(machine)
     command = tools.benchmark.command(task, attempt.id)
-    limit_s = task.timeout_s + task.ready_s
     job = Job(
         attempt.id,
         command,
-        limit_s,
+        task.limit_s,
         tools.benchmark.bundle.digest,
         limits.lease_s,
         stall_s=task.stall_s,
     )
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
-    patience_s, looks = limit_s + limits.grace_s, 0
+    patience_s, looks = task.limit_s + limits.grace_s, 0
     while looks < LOOKS:
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(patience_s) as patience:
+                await _started(tools, channel, job, machine)
+                # its time counts from when its command runs, never from when it was asked for
+                patience.reschedule(asyncio.get_running_loop().time() + patience_s)
                 ended = await _to_the_end(tools, channel, job, machine)
                 outcome = await _judge(tools, channel, task, ended)
         except TimeoutError:
@@ -57,10 +59,11 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
             return
         seconds, node = round(_seconds(outcome, ended), 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node))
-        if ended.reason == "evicted" and machine.offer.spot:  # a service may place it anew; a machine goes
-            tools.report(MachineCondemned(machine.id, "its place announced to take it back", Cause.EVICTED))
+        if ended.reason == "evicted":
+            detail = RESTARTED if machine.offer.queues else "its place announced to take it back"
+            tools.report(MachineCondemned(machine.id, detail, Cause.EVICTED))
         return
-    detail = f"{attempt.id} was not ended at its limit of {limit_s:g} s"
+    detail = f"{attempt.id} was not ended at its limit of {task.limit_s:g} s"
     tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
 
 
@@ -70,18 +73,35 @@ def _seconds(outcome: Outcome, ended: Ended) -> float:
     return ended.seconds if own is None else own
 
 
-async def _to_the_end(tools: Tools, channel: Channel, job: Job, machine: MachineState) -> Ended:
+async def _started(tools: Tools, channel: Channel, job: Job, machine: MachineState) -> None:
+    """Until the machine has the job, however long it is silent meanwhile."""
     while True:
         try:
             await channel.start(job)
+        except (StaleController, MachineForged):
+            raise
+        except ChannelError:
+            await _fell_silent(tools, machine)
+        else:
             if machine.silent_since is not None:
                 tools.report(MachineHeard(machine.id))
+            return
+
+
+async def _to_the_end(tools: Tools, channel: Channel, job: Job, machine: MachineState) -> Ended:
+    while True:
+        try:
             return await channel.ended(job.id)
         except (StaleController, MachineForged):
             raise
         except ChannelError:
-            tools.report(MachineSilent(machine.id, silent_since(tools)))
-            await asyncio.sleep(tools.pace.poll_s * 5)
+            await _fell_silent(tools, machine)
+        await _started(tools, channel, job, machine)  # it may know nothing of the job
+
+
+async def _fell_silent(tools: Tools, machine: MachineState) -> None:
+    tools.report(MachineSilent(machine.id, silent_since(tools, machine)))
+    await asyncio.sleep(tools.pace.poll_s * 5)
 
 
 async def _judge(tools: Tools, channel: Channel, task: Task, ended: Ended) -> Outcome:
@@ -155,12 +175,11 @@ async def _bring_home(tools: Tools, machine: MachineState, attempt: AttemptState
 
 async def _answers_again(tools: Tools, machine: MachineState) -> bool:
     """Wait until the machine answers. False: it was given up, or the run is over and waits no longer."""
-    patience = after(tools.clock.now(), tools.state.limits.lost_s)
+    patience = after(tools.clock.now(), machine.offer.lost_s)
     while machine.phase in ("ready", "mending") or (machine.cause is None and tools.clock.now() < patience):
         if await _answers(tools.channel(machine), None):
             return True
-        tools.report(MachineSilent(machine.id, silent_since(tools)))
-        await asyncio.sleep(tools.pace.poll_s * 5)
+        await _fell_silent(tools, machine)
     return False
 
 

@@ -19,11 +19,13 @@ from evalfleet.errors import (
     StaleController,
 )
 from evalfleet.events import (
+    MachineAllocated,
     MachineAnswered,
     MachineCondemned,
     MachineDeleted,
     MachineHeard,
     MachineLeaseSet,
+    MachineQueued,
     MachineReady,
     MachineSilent,
     MachineStep,
@@ -45,6 +47,7 @@ CALL_MARGIN_S = 5.0
 BOOT_LOOK_S = 120.0
 FIRST_SAID_S, SAID_S = 10.0, 60.0
 ASKED_AT_ONCE = 3
+RESTARTED = "its service started it anew"
 MACHINES = ".machines"
 """In a run's folder: what a failed set-up left, by machine. No task's folder starts with a dot."""
 
@@ -75,7 +78,7 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
         tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
     except ChannelError as err:
         if machine.offer.mends:
-            tools.report(MachineUnreachable(machine.id, str(err), "ssh"))
+            tools.report(MachineUnreachable(machine.id, str(err), "setup"))
         else:
             tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
     except TimeoutError:
@@ -85,18 +88,49 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
 
 
 async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
+    begun, start = machine.billed_at, machine.start
+    if machine.unstarted:
+        seen = await _leave_queue(tools, machine)
+        if seen is None or seen.phase not in ("pending", "up"):
+            _report_ended_in_queue(tools, machine, seen)
+            return
+        begun, start = started_at(tools, seen), seen.start
+        tools.report(MachineAllocated(machine.id, begun, seen.start, seen.node))
     timings: dict[str, float] = {}
-    async with asyncio.timeout(_boot_time_left_s(tools, machine)):
-        seen: Machine | None = None
-        if machine.phase == "requested":
-            seen = await _boot(tools, machine)
-            if seen.phase != "up":
-                report_gone(tools, machine, seen)
+    async with asyncio.timeout(_boot_time_left_s(tools, begun)):
+        up: Machine | None = None
+        if machine.phase in ("requested", "queued", "allocated"):
+            up = await _boot(tools, machine)
+            if up.phase != "up" or up.start != start:
+                report_gone(tools, machine, up)
                 return
-            timings.update(_came_up(seconds_between(machine.requested_at, tools.clock.now()), seen))
-            tools.report(MachineUp(machine.id, seen.address, seen.node, seen.name, dict(timings)))
-        await set_up(tools, machine, seen, timings)
+            timings.update(_came_up(seconds_between(begun, tools.clock.now()), up))
+            tools.report(MachineUp(machine.id, up.address, up.node, up.name, dict(timings)))
+        await set_up(tools, machine, up, timings)
     tools.report(MachineReady(machine.id, timings))
+
+
+async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
+    """Until its service has started it, or shows it no more. How long that takes is up to the service."""
+    if machine.phase == "requested":
+        async with asyncio.timeout(_boot_time_left_s(tools, machine.requested_at)):
+            await _create(tools, machine)
+            seen = await _once(tools, machine, lambda seen: seen is not None)
+        if seen is not None and seen.phase == "queued":
+            tools.report(MachineQueued(machine.id))
+    return await _once(tools, machine, lambda seen: seen is None or seen.phase != "queued")
+
+
+def started_at(tools: Tools, seen: Machine) -> Micros:
+    """When its service started the machine, by our clock."""
+    return after(tools.clock.now(), -(seen.ran_s or 0.0))
+
+
+def _report_ended_in_queue(tools: Tools, machine: MachineState, seen: Machine | None) -> None:
+    """It may have run, and cost something, while nobody looked."""
+    if seen is not None and seen.ran_s:
+        tools.report(MachineAllocated(machine.id, started_at(tools, seen), seen.start, seen.node))
+    report_gone(tools, machine, seen)
 
 
 async def set_up(
@@ -129,26 +163,41 @@ class StepTeller:
 
 def _came_up(seconds: float, seen: Machine) -> dict[str, float]:
     """By step: what its place does not account for was its boot."""
-    after_boot = seen.timings.get("ssh", 0.0) + seen.timings.get("cloud_init_wait", 0.0)
-    return {"boot": round(max(0.0, seconds - after_boot), 3), **seen.timings}
+    told = sum(took for step, took in seen.timings.items() if "." not in step)
+    return {"boot": round(max(0.0, seconds - told), 3), **seen.timings}
 
 
-def _boot_time_left_s(tools: Tools, machine: MachineState) -> float:
+def _boot_time_left_s(tools: Tools, begun: Micros) -> float:
     """Counted from the request, whoever made it; a controller that has just come gives it a moment."""
     limit = tools.state.limits.boot_timeout_s
-    spent = seconds_between(machine.requested_at, tools.clock.now())
+    spent = seconds_between(begun, tools.clock.now())
     return max(limit - spent, min(limit, BOOT_LOOK_S))
 
 
 async def _boot(tools: Tools, machine: MachineState) -> Machine:
     """Create the machine and wait until its place says that it is up, or gone again."""
+    if not machine.offer.queues:
+        await _create(tools, machine)
+        seen = await _once(tools, machine, lambda seen: seen is not None and seen.phase != "pending")
+    else:
+        seen = await _once(tools, machine, lambda seen: seen is None or seen.phase != "pending")
+    return seen or Machine(machine.id, "gone")
+
+
+async def _create(tools: Tools, machine: MachineState) -> None:
     place = tools.place_of(machine)
     await tools.persist(
         lambda: place.create(machine.id, machine.offer, lifetime_s(tools, machine, machine.ends_at)),
         PROVISIONING_TRIES,
     )
+
+
+async def _once(
+    tools: Tools, machine: MachineState, good: Callable[[Machine | None], bool]
+) -> Machine | None:
+    """The machine as its place shows it, once that is good."""
     delay = tools.pace.poll_s
-    while (seen := await tools.find(machine)) is None or seen.phase == "pending":
+    while not good(seen := await tools.find(machine)):
         await asyncio.sleep(delay)
         delay = min(delay * 1.5, tools.pace.poll_cap_s)
     return seen
@@ -196,9 +245,13 @@ async def extend(tools: Tools, machine: MachineState, expires_at: Micros) -> Non
 
 
 def lifetime_s(tools: Tools, machine: MachineState, expires_at: Micros) -> float:
-    """Places are given durations: their clocks need not agree with ours, but calls take time."""
+    """Places are given durations: their clocks need not agree with ours, but calls take time.
+
+    That of a machine which waits in a queue begins when it starts.
+    """
     margin = min(CALL_MARGIN_S, machine.offer.teardown_s / 4)
-    return max(0.0, seconds_between(tools.clock.now(), expires_at) - margin)
+    begin = machine.billed_at if machine.unstarted else tools.clock.now()
+    return max(0.0, seconds_between(begin, expires_at) - margin)
 
 
 async def find_offers(tools: Tools, place: Place, needs: Needs) -> Sequence[Offer]:
@@ -218,14 +271,16 @@ async def survey(tools: Tools, place: Place) -> None:
         return  # no answer is no news
     for machine in watched:
         found = seen.get(machine.id)
-        if found is None or found.phase in ("gone", "evicted"):
+        if found is None or found.phase not in ("pending", "up") or found.start != machine.start:
             report_gone(tools, machine, found)
 
 
 def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> None:
-    evicted = seen is not None and seen.phase == "evicted"
-    cause = Cause.EVICTED if evicted else Cause.MACHINE_LOST
-    detail = "the place took it back" if evicted else "the place no longer shows it"
+    cause, detail = Cause.MACHINE_LOST, "the place no longer shows it"
+    if seen is not None and seen.phase == "evicted":
+        cause, detail = Cause.EVICTED, "the place took it back"
+    elif seen is not None and seen.phase != "gone":
+        cause, detail = Cause.EVICTED, RESTARTED
     tools.report(MachineCondemned(machine.id, detail, cause))
 
 
@@ -268,8 +323,9 @@ async def _ask_others(tools: Tools, machine: MachineState) -> None:
     state, asked = tools.state, {machine.id}
     asking: list[asyncio.Task[None]] = []
     try:
-        while (since := machine.silent_since) is not None and not proven_online(state, since):
-            for other in list(islice((m for m in state.audible if m not in asked), ASKED_AT_ONCE)):
+        while machine.silent_since is not None and not proven_online(state, machine):
+            others = (m for m in state.audible if m not in asked and _tells(state.machines[m], machine))
+            for other in list(islice(others, ASKED_AT_ONCE)):
                 asked.add(other)
                 asking.append(asyncio.create_task(_ask(tools, state.machines[other])))
             await asyncio.sleep(tools.pace.poll_s * 5)
@@ -278,20 +334,25 @@ async def _ask_others(tools: Tools, machine: MachineState) -> None:
             task.cancel()
 
 
+def _tells(other: MachineState, silent: MachineState) -> bool:
+    """Does hearing the other one say anything about the silent one? A service speaks for its own only."""
+    return not silent.offer.queues or other.offer.place == silent.offer.place
+
+
 async def _ask(tools: Tools, machine: MachineState) -> None:
     try:
         await tools.channel(machine).probe(None)
     except ChannelError:
-        tools.report(MachineSilent(machine.id, silent_since(tools)))
+        tools.report(MachineSilent(machine.id, silent_since(tools, machine)))
     except FleetError:
         return  # whoever works with that machine meets it, too
     else:
         tools.report(MachineAnswered(machine.id))
 
 
-def silent_since(tools: Tools) -> Micros:
+def silent_since(tools: Tools, machine: MachineState) -> Micros:
     """Of a machine whose channel has just given up."""
-    return after(tools.clock.now(), -tools.state.limits.silent_s)
+    return after(tools.clock.now(), -machine.offer.silent_s)
 
 
 # -- stopped -------------------------------------------------------------------------------------
@@ -314,6 +375,7 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
     """Delete until it is absent from two listings `settle_s` apart: a create may land late."""
     await tools.drop_channel(machine.id)
     place = tools.place_of(machine)
+    queued_at = await _last_queued(tools, machine) if machine.unstarted else None
     gone_at: Micros | None = None
     while True:
         with suppress(PlaceError, OSError):  # whatever it answers, only the listing tells
@@ -326,7 +388,25 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
             await asyncio.sleep(machine.offer.settle_s)
         else:
             break
-    tools.report(MachineDeleted(machine.id, gone_at or tools.clock.now()))
+    gone_at = gone_at or tools.clock.now()
+    unseen_s = None if queued_at is None else seconds_between(queued_at, gone_at)
+    tools.report(MachineDeleted(machine.id, gone_at, unseen_s))
+
+
+async def _last_queued(tools: Tools, machine: MachineState) -> Micros | None:
+    """When it was last seen waiting: it may start, and cost something, before its delete gets there.
+
+    None if it has run (that is reported, with how long) or never existed.
+    """
+    asked_at = tools.clock.now()
+    seen: Machine | None = None
+    with suppress(PlaceError):  # refused for good: then nobody can tell
+        seen = await tools.find(machine)
+    if seen is not None and (seen.ran_s or seen.phase in ("pending", "up")):
+        tools.report(MachineAllocated(machine.id, started_at(tools, seen), seen.start, seen.node))
+    elif seen is not None and seen.phase == "queued":
+        return asked_at
+    return None
 
 
 async def _absent(tools: Tools, machine: MachineState) -> bool:

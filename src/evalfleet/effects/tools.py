@@ -55,8 +55,8 @@ class Tools:
     def channel(self, machine: MachineState, seen: Machine | None = None) -> Channel:
         """The one channel to the machine, by what its place says of it now, or by what is recorded."""
         if machine.id not in self._channels:
-            seen = seen or Machine(machine.id, "up", machine.address, machine.node)
-            fence = Fence(self.state.plan.run, self.epoch, self.state.limits.silent_s)
+            seen = seen or Machine(machine.id, "up", machine.address, machine.node, start=machine.start)
+            fence = Fence(self.state.plan.run, self.epoch, machine.offer.silent_s)
             self._channels[machine.id] = self.place_of(machine).channel(seen, fence)
         return self._channels[machine.id]
 

@@ -24,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     finish.wind_down,
     scale.trim,
     schedule.hand_out,
+    schedule.let_go_short_lived,
     scale.request,
     scale.release,
     finish.finish,

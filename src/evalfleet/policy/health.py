@@ -10,7 +10,7 @@ from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, seconds_bet
 from evalfleet.state import MachineState, RunState
 
 from .scale import refused_for_good
-from .silence import proven_online, silence_ends
+from .silence import first_given_up, proven_online
 
 
 def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -26,19 +26,18 @@ def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[E
 
 def heed_silence(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Mend or give up the machine that was silent first, once its time is over."""
-    given_up_at = silence_ends(state)
-    if given_up_at is None or now < given_up_at:
+    first = first_given_up(state)
+    if first is None or now < first[0]:
         return []
-    return [_silent(state, now, next(iter(state.silent)))]
+    return [_silent(state, now, first[1])]
 
 
 def _silent(state: RunState, now: Micros, machine: MachineId) -> Event:
     known = state.machines[machine]
-    since = known.silent_since or now
-    detail = f"nothing heard of it for {seconds_between(since, now):.0f} s"
+    detail = f"nothing heard of it for {seconds_between(known.silent_since or now, now):.0f} s"
     step = next_mend(known)
     # if nobody was heard it may be our own network: a machine that is well is not restarted for that
-    if step is not None and proven_online(state, since) and state.stop is None:
+    if step is not None and proven_online(state, known) and state.stop is None:
         return MachineMending(machine, step, detail)
     return MachineCondemned(machine, detail, Cause.CONNECTION)
 

@@ -7,11 +7,12 @@ crashes: there is no moment at which spending must be noticed in time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from evalfleet.cost import affordable_s, reserved_usd
 from evalfleet.events import Event, MachineCondemned, MachineExtended, StopRequested
-from evalfleet.model import Cause, Micros, Offer, after, seconds_between
+from evalfleet.model import Cause, Micros, Offer, Task, after, seconds_between
 from evalfleet.state import MachineState, RunState
 
 LAST_CALL_S = 0.05
@@ -30,25 +31,58 @@ def stop_in_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
 def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
     """How long a new machine may live from now, if `sharers` of its kind share the free money.
 
-    Nothing, if not even one could be paid for as long as its place may let it run.
+    Nothing, if not even one could be paid for as long as its place may let it run. One that waits in a queue
+    gets it from its start on: what it can cost is the same.
     """
-    seconds = min(state.limits.lease_s, _time_left_s(state, now))
+    seconds = min(first_lease_s(state, offer), _time_left_s(state, now))
     if state.limits.budget_usd is None:
         return seconds
-    paid_s = affordable_s(offer, _free_usd(state) / _payable(state, offer, sharers))
-    return min(seconds, paid_s) if paid_s >= offer.least_life_s else 0.0
+    least_s = offer.least_life_s if offer.extendable else max(offer.least_life_s, _any_task_s(state, offer))
+    paid_s = affordable_s(offer, _free_usd(state) / _payable(state, offer, sharers, least_s))
+    return min(seconds, paid_s) if paid_s >= least_s else 0.0
 
 
-def _payable(state: RunState, offer: Offer, sharers: int) -> int:
+def _payable(state: RunState, offer: Offer, sharers: int, least_s: float) -> int:
     """For how many of them the free money lasts, each for the shortest life that it can have."""
-    least_usd = reserved_usd(offer, 0, after(0, offer.least_life_s))
+    least_usd = reserved_usd(offer, 0, after(0, least_s))
     many = sharers if least_usd <= 0 else min(sharers, int(_free_usd(state) / least_usd))
     return max(1, many)
 
 
-def worthwhile(offer: Offer, seconds: float) -> bool:
-    """Is a machine that may live for so long worth asking for?"""
-    return seconds >= 2 * offer.teardown_s + LAST_CALL_S
+def first_lease_s(state: RunState, offer: Offer) -> float:
+    """What a new machine is given to live. It must do for any task if no more can be had later."""
+    lease_s = state.limits.lease_s
+    if not offer.extendable:
+        lease_s = max(lease_s, _any_task_s(state, offer))
+    return lease_s if offer.max_life_s is None else min(lease_s, offer.max_life_s)
+
+
+def worthwhile(state: RunState, offer: Offer, seconds: float) -> bool:
+    """Is a machine that may live for so long worth asking for?
+
+    One whose life has an end must have time for any of the tasks after the slowest boot: so a machine that is
+    let go because nothing fits any more was of use before, and asking for the next one leads somewhere.
+    """
+    life_s = offer.max_life_s if offer.extendable else seconds
+    enough = life_s is None or life_s >= _any_task_s(state, offer)
+    return enough and seconds >= 2 * offer.teardown_s + LAST_CALL_S
+
+
+def _any_task_s(state: RunState, offer: Offer) -> float:
+    limits = state.limits
+    return limits.boot_timeout_s + state.longest_s + limits.grace_s + offer.teardown_s + LAST_CALL_S
+
+
+def outlives(state: RunState, now: Micros, task: Task, machine: MachineState) -> bool:
+    """Could the task still run when the machine ends, whose life cannot be made long enough?"""
+    offer = machine.offer
+    if not offer.extendable:
+        end = machine.expires_at
+    elif offer.max_life_s is not None:
+        end = after(machine.billed_at, offer.max_life_s)
+    else:
+        return False
+    return after(now, task.limit_s + state.limits.grace_s) > after(end, -offer.teardown_s)
 
 
 def renew_or_end(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -60,28 +94,44 @@ def renew_or_end(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
         return [MachineCondemned(machine.id, "it had expired", Cause.MACHINE_LOST)]
     expires_at = max(machine.expires_at, _renewed(state, now, machine))
     if seconds_between(now, expires_at) <= machine.offer.teardown_s + LAST_CALL_S:
-        return [MachineCondemned(machine.id, _why_ended(state, now))]
+        return [MachineCondemned(machine.id, _why_ended(state, now, machine))]
     return [MachineExtended(machine.id, expires_at)]
 
 
 def _renewed(state: RunState, now: Micros, machine: MachineState) -> Micros:
+    offer = machine.offer
+    if not offer.extendable:
+        return machine.expires_at
     wanted = _affordable(state, machine, after(now, min(state.limits.lease_s, _time_left_s(state, now))))
+    if offer.max_life_s is not None:
+        wanted = min(wanted, after(machine.billed_at, offer.max_life_s))
     # a switch that is set anew cannot act sooner: better the time that it has
-    return wanted if seconds_between(now, wanted) >= machine.offer.least_life_s else machine.expires_at
+    return wanted if seconds_between(now, wanted) >= offer.least_life_s else machine.expires_at
 
 
 def _affordable(state: RunState, machine: MachineState, wanted: Micros) -> Micros:
     if state.limits.budget_usd is None:
         return wanted
-    held = reserved_usd(machine.offer, machine.requested_at, machine.ends_at)
+    held = reserved_usd(machine.offer, machine.billed_at, machine.ends_at)
     share = held + max(0.0, _free_usd(state)) / max(1, state.live)
     affordable = affordable_s(machine.offer, share)
-    return min(wanted, after(machine.requested_at, min(affordable, 1e9)))
+    return min(wanted, after(machine.billed_at, min(affordable, 1e9)))
+
+
+def never_long_enough(state: RunState, offer: Offer) -> bool:
+    """Do machines of this offer live too short for the longest task, whatever time and money there is?"""
+    return not worthwhile(state, offer, first_lease_s(state, offer))
+
+
+def time_is_short(state: RunState, now: Micros, offer: Offer) -> bool:
+    """Is it the run's time limit that leaves a new machine too little time?"""
+    seconds = min(first_lease_s(state, offer), _time_left_s(state, now))
+    return not worthwhile(state, offer, seconds) and worthwhile(state, offer, first_lease_s(state, offer))
 
 
 def _time_left_s(state: RunState, now: Micros) -> float:
     if state.limits.max_duration_s is None:
-        return state.limits.lease_s
+        return math.inf
     return seconds_between(now, after(state.started_at, state.limits.max_duration_s))
 
 
@@ -89,7 +139,11 @@ def _free_usd(state: RunState) -> float:
     return (state.limits.budget_usd or 0.0) - state.closed_usd - state.reserved_usd
 
 
-def _why_ended(state: RunState, now: Micros) -> str:
+def _why_ended(state: RunState, now: Micros, machine: MachineState) -> str:
     if _time_left_s(state, now) < state.limits.lease_s:
         return "the run's time limit is near"
+    longest_s = machine.offer.max_life_s
+    at_most = longest_s is not None and machine.expires_at >= after(machine.billed_at, longest_s)
+    if at_most or not machine.offer.extendable:
+        return "its place lets it live no longer"
     return "the budget pays it no longer"

@@ -10,7 +10,7 @@ from evalfleet.model import MachineId, Micros, Offer, after
 from evalfleet.names import machine_id
 from evalfleet.state import Block, RunState, scopes
 
-from .limits import grant_s, worthwhile
+from .limits import grant_s, never_long_enough, time_is_short, worthwhile
 from .silence import proven_online
 
 
@@ -20,9 +20,9 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
         return []
     lane, choices = _free_lane(state), best_offers(state, now, offers)
     if lane is None or not choices:
-        return []
+        return _out_of_time(state, now, offers)
     granted = ((offer, grant_s(state, now, offer, sharers=_wanted(state))) for offer in choices)
-    found = next(((offer, seconds) for offer, seconds in granted if worthwhile(offer, seconds)), None)
+    found = next(((offer, seconds) for offer, seconds in granted if worthwhile(state, offer, seconds)), None)
     if found is None:
         return _out_of_money(state, choices[0])
     offer, seconds = found
@@ -54,7 +54,8 @@ def _needs_witness(state: RunState) -> bool:
     if not state.silent or state.audible or state.coming or state.live >= state.limits.workers:
         return False
     first = state.machines[next(iter(state.silent))]
-    return not proven_online(state, first.silent_since or 0)
+    # one that queues tells nothing soon
+    return not first.offer.queues and not proven_online(state, first)
 
 
 def _lanes_without_machine(state: RunState) -> list[int]:
@@ -78,12 +79,18 @@ def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[O
     tired: list[Offer] = []
     for offer in offers:
         full = offer.capacity is not None and state.live_by_offer[offer.key] >= offer.capacity
-        if full or _blocked(state, now, offer):
+        if full or _blocked(state, now, offer) or _too_short(state, now, offer):
             continue
         if not _tired(state, offer):
             return [offer, *tired]
         tired = tired or [offer]
     return tired
+
+
+def _too_short(state: RunState, now: Micros, offer: Offer) -> bool:
+    """Do its machines live so short, or is the run's end so near, that a task may not end in time?"""
+    bounded = not offer.extendable or offer.max_life_s is not None
+    return bounded and (never_long_enough(state, offer) or time_is_short(state, now, offer))
 
 
 OFFER_EVICTIONS = 2
@@ -124,6 +131,16 @@ def refused_for_good(state: RunState, offers: Sequence[Offer]) -> bool:
         return any(block.permanent or block.failures >= most for block in _blocks(state, offer))
 
     return all(map(is_final, offers))
+
+
+def _out_of_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """Stop once no machine is left, and a new one of any offer would have to end before a task may."""
+    if state.undeleted or not offers or not all(_too_short(state, now, offer) for offer in offers):
+        return []
+    longest = f"the longest task may take {state.longest_s:g} s"
+    if any(time_is_short(state, now, offer) for offer in offers):
+        return [StopRequested("time", f"too little time is left for another machine: {longest}")]
+    return [StopRequested("refused", f"no machine that is offered lives long enough: {longest}")]
 
 
 def _out_of_money(state: RunState, offer: Offer) -> list[Event]:

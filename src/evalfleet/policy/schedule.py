@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from evalfleet.events import AttemptStarted, Event
+from evalfleet.events import AttemptStarted, Event, MachineCondemned
 from evalfleet.model import MachineId, Micros, Offer, TaskId
 from evalfleet.names import attempt_id
-from evalfleet.state import RunState, TaskState
+from evalfleet.state import MachineState, RunState, TaskState
+
+from .limits import outlives
 
 LOOK_AHEAD = 16
 """How many idle machines and due retries are weighed against each other at once.
@@ -32,15 +34,42 @@ def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
 
 def _pick(state: RunState, now: Micros, machine: MachineId) -> TaskId | None:
     """A retry that is due first, then the next fresh task of the machine's lane."""
+    known = state.machines[machine]
     for not_before, _, task in islice(state.retries, LOOK_AHEAD):
         if not_before > now:
             break
-        if _may_retry_on(state, state.tasks[task], machine):
+        if _may_retry_on(state, state.tasks[task], machine) and _fits(state, now, task, known):
             return task
-    lane = state.machines[machine].lane if len(state.fresh) > 1 else 0
-    if lane < len(state.fresh) and state.fresh[lane]:
-        return state.fresh[lane][0][2]
-    return None
+    return next((task for task in _fresh(state, known) if _fits(state, now, task, known)), None)
+
+
+def _fresh(state: RunState, machine: MachineState) -> Iterator[TaskId]:
+    """The next tasks of the machine's lane: the first is the one to take, if there is time for it."""
+    lane = machine.lane if len(state.fresh) > 1 else 0
+    if lane < len(state.fresh):
+        for _, _, task in islice(state.fresh[lane], LOOK_AHEAD):
+            known = state.tasks[task]
+            if known.status == "waiting" and not known.retrying:
+                yield task
+
+
+def _fits(state: RunState, now: Micros, task: TaskId, machine: MachineState) -> bool:
+    return not outlives(state, now, state.tasks[task].task, machine)
+
+
+def let_go_short_lived(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """A machine that has no time left for anything that waits makes room for another one."""
+    if not state.idle or not state.waiting or state.stop is not None:
+        return []
+    for machine in islice(state.idle, LOOK_AHEAD):
+        known = state.machines[machine]
+        if known.open or (known.offer.extendable and known.offer.max_life_s is None):
+            continue
+        retries = (task for _, _, task in islice(state.retries, LOOK_AHEAD))
+        waiting = [*retries, *_fresh(state, known)]
+        if waiting and not any(_fits(state, now, task, known) for task in waiting):
+            return [MachineCondemned(machine, "it has no time left for another task")]
+    return []
 
 
 def _may_retry_on(state: RunState, known: TaskState, machine: MachineId) -> bool:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from evalfleet.model import Micros, after
-from evalfleet.state import RunState
+from evalfleet.model import MachineId, Micros, after
+from evalfleet.state import Line, MachineState, RunState
 
 
 def silence_ends(state: RunState) -> Micros | None:
-    """When the machine that was silent first is given up.
+    """When the next silent machine is given up."""
+    first = first_given_up(state)
+    return None if first is None else first[0]
 
-    Soon, if another one was heard after its silence was noticed. If none was, it is probably our own
-    network: then we wait much longer, and once one machine answers again the others get time to do the same.
-    """
-    first = next(iter(state.silent), None)
-    if first is None:
+
+def first_given_up(state: RunState) -> tuple[Micros, MachineId] | None:
+    """Of the machines that were silent first at each place, the one whose time is over first, and when."""
+    if not state.silent:
         return None
-    limits, since = state.limits, state.machines[first].silent_since or 0
-    at_last = after(since, limits.fleet_lost_s)
-    if not proven_online(state, since):
+    silent = ((line, next(iter(line.silent))) for line in state.lines.values() if line.silent)
+    return min((_given_up_at(state, line, state.machines[m]), m) for line, m in silent)
+
+
+def _given_up_at(state: RunState, line: Line, machine: MachineState) -> Micros:
+    """Soon, if another one was heard after its silence was noticed.
+
+    If none was, it is probably our own network, or the service that speaks for all of them: then we wait
+    much longer, and once one machine answers again the others get time to do the same.
+    """
+    since = machine.silent_since or 0
+    at_last = after(since, state.limits.fleet_lost_s)
+    if not proven_online(state, machine):
         return at_last
-    return min(at_last, after(max(since, state.stirred_at), limits.lost_s))
+    return min(at_last, after(max(since, line.stirred_at), machine.offer.lost_s))
 
 
-def proven_online(state: RunState, since: Micros) -> bool:
-    """Was a machine heard after another one's silence, which began at `since`, was noticed?"""
-    return state.heard_at > after(since, state.limits.silent_s)
+def proven_online(state: RunState, machine: MachineState) -> bool:
+    """Was another machine, by a way that this one has too, heard after its silence was noticed?"""
+    line = state.lines[machine.offer.place]
+    return line.heard_at > after(machine.silent_since or 0, machine.offer.silent_s)

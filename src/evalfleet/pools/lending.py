@@ -23,7 +23,7 @@ from .view import PoolView
 CLEAR_S = 20.0
 AVOID_S = 30.0
 LOOK_S = 0.3
-COMING = ("requested", "up")
+COMING = ("requested", "queued", "allocated", "up")
 SIZE = "pool"
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class LentPlace:
         lent = {"size": SIZE, "capacity": many, "settle_s": 0.0}
         # the pool's machines are the pool's to mend, its spot machines' places are its own affair, and it
         # pays what they cost when no run has them
-        free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "least_life_s": 0.0}
+        free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "least_life_s": 0.0, "queues": False}
         return [structs.replace(each, **lent, **free, mends=()) for each in offers[:1]]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:

@@ -65,7 +65,7 @@ class PoolView:
                 return "expired"
             case "ready":
                 return "held" if self.holder(machine.id, now) else "ready"
-            case "requested" | "up":
+            case "requested" | "queued" | "allocated" | "up":
                 return "creating"
             case "mending" | "stopping" | "stopped":
                 return machine.phase

@@ -76,7 +76,8 @@ def within_limits(sim: Simulated) -> Iterator[str]:
     """7: neither the budget nor the time limit is passed by more than one billing step.
 
     What is left of machines that nobody deleted costs on: a budget covers `sweep_s` of that, the journal all.
-    Where a place cannot end a machine soon, one that nobody ends may outlive the time limit.
+    Where a place cannot end a machine soon, or starts it late, one that nobody ends may outlive the time
+    limit.
     """
     limits, meters = sim.state.limits, sim.world.meters
     one_step = sum(m.offer.billing_step_s * m.offer.usd_per_hour / 3600 for m in meters)
@@ -95,6 +96,8 @@ def within_limits(sim: Simulated) -> Iterator[str]:
         end = after(sim.state.started_at, limits.max_duration_s)
         for meter in (m for m in meters if m.offer.usd_per_hour > 0):
             last = max(end, after(meter.start, meter.offer.least_life_s))
+            if meter.offer.queues:
+                last = max(last, meter.expires_at)
             if meter.end is not None and meter.end > after(last, meter.offer.billing_step_s):
                 yield f"{meter.machine} was billed past the run's time limit"
 

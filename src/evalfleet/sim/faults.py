@@ -27,7 +27,8 @@ class Faults:
     channel_fails: float = 0.0
     job_hangs: float = 0.0
     job_breaks: float = 0.0
-    service_restarts_job: float = 0.0
+    queue_s: tuple[float, float] = (0.0, 3600.0)
+    service_restarts_every_s: float = 0.0
     controller_crashes: int = 0
     crash_every_s: float = 2000.0
     take_over: float = 0.0
@@ -49,6 +50,7 @@ class Faults:
             or self.machine_hangs_every_s
             or self.hangs_from_boot
             or self.evicted_every_s
+            or self.service_restarts_every_s
         )
 
 
@@ -72,7 +74,8 @@ def draw_faults(rng: random.Random) -> Faults:
         channel_fails=0.02 * misery,
         job_hangs=0.03 * misery,
         job_breaks=0.08 * misery,
-        service_restarts_job=0.05 * misery,
+        queue_s=rng.choice(((0.0, 60.0), (0.0, 3600.0), (0.0, 3600.0))),
+        service_restarts_every_s=rng.choice((0.0, 5000.0)) * (misery > 0),
         controller_crashes=rng.choice((0, 2, 5, 9)),
         crash_every_s=rng.choice((300.0, 2000.0)),
         take_over=rng.choice((0.0, 0.5)),

@@ -86,7 +86,7 @@ def artefacts_come_home(records: Sequence[Record], state: RunState) -> Iterator[
         attempt = state.attempts[record.event.attempt]
         machine = state.machines[attempt.machine]
         since = machine.silent_since or machine.condemned_at
-        waited = since is not None and record.at >= after(since, state.limits.lost_s)
+        waited = since is not None and record.at >= after(since, machine.offer.lost_s)
         if isinstance(attempt.outcome, Scored) and machine.cause is None and not waited:
             yield f"the artefacts of {attempt.id} were lost: {record.event.collected.problem}"
 

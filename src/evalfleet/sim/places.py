@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from evalfleet.errors import MachineMute, PlaceError, SetupFailed
+from evalfleet.errors import ChannelError, MachineMute, PlaceError, SetupFailed
 from evalfleet.model import (
     AttemptId,
     Bundle,
@@ -19,21 +20,30 @@ from evalfleet.model import (
     MachineId,
     Needs,
     Offer,
+    seconds_between,
 )
 from evalfleet.ports import Channel, Fence, TellStep
 
 from .world import HANGS, Life, SimMachine, World
 
+MachinePhase = Literal["queued", "pending", "up", "gone", "evicted"]
+
 
 class SimChannel:
-    """Reaches one simulated machine. `service`: what runs there is placed by somebody else."""
+    """Reaches one simulated machine, as long as it is the same start of it."""
 
-    def __init__(self, world: World, life: Life, machine: MachineId, fence: Fence, *, service: bool) -> None:
-        self._world, self._life, self._machine = world, life, machine
+    def __init__(self, world: World, life: Life, machine: Machine, fence: Fence) -> None:
+        self._world, self._life, self._machine = world, life, machine.id
         self._fence = fence
-        self._service = service
+        self._start = machine.start
 
     async def _reach(self) -> SimMachine:
+        machine = await self._reach_any_start()
+        if name_of_start(machine) != self._start:
+            raise ChannelError(f"{machine.id} was started anew")
+        return machine
+
+    async def _reach_any_start(self) -> SimMachine:
         return await self._world.reach(self._machine, self._life, self._fence.epoch, self._fence.silent_s)
 
     async def prepare(
@@ -62,15 +72,11 @@ class SimChannel:
         machine = await self._reach()
         script = Script.of(job.command)
         length_s, end = job_fate(self._world, script)
-        if self._service:
-            node = f"node-{self._world.rng.randrange(1000)}"
-            restarted = self._world.chance(self._world.faults.service_restarts_job)
-            end = Ended("evicted", node=node) if restarted else _on(end, node)
         self._world.start(machine, job, length_s, end, script.marks)
 
     async def ended(self, job: AttemptId) -> Ended:
         while True:
-            machine = await self._reach()
+            machine = await self._reach_any_start()  # its files tell how jobs of an earlier one ended
             known = machine.jobs.get(job)
             if known is None:
                 return Ended("lost", detail="the machine knows of no such job")
@@ -97,8 +103,8 @@ class SimChannel:
         return
 
 
-def _on(end: Ended, node: str) -> Ended:
-    return Ended(end.reason, end.exit_code, end.seconds, end.result, node)
+def name_of_start(machine: SimMachine) -> str:
+    return f"start {machine.starts}" if machine.starts else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +152,6 @@ def job_fate(world: World, script: Script) -> tuple[float, Ended]:
 
 
 class _SimPlace:
-    service = False
-
     def __init__(self, world: World, life: Life, name: str, offers: Sequence[Offer]) -> None:
         self._world, self._life, self._name = world, life, name
         self._offers = offers
@@ -182,7 +186,7 @@ class _SimPlace:
         return Machine(machine.id, "up" if up else "pending", "10.0.0.1", f"host-of-{machine.id}")
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        return SimChannel(self._world, self._life, machine.id, fence, service=self.service)
+        return SimChannel(self._world, self._life, machine, fence)
 
     async def close(self) -> None:
         return
@@ -230,11 +234,43 @@ class SimHosts(_SimPlace):
 
 
 class SimService(_SimPlace):
-    """A service that places attempts itself: a machine is a slot, its node is told at the end."""
+    """A service whose jobs are our machines: they queue, may be started anew, and end at their time limit."""
 
-    service = True
+    async def _call(self) -> None:
+        await self._world.place_call(self._life)
+        if self._world.loop.time() < self._world.api_lost_until:
+            raise PlaceError("the service does not answer", transient=True)
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]:
+        await self._call()
+        return self._offers
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        await self._world.place_call(self._life)
+        await self._call()
         self._world.must_be_durable(machine)
-        self._world.bring_up(machine, offer, expires_s, self._world.rng.uniform(1.0, 5.0))
+        self._world.enqueue(machine, offer, expires_s)
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        await self._call()
+        known = self._world.machines.get(machine)
+        if known is not None and not known.meter.offer.extendable:
+            raise PlaceError("the time limit of a job cannot be changed", transient=False, scope="machine")
+        self._world.extend(machine, expires_s)
+
+    async def delete(self, machine: MachineId) -> None:
+        await self._call()
+        self._world.remove(machine)
+
+    async def list(self, pool: str) -> Sequence[Machine]:
+        await self._call()
+        return await super().list(pool)
+
+    def _seen(self, machine: SimMachine) -> Machine:
+        meter, ran_s = machine.meter, machine.ran_s
+        if machine.queued:
+            return Machine(machine.id, "queued", ran_s=ran_s)
+        ran_s += seconds_between(meter.start, meter.end or self._world.loop.now())
+        up = self._world.loop.time() >= machine.boots_at
+        phase: MachinePhase = "gone" if machine.gone else "up" if up else "pending"
+        start = name_of_start(machine)
+        return Machine(machine.id, phase, "job", machine.node, start=start, ran_s=ran_s)

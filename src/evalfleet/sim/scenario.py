@@ -40,6 +40,16 @@ class PlaceClass(Protocol):
 PLACES: dict[str, PlaceClass] = {"vms": SimVms, "hosts": SimHosts, "service": SimService}
 
 MENDS = ("restart", "redeploy")
+_JOB = Offer(
+    *("service", "job"),
+    usd_per_hour=0.5,
+    teardown_s=30.0,
+    queues=True,
+    extendable=False,
+    max_life_s=14_400.0,
+    silent_s=20.0,
+    lost_s=60.0,
+)
 OFFERS: dict[str, tuple[Offer, ...]] = {
     "vms": tuple(
         Offer(
@@ -55,7 +65,7 @@ OFFERS: dict[str, tuple[Offer, ...]] = {
         )
     ),
     "hosts": (Offer("hosts", "host", capacity=4),),
-    "service": (Offer("service", "slot", usd_per_hour=0.5, billing_step_s=1.0, teardown_s=30.0),),
+    "service": (_JOB,),
 }
 
 LEFTOVERS: dict[str, tuple[Offer, ...]] = {
@@ -64,8 +74,10 @@ LEFTOVERS: dict[str, tuple[Offer, ...]] = {
         msgspec.structs.replace(offer, idle_usd_per_hour=0.03, sweep_s=3600.0, least_life_s=2400.0)
         for offer in OFFERS["vms"]
     ),
+    "service": (msgspec.structs.replace(_JOB, extendable=True),),
 }
-"""Machines whose disk costs on when they are off, and whose place cannot end them soon."""
+"""Machines whose disk costs on when they are off, and whose place cannot end them soon; jobs that can be
+given more time."""
 
 
 class SimBenchmark:
@@ -129,7 +141,11 @@ Resumption = Literal["unrun", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`outage`: our own network is down. `nap`: the controller's computer sleeps."""
+    """What is simulated.
+
+    `outage`: our own network is down. `api_loss`: the service answers nobody, nor do its machines through it.
+    `nap`: the controller's computer sleeps.
+    """
 
     seed: int
     plan: Plan
@@ -138,6 +154,7 @@ class Scenario:
     cancel_after_s: float | None = None
     abandoned: bool = False
     outage: Span | None = None
+    api_loss: Span | None = None
     nap: Span | None = None
     resumes: tuple[Resumption, ...] = ()
     durations: tuple[float, ...] = ()
@@ -176,6 +193,7 @@ def draw(seed: int) -> Scenario:
         cancel_after_s,
         abandoned=rng.random() < 0.1,
         outage=_span(rng, 0.2, (30.0, 420.0)),
+        api_loss=_span(random.Random(f"api {seed}"), 0.4, (30.0, 420.0)),
         nap=_span(rng, 0.1, (600.0, 30_000.0)),
         resumes=rng.choice(((), (), ("broken",), ("unrun",), ("broken", "unrun"))),
         offers=random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS)),

@@ -96,6 +96,8 @@ class _Simulation:
     def _schedule_trouble(self) -> None:
         if (outage := self.scenario.outage) is not None:
             self.loop.call_later(outage.start_s, self.world.cut_off, outage.length_s)
+        if (loss := self.scenario.api_loss) is not None:
+            self.loop.call_later(loss.start_s, self.world.lose_api, loss.length_s)
         if (nap := self.scenario.nap) is not None:
             self.loop.call_later(nap.start_s, self._nap, nap.length_s)
 

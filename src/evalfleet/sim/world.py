@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from evalfleet.errors import ChannelError, PlaceError, StaleController
-from evalfleet.model import AttemptId, Ended, Job, MachineId, Micros, Offer, after
+from evalfleet.model import AttemptId, Ended, Job, MachineId, Micros, Offer, after, seconds_between
 
 from .faults import Faults
 from .loop import SimLoop
@@ -67,11 +67,15 @@ class SimJob:
 
 @dataclass(slots=True, eq=False)
 class SimMachine:
-    """One machine, lent host or slot, whatever kind of place it is in."""
+    """One machine, lent host or job of a service, whatever kind of place it is in."""
 
     id: MachineId
     boots_at: float
     meter: Meter
+    queued: bool = False
+    starts: int = 0  # how often its service has started it
+    ran_s: float = 0.0  # in its earlier starts
+    node: str = ""
     gone: bool = False
     evicted: bool = False
     frozen_until: float = 0.0
@@ -98,6 +102,7 @@ class World:
         self.violations: list[str] = []
         self.refusals = 0
         self.offline_until = 0.0  # an outage of our own network: the world is well
+        self.api_lost_until = 0.0  # the service answers nobody: its machines are well
         self.ticks = 0
         self.crash_at_tick: int | None = None
         self.on_crash: Callable[[], None] | None = None
@@ -159,6 +164,46 @@ class World:
             if self.chance(self.faults.hangs_from_boot):
                 self._hang(made)
 
+    def enqueue(self, machine: MachineId, offer: Offer, life_s: float) -> None:
+        """The service has accepted the machine, and starts it some time: then its life and billing begin."""
+        if machine not in self.machines:
+            meter = Meter(machine, offer, self.loop.now(), self.loop.now())
+            made = self.machines[machine] = SimMachine(machine, 0.0, meter, queued=True)
+            self.later(self.rng.uniform(*self.faults.queue_s), self._allocate, made, life_s)
+
+    def _allocate(self, machine: SimMachine, life_s: float) -> None:
+        if machine.gone:
+            return
+        now = self.loop.now()
+        machine.meter = Meter(machine.id, machine.meter.offer, now, after(now, life_s))
+        self.meters.append(machine.meter)
+        machine.queued, machine.starts = False, machine.starts + 1
+        machine.boots_at = self.loop.time() + self.rng.uniform(1.0, 5.0)
+        machine.node = f"node-{self.rng.randrange(1000)}"
+        self.later(life_s, self._expire, machine)
+        if machine.starts == 1:
+            self._schedule_fate(machine, self.faults.machine_dies_every_s, self.kill)
+            self._schedule_fate(machine, self.faults.machine_freezes_every_s, self._freeze)
+        self._schedule_fate(machine, self.faults.service_restarts_every_s, self._restart)
+
+    def _restart(self, machine: SimMachine) -> None:
+        """The service puts the machine back into its queue: what ran is over, what it had run counts."""
+        if machine.gone or machine.queued:
+            return
+        now = self.loop.now()
+        left_s = seconds_between(now, machine.meter.expires_at)
+        machine.meter.end = machine.meter.swept = now
+        machine.ran_s += seconds_between(machine.meter.start, now)
+        machine.queued = True
+        machine.prepared.clear()
+        self._end_jobs(machine, Ended("evicted"))
+        self.later(self.rng.uniform(0.0, 300.0), self._allocate, machine, left_s)
+
+    def lose_api(self, seconds: float) -> None:
+        """The service's API is down: its machines are well, but nothing is heard of them."""
+        self.api_lost_until = self.loop.time() + seconds
+        self._wake_all()
+
     def _schedule_fate(self, machine: SimMachine, every_s: float, fate: Callable[[SimMachine], None]) -> None:
         if every_s > 0:
             self.later(self.rng.expovariate(1 / every_s), fate, machine)
@@ -170,7 +215,7 @@ class World:
 
     def _expire(self, machine: SimMachine) -> None:
         """The dead-man switch: the place ends it, unless it was extended meanwhile."""
-        if machine.meter.expires_at - self.loop.now() <= 2:  # virtual seconds are floats
+        if not machine.queued and machine.meter.expires_at - self.loop.now() <= 2:  # seconds are floats
             machine.meter.end = machine.meter.end or machine.meter.expires_at
             self.kill(machine)
 
@@ -223,6 +268,9 @@ class World:
     def cut_off(self, seconds: float) -> None:
         """Our own network is down: the machines are well, but keep-alives notice that none answers."""
         self.offline_until = self.loop.time() + seconds
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         for machine in self.machines.values():
             for job in machine.jobs.values():
                 job.wake()
@@ -240,8 +288,10 @@ class World:
         deadline = self.loop.time() + silent_s
         while True:
             known = self.machines.get(machine)
-            dead = known is None or known.gone or known.hangs > 0
+            dead = known is None or known.gone or known.queued or known.hangs > 0
             thaws = max(float("inf") if known is None or dead else known.frozen_until, self.offline_until)
+            if known is not None and known.meter.offer.queues:
+                thaws = max(thaws, self.api_lost_until)
             if known is not None and thaws <= self.loop.time():
                 break
             await asyncio.sleep(max(0.01, min(thaws, deadline) - self.loop.time()))

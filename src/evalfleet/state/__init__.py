@@ -6,13 +6,14 @@ machines: every question that policy asks has its answer kept current here.
 
 from .blocks import scopes
 from .fold import accepts, apply, fold
-from .nouns import AttemptState, Block, Deadline, MachineState, Refusal, RunState, TaskState
+from .nouns import AttemptState, Block, Deadline, Line, MachineState, Refusal, RunState, TaskState
 from .queue import lane_of
 
 __all__ = [
     "AttemptState",
     "Block",
     "Deadline",
+    "Line",
     "MachineState",
     "Refusal",
     "RunState",

@@ -29,7 +29,7 @@ def attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
     machine, known = state.machines[attempt.machine], state.tasks[attempt.task]
     machine.open.pop(event.attempt, None)
     if machine.phase == "ready" and machine.silent_since is None:
-        heard(state, at)
+        heard(state, at, machine)
     machine.uncollected[event.attempt] = None
     state.uncollected += 1
     state.orphans.pop(event.attempt, None)

@@ -11,6 +11,7 @@ from evalfleet.model import Micros
 from .attempts import attempt_collected, attempt_ended, attempt_started
 from .machines import (
     controller_started,
+    machine_allocated,
     machine_answered,
     machine_condemned,
     machine_deleted,
@@ -19,6 +20,7 @@ from .machines import (
     machine_lease_set,
     machine_mending,
     machine_prepared,
+    machine_queued,
     machine_ready,
     machine_requested,
     machine_silent,
@@ -71,8 +73,12 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return machine in state.audible
         case ev.MachineHeard(machine):
             return machine in state.silent
+        case ev.MachineAllocated(machine):
+            known = state.machines[machine]
+            return known.unstarted and known.phase in ("requested", "queued", "condemned")
         case (
-            ev.MachineUp()
+            ev.MachineQueued()
+            | ev.MachineUp()
             | ev.MachineStep()
             | ev.MachineReady()
             | ev.MachineUnreachable()
@@ -86,12 +92,13 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return True
 
 
-_LIVE: tuple[MachinePhase, ...] = ("requested", "up", "ready")
+_LIVE: tuple[MachinePhase, ...] = ("requested", "queued", "allocated", "up", "ready")
 _NEWS_IN: dict[type, tuple[MachinePhase, ...]] = {
-    ev.MachineUp: ("requested",),
+    ev.MachineQueued: ("requested",),
+    ev.MachineUp: ("requested", "allocated"),
     ev.MachineStep: ("up", "mending"),
     ev.MachineReady: ("up", "mending"),
-    ev.MachineUnreachable: ("requested", "up", "mending"),
+    ev.MachineUnreachable: ("requested", "allocated", "up", "mending"),
     ev.MachineLeaseSet: (*_LIVE, "mending"),
     ev.MachineStopped: ("stopping",),
     ev.MachineCondemned: (*_LIVE, "mending", "stopping", "stopped"),
@@ -107,6 +114,8 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.PoolResized: pool_resized,
     ev.ControllerStarted: controller_started,
     ev.MachineRequested: machine_requested,
+    ev.MachineQueued: machine_queued,
+    ev.MachineAllocated: machine_allocated,
     ev.MachineUp: machine_up,
     ev.MachineReady: machine_ready,
     ev.MachineStep: machine_step,

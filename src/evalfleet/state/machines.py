@@ -5,25 +5,29 @@ from __future__ import annotations
 import heapq
 
 from evalfleet import events as ev
-from evalfleet.cost import reserved_usd
+from evalfleet.cost import billed_usd, reserved_usd
 from evalfleet.model import SECOND, Cause, Micros, after
 
 from .blocks import lift, refuse
-from .nouns import Deadline, MachineState, RunState
+from .nouns import Deadline, Line, MachineState, RunState
 from .run import lanes
 
 
 def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -> None:
     machine = MachineState(
-        event.machine, event.name, event.lane, event.offer, at, event.expires_at, event.expires_at, 0
+        *(event.machine, event.name, event.lane, event.offer, at),
+        *(event.expires_at, event.expires_at, 0, at),
     )
     state.machines[event.machine] = machine
+    if event.offer.place not in state.lines:
+        state.lines[event.offer.place] = Line(event.offer.queues)
     state.coming[event.machine] = None
     state.undeleted[event.machine] = None
     _take_lane(state, event.lane)
     state.live_by_offer[event.offer.key] += 1
     state.reserved_usd += _reservation(machine)
-    _set_renewal(state, machine, at)
+    if not machine.unstarted:
+        _set_renewal(state, machine, at)
     state.touched_machines[event.machine] = None
 
 
@@ -50,7 +54,7 @@ def _take_lane(state: RunState, lane: int) -> None:
 def _reservation(machine: MachineState) -> float:
     if machine.stopped_at is not None:
         return 0.0
-    return reserved_usd(machine.offer, machine.requested_at, machine.ends_at)
+    return reserved_usd(machine.offer, machine.billed_at, machine.ends_at)
 
 
 RENEWAL_LEAD_S = 2700.0
@@ -69,10 +73,32 @@ def _set_renewal(state: RunState, machine: MachineState, at: Micros) -> None:
     heapq.heappush(state.deadlines, Deadline(machine.renew_at, machine.id))
 
 
+def machine_queued(state: RunState, at: Micros, event: ev.MachineQueued) -> None:
+    """Its first lease stays reserved, whenever it starts: those that wait cannot overspend together."""
+    machine = state.machines[event.machine]
+    machine.phase, machine.queued_at = "queued", at
+    state.touched_machines[event.machine] = None
+
+
+def machine_allocated(state: RunState, at: Micros, event: ev.MachineAllocated) -> None:
+    """Also of one that is given up already: that it started is to be paid."""
+    machine = state.machines[event.machine]
+    state.reserved_usd -= _reservation(machine)
+    life = machine.expires_at - machine.billed_at
+    machine.allocated_at = machine.billed_at = max(machine.requested_at, min(at, event.started_at))
+    machine.expires_at = machine.lease_set = machine.billed_at + life
+    machine.start, machine.node = event.start, event.node
+    state.reserved_usd += _reservation(machine)
+    if machine.phase != "condemned":
+        machine.phase = "allocated"
+        _set_renewal(state, machine, at)
+    state.touched_machines[event.machine] = None
+
+
 def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
     machine = state.machines[event.machine]
     machine.phase, machine.up_at = "up", at
-    machine.address, machine.node = event.address, event.node
+    machine.address, machine.node = event.address, event.node or machine.node
     machine.name = event.name or machine.name
     machine.timings, machine.setting_up = dict(event.timings), ("", "")
     lift(state, machine)
@@ -93,7 +119,7 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     state.coming.pop(event.machine, None)
     state.ready[event.machine] = None
     state.audible[event.machine] = None
-    heard(state, at)
+    heard(state, at, machine)
     state.same_failures.clear()
     refresh_idle(state, machine)
     state.touched_machines[event.machine] = None
@@ -148,6 +174,7 @@ def machine_silent(state: RunState, at: Micros, event: ev.MachineSilent) -> None
     machine = state.machines[event.machine]
     machine.silent_since = event.since
     state.silent[event.machine] = None
+    state.lines[machine.offer.place].silent[event.machine] = None
     state.audible.pop(event.machine, None)
     refresh_idle(state, machine)
     state.touched_machines[event.machine] = None
@@ -155,7 +182,7 @@ def machine_silent(state: RunState, at: Micros, event: ev.MachineSilent) -> None
 
 def machine_heard(state: RunState, at: Micros, event: ev.MachineHeard) -> None:
     machine = state.machines[event.machine]
-    heard(state, at)
+    heard(state, at, machine)
     unsilence(state, machine)
 
 
@@ -169,27 +196,30 @@ def controller_started(state: RunState, at: Micros, event: ev.ControllerStarted)
 def unsilence(state: RunState, machine: MachineState) -> None:
     machine.silent_since = None
     state.silent.pop(machine.id, None)
+    state.lines[machine.offer.place].silent.pop(machine.id, None)
     state.audible[machine.id] = None
     refresh_idle(state, machine)
     state.touched_machines[machine.id] = None
 
 
 def machine_answered(state: RunState, at: Micros, event: ev.MachineAnswered) -> None:
-    heard(state, at)
+    heard(state, at, state.machines[event.machine])
 
 
-def heard(state: RunState, at: Micros) -> None:
-    """A machine gave proof that we reach machines.
+def heard(state: RunState, at: Micros, machine: MachineState) -> None:
+    """A machine gave proof that we reach machines: those of its own place, and all that need no service.
 
-    If for long none did, our own network was down: the others get the time to answer, too.
+    If for long none did, our own network was down, or the service: the others get the time to answer, too.
     """
-    if state.silent and at > after(_silent_since(state), state.limits.lost_s) > state.heard_at:
-        state.stirred_at = at
     state.heard_at = at
-
-
-def _silent_since(state: RunState) -> Micros:
-    return state.machines[next(iter(state.silent))].silent_since or 0
+    for place, line in state.lines.items():
+        if line.shared and place != machine.offer.place:
+            continue
+        if line.silent:
+            first = state.machines[next(iter(line.silent))]
+            if at > after(first.silent_since or 0, first.offer.lost_s) > line.heard_at:
+                line.stirred_at = at
+        line.heard_at = at
 
 
 def machine_extended(state: RunState, at: Micros, event: ev.MachineExtended) -> None:
@@ -228,6 +258,7 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
     machine = state.machines[event.machine]
     _close_account(state, machine, at)
     machine.phase, machine.requested_at, machine.stopped_at = "requested", at, None
+    machine.billed_at, machine.queued_at, machine.allocated_at, machine.start = at, None, None, ""
     machine.up_at = machine.ready_at = None
     machine.prepared = ""  # what was on a local disk is gone: the next run looks
     machine.mends, machine.cause, machine.detail, machine.step = [], None, "", ""
@@ -240,7 +271,7 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
 def _take_out(state: RunState, machine: MachineState) -> None:
     """It takes no work, and none is expected of it."""
     indexes = (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects)
-    for index in (*indexes, state.mending, state.unreachable):
+    for index in (*indexes, state.mending, state.unreachable, state.lines[machine.offer.place].silent):
         index.pop(machine.id, None)
 
 
@@ -294,7 +325,9 @@ def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.M
 def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> None:
     machine = state.machines[event.machine]
     machine.gone_at = min(event.gone_at, at)
-    if not machine.offer.idle_usd_per_hour:  # whoever looks late, its place ended the billing
+    if machine.unstarted:
+        _pay_unseen(state, machine, event.unseen_s or 0.0)
+    elif not machine.offer.idle_usd_per_hour:  # whoever looks late, its place ended the billing
         machine.gone_at = min(machine.gone_at, machine.ends_at)
     state.undeleted.pop(event.machine, None)
     _close_account(state, machine, machine.gone_at)
@@ -304,12 +337,21 @@ def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> No
     state.touched_machines[event.machine] = None
 
 
+def _pay_unseen(state: RunState, machine: MachineState, seconds: float) -> None:
+    paid = billed_usd(machine.offer, 0, min(after(0, seconds), machine.ends_at - machine.billed_at))
+    machine.closed_usd += paid
+    state.closed_usd += paid
+
+
 def _trim_deadlines(state: RunState) -> None:
     heap = state.deadlines
     while heap and not _holds(state, heap[0]):
         heapq.heappop(heap)
 
 
+_LIVING = ("requested", "allocated", "up", "ready", "mending")
+
+
 def _holds(state: RunState, deadline: Deadline) -> bool:
     machine = state.machines[deadline.machine]
-    return machine.phase in ("requested", "up", "ready", "mending") and machine.renew_at == deadline.at
+    return machine.phase in _LIVING and machine.renew_at == deadline.at

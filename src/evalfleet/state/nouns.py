@@ -26,7 +26,18 @@ from evalfleet.model import (
 )
 
 TaskStatus = Literal["waiting", "running", "scored", "broken", "held"]
-MachinePhase = Literal["requested", "up", "ready", "mending", "stopping", "stopped", "condemned", "deleted"]
+MachinePhase = Literal[
+    "requested",
+    "queued",
+    "allocated",
+    "up",
+    "ready",
+    "mending",
+    "stopping",
+    "stopped",
+    "condemned",
+    "deleted",
+]
 QueueEntry = tuple[float, int, TaskId]
 
 
@@ -73,11 +84,15 @@ class MachineState:
     name: str
     lane: int
     offer: Offer
-    requested_at: Micros  # since when it is billed in full: one that was stopped is asked for anew
-    expires_at: Micros
+    requested_at: Micros  # one that was stopped is asked for anew
+    expires_at: Micros  # of one that waits in a queue: as if it had started when it was requested
     lease_set: Micros
     renew_at: Micros
+    billed_at: Micros  # since when it is billed in full: since its request, or its start if it queued
     phase: MachinePhase = "requested"
+    queued_at: Micros | None = None
+    allocated_at: Micros | None = None  # when its service started it
+    start: str = ""  # the service's name for that
     address: str = ""
     node: str = ""
     up_at: Micros | None = None
@@ -106,16 +121,21 @@ class MachineState:
     @property
     def ends_at(self) -> Micros:
         """When its place ends it, if nobody does: at its expiry, or as soon after as the place can."""
-        return max(self.expires_at, after(self.requested_at, self.offer.least_life_s))
+        return max(self.expires_at, after(self.billed_at, self.offer.least_life_s))
+
+    @property
+    def unstarted(self) -> bool:
+        """Is it a machine of a service that nobody has seen start? Nothing is billed, and no time runs."""
+        return self.offer.queues and self.allocated_at is None
 
     def open_usd(self, now: Micros) -> float:
         """What it has cost by `now` that is not in `closed_usd`."""
-        if self.phase == "deleted":
+        if self.phase == "deleted" or self.unstarted:
             return 0.0
         if self.stopped_at is not None:
             return idle_usd(self.offer, self.stopped_at, now)
         off = min(now, self.ends_at)
-        return billed_usd(self.offer, self.requested_at, off) + idle_usd(self.offer, off, now)
+        return billed_usd(self.offer, self.billed_at, off) + idle_usd(self.offer, off, now)
 
 
 @dataclass(slots=True)
@@ -127,6 +147,19 @@ class Deadline:
 
     def __lt__(self, other: Deadline) -> bool:
         return (self.at, self.machine) < (other.at, other.machine)
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """How the machines of one place are heard.
+
+    `shared`: all of them by way of one service, so that it may be silent while other places are heard.
+    """
+
+    shared: bool
+    silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    heard_at: Micros = 0  # when a machine last gave proof that this place's machines can be reached
+    stirred_at: Micros = 0  # when a long silence of all of them last ended
 
 
 @dataclass(slots=True)
@@ -183,8 +216,8 @@ class RunState:
     suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     mending: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     unreachable: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # to be decided about
+    lines: dict[str, Line] = field(default_factory=dict[str, Line])  # by place
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
-    stirred_at: Micros = 0  # when a long silence of the whole fleet last ended
     orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
     undeleted: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     free_lanes: list[int] = field(default_factory=list[int])
@@ -197,6 +230,8 @@ class RunState:
     # money: what deleted machines cost, and the most that the others can cost by their expiry
     closed_usd: float = 0.0
     reserved_usd: float = 0.0
+
+    longest_s: float = 0.0  # of all tasks: how long the longest may take
 
     # what reports and the stop rules count
     succeeded: int = 0

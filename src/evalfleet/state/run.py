@@ -60,6 +60,7 @@ def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
         index = len(state.tasks)
         known = TaskState(task, index, lane_of(state.plan.schedule, index, state.total, len(state.fresh)))
         state.tasks[task.id] = known
+        state.longest_s = max(state.longest_s, task.limit_s)
         state.counts["waiting"] += 1
         heapq.heappush(state.fresh[known.lane], known.entry)
 

@@ -11,7 +11,7 @@ from evalfleet.errors import ChannelError, PlaceError
 from evalfleet.model import AttemptId, Job, Machine, Needs
 from evalfleet.ports import Place
 
-from .harness import Harness, find, first_offer, has_ended, promise, raised
+from .harness import Harness, find, first_offer, has_ended, has_started, promise, raised
 
 
 class PlaceContract:
@@ -34,6 +34,9 @@ class PlaceContract:
             assert offer.billing_step_s > 0
             assert min(offer.teardown_s, offer.settle_s, offer.least_life_s) >= 0
             assert offer.capacity is None or offer.capacity >= 1
+            assert 0 < offer.silent_s <= offer.lost_s
+            assert offer.max_life_s is None or offer.max_life_s > offer.least_life_s
+            assert offer.queues == (h.kind == "service"), "machines of a service queue, and no others"
 
     @promise
     async def test_lent_places_say_how_many_they_lend(self, h: Harness) -> None:
@@ -70,8 +73,8 @@ class PlaceContract:
         seen = await h.bring_up(h.place())
         other = await find(h.place(), seen.id)
         assert other is not None
-        # how it came up is known to the place that saw it
-        assert structs.replace(other, timings=seen.timings) == seen
+        # how it came up is known to the place that saw it, and time goes on
+        assert structs.replace(other, timings=seen.timings, ran_s=seen.ran_s) == seen
 
     @promise
     async def test_creating_twice_makes_one_machine(self, h: Harness) -> None:
@@ -105,6 +108,42 @@ class PlaceContract:
         assert [seen.id for seen in await place.list(f"{h.pool}x")] == [other]
         assert not await place.list(h.pool[:-1])
         assert [seen.id for seen in await place.list(f"{h.pool}-abc123")] == [mine]
+
+    # -- queues: machines of a service -----------------------------------------------------------
+
+    @promise
+    async def test_the_life_of_a_machine_begins_when_it_starts(self, h: Harness) -> None:
+        """However long it waited: it is given `expires_s` from its start, and ends then by itself."""
+        if h.kind != "service":
+            return
+        place, machine = h.place(), h.machine_id()
+        await place.create(machine, await first_offer(place), 6 * h.unit_s)
+        seen = await h.until(lambda: find(place, machine), has_started, f"{machine} is started")
+        begun = asyncio.get_running_loop().time()
+        await h.until(lambda: find(place, machine), has_ended, f"{machine} ends by itself")
+        lived_s = asyncio.get_running_loop().time() - begun
+        ran_s = (seen.ran_s if seen is not None else None) or 0.0
+        assert 5 * h.unit_s <= lived_s + ran_s <= 7 * h.unit_s
+
+    @promise
+    async def test_how_long_a_machine_ran_is_told_until_it_is_deleted(self, h: Harness) -> None:
+        """Also after its end: whoever was away meanwhile must know what it cost."""
+        if h.kind != "service":
+            return
+        place, machine = h.place(), h.machine_id()
+        await place.create(machine, await first_offer(place), 6 * h.unit_s)
+        queued = await find(place, machine)
+        assert queued is None or queued.phase != "queued" or not queued.ran_s, "it waits, and has run"
+        running = await h.until(lambda: find(place, machine), has_started, f"{machine} is started")
+        assert running is not None
+        assert running.start, "a start has a name: a service may start a machine anew"
+        assert running.node, "a service tells where it runs"
+        assert running.ran_s is not None
+        await h.until(lambda: find(place, machine), has_ended, f"{machine} ends by itself")
+        ended = await find(h.place(), machine)
+        assert ended is not None, "what it cost is forgotten"
+        assert ended.ran_s is not None
+        assert abs(ended.ran_s - 6 * h.unit_s) <= h.unit_s
 
     # -- delete --------------------------------------------------------------------------------
 
@@ -162,14 +201,21 @@ class PlaceContract:
     @promise
     async def test_a_machine_ends_by_itself_at_its_expiry(self, h: Harness) -> None:
         place = h.place()
-        seen = await h.bring_up(place)
-        await place.extend(seen.id, 6 * h.unit_s)
+        if (await first_offer(place)).extendable:
+            seen = await h.bring_up(place)
+            await place.extend(seen.id, 6 * h.unit_s)
+        else:
+            seen = await h.bring_up(place, expires_s=6 * h.unit_s)
         await _ends_with_its_machine(h, place, seen, AttemptId("t.0"))
 
     @promise
     async def test_extend_moves_the_expiry(self, h: Harness) -> None:
         place = h.place()
         seen = await h.bring_up(place)
+        if not (await first_offer(place)).extendable:
+            err = await raised(PlaceError, place.extend(seen.id, 15 * h.unit_s))
+            assert not err.transient, "what cannot be done is not to be tried again"
+            return
         await place.extend(seen.id, 5 * h.unit_s)
         channel = h.channel(place, seen)
         await channel.start(Job(AttemptId("t.0"), h.command(seconds=7 * h.unit_s, after="alive"), h.long_s))

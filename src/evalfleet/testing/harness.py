@@ -86,7 +86,8 @@ class Harness(ABC):
 
     def life_s(self, offer: Offer) -> float:
         """A life that no test reaches the end of, and that the place must grant: it may need no more."""
-        return max(self.long_s, offer.least_life_s)
+        life_s = max(self.long_s, offer.least_life_s)
+        return life_s if offer.max_life_s is None else min(life_s, offer.max_life_s)
 
     def place(self) -> Place:
         self._places.append(self.make_place())
@@ -198,8 +199,12 @@ async def raised(kind: type[X], call: Awaitable[object]) -> X:
 
 
 def is_up(seen: Machine | None) -> bool:
-    assert seen is None or seen.phase in ("pending", "up"), f"a new machine is {seen}"
+    assert seen is None or seen.phase in ("queued", "pending", "up"), f"a new machine is {seen}"
     return seen is not None and seen.phase == "up"
+
+
+def has_started(seen: Machine | None) -> bool:
+    return seen is not None and seen.phase not in ("queued", "gone", "evicted")
 
 
 def has_ended(seen: Machine | None) -> bool:

@@ -190,7 +190,9 @@ def _machines(state: RunState, now: Micros, width: int, room: int) -> list[Row]:
 
 def doing(machine: MachineState) -> Piece:
     """What the machine does, in a word, and the style of that."""
-    if machine.phase == "requested":
+    if machine.phase == "queued":
+        return "queued", "dim"
+    if machine.phase in ("requested", "allocated"):
         return "booting", "warn"
     if machine.phase == "up":
         return "preparing", "warn"
@@ -224,7 +226,7 @@ def _why(machine: MachineState) -> str:
         return clean(machine.detail)
     if machine.phase == "up" and (step := machine.setting_up[0]):
         return clean(": ".join(filter(None, (step, machine.setting_up[1]))))
-    if machine.phase in ("requested", "up"):
+    if machine.phase in ("requested", "queued", "allocated", "up"):
         offer = machine.offer
         return "/".join(part for part in (offer.place, offer.region, offer.size) if part)
     return ""
@@ -240,6 +242,8 @@ def _since(state: RunState, machine: MachineState, now: Micros) -> str:
     else:
         began = {
             "requested": machine.requested_at,
+            "queued": machine.requested_at,
+            "allocated": machine.allocated_at,
             "up": machine.up_at,
             "mending": machine.mending_since,
         }.get(machine.phase)

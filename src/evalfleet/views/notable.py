@@ -111,6 +111,18 @@ def _machine(state: RunState, record: ev.Record) -> Notice | None:
             text = f"{_name(state, machine)} given up ({words(cause)}): {clean(detail)}"
             return Notice(at, "trouble", text.removesuffix(": "), good=False)
         case _:
+            return _of_queue(state, record)
+
+
+def _of_queue(state: RunState, record: ev.Record) -> Notice | None:
+    match record.event:
+        case ev.MachineQueued(machine):
+            return Notice(record.at, "news", f"{_name(state, machine)} waits in the queue of its place")
+        case ev.MachineAllocated(machine):
+            known = state.machines[machine]
+            waited = duration(seconds_between(known.requested_at, known.billed_at))
+            return Notice(record.at, "news", f"{_name(state, machine)} left the queue after {waited}")
+        case _:
             return None
 
 
@@ -118,7 +130,7 @@ def _ready(machine: MachineState, at: Micros, timings: Mapping[str, float]) -> N
     step = next((step for step in machine.mends if step in timings), None)
     if step is not None:
         return Notice(at, "news", f"{clean(machine.name)} is well again after {clean(step)}")
-    took = duration(seconds_between(machine.requested_at, at))
+    took = duration(seconds_between(machine.billed_at, at))
     return Notice(at, "news", f"{clean(machine.name)} ready after {took}{_steps(timings)}")
 
 
@@ -127,7 +139,8 @@ SHORT_S = 0.95
 
 def _steps(timings: Mapping[str, float]) -> str:
     """What took long, if its place tells more than that it booted."""
-    if "ssh" not in timings:
+    ours = ("boot", "setup", "probe")
+    if all(step.partition(".")[0] in ours for step in timings):
         return ""
     long = [f"{step.replace('_', '-')} {duration(s)}" for step, s in timings.items() if s >= SHORT_S]
     return f" ({', '.join(long)})" if long else ""

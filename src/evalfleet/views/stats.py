@@ -95,7 +95,7 @@ def machine_end(machine: MachineState, now: Micros) -> Micros:
     """When it ceased to run, or `now`; never past its expiry, at which the place ends it by itself."""
     end = now if machine.gone_at is None else machine.gone_at
     off = machine.ends_at if machine.stopped_at is None else machine.stopped_at
-    return max(machine.requested_at, min(end, off))
+    return machine.billed_at if machine.unstarted else max(machine.billed_at, min(end, off))
 
 
 def machine_usd(machine: MachineState, now: Micros) -> float:
@@ -113,7 +113,9 @@ def hourly_usd(state: RunState, now: Micros) -> float:
 
 
 def machine_hourly_usd(machine: MachineState, now: Micros) -> float:
-    """One that is stopped, or has expired, costs what its disk and its address cost."""
+    """One that is stopped, or has expired, costs what its disk and its address cost; in a queue, nothing."""
+    if machine.unstarted:
+        return 0.0
     off = machine.stopped_at is not None or machine.ends_at <= now
     return machine.offer.idle_usd_per_hour if off else machine.offer.usd_per_hour
 

@@ -22,7 +22,7 @@ REGISTRY = "vm_pool_registry.json"
 
 def worker_status(machine: MachineState) -> str:
     """In the words of the files other tools read."""
-    if machine.phase in ("requested", "up", "mending"):
+    if machine.phase in ("requested", "queued", "allocated", "up", "mending"):
         return "creating"
     if machine.phase == "ready":
         return "running" if machine.open else "ready"

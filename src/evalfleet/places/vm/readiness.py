@@ -92,6 +92,6 @@ def _note(timings: dict[str, float], begun: float, cloud_init_s: float) -> None:
     waited = round(time.monotonic() - begun, 3)
     ssh = timings.setdefault("ssh", waited)
     if cloud_init_s:
-        timings["cloud_init"] = cloud_init_s
+        timings["boot.cloud_init"] = cloud_init_s
     if waited > ssh:
         timings["cloud_init_wait"] = round(waited - ssh, 3)
