@@ -167,6 +167,27 @@ class LyingVms(SimVms):
         return [seen for seen in await super().list(pool) if seen.id not in self._hidden]
 
 
+class BillsTheQueue(World):
+    """A service that bills its machines while they wait."""
+
+    def enqueue(self, machine: MachineId, offer: Offer, life_s: float) -> None:
+        known = machine in self.machines
+        super().enqueue(machine, offer, life_s)
+        if not known:
+            self.meters.append(self.machines[machine].meter)
+
+    def _allocate(self, machine: SimMachine, life_s: float) -> None:
+        machine.meter.expires_at = machine.meter.end = self.loop.now()
+        super()._allocate(machine, life_s)
+
+
+class BoastingService(SimService):
+    """Says that it can give its machines more time, and cannot."""
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]:
+        return [structs.replace(offer, extendable=True) for offer in await super().offers(needs)]
+
+
 class DearerService(SimService):
     """Bills twice what it offered."""
 
@@ -247,6 +268,15 @@ BUGS = {
         Parts(places=places(service=DearerService)),
         checks.within_limits,
         "but the journal accounts",
+        place="service",
+    ),
+    "a queue that is billed": Bug(
+        Parts(world=BillsTheQueue), checks.within_limits, "but the journal accounts", place="service"
+    ),
+    "a life that cannot be extended": Bug(
+        Parts(places=places(service=BoastingService)),
+        checks.no_task_outlives_its_machine,
+        "which it could outlive",
         place="service",
     ),
     "a crowded slot": Bug(Parts(engine=CrowdsSlots), seen_by_the_world, "attempts at once"),

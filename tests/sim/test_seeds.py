@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from evalfleet.model import Cause
+from evalfleet.model import FREE_CAUSES, Cause, Task, TaskId
 from evalfleet.sim.checks import violations
 from evalfleet.sim.faults import Faults
-from evalfleet.sim.scenario import Scenario, Span, draw
+from evalfleet.sim.scenario import OFFERS, Scenario, Span, draw
 from evalfleet.sim.seeds import check_seed, run_seeds
 from evalfleet.sim.simulate import Simulated, simulate
 
@@ -32,6 +32,7 @@ def test_the_seeds_exercise_what_they_claim_to() -> None:
     assert any(scenario.outage for scenario in scenarios)
     assert {what for scenario in scenarios for what in scenario.resumes} == {"broken", "unrun"}
     assert any(scenario.abandoned for scenario in scenarios)
+    assert any(scenario.api_loss and "service" in scenario.plan.places for scenario in scenarios)
 
 
 def calm(seed: int) -> Scenario:
@@ -72,6 +73,42 @@ def test_an_outage_while_machines_come_up_does_not_refuse_the_run(seed: int) -> 
     sim = checked(replace(scenario, plan=vms, outage=Span(25.0 + 5 * seed, 300.0)))
     assert sim.state.scored == len(sim.scenario.tasks)
     assert not any(machine.cause is Cause.CONNECTION for machine in sim.state.machines.values())
+
+
+def at_the_service(seed: int, faults: Faults, **limits: float) -> Scenario:
+    scenario = calm(seed)
+    plan = structs.replace(
+        scenario.plan, places=("service",), limits=structs.replace(scenario.plan.limits, **limits)
+    )
+    return replace(scenario, plan=plan, faults=faults)
+
+
+def test_a_service_that_queues_longer_than_a_task_may_take_scores_every_task() -> None:
+    tasks = tuple(Task(TaskId(f"t{n}"), params={"index": n}, timeout_s=300.0) for n in range(8))
+    scenario = at_the_service(0, Faults(queue_s=(900.0, 900.0)), workers=8)
+    sim = checked(replace(scenario, tasks=tasks, durations=(200.0,) * 8))
+    assert sim.state.scored == len(sim.state.attempts) == 8
+    assert sim.state.closed_usd < 8 * 0.5 * 400 / 3600, "nobody pays for the queue"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_service_that_does_not_answer_for_a_while_costs_no_machine_and_no_attempt(seed: int) -> None:
+    """Whether machines are silent or cannot be asked for: only the service is."""
+    scenario = at_the_service(seed, Faults(queue_s=(0.0, 60.0)), canary=0)
+    plan = structs.replace(scenario.plan, places=("vms", "service"), schedule="dynamic")
+    offers = {**OFFERS, "vms": (structs.replace(OFFERS["vms"][0], spot=False, capacity=1),)}
+    loss = Span(300.0 + 50 * seed, 60.0 + 40 * seed)
+    sim = checked(replace(scenario, plan=plan, offers=offers, api_loss=loss))
+    assert sim.state.scored == len(sim.scenario.tasks) == len(sim.state.attempts)
+    assert not any(machine.cause for machine in sim.state.machines.values() if machine.ready_at)
+
+
+def test_what_a_service_starts_anew_is_tried_again_and_uses_up_no_attempt() -> None:
+    sims = [checked(at_the_service(seed, Faults(service_restarts_every_s=1500.0))) for seed in range(6)]
+    assert all(sim.state.scored == len(sim.scenario.tasks) for sim in sims)
+    causes = {cause for sim in sims for cause in sim.state.causes}
+    assert Cause.EVICTED in causes
+    assert causes <= FREE_CAUSES
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -211,6 +211,22 @@ def test_all_that_a_result_may_tell() -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        ({"broken": "model"}, Cause.MODEL),
+        ({"broken": "nonsense"}, Cause.RESULT),
+        ({"score": 7}, Cause.RESULT),
+        ({}, Cause.RESULT),
+    ],
+)
+def test_what_broke_tells_its_cost_too(told: dict[str, object], cause: Cause) -> None:
+    broken = outcome(exited({**told, "cost_usd": 0.25}))
+    assert isinstance(broken, Broken)
+    assert (broken.cause, broken.cost_usd) == (cause, 0.25)
+    assert outcome(exited({**told, "cost_usd": -1})) == outcome(exited(told))
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("success", "yes"),

@@ -99,6 +99,13 @@ def test_models_cost_is_null_when_nobody_told_it() -> None:
     assert results(feed.state, Path("run1"))["cost"]["models_usd"] is None
 
 
+def test_money_spent_on_attempts_that_broke_is_money_spent() -> None:
+    feed = Feed(tasks=1, machines=1)
+    feed.attempt("t_0", Broken(Cause.MODEL, "throttled", 0.25))
+    feed.attempt("t_0", Scored(1.0, True, cost_usd=0.5))
+    assert results(feed.state, Path("run1"))["cost"]["models_usd"] == 0.75
+
+
 def test_a_task_in_detail_has_every_attempt() -> None:
     feed = Feed(tasks=1, machines=2)
     lost = feed.start("t_0")

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeGuard, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evalfleet.model import Broken, Cause, Ended, Outcome, Scored, Task
 
@@ -19,9 +19,13 @@ _SCREENSHOTS_CAP = 10_000
 
 
 class Unusable(Struct, frozen=True):
-    """result.json exists and says nothing that counts; `why` ends the sentence 'result.json ...'."""
+    """result.json exists and says nothing that counts; `why` ends the sentence 'result.json ...'.
+
+    What the model cost is spent all the same, if it tells that.
+    """
 
     why: str
+    cost_usd: float | None = None
 
 
 def read_result(raw: bytes) -> Scored | Broken | Unusable:
@@ -39,9 +43,9 @@ def read_result(raw: bytes) -> Scored | Broken | Unusable:
     score = fields.get("score")
     if not _is_number(score):
         wrong = "has no score" if score is None else f"has a score that is no number ({_shown(score)})"
-        return Unusable(f"{wrong}; write a number from 0 to 1")
+        return Unusable(f"{wrong}; write a number from 0 to 1", _cost_usd(fields))
     if not 0 <= score <= 1:
-        return Unusable(f"has a score of {_shown(score)}; write a number from 0 to 1")
+        return Unusable(f"has a score of {_shown(score)}; write a number from 0 to 1", _cost_usd(fields))
     return _scored(float(score) + 0.0, fields)  # + 0.0: no minus zero in reports
 
 
@@ -63,6 +67,21 @@ def outcome_of(
         result = Unusable(ended.unusable)
     if isinstance(result, Scored | Broken):
         return result
+    outcome = _without_result(task, ended, healthy, result, zero_on_timeout, exit_code_scores)
+    if result is None or result.cost_usd is None:
+        return outcome
+    return structs.replace(outcome, cost_usd=result.cost_usd)
+
+
+def _without_result(
+    task: Task,
+    ended: Ended,
+    healthy: bool,
+    result: Unusable | None,
+    zero_on_timeout: bool,
+    exit_code_scores: bool,
+) -> Outcome:
+    """By the way it ended."""
     if ended.reason == "timed_out":
         return _timed_out(task, ended, healthy, zero_on_timeout)
     if ended.reason == "stalled":
@@ -114,10 +133,16 @@ def _exit_words(code: int | None, result: Unusable | None) -> str:
 def _declared(fields: dict[str, Any]) -> Broken | Unusable:
     known = [str(cause) for cause in DECLARABLE]
     if fields["broken"] not in known:
-        return Unusable(f"has broken = {_shown(fields['broken'])}; write one of {', '.join(known)}")
+        wrong = f"has broken = {_shown(fields['broken'])}; write one of {', '.join(known)}"
+        return Unusable(wrong, _cost_usd(fields))
     error = fields.get("error")
     detail = error[:_TEXT_CAP] if isinstance(error, str) else ""
-    return Broken(Cause(fields["broken"]), detail or "declared by result.json")
+    return Broken(Cause(fields["broken"]), detail or "declared by result.json", _cost_usd(fields))
+
+
+def _cost_usd(fields: dict[str, Any]) -> float | None:
+    cost = fields.get("cost_usd")
+    return float(cost) if _is_number(cost) and cost >= 0 else None
 
 
 def _scored(score: float, fields: dict[str, Any]) -> Scored:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from evalfleet.cost import billed_usd, idle_usd
-from evalfleet.events import AttemptStarted
-from evalfleet.model import Cause, after
+from evalfleet.events import AttemptStarted, MachineAllocated, MachineRequested
+from evalfleet.model import Cause, MachineId, Micros, after
 from evalfleet.policy import effects
 from evalfleet.state import MachineState
 
@@ -153,6 +153,24 @@ def nothing_waits_for_repairs(sim: Simulated) -> Iterator[str]:
             yield f"{machine.id} was mended by {machine.mends}"
 
 
+def no_task_outlives_its_machine(sim: Simulated) -> Iterator[str]:
+    """Where a life cannot be extended, what is handed out may take all its time before the machine ends."""
+    ends: dict[MachineId, Micros] = {}
+    lives: dict[MachineId, Micros] = {}
+    for record in sim.store.read():
+        match record.event:
+            case MachineRequested(machine, _, _, offer, expires_at):
+                if offer.queues and not sim.scenario.offers[offer.place][0].extendable:
+                    lives[machine] = expires_at - record.at
+            case MachineAllocated(machine, started_at) if machine in lives:
+                ends[machine] = started_at + lives[machine]
+            case AttemptStarted(attempt, task, machine) if machine in ends:
+                if after(record.at, sim.state.tasks[task].task.limit_s) > ends[machine]:
+                    yield f"{attempt} was handed to {machine}, which it could outlive"
+            case _:
+                pass
+
+
 CHECKS: tuple[Check, ...] = (
     every_task_is_accounted_for,
     one_score_a_task,
@@ -164,4 +182,5 @@ CHECKS: tuple[Check, ...] = (
     artefacts_come_home,
     healthy_machines_are_kept,
     nothing_waits_for_repairs,
+    no_task_outlives_its_machine,
 )

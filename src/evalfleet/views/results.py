@@ -94,13 +94,8 @@ def _rounded(value: float | None) -> float | None:
 
 def _cost(state: RunState, now: Micros) -> Document:
     machines = machines_usd(state, now)
-    # A sum of nothing is no price.
-    prices = [
-        known.outcome.cost_usd
-        for known in state.tasks.values()
-        if isinstance(known.outcome, Scored) and known.outcome.cost_usd is not None
-    ]
-    models = sum(prices) if prices else None
+    prices = [price for attempt in state.attempts.values() if (price := _model_usd(attempt)) is not None]
+    models = sum(prices) if prices else None  # a sum of nothing is no price
     each = (machines + (models or 0.0)) / state.scored if state.scored else None
     prices_usd = {"machines_usd": machines, "models_usd": models, "per_task_usd": each}
     cost: Document = {name: _rounded(value) for name, value in prices_usd.items()}
@@ -114,12 +109,14 @@ def _cost(state: RunState, now: Micros) -> Document:
 
 def _unpriced(state: RunState) -> int:
     """Attempts that asked a model, as far as we know, and did not tell what that cost."""
-    return sum(
-        1
-        for attempt in state.attempts.values()
-        if attempt.outcome is not None
-        and not (isinstance(attempt.outcome, Scored) and attempt.outcome.cost_usd is not None)
-    )
+    ended = (attempt for attempt in state.attempts.values() if attempt.outcome is not None)
+    return sum(_model_usd(attempt) is None for attempt in ended)
+
+
+def _model_usd(attempt: AttemptState) -> float | None:
+    """What its model cost, as it told: money spent on attempts that broke, or came too late, is spent."""
+    told = (outcome.cost_usd for outcome in (attempt.outcome, attempt.superseded) if outcome is not None)
+    return next((usd for usd in told if usd is not None), None)
 
 
 def _beyond(state: RunState, now: Micros) -> Document:
