@@ -134,6 +134,11 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     lost_s: float = 12.0
 
     @property
+    def bounded(self) -> bool:
+        """Has the life of its machines an end that cannot be moved?"""
+        return not self.extendable or self.max_life_s is not None
+
+    @property
     def key(self) -> str:
         return f"{self.place}/{self.region}/{self.size}{'/spot' if self.spot else ''}"
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Job, Machine, MachineId, Offer
 from evalfleet.ports import Channel, Fence, Place, TellStep
-from evalfleet.sim.places import SimChannel, SimHosts, SimVms
+from evalfleet.sim.places import SimChannel, SimHosts, SimService, SimVms
 from evalfleet.sim.scenario import OFFERS
 from evalfleet.sim.world import Life
 from evalfleet.testing import ChannelContract, Harness, PlaceContract
@@ -60,10 +60,23 @@ class RefusesForGood(SimHosts):
             raise PlaceError(str(err), transient=False) from err
 
 
+class CountsTheQueue(SimService):
+    """Ends a machine so long after it was asked for, whenever it started."""
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        await super().create(machine, offer, expires_s)
+        self._world.later(expires_s, self._world.kill, self._world.machines[machine])
+
+
+class ForgetsWhatRan(SimService):
+    async def list(self, pool: str) -> Sequence[Machine]:
+        return [seen for seen in await super().list(pool) if seen.phase != "gone"]
+
+
 def with_channel(channel: type[SimChannel]) -> type[SimVms]:
     class Vms(SimVms):
         def channel(self, machine: Machine, fence: Fence) -> Channel:
-            return channel(self._world, self._life, machine.id, fence, service=False)
+            return channel(self._world, self._life, machine, fence)
 
     return Vms
 
@@ -116,6 +129,8 @@ BROKEN: list[tuple[str, type[Any], Callable[..., None]]] = [
     ("vms", IgnoresExtensions, PlaceContract.test_a_machine_ends_by_itself_at_its_expiry),
     ("hosts", LendsTooMany, PlaceContract.test_no_more_machines_than_there_are),
     ("hosts", RefusesForGood, PlaceContract.test_no_more_machines_than_there_are),
+    ("service", CountsTheQueue, PlaceContract.test_the_life_of_a_machine_begins_when_it_starts),
+    ("service", ForgetsWhatRan, PlaceContract.test_how_long_a_machine_ran_is_told_until_it_is_deleted),
     ("vms", with_channel(StartsAgain), ChannelContract.test_starting_twice_starts_once),
     ("vms", with_channel(Unfenced), ChannelContract.test_a_stale_controller_is_refused),
     ("vms", with_channel(SetsUpAgain), ChannelContract.test_each_step_runs_once),
@@ -130,7 +145,7 @@ class BrokenHarness(SimHarness):
     """Whatever the test did, the sweep at its end finds a world that works."""
 
     def __init__(self, name: str, broken: Callable[..., Place]) -> None:
-        super().__init__(name, "created")
+        super().__init__(name, "service" if name == "service" else "created")
         self._broken = broken
 
     def make_place(self) -> Place:

@@ -22,7 +22,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalfleet.errors import JournalError, JournalForeign, LeaseLost, RequestError, RunHeld
-from evalfleet.events import AttemptStarted, Record, RunEnded, StopRequested, decode, upgrade
+from evalfleet.events import (
+    SCHEMA,
+    AttemptStarted,
+    MachineAllocated,
+    MachineQueued,
+    Record,
+    RunEnded,
+    StopRequested,
+    decode,
+    upgrade,
+)
 from evalfleet.journal import Holder, SqliteJournal, Store
 from evalfleet.journal.database import APPLICATION_ID, LAYOUT, build, file_system
 from evalfleet.model import SECOND, AttemptId, MachineId, TaskId
@@ -828,6 +838,23 @@ def test_a_journal_of_version_1_opens_for_ever(old_home: Path) -> None:
     asyncio.run(main())
     assert list(store.read("first"))[:6] == records
     assert list(store.read("first"))[6].epoch == 2
+
+
+def test_a_journal_of_version_1_goes_on_in_the_schema_of_today(old_home: Path) -> None:
+    store, machine = Store.open(old_home), MachineId("first-k3x9q0-1")
+    before = [record.event for record in store.read("first")]
+    now = [MachineQueued(machine), MachineAllocated(machine, NOW, "start 1", "node-7")]
+
+    async def main() -> None:
+        journal = store.acquire("first", Holder.here(NOW), NOW)
+        await journal.append(NOW, now)
+        await journal.close()
+
+    asyncio.run(main())
+    assert [record.event for record in Store.open(old_home).read("first")] == [*before, *now]
+    with contextlib.closing(sqlite3.connect(old_home / "fleet.db")) as conn:
+        written = [v for (v,) in conn.execute("SELECT v FROM event ORDER BY seq")]
+    assert written == [*[1] * len(before), SCHEMA, SCHEMA]
 
 
 def test_an_event_of_an_older_schema_is_lifted_when_read(old_home: Path) -> None:

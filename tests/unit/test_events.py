@@ -95,6 +95,12 @@ def test_a_newer_schema_is_refused_with_what_to_do() -> None:
         decode(encode(EVENTS[0]), SCHEMA + 1)
 
 
+def test_limits_of_silence_in_an_old_plan_are_those_of_the_offers_now() -> None:
+    limits = {"workers": 2, "silent_s": 20.0, "lost_s": 30.0}
+    old = {"kind": "RunPlanned", "plan": {"run": "r", "benchmark": "b", "limits": limits}, "total": 1}
+    assert decode(msgspec.json.encode(old), 1) == ev.RunPlanned(Plan("r", "b", limits=Limits(workers=2)), 1)
+
+
 def test_upgrades_are_a_chain_over_the_kinds_that_changed() -> None:
     def rename(body: dict[str, Any]) -> dict[str, Any]:
         return {"kind": "MachineUp", "machine": body["id"]}

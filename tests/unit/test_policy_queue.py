@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -26,7 +28,7 @@ from .runs import FREE, Run, condemned, of, requested, started, tasks_of
 JOB = Offer("slurm", "job", usd_per_hour=3600.0, queues=True, silent_s=20.0, lost_s=60.0)  # a dollar a second
 FIXED = structs.replace(JOB, extendable=False)
 M1, M2, M3 = (MachineId(f"r-h-{n}") for n in (1, 2, 3))
-QUICK = {"boot_timeout_s": 100.0, "grace_s": 0.0}
+QUICK: dict[str, Any] = {"boot_timeout_s": 100.0, "grace_s": 0.0}
 """A machine with a fixed life needs so much more of it than its longest task."""
 
 

@@ -378,8 +378,9 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
     queued_at = await _last_queued(tools, machine) if machine.unstarted else None
     gone_at: Micros | None = None
     while True:
-        with suppress(PlaceError, OSError):  # whatever it answers, only the listing tells
-            await tools.persist(lambda: place.delete(machine.id), PROVISIONING_TRIES)
+        if gone_at is None:  # else look first: one that landed meanwhile is paid until it is gone again
+            with suppress(PlaceError, OSError):  # whatever it answers, only the listing tells
+                await tools.persist(lambda: place.delete(machine.id), PROVISIONING_TRIES)
         if not await _absent(tools, machine):
             gone_at = None
             await asyncio.sleep(tools.pace.poll_s)

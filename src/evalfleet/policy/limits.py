@@ -76,12 +76,11 @@ def _any_task_s(state: RunState, offer: Offer) -> float:
 def outlives(state: RunState, now: Micros, task: Task, machine: MachineState) -> bool:
     """Could the task still run when the machine ends, whose life cannot be made long enough?"""
     offer = machine.offer
-    if not offer.extendable:
-        end = machine.expires_at
-    elif offer.max_life_s is not None:
-        end = after(machine.billed_at, offer.max_life_s)
-    else:
+    if not offer.bounded:
         return False
+    end = machine.expires_at
+    if offer.extendable and offer.max_life_s is not None:
+        end = after(machine.billed_at, offer.max_life_s)
     return after(now, task.limit_s + state.limits.grace_s) > after(end, -offer.teardown_s)
 
 

@@ -10,6 +10,7 @@ from evalfleet.names import machine_id
 from evalfleet.state import MachineState, RunState
 
 from .health import mend_or_give_up
+from .limits import first_lease_s
 from .scale import best_offers
 
 ALONE = "{prefix}-vm"
@@ -37,7 +38,7 @@ def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
         return []
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)
-    expires_at = after(now, state.limits.lease_s)
+    expires_at = after(now, first_lease_s(state, offer))
     return [MachineRequested(machine, _name(state), state.free_lanes[0], offer, expires_at)]
 
 

@@ -89,8 +89,7 @@ def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[O
 
 def _too_short(state: RunState, now: Micros, offer: Offer) -> bool:
     """Do its machines live so short, or is the run's end so near, that a task may not end in time?"""
-    bounded = not offer.extendable or offer.max_life_s is not None
-    return bounded and (never_long_enough(state, offer) or time_is_short(state, now, offer))
+    return offer.bounded and (never_long_enough(state, offer) or time_is_short(state, now, offer))
 
 
 OFFER_EVICTIONS = 2

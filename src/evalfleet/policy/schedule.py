@@ -63,7 +63,7 @@ def let_go_short_lived(state: RunState, now: Micros, offers: Sequence[Offer]) ->
         return []
     for machine in islice(state.idle, LOOK_AHEAD):
         known = state.machines[machine]
-        if known.open or (known.offer.extendable and known.offer.max_life_s is None):
+        if known.open or not known.offer.bounded:
             continue
         retries = (task for _, _, task in islice(state.retries, LOOK_AHEAD))
         waiting = [*retries, *_fresh(state, known)]

@@ -124,8 +124,9 @@ class LentPlace:
         lent = {"size": SIZE, "capacity": many, "settle_s": 0.0}
         # the pool's machines are the pool's to mend, its spot machines' places are its own affair, and it
         # pays what they cost when no run has them
-        free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "least_life_s": 0.0, "queues": False}
-        return [structs.replace(each, **lent, **free, mends=()) for each in offers[:1]]
+        free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "least_life_s": 0.0}
+        at_once = {"queues": False, "extendable": True, "max_life_s": None}  # a hold begins when it is taken
+        return [structs.replace(each, **lent, **free, **at_once, mends=()) for each in offers[:1]]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         hold = self._take(machine, expires_s)
@@ -263,4 +264,4 @@ class LentPlace:
 
 
 def machine_of(known: MachineState) -> Machine:
-    return Machine(known.id, "up", known.address, known.node, known.name)
+    return Machine(known.id, "up", known.address, known.node, known.name, start=known.start)
