@@ -25,6 +25,7 @@ from evalfleet.errors import JournalError, JournalForeign, LeaseLost, RequestErr
 from evalfleet.events import (
     SCHEMA,
     AttemptStarted,
+    Event,
     MachineAllocated,
     MachineQueued,
     Record,
@@ -843,7 +844,7 @@ def test_a_journal_of_version_1_opens_for_ever(old_home: Path) -> None:
 def test_a_journal_of_version_1_goes_on_in_the_schema_of_today(old_home: Path) -> None:
     store, machine = Store.open(old_home), MachineId("first-k3x9q0-1")
     before = [record.event for record in store.read("first")]
-    now = [MachineQueued(machine), MachineAllocated(machine, NOW, "start 1", "node-7")]
+    now: list[Event] = [MachineQueued(machine), MachineAllocated(machine, NOW, "start 1", "node-7")]
 
     async def main() -> None:
         journal = store.acquire("first", Holder.here(NOW), NOW)

@@ -36,4 +36,4 @@ def _given_up_at(state: RunState, line: Line, machine: MachineState) -> Micros:
 def proven_online(state: RunState, machine: MachineState) -> bool:
     """Was another machine, by a way that this one has too, heard after its silence was noticed?"""
     line = state.lines[machine.offer.place]
-    return line.heard_at > after(machine.silent_since or 0, machine.offer.silent_s)
+    return state.last_heard(line) > after(machine.silent_since or 0, machine.offer.silent_s)

@@ -207,19 +207,21 @@ def machine_answered(state: RunState, at: Micros, event: ev.MachineAnswered) -> 
 
 
 def heard(state: RunState, at: Micros, machine: MachineState) -> None:
-    """A machine gave proof that we reach machines: those of its own place, and all that need no service.
-
-    If for long none did, our own network was down, or the service: the others get the time to answer, too.
-    """
+    """A machine gave proof that we reach machines: those of its own place, and all that need no service."""
+    if state.silent:
+        _stir(state, at, machine)
     state.heard_at = at
+    if machine.offer.queues:
+        state.lines[machine.offer.place].heard_at = at
+
+
+def _stir(state: RunState, at: Micros, machine: MachineState) -> None:
+    """If for long none was heard, our own network was down, or the service: the others get time to answer."""
     for place, line in state.lines.items():
-        if line.shared and place != machine.offer.place:
-            continue
-        if line.silent:
+        if line.silent and (place == machine.offer.place or not line.shared):
             first = state.machines[next(iter(line.silent))]
-            if at > after(first.silent_since or 0, first.offer.lost_s) > line.heard_at:
+            if at > after(first.silent_since or 0, first.offer.lost_s) > state.last_heard(line):
                 line.stirred_at = at
-        line.heard_at = at
 
 
 def machine_extended(state: RunState, at: Micros, event: ev.MachineExtended) -> None:

@@ -158,7 +158,7 @@ class Line:
 
     shared: bool
     silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
-    heard_at: Micros = 0  # when a machine last gave proof that this place's machines can be reached
+    heard_at: Micros = 0  # if it is shared: when a machine of this place was last heard
     stirred_at: Micros = 0  # when a long silence of all of them last ended
 
 
@@ -260,6 +260,10 @@ class RunState:
     @property
     def running(self) -> int:
         return self.counts["running"]
+
+    def last_heard(self, line: Line) -> Micros:
+        """When a machine last gave proof that those of this place can be reached."""
+        return line.heard_at if line.shared else self.heard_at
 
     @property
     def live(self) -> int:
