@@ -103,7 +103,7 @@ def test_a_run_goes_on_elsewhere_while_a_machine_is_restarted(azure: StandIn, tm
         await when(lambda: state.machines[lost[0]].phase == "ready", "ready again")
 
     async def work(made: AzurePlace) -> None:
-        stage = Stage(made, tmp_path, 2, [5.0 * SLOWNESS] * 4)
+        stage = Stage(made, tmp_path, 2, [12.0 * SLOWNESS] * 4)
         state = await stage.play(act)
         assert {known.status for known in state.tasks.values()} == {"scored"}
         assert len(state.machines) == 2, "nothing was replaced"

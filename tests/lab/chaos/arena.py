@@ -18,18 +18,18 @@ from evalfleet.api.runs import plan_run
 from evalfleet.events import Record
 from evalfleet.journal import Store
 from evalfleet.lab import Lab, NamespaceHost
-from evalfleet.model import AttemptId, Broken, MachineId
+from evalfleet.model import AttemptId, Broken, MachineId, Offer
 from evalfleet.planning.plan import resolve
 from evalfleet.planning.request import RunRequest
 from evalfleet.state import AttemptState, MachineState, RunState, apply
-from tests.waiting import PATIENCE_S, SLOWNESS, suspend, until
+from tests.waiting import PATIENCE_S, suspend, until
 
 from . import workload
 
 RUN = "chaos"
 ON_LAB = ("--on", "lab", "--workers", "20")
-QUICK = {"silent_s": 4.0 * SLOWNESS, "lost_s": 7.0 * SLOWNESS}
-"""Limits for scenarios whose hosts fall silent: given up sooner than by default."""
+OFFER = Offer("lab", "host")
+"""As the place makes it: it says how long a host may be silent."""
 
 
 def names(hosts: Iterable[NamespaceHost]) -> set[str]:

@@ -13,7 +13,7 @@ from evalfleet.model import Cause
 from tests.lab.clients import needs_lab
 
 from . import workload
-from .arena import QUICK, RUN, Arena
+from .arena import OFFER, RUN, Arena
 from .invariants import violations
 
 pytestmark = needs_lab
@@ -85,13 +85,13 @@ def test_cancelled_and_resumed(arena: Arena) -> None:
 
 def test_asleep(arena: Arena) -> None:
     """A laptop that slept takes nobody for lost, although it heard nothing for long."""
-    controller = arena.run(**QUICK)
+    controller = arena.run()
     arena.some_time()
     held = arena.hold(arena.choose(10))
     controller.suspend()
     slept_at = time.monotonic()
     arena.until(
-        lambda _: time.monotonic() > slept_at + QUICK["lost_s"] + 3.0,
+        lambda _: time.monotonic() > slept_at + OFFER.lost_s + 3.0,
         "the time after which hosts would be given up",
     )
     arena.release(held)

@@ -8,7 +8,7 @@ from evalfleet.lab import LabError
 from evalfleet.model import Cause, Scored
 from tests.lab.clients import needs_lab
 
-from .arena import QUICK, Arena, names
+from .arena import Arena, names
 from .invariants import violations
 from .workload import KILL_SUPERVISOR
 
@@ -112,7 +112,7 @@ def test_packet_loss(arena: Arena) -> None:
 def test_host_key_swapped(arena: Arena) -> None:
     """Somebody else answers at the address: nothing is sent there, loudly, until its key is trusted."""
     victims = arena.choose(3)
-    arena.run(**QUICK)
+    arena.run()
     arena.some_time()
     held = arena.hold(victims)
     for host in victims:

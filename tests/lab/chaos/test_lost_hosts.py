@@ -12,7 +12,7 @@ from evalfleet.state import AttemptState
 from tests.lab.clients import needs_lab
 from tests.waiting import SLOWNESS
 
-from .arena import QUICK, Arena
+from .arena import OFFER, Arena
 from .invariants import violations
 
 pytestmark = needs_lab
@@ -21,7 +21,7 @@ pytestmark = needs_lab
 def test_power_loss(arena: Arena) -> None:
     """Attempts are run again elsewhere. Hosts that are back are used, or at least clean, again."""
     victims = arena.choose(4)
-    arena.run(**QUICK)
+    arena.run()
     arena.some_time()
     held = arena.hold(victims)
     witness = arena.witness(victims)
@@ -45,7 +45,7 @@ def test_freeze_and_thaw_after_the_lease(arena: Arena) -> None:
     """A host that stood still wakes up when its lease is over, in the middle of an attempt."""
     lease_s = 10.0 * SLOWNESS
     victims = arena.choose(4)
-    arena.run(**QUICK, lease_s=lease_s)
+    arena.run(lease_s=lease_s)
     arena.some_time()
     held = arena.hold(victims)
     witness = arena.witness(victims)
@@ -68,7 +68,7 @@ def test_partition_and_heal(arena: Arena) -> None:
     """One that heals soon is as if nothing had been; one that was given up yields no second score."""
     victims = arena.choose(6)
     briefly, long = victims[:3], victims[3:]
-    arena.run(**QUICK)
+    arena.run()
     arena.some_time()
     held = arena.hold(victims)
     witness = arena.witness(victims)
@@ -97,7 +97,7 @@ def test_partition_and_heal(arena: Arena) -> None:
 def test_partition_during_collection(arena: Arena) -> None:
     """The artefacts of a host that was silent for a while, and was not given up, come home whole."""
     slow = {host.address for host in arena.choose(10)}
-    arena.run(**QUICK)
+    arena.run()
     witness = arena.witness([])
     for host in arena.hosts:
         host.slow_link(400 if host.address in slow else None)
@@ -122,7 +122,7 @@ def test_partition_during_collection(arena: Arena) -> None:
 
 def test_our_own_network_is_down(arena: Arena) -> None:
     """All hosts are silent at once: it is not them, so none is given up."""
-    arena.run(**QUICK)
+    arena.run()
     arena.some_time()
     arena.hold(arena.hosts)
     with ThreadPoolExecutor(len(arena.hosts)) as together:  # before the first of them would be given up
@@ -130,7 +130,7 @@ def test_our_own_network_is_down(arena: Arena) -> None:
     arena.until(lambda state: len(state.silent) == len(arena.hosts), "all hosts to be silent")
     silent_at = time.monotonic()
     arena.until(
-        lambda _: time.monotonic() > silent_at + QUICK["silent_s"],
+        lambda _: time.monotonic() > silent_at + OFFER.silent_s,
         "the time after which one would be given up",
     )
     for host in arena.hosts:

@@ -11,7 +11,7 @@ from evalfleet.lab import NamespaceHost
 from evalfleet.model import Cause
 from tests.lab.clients import needs_lab
 
-from .arena import QUICK, Arena
+from .arena import Arena
 from .invariants import violations
 from .workload import KILL_SUPERVISOR
 
@@ -26,7 +26,7 @@ Undo = Callable[[], None]
 @pytest.mark.parametrize("round", range(2))
 def test_storm(arena: Arena, round: int) -> None:
     """Also of the controller, which is killed and started again in between."""
-    arena.run(**QUICK)
+    arena.run()
     arena.some_time()
     down: dict[NamespaceHost, Undo] = {}
     for _ in range(FAULTS):
