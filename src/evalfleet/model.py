@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NamedTuple, NewType
 
 from msgspec import Struct, field
 
@@ -44,18 +44,35 @@ class Cause(StrEnum):
     INTERNAL = "internal"
 
 
-FREE_CAUSES = frozenset(
-    {
-        Cause.PROVISIONING,
-        Cause.BOOT,
-        Cause.SETUP,
-        Cause.CONNECTION,
-        Cause.EVICTED,
-        Cause.MACHINE_LOST,
-        Cause.CANCELLED,
-    }
-)
-"""Causes that use up none of a task's allowed attempts: the task never had its chance."""
+class CauseTraits(NamedTuple):
+    """What follows from a cause."""
+
+    free: bool = False
+    """It uses up none of the task's allowed attempts: the task never had its chance."""
+    systematic: bool = True
+    """When it kept one machine from becoming ready, the next may fare alike: several of them stop the run."""
+    unreachable: bool = False
+    """Nothing can be fetched from a machine that was given up for it."""
+    declarable: bool = False
+    """A benchmark may say it of an attempt, in `result.json`."""
+
+
+CAUSES = {
+    Cause.PROVISIONING: CauseTraits(free=True, unreachable=True),
+    Cause.BOOT: CauseTraits(free=True, unreachable=True),
+    Cause.SETUP: CauseTraits(free=True, declarable=True),
+    Cause.READINESS: CauseTraits(declarable=True),
+    Cause.CONNECTION: CauseTraits(free=True, systematic=False, unreachable=True),
+    Cause.STUCK: CauseTraits(declarable=True),
+    Cause.TIMEOUT: CauseTraits(),
+    Cause.EVICTED: CauseTraits(free=True, systematic=False),
+    Cause.MACHINE_LOST: CauseTraits(free=True, systematic=False, unreachable=True),
+    Cause.MODEL: CauseTraits(declarable=True),
+    Cause.RESULT: CauseTraits(),
+    Cause.CANCELLED: CauseTraits(free=True),
+    Cause.INTERNAL: CauseTraits(declarable=True),
+}
+"""All of them: whoever adds a cause says here what follows from it."""
 
 
 class Task(Struct, frozen=True, omit_defaults=True):

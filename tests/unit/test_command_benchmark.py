@@ -289,7 +289,7 @@ def test_a_result_may_declare_what_broke_the_attempt(cause: str) -> None:
 def test_only_some_causes_can_be_declared(cause: object) -> None:
     found = broken(exited({"broken": cause}))
     assert found.cause is Cause.RESULT
-    assert f"has broken = {cause!r}; write one of model, setup, readiness, stuck, internal" in found.detail
+    assert f"has broken = {cause!r}; write one of setup, readiness, stuck, model, internal" in found.detail
 
 
 def test_a_result_may_tell_how_long_the_task_took_and_which_limit_it_kept() -> None:

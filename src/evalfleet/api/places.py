@@ -22,7 +22,7 @@ from evalfleet.state import fold
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundBelonging:
     """Something that exists at a place, and what is to be done about it. `why`: it may go."""
 
     place: str
@@ -81,14 +81,14 @@ async def _checks(place: Place, needs: Needs) -> Sequence[Check]:
 # -- what exists ---------------------------------------------------------------------------------
 
 
-def machines(now: Micros, *, all_owners: bool = False, pools: bool = False) -> list[Found]:
+def machines(now: Micros, *, all_owners: bool = False, pools: bool = False) -> list[FoundBelonging]:
     """All that evalfleet has made at the places of evalfleet.toml. Raises RequestError, PlaceError."""
     return asyncio.run(_machines(now, all_owners, pools))
 
 
-async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[Found]:
+async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[FoundBelonging]:
     local = _local()
-    found: list[Found] = []
+    found: list[FoundBelonging] = []
     for name in configured():
         place = _make(name, {}, local.home_id)
         try:
@@ -97,7 +97,7 @@ async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[Found]:
                 for each in await place.belongings():
                     own = each.home == local.home_id or each.owner == owner
                     why = reason(each, local, now, own or all_owners, pools)
-                    found.append(Found(name, each, own, why))
+                    found.append(FoundBelonging(name, each, own, why))
         finally:
             await place.close()
     return found
@@ -115,12 +115,12 @@ def reason(belonging: Belonging, local: Local, now: Micros, may: bool, pools: bo
     return "its run has ended" if here and pool in local.ended else ""
 
 
-def reap(found: Sequence[Found]) -> dict[str, str]:
+def reap(found: Sequence[FoundBelonging]) -> dict[str, str]:
     """Delete them, all at once. Machine -> what went wrong, empty if nothing."""
     return asyncio.run(_reap(found))
 
 
-async def _reap(found: Sequence[Found]) -> dict[str, str]:
+async def _reap(found: Sequence[FoundBelonging]) -> dict[str, str]:
     answers: dict[str, str] = {}
     for name in dict.fromkeys(each.place for each in found):
         place = _make(name, {}, _local_id())

@@ -9,9 +9,9 @@ from typing import Any, TypeGuard, cast
 import msgspec
 from msgspec import Struct, structs
 
-from evalfleet.model import Broken, Cause, Ended, Outcome, Scored, Task
+from evalfleet.model import CAUSES, Broken, Cause, Ended, Outcome, Scored, Task
 
-DECLARABLE = (Cause.MODEL, Cause.SETUP, Cause.READINESS, Cause.STUCK, Cause.INTERNAL)
+DECLARABLE = tuple(cause for cause, traits in CAUSES.items() if traits.declarable)
 """What a benchmark itself may call broken, as `{"broken": "model", "error": "..."}`."""
 
 _TEXT_CAP = 2000

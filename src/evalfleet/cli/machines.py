@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from evalfleet.api.places import Found, FoundImage
+    from evalfleet.api.places import FoundBelonging, FoundImage
 
 HEAD = ("place", "machine", "where", "owner", "expires", "parts", "to be reaped")
 
@@ -46,7 +46,7 @@ def image_document(found: FoundImage) -> dict[str, Any]:
     return {**shown, "machine": None, "where": ", ".join(shown["regions"]), "expires_at": None, "why": ""}
 
 
-def show(found: Sequence[Found], nothing: str, *, as_json: bool) -> None:
+def show(found: Sequence[FoundBelonging], nothing: str, *, as_json: bool) -> None:
     import json
 
     from evalfleet.views.text_table import table
@@ -66,7 +66,7 @@ def show(found: Sequence[Found], nothing: str, *, as_json: bool) -> None:
         )
 
 
-def document(found: Found) -> dict[str, Any]:
+def document(found: FoundBelonging) -> dict[str, Any]:
     from evalfleet.views.format import iso
 
     each = found.belonging

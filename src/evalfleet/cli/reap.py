@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evalfleet.api.places import Found
+    from evalfleet.api.places import FoundBelonging
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def _schedule(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(going: Sequence[Found], answers: Mapping[str, str]) -> None:
+def _tell(going: Sequence[FoundBelonging], answers: Mapping[str, str]) -> None:
     """Whom evalfleet.toml names under [notify]: something was left behind."""
     from evalfleet.api import runs
     from evalfleet.cli.machines import document

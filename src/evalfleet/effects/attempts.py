@@ -10,7 +10,19 @@ from pathlib import Path
 
 from evalfleet.errors import ChannelError, FleetError, MachineForged, StaleController
 from evalfleet.events import AttemptCollected, AttemptEnded, MachineCondemned, MachineHeard, MachineSilent
-from evalfleet.model import Broken, Cause, Collected, Command, Ended, Job, Outcome, Scored, Task, after
+from evalfleet.model import (
+    CAUSES,
+    Broken,
+    Cause,
+    Collected,
+    Command,
+    Ended,
+    Job,
+    Outcome,
+    Scored,
+    Task,
+    after,
+)
 from evalfleet.names import INCOMING, PARTIAL, safe_name
 from evalfleet.ports import Channel
 from evalfleet.state import AttemptState, MachineState
@@ -22,7 +34,6 @@ COLLECT_LIMIT_S = 600.0
 COLLECT_TRIES = 3
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOKS = 2
-UNREACHABLE = frozenset({Cause.MACHINE_LOST, Cause.CONNECTION, Cause.BOOT, Cause.PROVISIONING})
 
 
 async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
@@ -128,7 +139,7 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
     machine = tools.state.machines[attempt.machine]
     found = AttemptCollected(attempt.id, Collected(problem="the machine is gone"))
     for _ in range(COLLECT_TRIES):
-        if machine.phase == "condemned" and machine.cause in UNREACHABLE:
+        if machine.phase == "condemned" and machine.cause and CAUSES[machine.cause].unreachable:
             break
         try:
             async with turn, asyncio.timeout(COLLECT_LIMIT_S):

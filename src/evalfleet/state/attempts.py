@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evalfleet import events as ev
-from evalfleet.model import FREE_CAUSES, Broken, Cause, Limits, Micros, Scored, after
+from evalfleet.model import CAUSES, Broken, Cause, Limits, Micros, Scored, after
 
 from .machines import heard, refresh_idle
 from .nouns import AttemptState, MachineState, RunState, TaskState
@@ -64,14 +64,14 @@ def _broke(
 ) -> None:
     cause = outcome.cause
     state.causes[cause] += 1
-    if len(known.attempts) == 1 and cause not in FREE_CAUSES:
+    if len(known.attempts) == 1 and not CAUSES[cause].free:
         state.first_broken[cause] += 1
     if cause is Cause.CANCELLED:
         enqueue(state, known, at)
         return
     _suspect(state, machine, cause)
     known.tries += 1
-    known.used += cause not in FREE_CAUSES
+    known.used += not CAUSES[cause].free
     if machine.id not in known.broken_on:
         known.broken_on.append(machine.id)
     if known.used >= state.limits.attempts or known.tries >= state.limits.attempts_ceiling:

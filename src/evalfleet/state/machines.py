@@ -6,7 +6,7 @@ import heapq
 
 from evalfleet import events as ev
 from evalfleet.cost import billed_usd, reserved_usd
-from evalfleet.model import SECOND, Cause, Micros, after
+from evalfleet.model import CAUSES, SECOND, Cause, Micros, after
 
 from .blocks import lift, refuse
 from .nouns import Deadline, Line, MachineState, RunState
@@ -309,13 +309,9 @@ def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -
     state.touched_machines[event.machine] = None
 
 
-FREE_OF_BLAME = frozenset({Cause.EVICTED, Cause.MACHINE_LOST, Cause.CONNECTION})
-"""What says nothing about the next machine, when it keeps one from becoming ready."""
-
-
 def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.MachineCondemned) -> None:
     """Count what keeps machines from becoming ready, and block offers that refuse us."""
-    if event.cause in FREE_OF_BLAME:
+    if event.cause is None or not CAUSES[event.cause].systematic:
         return
     if event.cause is not Cause.PROVISIONING:
         state.same_failures[f"{event.cause}:{event.step}"] += 1

@@ -35,7 +35,7 @@ from .finding import task_files
 from .model import check_model
 from .past_results import WaaResultReader
 from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
-from .tasks import Found, read_tasks
+from .tasks import ReadTasks, read_tasks
 
 TIMEOUT_S = 900.0
 MODEL_USD = (15.0 / 154, 100.0 / 154)
@@ -89,7 +89,7 @@ class WaaBenchmark:
     def load(cls, name: str, settings: WaaSettings, base: Path, home: Path) -> Loaded:
         check(settings, f"benchmark {name!r}")
         ready_s = settings.restart_s + settings.boot_s + COPY_S
-        found, missing = Found((), ()), ""
+        found, missing = ReadTasks((), ()), ""
         try:
             files = task_files(settings, base, home)
             found = read_tasks(files, settings.task_list, settings.diff_lvl == "hard", TIMEOUT_S, ready_s)

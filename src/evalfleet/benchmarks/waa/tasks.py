@@ -17,12 +17,14 @@ from .files import TaskFiles
 TaskList = dict[str, list[str]]
 
 
-class Found(NamedTuple):
+class ReadTasks(NamedTuple):
+    """The tasks of one of WAA's lists, and what is odd about them."""
+
     tasks: tuple[Task, ...]
     warnings: tuple[str, ...]
 
 
-def read_tasks(files: TaskFiles, task_list: str, hard: bool, timeout_s: float, ready_s: float) -> Found:
+def read_tasks(files: TaskFiles, task_list: str, hard: bool, timeout_s: float, ready_s: float) -> ReadTasks:
     """All tasks of the list, in its order. RequestError says what to do."""
     name = task_list if task_list.endswith(".json") else f"{task_list}.json"
     listed = _read_list(files, name, task_list)
@@ -33,7 +35,7 @@ def read_tasks(files: TaskFiles, task_list: str, hard: bool, timeout_s: float, r
     )
     _check_ids(tasks, f"{files.where}/{name}")
     undefined = [task.id for task in tasks if not _is_defined(files, task, hard)]
-    return Found(tasks, (*files.notes, *(_about(undefined, files) if undefined else ())))
+    return ReadTasks(tasks, (*files.notes, *(_about(undefined, files) if undefined else ())))
 
 
 def _read_list(files: TaskFiles, name: str, asked: str) -> TaskList:

@@ -111,7 +111,7 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
             self._protocol.connection_lost(exc)
 
 
-class Line(asyncio.WriteTransport):
+class SshTransport(asyncio.WriteTransport):
     """What a Link needs of a transport."""
 
     def __init__(self, host: SshHost, wire: PooledConnection, session: Direct | Bridge) -> None:
@@ -145,7 +145,7 @@ async def dial(
         wire, bridge = await _begin(host_home, machine, fence)
         try:
             if await bridge.ready:
-                return Line(host_home.host, wire, await _connect(wire, bridge, protocol))
+                return SshTransport(host_home.host, wire, await _connect(wire, bridge, protocol))
         except asyncio.CancelledError:
             if not bridge.lost:
                 host_home.host.suspect(wire)  # it was waited for in vain
