@@ -70,7 +70,7 @@ class Engine:
         self._tasks: dict[Effect, asyncio.Task[None]] = {}
 
     async def run(self) -> RunState:
-        """Until the run has ended. Raises LeaseLost, StaleController or JournalError when it must stop."""
+        """Until the run has ended. Raises LeaseLost or JournalError when it must stop."""
         background = [asyncio.create_task(self._listen()), asyncio.create_task(self._survey())]
         try:
             await self._performer.take_up()

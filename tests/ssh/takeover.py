@@ -1,7 +1,8 @@
 """An agent that takes its supervisor's place: `takeover.py MACHINE VICTIM MODE`, run by a task on its host.
 
 The supervisor is killed, and this process listens where it did. It tells that the task has scored, with a
-parcel that leads to the victim; or, by MODE, it answers with nonsense or with a line that does not end.
+parcel that leads to the victim; or, by MODE, it answers that another controller has been here, with nonsense,
+or with a line that does not end.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def answer(message: dict[str, Any]) -> bytes:
     n, op = message.get("n"), message["op"]
     if op == "ping":
         return record(n=n, protocols=[1])
+    if mode == "stale":
+        return record(n=n, error="stale", detail="epoch 999 is here")
     if mode == "nonsense":
         return b"\xff nonsense\n"
     if mode == "endless":

@@ -81,9 +81,16 @@ def test_a_supervisor_that_an_agent_replaced_cannot_reach_our_files(
     assert list((folder / "results/r/evil").iterdir()) == []
 
 
-@pytest.mark.parametrize(("mode", "words"), [("nonsense", "nonsense"), ("endless", "a line of more than")])
+NONSENSE = {
+    "nonsense": ("no supervisor of ours", "nonsense"),
+    "endless": ("no supervisor of ours", "a line of more than"),
+    "stale": ("the machine obeys another controller", "epoch 999"),
+}
+
+
+@pytest.mark.parametrize("mode", NONSENSE)
 def test_a_supervisor_that_talks_nonsense_costs_its_own_machine_alone(
-    hosts: Fleet, tmp_path: Path, victim: Path, mode: str, words: str
+    hosts: Fleet, tmp_path: Path, victim: Path, mode: str
 ) -> None:
     folder = tmp_path / "f"
     process, said = run(folder, hosts, victim, mode)
@@ -95,8 +102,7 @@ def test_a_supervisor_that_talks_nonsense_costs_its_own_machine_alone(
     events = [record.event for record in store.read("r")]
     details = [event.detail for event in events if isinstance(event, MachineCondemned) and event.cause]
     assert len(details) == 1, details
-    assert "no supervisor of ours" in details[0]
-    assert words in details[0]
+    assert all(words in details[0] for words in NONSENSE[mode])
 
 
 # -- what does not end ------------------------------------------------------------------------------

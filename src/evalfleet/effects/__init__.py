@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from evalfleet.errors import FleetError
+from evalfleet.errors import FleetError, StaleController
 from evalfleet.events import AttemptCollected, MachineCondemned
 from evalfleet.model import AttemptId, Cause, Collected, Needs, Offer
 from evalfleet.policy import BringUp, Collect, Effect, Extend, Listen, Mend, RunAttempt, Stop, TearDown
@@ -43,6 +43,11 @@ class Performer:
         while True:
             try:
                 return await self._perform(effect)
+            except StaleController as err:
+                # Only the journal's epoch stops a controller: if there is a newer one, what we report now is
+                # refused. If there is none, the machine lies, or an agent has spoken to it as a controller.
+                if not isinstance(effect, TearDown):
+                    return self._report(effect, str(err), Cause.STUCK)
             except FleetError:
                 raise
             except Exception as err:
@@ -50,7 +55,7 @@ class Performer:
                     raise asyncio.CancelledError from err  # Python is ending and takes its executors away
                 log.exception("%r failed", effect)
                 if not isinstance(effect, TearDown):
-                    return self._report_bug(effect, f"{type(err).__name__}: {err}")
+                    return self._report(effect, f"{type(err).__name__}: {err}", Cause.INTERNAL)
             await asyncio.sleep(self._tools.pace.poll_cap_s)  # a machine must go, whatever it takes
 
     async def _perform(self, effect: Effect) -> None:
@@ -75,13 +80,13 @@ class Performer:
                     await asyncio.sleep(0)
                 await attempts.collect(tools, state.attempts[attempt], self._downloads)
 
-    def _report_bug(self, effect: Effect, detail: str) -> None:
+    def _report(self, effect: Effect, detail: str, cause: Cause) -> None:
         match effect:
             case Collect(attempt):
                 self._tools.report(AttemptCollected(attempt, Collected(problem=detail)))
             case RunAttempt(attempt):
                 machine = self._tools.state.attempts[attempt].machine
-                self._tools.report(MachineCondemned(machine, detail, Cause.INTERNAL))
+                self._tools.report(MachineCondemned(machine, detail, cause))
             case (
                 BringUp(machine)
                 | Extend(machine, _)
@@ -90,7 +95,7 @@ class Performer:
                 | Stop(machine)
                 | TearDown(machine)
             ):
-                self._tools.report(MachineCondemned(machine, detail, Cause.INTERNAL))
+                self._tools.report(MachineCondemned(machine, detail, cause))
 
     def forget(self, attempt: AttemptId) -> None:
         """The attempt's artefacts are home and the journal says so."""

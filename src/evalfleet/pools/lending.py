@@ -229,9 +229,7 @@ class LentPlace:
             return
         try:
             await self._clear(hold)
-        except StaleController:
-            raise  # it is used by whoever has it now
-        except (ChannelError, TimeoutError) as err:
+        except (ChannelError, TimeoutError) as err:  # also if it says that somebody else has it
             log.warning("%s was given back as it was: %s", hold.machine, err)
             self._avoid[hold.machine] = time.monotonic() + AVOID_S
         self._give_back(machine)
