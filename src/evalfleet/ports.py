@@ -82,7 +82,7 @@ class Channel(Protocol):
 
     Every call may be repeated, by this controller or by its successor. A call that cannot reach the
     machine reconnects by itself, and raises ChannelError once nothing was heard for the fence's
-    `silent_s`. StaleController means that a newer controller has been here.
+    `silent_s`. StaleController means that, by what the machine says, a newer controller has been here.
 
     When a service has started the machine anew, jobs of the earlier start have ended as `evicted`, if that
     can be told, and everything else raises ChannelError.
