@@ -6,13 +6,13 @@ import asyncio
 import functools
 import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .clock import WallClock
 from .engine import Engine
 from .errors import FleetError, LeaseLost, StaleController
 from .events import ControllerStarted, Event, StopRequested
@@ -33,11 +33,6 @@ SCRIBE_S = 0.4
 PROGRAM_S = 0.2
 
 log = logging.getLogger(__name__)
-
-
-class WallClock:
-    def now(self) -> Micros:
-        return time.time_ns() // 1000
 
 
 def folder_of(home: Path, run: str) -> Path:

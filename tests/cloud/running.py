@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from evalfleet.controller import WallClock
+from evalfleet.clock import WallClock
 from evalfleet.engine import Engine
 from evalfleet.events import Event, RunPlanned, TasksPlanned
 from evalfleet.journal import Holder, Store

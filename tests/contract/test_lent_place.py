@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from evalfleet.controller import WallClock
+from evalfleet.clock import WallClock
 from evalfleet.errors import LeaseLost, PlaceError, StaleController
 from evalfleet.events import Event, MachineReady, MachineRequested, MachineUp, PoolPlanned, RunPlanned
 from evalfleet.journal import Holder, Holds, Store

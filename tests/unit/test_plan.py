@@ -11,6 +11,7 @@ import pytest
 from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Limits, Plan, Task, TaskId, Verdict
+from evalfleet.planning.config import find_config, load_config
 from evalfleet.planning.plan import (
     Resolved,
     benchmark_of,
@@ -254,14 +255,14 @@ def test_what_may_change_while_machines_live_is_read_again(cwd: Path) -> None:
     configure(cwd, SHED_PLACE + 'hosts = ["a"]\n')
     plan = resolved(cwd).plan
     configure(cwd, SHED_PLACE.replace("left", "right") + 'hosts = ["b"]\n')
-    changed = changed_settings(plan, environ={}, cwd=cwd)
+    changed = changed_settings(plan, load_config(find_config(cwd), cwd))
     assert changed == {"shed": {"hosts": ["b"]}}
     made: Any = places_of(plan, PlaceContext(cwd, "h"), changed)["shed"]
     assert (made[1].door, made[1].hosts) == ("left", ("b",))
     elsewhere = cwd / "deep"
     elsewhere.mkdir()
     (elsewhere / "evalfleet.toml").write_text((cwd / "evalfleet.toml").read_text())
-    assert not changed_settings(plan, environ={}, cwd=elsewhere), "another file's place"
+    assert not changed_settings(plan, load_config(find_config(elsewhere), elsewhere)), "another file's place"
 
 
 def test_a_benchmark_of_the_config_is_beside_it_and_has_default_settings(cwd: Path) -> None:

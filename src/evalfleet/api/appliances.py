@@ -11,16 +11,15 @@ import asyncio
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from evalfleet.benchmarks.appliance import Appliance, HostVerb, Screen
 from evalfleet.errors import RequestError
 from evalfleet.model import Ended
 from evalfleet.names import hint
-from evalfleet.planning.config import find_config, load_config
 from evalfleet.planning.plugins import benchmark_kind, known
 from evalfleet.planning.sources import benchmark_source
+from evalfleet.planning.workspace import Workspace
 from evalfleet.state import MachineState
 
 from .pool import Pool
@@ -110,8 +109,8 @@ def _chosen(
 
 def _of_named(benchmark: str) -> Appliance | None:
     """Raises RequestError if there is no such benchmark."""
-    cwd = Path.cwd()
-    return benchmark_source(benchmark, load_config(find_config(cwd), cwd), cwd).kind.appliance
+    workspace = Workspace.here()
+    return benchmark_source(benchmark, workspace.config(), workspace.cwd).kind.appliance
 
 
 def _of_prepared(benchmark: str) -> Appliance | None:
@@ -168,7 +167,7 @@ class Look(NamedTuple):
 async def look(pool: Pool, machine: MachineState, command: Sequence[str], limit_s: float) -> Look:
     """Run a command that changes nothing."""
     try:
-        argv = pool.shell(machine.name, command)
+        argv = await pool.shell(machine.name, command)
         process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=subprocess.DEVNULL,

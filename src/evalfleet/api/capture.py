@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 
 from evalfleet.benchmarks.appliance import Appliance
-from evalfleet.controller import WallClock
+from evalfleet.clock import WallClock
 from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.model import AttemptId, Command, Job
 from evalfleet.pools import PoolView, changes, estate_at, machine_of

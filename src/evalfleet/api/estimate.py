@@ -11,9 +11,10 @@ import msgspec
 
 from evalfleet.names import NO_HOME, machine_id
 from evalfleet.planning.history import known_machine_s
-from evalfleet.planning.plan import benchmark_of, places_of
+from evalfleet.planning.plan import benchmark_of
+from evalfleet.planning.workspace import Workspace
 from evalfleet.pools.lending import SIZE as BORROWED
-from evalfleet.ports import PlaceContext, Preflight
+from evalfleet.ports import Preflight
 from evalfleet.views.format import plural
 from evalfleet.views.text_table import table
 
@@ -21,6 +22,7 @@ from .runs import kept_pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from evalfleet.model import MachineId, Offer
     from evalfleet.planning.plan import Resolved
@@ -98,8 +100,7 @@ class _Prospect:
 
 async def _ask(resolved: Resolved, count: int) -> _Prospect:
     needs = benchmark_of(resolved.plan).needs
-    places = _places(resolved)
-    try:
+    async with _places(resolved) as places:
         found = [offer for place in places.values() for offer in await place.offers(needs)]
         offers = tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.key)))
         pool = kept_pool(resolved.plan.run) if resolved.keep else resolved.plan.run
@@ -113,9 +114,6 @@ async def _ask(resolved: Resolved, count: int) -> _Prospect:
         if (known := _known_machine_s(resolved)) is not None:
             return _Prospect(offers, machines, made, known, EARLIER)
         return _Prospect(offers, machines, made, max(waits, default=0.0), "a guess, without its set-up")
-    finally:
-        for place in places.values():
-            await place.close()
 
 
 def _known_machine_s(resolved: Resolved) -> float | None:
@@ -125,9 +123,8 @@ def _known_machine_s(resolved: Resolved) -> float | None:
     return known_machine_s(resolved.home, resolved.plan.benchmark, resolved.plan.places, BORROWED)
 
 
-def _places(resolved: Resolved) -> dict[str, Place]:
-    context = PlaceContext(resolved.home, resolved.plan.home, resolved.secrets, resolved.environ)
-    return places_of(resolved.plan, context)
+def _places(resolved: Resolved) -> AbstractAsyncContextManager[dict[str, Place]]:
+    return Workspace.here(resolved.home).places(resolved.plan, resolved.secrets, resolved.environ)
 
 
 def _assigned(offers: Sequence[Offer], pool: str, home: str, count: int) -> Sequence[tuple[MachineId, Offer]]:
@@ -145,12 +142,10 @@ def forewarned(resolved: Resolved, expected: Estimate) -> Sequence[str]:
 
 async def _doubts(resolved: Resolved, lasts_s: float) -> list[str]:
     told: list[str] = []
-    for place in _places(resolved).values():
-        try:
+    async with _places(resolved) as places:
+        for place in places.values():
             if isinstance(place, Preflight):
                 told += await place.doubts(lasts_s)
-        finally:
-            await place.close()
     return told
 
 

@@ -11,14 +11,14 @@ from typing import Literal
 
 from evalfleet.benchmarks.past_results import ResultFolder, ResultReader
 from evalfleet.channels.artefacts import LEFT_OUT, STANDARD_CAPS, Caps, LeftOut, printable
-from evalfleet.controller import WallClock, folder_of
+from evalfleet.controller import folder_of
 from evalfleet.errors import RequestError
 from evalfleet.journal import Store
 from evalfleet.model import Collected, TaskId
 from evalfleet.names import check_run_name, default_run_name, safe_name
-from evalfleet.planning.config import home_of
 from evalfleet.planning.plugins import benchmark_kind, known
 from evalfleet.planning.registry_fields import KindFields
+from evalfleet.planning.workspace import Workspace
 from evalfleet.views.files import replace, to_json
 from evalfleet.views.live import Scribe
 
@@ -41,11 +41,11 @@ def import_results(
 ) -> Run:
     """Make a run of the results in `roots`, and copy their files. Raises RequestError."""
     reader = _reader(benchmark)
-    home = home or home_of(dict(os.environ), Path.cwd())
-    now = WallClock().now()
+    workspace = Workspace.here(home)
+    home, now = workspace.home, workspace.now()
     run = check_run_name(name) if name is not None else default_run_name(f"{benchmark}-import", now)
     tries = _chosen(reader.find(roots), reader, trial, keep)
-    store = Store.open(home)
+    store = workspace.store()
     folder = _claimed(store, home, run)
     try:
         collected = {

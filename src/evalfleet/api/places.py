@@ -7,17 +7,15 @@ of this home have ended and which pools still live.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from evalfleet.errors import FleetError, PlaceError, RequestError
-from evalfleet.journal import Store
 from evalfleet.model import Micros, Needs
-from evalfleet.planning.config import find_config, home_of, load_config
-from evalfleet.planning.plan import PoolRequest, places_of, resolve_pool
-from evalfleet.ports import Belonging, Check, Estate, Image, Place, PlaceContext, Preflight
+from evalfleet.planning.plan import PoolRequest, resolve_pool
+from evalfleet.planning.workspace import Workspace
+from evalfleet.ports import Belonging, Check, Estate, Image, Place, Preflight
 from evalfleet.state import fold
 
 
@@ -56,14 +54,10 @@ async def _examine(
     found: dict[str, Sequence[Check]] = {}
     for name in names:
         try:
-            place = _make(name, settings, _local_id())
+            async with _opened(name, settings) as place:
+                found[name] = await _checks(place, needs)
         except RequestError as err:
             found[name] = (Check("settings", "bad", str(err)),)
-            continue
-        try:
-            found[name] = await _checks(place, needs)
-        finally:
-            await place.close()
     return found
 
 
@@ -90,16 +84,13 @@ async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[FoundBel
     local = _local()
     found: list[FoundBelonging] = []
     for name in configured():
-        place = _make(name, {}, local.home_id)
-        try:
+        async with _opened(name) as place:
             if isinstance(place, Estate):
                 owner = place.owner
                 for each in await place.belongings():
                     own = each.home == local.home_id or each.owner == owner
                     why = reason(each, local, now, own or all_owners, pools)
                     found.append(FoundBelonging(name, each, own, why))
-        finally:
-            await place.close()
     return found
 
 
@@ -123,14 +114,11 @@ def reap(found: Sequence[FoundBelonging]) -> dict[str, str]:
 async def _reap(found: Sequence[FoundBelonging]) -> dict[str, str]:
     answers: dict[str, str] = {}
     for name in dict.fromkeys(each.place for each in found):
-        place = _make(name, {}, _local_id())
-        try:
+        async with _opened(name) as place:
             if isinstance(place, Estate):
                 these = [each.belonging for each in found if each.place == name]
                 told = await asyncio.gather(*(_reap_one(place, each) for each in these))
                 answers |= dict(zip((each.machine for each in these), told, strict=True))
-        finally:
-            await place.close()
     return answers
 
 
@@ -162,14 +150,11 @@ def images() -> list[FoundImage]:
 async def _images(home_id: str) -> list[FoundImage]:
     found: list[FoundImage] = []
     for name in configured():
-        place = _make(name, {}, home_id)
-        try:
+        async with _opened(name) as place:
             if isinstance(place, Estate):
                 owner = place.owner
                 for each in await place.images():
                     found.append(FoundImage(name, each, each.home == home_id or each.owner == owner))
-        finally:
-            await place.close()
     seen: dict[tuple[str, ...], FoundImage] = {}
     for one in found:
         seen.setdefault(one.image.parts, one)  # two places may look at the same subscription
@@ -182,12 +167,9 @@ def delete_image(found: FoundImage) -> None:
 
 
 async def _delete_image(found: FoundImage) -> None:
-    place = _make(found.place, {}, _local_id())
-    try:
+    async with _opened(found.place) as place:
         if isinstance(place, Estate):
             await place.drop_image(found.image)
-    finally:
-        await place.close()
 
 
 # -- here ----------------------------------------------------------------------------------------
@@ -195,31 +177,26 @@ async def _delete_image(found: FoundImage) -> None:
 
 def configured() -> tuple[str, ...]:
     """The places of evalfleet.toml."""
-    cwd = Path.cwd()
-    return tuple(load_config(find_config(cwd), cwd).places)
+    return tuple(Workspace.here().config().places)
 
 
-def _make(name: str, settings: Mapping[str, str], home_id: str) -> Place:
-    cwd, home = Path.cwd(), home_of(dict(os.environ), Path.cwd())
-    request = PoolRequest(name="survey", on=name, settings=settings)
-    plan, environ = resolve_pool(request, environ=os.environ, cwd=cwd, home_id=home_id)
-    return places_of(plan, PlaceContext(home, home_id, {}, environ))[name]
+@asynccontextmanager
+async def _opened(name: str, settings: Mapping[str, str] | None = None) -> AsyncGenerator[Place]:
+    """One place by name, closed afterwards. Raises RequestError."""
+    workspace = Workspace.here()
+    request = PoolRequest(name="survey", on=name, settings=settings or {})
+    plan, environ = resolve_pool(request, environ=workspace.environ, cwd=workspace.cwd, home_id=_local_id())
+    async with workspace.places(plan, environ=environ) as places:
+        yield places[name]
 
 
 def _local_id() -> str:
-    store = _store()
+    store = Workspace.here().records_if_any()
     return store.home_id if store is not None else ""
 
 
-def _store() -> Store | None:
-    try:
-        return Store.open(home_of(dict(os.environ), Path.cwd()), create=False, read_only=True)
-    except RequestError:
-        return None  # nothing was ever run here
-
-
 def _local() -> Local:
-    store = _store()
+    store = Workspace.here().records_if_any()
     if store is None:
         return Local()
     over = {info.name: fold(store.read(info.name)).ended_at is not None for info in store.streams()}

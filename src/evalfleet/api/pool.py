@@ -7,19 +7,20 @@ import functools
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from evalfleet.controller import Controller, Order, WallClock
+from evalfleet.clock import WallClock
+from evalfleet.controller import Controller, Order
 from evalfleet.effects.machines import MACHINES
 from evalfleet.errors import ChannelError, FleetError, RequestError, StaleController
 from evalfleet.events import MachinePrepared, Record
 from evalfleet.journal import Holder, Holds, SqliteJournal, Store
 from evalfleet.model import AttemptId, Command, Ended, Job, MachineId, Micros
 from evalfleet.names import safe_name
-from evalfleet.planning.plan import Resolved, benchmark_of, changed_settings, environment_of, places_of
+from evalfleet.planning.plan import PlaceSettings, Resolved, benchmark_of
+from evalfleet.planning.workspace import Workspace
 from evalfleet.pools import Change, OwnPlace, PoolView, changes, look_at, machine_of, pool_fence, read_pool
-from evalfleet.ports import Fence, Hosts, Place, PlaceContext
+from evalfleet.ports import Fence, Hosts, Place
 from evalfleet.state import MachineState, RunState
 from evalfleet.views.follow import Follower
 
@@ -57,9 +58,10 @@ class Pool:
 
     def control(self, change: Callable[[PoolView, Micros], Change] | None = None) -> None:
         """Change it, and bring it to where it shall be, in a thread of this process."""
-        environ = environment_of(os.environ, Path.cwd())
+        workspace = Workspace.here(self.store.home)
         plan = look_at(self.store, self.name).state.plan
-        settings = {} if change is None else changed_settings(plan, environ=os.environ, cwd=Path.cwd())
+        settings: PlaceSettings = {} if change is None else workspace.changed_settings(plan)
+        environ = workspace.environment()
         order = Order(self.store.home, self.name, {}, environ, change=change, settings=settings)
         self._controller = Controller(order)
         self._controller.start()
@@ -94,11 +96,15 @@ class Pool:
         self.control(changes.deleted)
 
     def stop(self) -> None:
-        for place in self._places().values():
-            if not isinstance(place, Hosts):
-                hint = f"`evalfleet pool delete {self.name}` ends them"
-                raise RequestError(f"machines of {place.name} cannot be stopped; {hint}")
+        asyncio.run(self._check_stoppable())
         self.control(changes.stopped)
+
+    async def _check_stoppable(self) -> None:
+        async with self.places() as places:
+            for place in places.values():
+                if not isinstance(place, Hosts):
+                    hint = f"`evalfleet pool delete {self.name}` ends them"
+                    raise RequestError(f"machines of {place.name} cannot be stopped; {hint}")
 
     def start(self) -> None:
         """Those that were stopped or have expired, and those that are missing."""
@@ -216,20 +222,12 @@ class Pool:
         """The pool's stream, and its places, while nobody else changes it."""
         clock = WallClock()
         journal = self.store.acquire(self.name, Holder.here(clock.now()), clock.now())
-        places = self._places(secrets)
         holds = Holds(self.store, self.name)
         try:
-            yield journal, {name: OwnPlace(place, holds) for name, place in places.items()}
+            async with self.places(secrets) as places:
+                yield journal, {name: OwnPlace(place, holds) for name, place in places.items()}
         finally:
-            for place in places.values():
-                await place.close()
             await journal.close()
-
-    def _places(self, secrets: Mapping[str, str] | None = None) -> dict[str, Place]:
-        environ = environment_of(os.environ, Path.cwd())
-        context = PlaceContext(self.store.home, self.store.home_id, secrets or {}, environ)
-        plan = self.view().state.plan
-        return places_of(plan, context, changed_settings(plan, environ=os.environ, cwd=Path.cwd()))
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -244,15 +242,12 @@ class Pool:
             asked = [self._ask(view, m, places[m.offer.place]) for m in asked_for]
             return await asyncio.gather(*asked)
 
-    @asynccontextmanager
-    async def places(self) -> AsyncGenerator[dict[str, Place]]:
-        """Those of the pool, to look at its machines."""
-        places = self._places()
-        try:
-            yield places
-        finally:
-            for place in places.values():
-                await place.close()
+    def places(
+        self, secrets: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[dict[str, Place]]:
+        """Those of the pool, with settings as they are now."""
+        workspace, plan = Workspace.here(self.store.home), self.view().state.plan
+        return workspace.places(plan, secrets, changed=workspace.changed_settings(plan))
 
     def running(self, names: Sequence[str] = ()) -> list[MachineState]:
         """Of these machines, or of all, those that run. Raises RequestError if there is none."""
@@ -282,10 +277,11 @@ class Pool:
             await channel.close()
         return ActionResult(machine)
 
-    def shell(self, name: str, command: Sequence[str]) -> Sequence[str]:
+    async def shell(self, name: str, command: Sequence[str]) -> Sequence[str]:
         """What to execute to look into a machine. Raises RequestError where that cannot be."""
         machine = self.view().machine(name)
-        place = self._places()[machine.offer.place]
-        if not isinstance(place, Hosts):
-            raise RequestError(f"there is no way into machines of {place.name}")
-        return place.shell(machine_of(machine), command)
+        async with self.places() as places:
+            place = places[machine.offer.place]
+            if not isinstance(place, Hosts):
+                raise RequestError(f"there is no way into machines of {place.name}")
+            return place.shell(machine_of(machine), command)

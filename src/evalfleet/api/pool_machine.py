@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalfleet.benchmarks.loaded import Repeated
-from evalfleet.controller import WallClock
+from evalfleet.clock import WallClock
 from evalfleet.errors import FleetError, MachineMute, PlaceError, RequestError
 from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
 from evalfleet.journal import SqliteJournal

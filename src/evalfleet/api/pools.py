@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from evalfleet.controller import WallClock
 from evalfleet.errors import RequestError, RunHeld
 from evalfleet.events import PoolPlanned
 from evalfleet.journal import Store
 from evalfleet.model import Limits, Needs, Plan
-from evalfleet.planning.config import home_of
-from evalfleet.planning.plan import EXPIRES_S, PoolRequest, places_of, resolve_pool
+from evalfleet.planning.plan import EXPIRES_S, PoolRequest, resolve_pool
+from evalfleet.planning.workspace import Workspace
 from evalfleet.policy import POOL
 from evalfleet.pools import PoolView, changes, look_at, read_pool
-from evalfleet.ports import PlaceContext
 
 from .pool import Pool
 from .pool_machine import check_life
@@ -25,16 +23,16 @@ from .pool_machine import check_life
 
 def create(request: PoolRequest, home: Path | None = None) -> Pool:
     """Write the pool down and begin to make its machines."""
-    home = home or home_of(dict(os.environ), Path.cwd())
-    store = Store.open(home)
-    plan, environ = resolve_pool(request, environ=os.environ, cwd=Path.cwd(), home_id=store.home_id)
-    asyncio.run(_try_places(plan, PlaceContext(home, store.home_id, {}, environ)))
+    workspace = Workspace.here(home)
+    store = workspace.store()
+    plan, environ = resolve_pool(request, environ=workspace.environ, cwd=workspace.cwd, home_id=store.home_id)
+    asyncio.run(_try_places(workspace, plan, environ))
     pool = Pool(store, plan.run)
     if _was_deleted(store, plan.run):
         pool.catch_up()
         pool.control(functools.partial(changes.made_anew, plan=plan))
     else:
-        store.create_stream(plan.run, "pool", WallClock().now(), [PoolPlanned(plan)])
+        store.create_stream(plan.run, "pool", workspace.now(), [PoolPlanned(plan)])
         pool.control()
     return pool
 
@@ -44,13 +42,11 @@ def _was_deleted(store: Store, name: str) -> bool:
     return kinds.get(name) == "pool" and look_at(store, name).state.ended_at is not None
 
 
-async def _try_places(plan: Plan, context: PlaceContext) -> None:
+async def _try_places(workspace: Workspace, plan: Plan, environ: Mapping[str, str]) -> None:
     """Raises what keeps a place from being used, before anything is written down."""
-    for place in places_of(plan, context).values():
-        try:
+    async with workspace.places(plan, environ=environ) as places:
+        for place in places.values():
             check_life(await place.offers(Needs()), plan.limits.lease_s)
-        finally:
-            await place.close()
 
 
 def keep_plan(plan: Plan, name: str) -> Plan:
@@ -77,8 +73,7 @@ def tend(store: Store, name: str) -> None:
 
 def open_pool(name: str, home: Path | None = None) -> Pool:
     """Raises RequestError when there is none."""
-    home = home or home_of(dict(os.environ), Path.cwd())
-    store = Store.open(home, create=False)
+    store = Store.open(Workspace.here(home).home, create=False)
     read_pool(store, name)
     pool = Pool(store, name)
     pool.catch_up()
@@ -87,10 +82,8 @@ def open_pool(name: str, home: Path | None = None) -> Pool:
 
 def pools(home: Path | None = None) -> list[PoolView]:
     """All that exist, newest first."""
-    home = home or home_of(dict(os.environ), Path.cwd())
-    try:
-        store = Store.open(home, create=False, read_only=True)
-    except RequestError:
+    store = Workspace.here(home).records_if_any()
+    if store is None:
         return []  # nothing was ever made here
     found: list[PoolView] = []
     for info in reversed(store.streams()):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from evalfleet.errors import RequestError
-from evalfleet.planning.config import find_config, home_of, load_config
 from evalfleet.planning.plugins import known, place_kind
+from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import Priced, PriceTable
 
 
@@ -25,7 +23,7 @@ class Listed:
 
 def prices() -> list[Listed]:
     """Of every kind of place that has prices. Nothing is asked."""
-    home = home_of(dict(os.environ), Path.cwd())
+    home = Workspace.here().home
     return [
         Listed(name, kind.prices(home), frozenset(kind.wanted(_tables(name))))
         for name, kind in _kinds().items()
@@ -34,7 +32,7 @@ def prices() -> list[Listed]:
 
 def update(today: str, source: str | None) -> None:
     """Raises PlaceError, RequestError; then the prices are what they were."""
-    home = home_of(dict(os.environ), Path.cwd())
+    home = Workspace.here().home
     for name, kind in _kinds().items():
         kind.update_prices(home, _tables(name), source or kind.price_source, today)
 
@@ -53,6 +51,5 @@ def _kinds() -> dict[str, Priced]:
 
 def _tables(kind: str) -> list[Mapping[str, Any]]:
     """The settings of our places of this kind."""
-    cwd = Path.cwd()
-    places = load_config(find_config(cwd), cwd).places
+    places = Workspace.here().config().places
     return [table for name, table in places.items() if table.get("kind", name) == kind]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,8 @@ import msgspec
 
 from evalfleet.channels.artefacts import LOG
 from evalfleet.channels.live import live_log
-from evalfleet.controller import Controller, Order, WallClock, folder_of
+from evalfleet.clock import WallClock
+from evalfleet.controller import Controller, Order, folder_of
 from evalfleet.errors import RequestError
 from evalfleet.events import (
     Event,
@@ -33,20 +33,17 @@ from evalfleet.journal.database import FILE, refuse_file
 from evalfleet.journal.sqlite import StreamKind
 from evalfleet.model import IMPORTED, AttemptId, Limits, Micros, Plan, RunStatus, TaskId
 from evalfleet.names import hint, safe_name
-from evalfleet.planning.config import home_of
 from evalfleet.planning.flags import RunOptions
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.plan import (
     PlaceSettings,
     Resolved,
-    changed_settings,
-    notify_here,
     resolve,
-    resumed_secrets,
     vetted,
     weigh,
 )
 from evalfleet.planning.request import RunRequest
+from evalfleet.planning.workspace import Workspace
 from evalfleet.pools import read_pool
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views import notify
@@ -201,8 +198,9 @@ def resolve_request(request: RunRequest, *, dry: bool = False, only_setup: bool 
 
     `dry`: nothing is written. `only_setup`: machines are set up, and no attempt is run.
     """
-    environ, cwd, now = dict(os.environ), Path.cwd(), WallClock().now()
-    request, pool = _borrowed(request, home_of(environ, cwd), dry)
+    workspace = Workspace.here()
+    environ, cwd, now = workspace.environ, workspace.cwd, workspace.now()
+    request, pool = _borrowed(request, workspace.home, dry)
     resolved = resolve(
         request, environ=environ, cwd=cwd, now=now, home_id="", pool=pool, only_setup=only_setup
     )
@@ -333,7 +331,7 @@ def control(order: Order) -> Run:
 
 def open(name: str | None = None, *, home: Path | None = None) -> Run:
     """A past or live run by name; without one, the latest."""
-    home = home or home_of(dict(os.environ), Path.cwd())
+    home = Workspace.here(home).home
     name = name or latest(home)
     if Store.open(home, create=False, read_only=True).stream(name).kind == "pool":
         raise RequestError(f"{name!r} is a pool, not a run: `evalfleet pool status {name}` shows it")
@@ -349,7 +347,7 @@ def latest(home: Path) -> str:
 
 def list_runs(home: Path | None = None) -> list[dict[str, Any]]:
     """All runs of a home, newest first, each in a few figures."""
-    home = home or home_of(dict(os.environ), Path.cwd())
+    home = Workspace.here(home).home
     refuse_file(home)
     if not (home / FILE).exists():
         return []
@@ -402,11 +400,9 @@ def resume_order(
         raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")
     if state.plan.pool:
         read_pool(Store.open(found.home, create=False, read_only=True), state.plan.pool)
-    secrets, environ = resumed_secrets(
-        state.plan, environ=dict(os.environ), cwd=Path.cwd(), env_file=env_file
-    )
-    settings = changed_settings(state.plan, environ=os.environ, cwd=Path.cwd())
-    notify = notify_here(os.environ, Path.cwd(), env_file)
+    workspace = Workspace.here(found.home)
+    secrets, environ = workspace.secrets(state.plan, env_file)
+    settings, notify = workspace.changed_settings(state.plan), workspace.notify(env_file)
     return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
 
 
@@ -415,28 +411,30 @@ def cancelling_order(run: Run) -> Order:
 
     Nothing is started, so no secret is needed; those that are known here are masked in what is collected.
     """
-    state, secrets, environ = run.state(), dict[str, str](), dict(os.environ)
+    workspace, state, secrets = Workspace.here(run.home), run.state(), dict[str, str]()
+    environ = workspace.environ
     with suppress(RequestError):
-        secrets, environ = resumed_secrets(state.plan, environ=environ, cwd=Path.cwd())
+        secrets, environ = workspace.secrets(state.plan)
     stopped = state.stop is not None and not state.stop.drain
     first = () if stopped else (StopRequested("user", "cancelled"),)
     settings: PlaceSettings = {}
     with suppress(RequestError):
-        settings = changed_settings(state.plan, environ=os.environ, cwd=Path.cwd())
-    notify = notify_here(environ, Path.cwd())
-    return Order(run.home, run.name, secrets, environ, first=first, notify=notify, settings=settings)
+        settings = workspace.changed_settings(state.plan)
+    return Order(
+        run.home, run.name, secrets, environ, first=first, notify=workspace.notify(), settings=settings
+    )
 
 
 def tell_overdue() -> None:
     """Of runs of this home that ended when nobody was there to tell it, to whom [notify] names."""
-    home = home_of(dict(os.environ), Path.cwd())
-    notify.overdue(notify_here(os.environ, Path.cwd()), home, WallClock().now())
+    workspace = Workspace.here()
+    notify.overdue(workspace.notify(), workspace.home, workspace.now())
 
 
 def tell_reaped(found: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> None:
     """That something was left behind, and deleted, or not."""
-    whom = notify_here(os.environ, Path.cwd())
-    notify.reaped(whom, [dict(each) for each in found], problems, WallClock().now())
+    workspace = Workspace.here()
+    notify.reaped(workspace.notify(), [dict(each) for each in found], problems, workspace.now())
 
 
 def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:

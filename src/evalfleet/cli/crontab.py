@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from evalfleet.errors import RequestError
-from evalfleet.planning.config import find_config, home_of, load_config, read_dotenv
+from evalfleet.planning.config import find_config, read_dotenv
 from evalfleet.planning.plugins import PlaceKind, known, place_kind
+from evalfleet.planning.workspace import Workspace
 
 CRONTAB_S = 30.0
 
@@ -22,7 +23,7 @@ CRONTAB_S = 30.0
 def install(more: tuple[str, ...] = ()) -> str:
     """Add the line, or put the new one in the place of ours; what was done. Raises RequestError."""
     folder = _folder()
-    home = home_of(dict(os.environ), Path.cwd()).absolute()
+    home = Workspace.here().home.absolute()
     line = line_of(folder, home, sys.executable, os.environ.get("PATH", os.defpath), more)
     before = _read()
     after = with_line(before, folder, line)
@@ -146,8 +147,7 @@ def workflow() -> str:
 
 def _kinds() -> list[PlaceKind]:
     """Those of the places of evalfleet.toml; where it has none, all that are installed."""
-    cwd = Path.cwd()
-    places = load_config(find_config(cwd), cwd).places
+    places = Workspace.here().config().places
     names = {str(table.get("kind", name)) for name, table in places.items()} or known("place")
     found: list[PlaceKind] = []
     for name in sorted(names):

@@ -16,13 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    import os
-    from pathlib import Path
-
     from evalfleet.api import runs
     from evalfleet.demo.prepare import prepare
-    from evalfleet.planning.config import home_of
     from evalfleet.planning.request import RunRequest
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.report import report
 
     from .follow import follow
@@ -30,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
 
-    home = home_of(dict(os.environ), Path.cwd())
+    home = Workspace.here().home
     demo = prepare(home / ".demo", say)
     say(demo.why)
     request = RunRequest(str(demo.benchmark), workers=args.workers, first=args.first)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from evalfleet.controller import WallClock
+from evalfleet.clock import WallClock
 from evalfleet.views.exit_code import REFUSED
 from evalfleet.views.refusals import refusals_table
 from evalfleet.views.terminal import summary, view_for

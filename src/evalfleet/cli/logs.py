@@ -6,7 +6,6 @@ A task is named by its id, one of its attempts by `<task>.<n>`, a machine by its
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,10 +92,10 @@ def _secrets_of(run: Run) -> Secrets | None:
     """What must not be shown of a log that is still as the task wrote it. None: we do not know it."""
     from evalfleet.channels.secrecy import Secrets
     from evalfleet.errors import RequestError
-    from evalfleet.planning.plan import resumed_secrets
+    from evalfleet.planning.workspace import Workspace
 
     try:
-        values, _ = resumed_secrets(run.state().plan, environ=dict(os.environ), cwd=Path.cwd())
+        values, _ = Workspace.here(run.home).secrets(run.state().plan)
     except RequestError:
         return None
     return Secrets(values, values)

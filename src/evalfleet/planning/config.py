@@ -42,8 +42,10 @@ class Config(Struct, frozen=True):
     notify: Notify = NOBODY
 
 
-def find_config(cwd: Path) -> Path | None:
-    """The nearest evalfleet.toml, in this folder or one above."""
+def find_config(cwd: Path, environ: Mapping[str, str] | None = None) -> Path | None:
+    """What $EVALFLEET_CONFIG names, else the nearest evalfleet.toml, in this folder or one above."""
+    if given := (environ or {}).get("EVALFLEET_CONFIG"):
+        return cwd / expand(given)
     candidates = (folder / FILE_NAME for folder in (cwd, *cwd.parents))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -131,6 +133,21 @@ def read_env_file(path: Path) -> dict[str, str]:
             raise RequestError(f"{path}:{number}: not KEY=VALUE; write a name, '=' and its value on one line")
         values[key.strip()] = _env_value(value.strip(), f"{path}:{number}")
     return values
+
+
+def env_file_of(given: str | Path | None, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """The file that `--env-file` or $EVALFLEET_ENV_FILE names."""
+    chosen = given or environ.get("EVALFLEET_ENV_FILE")
+    return cwd / expand(chosen) if chosen else None
+
+
+def environment(
+    environ: Mapping[str, str], cwd: Path, config: Config, env_file: str | Path | None = None
+) -> dict[str, str]:
+    """The environment with more: `--env-file` goes before it, a `.env` beside evalfleet.toml after it."""
+    beside = read_dotenv(config.path.parent) if config.path else {}
+    path = env_file_of(env_file, environ, cwd)
+    return {**beside, **environ, **(read_env_file(path) if path else {})}
 
 
 def environment_warnings(environ: Mapping[str, str]) -> list[str]:

@@ -27,13 +27,13 @@ from evalfleet.toml_tables import convert, expand
 
 from .config import (
     Config,
+    env_file_of,
+    environment,
     environment_warnings,
     find_config,
     home_of,
     load_config,
     notify_of,
-    read_dotenv,
-    read_env_file,
 )
 from .plugins import benchmark_kind, place_kind
 from .request import Flags, RunRequest, settle
@@ -96,8 +96,8 @@ def resolve(
     `pool` is the plan of the pool that the request names. `only_setup`: no attempt will be run, so that no
     tasks are needed or chosen.
     """
-    config = _config(request, environ, cwd)
-    merged = _environment(request, environ, cwd, config)
+    config = _config(request.options.get("config"), environ, cwd)
+    merged = environment(environ, cwd, config, request.options.get("env_file"))
     flags = settle(
         request, merged, config, request.options.get("profile") or merged.get("EVALFLEET_PROFILE", "")
     )
@@ -163,9 +163,8 @@ def resolve_pool(
     request: PoolRequest, *, environ: Mapping[str, str], cwd: Path, home_id: str
 ) -> tuple[Plan, dict[str, str]]:
     """A pool's plan, and the environment that its places may read. RequestError says what to change."""
-    asked = RunRequest("", config=request.config)
-    config = _config(asked, environ, cwd)
-    merged = _environment(asked, environ, cwd, config)
+    config = _config(request.config, environ, cwd)
+    merged = environment(environ, cwd, config)
     (place,) = place_settings(request.settings, place_sources((request.on,), config))
     plan = Plan(
         run=check_run_name(request.name),
@@ -177,19 +176,6 @@ def resolve_pool(
         machine_names=check_run_name(request.prefix),
     )
     return plan, merged
-
-
-def environment_of(environ: Mapping[str, str], cwd: Path) -> dict[str, str]:
-    """The environment with what a .env beside evalfleet.toml adds."""
-    asked = RunRequest("")
-    return _environment(asked, environ, cwd, _config(asked, environ, cwd))
-
-
-def notify_here(environ: Mapping[str, str], cwd: Path, env_file: str | None = None) -> Notify:
-    """Whom to tell how things went, by the evalfleet.toml that is found here."""
-    asked = RunRequest("", env_file=env_file)
-    config = _config(asked, environ, cwd)
-    return notify_of(config, _environment(asked, environ, cwd, config))
 
 
 def benchmark_of(plan: Plan) -> Benchmark:
@@ -233,13 +219,12 @@ def setup_secrets(plan: Plan) -> tuple[str, ...]:
 PlaceSettings = Mapping[str, Mapping[str, Any]]
 
 
-def changed_settings(plan: Plan, *, environ: Mapping[str, str], cwd: Path) -> dict[str, dict[str, Any]]:
+def changed_settings(plan: Plan, config: Config) -> dict[str, dict[str, Any]]:
     """Place -> what evalfleet.toml says now of settings that may change while machines live.
 
     A plan keeps what it was made with, but who has moved to another network must be let in again. A kind of
     place names such settings in `changeable`. Only the file that the plan was made with is asked.
     """
-    config = _config(RunRequest(""), environ, cwd)
     found: dict[str, dict[str, Any]] = {}
     for name, spec in specs_of(plan).items():
         told: Mapping[str, Any] = config.places.get(name, {}) if str(config.base) == spec.base else {}
@@ -273,15 +258,6 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     return {name: environ[name] for name in names}
 
 
-def resumed_secrets(
-    plan: Plan, *, environ: Mapping[str, str], cwd: Path, env_file: str | None = None
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The values of the plan's secrets, and the environment, for a run that is taken up again."""
-    request = RunRequest(benchmark=plan.benchmark, env_file=env_file)
-    merged = _environment(request, environ, cwd, _config(request, environ, cwd))
-    return secret_values(secret_names(plan), merged), merged
-
-
 def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, ...]:
     """Tasks with what earlier runs tell of their durations; a repeat weighs what its task does."""
 
@@ -292,27 +268,12 @@ def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, 
     return tuple(msgspec.structs.replace(task, weight_s=weight(task)) for task in tasks)
 
 
-def _config(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Config:
-    given = request.options.get("config") or environ.get("EVALFLEET_CONFIG")
-    return load_config(cwd / expand(given) if given else find_config(cwd), cwd)
-
-
-def _environment(
-    request: RunRequest, environ: Mapping[str, str], cwd: Path, config: Config
-) -> dict[str, str]:
-    """A file named by a flag is nearer than the environment; a `.env` that lies about is farther."""
-    lying = read_dotenv(config.path.parent) if config.path else {}
-    path = _env_file(request, environ, cwd)
-    return {**lying, **environ, **(read_env_file(path) if path else {})}
-
-
-def _env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    given = request.options.get("env_file") or environ.get("EVALFLEET_ENV_FILE")
-    return cwd / expand(given) if given else None
+def _config(given: str | Path | None, environ: Mapping[str, str], cwd: Path) -> Config:
+    return load_config(cwd / expand(given) if given else find_config(cwd, environ), cwd)
 
 
 def _check_env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path, loaded: Loaded) -> None:
-    path = _env_file(request, environ, cwd)
+    path = env_file_of(request.options.get("env_file"), environ, cwd)
     if path is None:
         return
     real = Path(os.path.realpath(path))

@@ -28,6 +28,8 @@ def ssh_arguments(parser: argparse.ArgumentParser) -> None:
 
 def ssh(args: argparse.Namespace) -> int:
     """Open a shell on a machine of a pool, or run a command there. Its exit code is the command's."""
+    import asyncio
+
     from evalfleet.api import pools
     from evalfleet.errors import RequestError
 
@@ -38,7 +40,7 @@ def ssh(args: argparse.Namespace) -> int:
     machine, command = _split(args.words[1:])
     if machine is None and len(names) != 1:
         raise RequestError(f"say which machine of pool {pool.name!r}: {', '.join(names) or 'it has none'}")
-    argv = pool.shell(machine or names[0], command)
+    argv = asyncio.run(pool.shell(machine or names[0], command))
     os.execvp(argv[0], list(argv))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalfleet.cli.follow import notes
-from evalfleet.controller import WallClock
+from evalfleet.clock import WallClock
 from evalfleet.views.format import clock_time, iso, plural, usd
 from evalfleet.views.notable import notable
 from evalfleet.views.refusals import refusals, refusals_table

@@ -1,0 +1,98 @@
+"""Where commands work: the one place that reads the environment and the current folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evalfleet.clock import WallClock
+from evalfleet.errors import RequestError
+from evalfleet.journal import Store
+from evalfleet.model import Micros, Notify, Plan
+from evalfleet.ports import Place, PlaceContext
+
+from .config import Config, environment, find_config, home_of, load_config, notify_of
+from .plan import PlaceSettings, changed_settings, places_of, secret_names, secret_values
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder to work in: its environment, its evalfleet.toml, its home with the store, and a clock."""
+
+    environ: Mapping[str, str] = field(repr=False)
+    """As the process has it: without what a `.env` adds."""
+    cwd: Path
+    home: Path
+    """Where runs are kept. It need not exist yet."""
+    clock: WallClock = field(default_factory=WallClock)
+
+    @classmethod
+    def here(cls, home: Path | None = None) -> Workspace:
+        """This process's own; with another home, if one is given."""
+        environ, cwd = dict(os.environ), Path.cwd()
+        return cls(environ, cwd, home or home_of(environ, cwd))
+
+    def now(self) -> Micros:
+        return self.clock.now()
+
+    # -- the store -------------------------------------------------------------------------------
+
+    def store(self) -> Store:
+        """To write to; made if there is none."""
+        return Store.open(self.home)
+
+    def records(self) -> Store:
+        """To read from. Raises RequestError when nothing was ever run here."""
+        return Store.open(self.home, create=False, read_only=True)
+
+    def records_if_any(self) -> Store | None:
+        try:
+            return self.records()
+        except RequestError:
+            return None
+
+    # -- configuration ---------------------------------------------------------------------------
+
+    def config(self) -> Config:
+        """The evalfleet.toml that $EVALFLEET_CONFIG names, or the nearest."""
+        return load_config(find_config(self.cwd, self.environ), self.cwd)
+
+    def environment(self, env_file: str | Path | None = None) -> dict[str, str]:
+        """The environment with what a `.env` beside evalfleet.toml and `--env-file` add."""
+        return environment(self.environ, self.cwd, self.config(), env_file)
+
+    def notify(self, env_file: str | None = None) -> Notify:
+        """Whom to tell how things went."""
+        return notify_of(self.config(), self.environment(env_file))
+
+    def changed_settings(self, plan: Plan) -> PlaceSettings:
+        """Place -> what evalfleet.toml says now of settings that may change while machines live."""
+        return changed_settings(plan, self.config())
+
+    def secrets(self, plan: Plan, env_file: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
+        """The values of the plan's secrets, and the environment, for a run that is taken up again."""
+        merged = self.environment(env_file)
+        return secret_values(secret_names(plan), merged), merged
+
+    # -- places ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def places(
+        self,
+        plan: Plan,
+        secrets: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        changed: PlaceSettings | None = None,
+    ) -> AsyncGenerator[dict[str, Place]]:
+        """The plan's places by name; closed afterwards, whatever happens."""
+        merged = self.environment() if environ is None else environ
+        context = PlaceContext(self.home, plan.home, secrets or {}, merged)
+        places = places_of(plan, context, changed)
+        try:
+            yield places
+        finally:
+            for place in places.values():
+                await place.close()
