@@ -14,7 +14,7 @@ from typing import Any
 
 from .clock import WallClock
 from .engine import Engine
-from .errors import FleetError, LeaseLost, StaleController
+from .errors import FleetError, LeaseLost
 from .events import ControllerStarted, Event, StopRequested
 from .journal import Holder, Holds, Store
 from .model import NOBODY, MachineId, Micros, Notify, Plan
@@ -116,7 +116,7 @@ class Controller:
             self._tell()
         except asyncio.CancelledError:
             self.left = True
-        except (LeaseLost, StaleController) as err:
+        except LeaseLost as err:
             self.failure = err  # whoever has the run now tells how it went
         except FleetError as err:
             self.failure = err

@@ -110,7 +110,7 @@ def _chosen(
 def _of_named(benchmark: str) -> Appliance | None:
     """Raises RequestError if there is no such benchmark."""
     workspace = Workspace.here()
-    return benchmark_source(benchmark, workspace.config(), workspace.cwd).kind.appliance
+    return benchmark_source(benchmark, workspace.config, workspace.cwd).kind.appliance
 
 
 def _of_prepared(benchmark: str) -> Appliance | None:

@@ -52,9 +52,10 @@ async def _examine(
     names: Sequence[str], needs: Needs, settings: Mapping[str, str]
 ) -> dict[str, Sequence[Check]]:
     found: dict[str, Sequence[Check]] = {}
+    home_id = _local_id()
     for name in names:
         try:
-            async with _opened(name, settings) as place:
+            async with _opened(name, home_id, settings) as place:
                 found[name] = await _checks(place, needs)
         except RequestError as err:
             found[name] = (Check("settings", "bad", str(err)),)
@@ -84,7 +85,7 @@ async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[FoundBel
     local = _local()
     found: list[FoundBelonging] = []
     for name in configured():
-        async with _opened(name) as place:
+        async with _opened(name, local.home_id) as place:
             if isinstance(place, Estate):
                 owner = place.owner
                 for each in await place.belongings():
@@ -113,8 +114,9 @@ def reap(found: Sequence[FoundBelonging]) -> dict[str, str]:
 
 async def _reap(found: Sequence[FoundBelonging]) -> dict[str, str]:
     answers: dict[str, str] = {}
+    home_id = _local_id()
     for name in dict.fromkeys(each.place for each in found):
-        async with _opened(name) as place:
+        async with _opened(name, home_id) as place:
             if isinstance(place, Estate):
                 these = [each.belonging for each in found if each.place == name]
                 told = await asyncio.gather(*(_reap_one(place, each) for each in these))
@@ -150,7 +152,7 @@ def images() -> list[FoundImage]:
 async def _images(home_id: str) -> list[FoundImage]:
     found: list[FoundImage] = []
     for name in configured():
-        async with _opened(name) as place:
+        async with _opened(name, home_id) as place:
             if isinstance(place, Estate):
                 owner = place.owner
                 for each in await place.images():
@@ -167,7 +169,7 @@ def delete_image(found: FoundImage) -> None:
 
 
 async def _delete_image(found: FoundImage) -> None:
-    async with _opened(found.place) as place:
+    async with _opened(found.place, _local_id()) as place:
         if isinstance(place, Estate):
             await place.drop_image(found.image)
 
@@ -177,15 +179,17 @@ async def _delete_image(found: FoundImage) -> None:
 
 def configured() -> tuple[str, ...]:
     """The places of evalfleet.toml."""
-    return tuple(Workspace.here().config().places)
+    return tuple(Workspace.here().config.places)
 
 
 @asynccontextmanager
-async def _opened(name: str, settings: Mapping[str, str] | None = None) -> AsyncGenerator[Place]:
+async def _opened(
+    name: str, home_id: str, settings: Mapping[str, str] | None = None
+) -> AsyncGenerator[Place]:
     """One place by name, closed afterwards. Raises RequestError."""
     workspace = Workspace.here()
     request = PoolRequest(name="survey", on=name, settings=settings or {})
-    plan, environ = resolve_pool(request, environ=workspace.environ, cwd=workspace.cwd, home_id=_local_id())
+    plan, environ = resolve_pool(request, environ=workspace.environ, cwd=workspace.cwd, home_id=home_id)
     async with workspace.places(plan, environ=environ) as places:
         yield places[name]
 

@@ -245,7 +245,7 @@ class Pool:
     def places(
         self, secrets: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[dict[str, Place]]:
-        """Those of the pool, with settings as they are now."""
+        """The pool's places, with settings as they are now; closed afterwards."""
         workspace, plan = Workspace.here(self.store.home), self.view().state.plan
         return workspace.places(plan, secrets, changed=workspace.changed_settings(plan))
 

@@ -51,5 +51,5 @@ def _kinds() -> dict[str, Priced]:
 
 def _tables(kind: str) -> list[Mapping[str, Any]]:
     """The settings of our places of this kind."""
-    places = Workspace.here().config().places
+    places = Workspace.here().config.places
     return [table for name, table in places.items() if table.get("kind", name) == kind]

@@ -147,7 +147,7 @@ def workflow() -> str:
 
 def _kinds() -> list[PlaceKind]:
     """Those of the places of evalfleet.toml; where it has none, all that are installed."""
-    places = Workspace.here().config().places
+    places = Workspace.here().config.places
     names = {str(table.get("kind", name)) for name, table in places.items()} or known("place")
     found: list[PlaceKind] = []
     for name in sorted(names):

@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("benchmark", metavar="BENCHMARK", help="see above")
     groups: dict[str, Any] = {}
     for option, flag in flags().items():
-        group = groups.setdefault(flag.group, None) or parser.add_argument_group(flag.group)
-        groups[flag.group] = group
-        _add(group, option, flag)
+        if flag.group not in groups:
+            groups[flag.group] = parser.add_argument_group(flag.group)
+        _add(groups[flag.group], option, flag)
     how = groups["how"]
     how.add_argument(
         "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -41,14 +42,15 @@ class Workspace:
     # -- the store -------------------------------------------------------------------------------
 
     def store(self) -> Store:
-        """To write to; made if there is none."""
+        """The home's store, to write to. It is made if there is none."""
         return Store.open(self.home)
 
     def records(self) -> Store:
-        """To read from. Raises RequestError when nothing was ever run here."""
+        """The home's store, to read from. Raises RequestError when nothing was ever run here."""
         return Store.open(self.home, create=False, read_only=True)
 
     def records_if_any(self) -> Store | None:
+        """The home's store, to read from; None when nothing was ever run here."""
         try:
             return self.records()
         except RequestError:
@@ -56,21 +58,22 @@ class Workspace:
 
     # -- configuration ---------------------------------------------------------------------------
 
+    @functools.cached_property
     def config(self) -> Config:
-        """The evalfleet.toml that $EVALFLEET_CONFIG names, or the nearest."""
+        """The evalfleet.toml that $EVALFLEET_CONFIG names, or the nearest. It is read once."""
         return load_config(find_config(self.cwd, self.environ), self.cwd)
 
     def environment(self, env_file: str | Path | None = None) -> dict[str, str]:
         """The environment with what a `.env` beside evalfleet.toml and `--env-file` add."""
-        return environment(self.environ, self.cwd, self.config(), env_file)
+        return environment(self.environ, self.cwd, self.config, env_file)
 
     def notify(self, env_file: str | None = None) -> Notify:
         """Whom to tell how things went."""
-        return notify_of(self.config(), self.environment(env_file))
+        return notify_of(self.config, self.environment(env_file))
 
     def changed_settings(self, plan: Plan) -> PlaceSettings:
         """Place -> what evalfleet.toml says now of settings that may change while machines live."""
-        return changed_settings(plan, self.config())
+        return changed_settings(plan, self.config)
 
     def secrets(self, plan: Plan, env_file: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """The values of the plan's secrets, and the environment, for a run that is taken up again."""

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from evalfleet.engine import Engine, Tempo
-from evalfleet.errors import LeaseLost, StaleController
+from evalfleet.errors import LeaseLost
 from evalfleet.events import Event, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
 from evalfleet.ports import Place
 from evalfleet.state import RunState, fold
@@ -164,7 +164,7 @@ class _Simulation:
     def _heed(self, task: asyncio.Task[RunState]) -> None:
         """A controller may be killed or replaced; anything else that ends it is a bug."""
         err = None if task.cancelled() else task.exception()
-        if err is not None and not isinstance(err, LeaseLost | StaleController):
+        if err is not None and not isinstance(err, LeaseLost):
             self.world.violations.append(f"a controller fell over: {type(err).__name__}: {err}")
 
     async def _outlives(self, life: Life, task: asyncio.Task[RunState]) -> bool:
@@ -193,7 +193,7 @@ class _Simulation:
         return True
 
     async def _finish(self, task: asyncio.Task[RunState]) -> None:
-        with suppress(LeaseLost, StaleController):
+        with suppress(LeaseLost):
             await task
 
     def _drop_dead(self, life: Life, crash: asyncio.Event) -> None:
