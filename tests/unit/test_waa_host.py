@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
-from evalfleet.benchmarks.waa.host import download, golden, guest, image, kvm, machine, model_log
+from evalfleet.benchmarks.waa.host import attempt, download, golden, guest, image, machine
 from evalfleet.benchmarks.waa.host.attempt import Ending, verdict
 from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.host.docker import Docker
@@ -85,9 +85,9 @@ def test_two_at_once_are_not_in_each_others_way(tmp_path: Path, verb: str) -> No
 def test_a_device_that_is_there_and_does_nothing_is_not_taken_for_kvm(tmp_path: Path) -> None:
     (tmp_path / "kvm").touch()
     with pytest.raises(Failed, match=r"cannot be used \(no virtual machine can be made.*kvm=false"):
-        kvm.step_kvm(str(tmp_path / "kvm"))
+        machine.step_kvm(str(tmp_path / "kvm"))
     with pytest.raises(Failed, match="No such file or directory"):
-        kvm.step_kvm(str(tmp_path / "nothing"))
+        machine.step_kvm(str(tmp_path / "nothing"))
 
 
 def test_a_disk_that_is_wiped_is_refused(tmp_path: Path) -> None:
@@ -382,10 +382,10 @@ REFUSED = CALLED.format("429 Too Many Requests")
     ],
 )
 def test_a_models_api_that_was_failing_when_time_was_up(tmp_path: Path, log: str, expected: str) -> None:
-    assert model_log.trouble(str(tmp_path)) == ""
+    assert attempt.model_trouble(str(tmp_path)) == ""
     (tmp_path / "client_logs").mkdir()
     (tmp_path / "client_logs/normal-0-20261115@120000.log").write_text(log)
-    assert model_log.trouble(str(tmp_path)) == expected
+    assert attempt.model_trouble(str(tmp_path)) == expected
 
 
 # -- on an old machine -----------------------------------------------------------------------------
@@ -415,5 +415,5 @@ def test_the_program_as_shipped_needs_nothing_of_ours(tmp_path: Path, python: st
         assert (done.returncode, done.stderr) == (0, ""), step.name
         said += done.stdout
     assert re.findall(r"step (\w+) is done", said) == ["kvm", "disk", "room"]
-    modules = "from waa.host import attempt, download, golden, guest, image, kvm, machine"
+    modules = "from waa.host import attempt, download, golden, guest, image, machine"
     subprocess.run([python, "-S", "-c", modules], cwd=tmp_path / "bundle", check=True, timeout=60)

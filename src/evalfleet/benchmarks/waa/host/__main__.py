@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 def steps(config: HostConfig, engine: Docker) -> dict[str, Callable[[], None]]:
     """In the order in which set-up takes them."""
-    from . import golden, image, kvm, machine
+    from . import golden, image, machine
 
     def has_all() -> bool:
         return engine.find() and image.is_there(config, engine) and golden.is_there(config)
 
     return {
-        "kvm": lambda: kvm.step_kvm() if config.kvm else say("software emulation, as asked for"),
+        "kvm": lambda: machine.step_kvm() if config.kvm else say("software emulation, as asked for"),
         "disk": lambda: machine.step_disk(config),
         "room": lambda: machine.step_room(config, has_all),
         "docker": lambda: machine.step_docker(engine),
@@ -65,7 +65,7 @@ def answers(config: HostConfig, engine: Docker) -> int:
 
 
 def tasks(config: HostConfig, engine: Docker) -> int:
-    from .tasks import tell_tasks
+    from .image import tell_tasks
 
     return tell_tasks(config, engine)
 
@@ -82,10 +82,8 @@ def rest(config: HostConfig, engine: Docker) -> int:
 
 
 def clean(config: HostConfig, engine: Docker) -> int:
-    from .cleaning import clean_up
-
     with alone(config):
-        clean_up(config, engine)
+        container.clean_up(config, engine)
     return 0
 
 

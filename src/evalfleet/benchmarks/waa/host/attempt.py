@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 import signal
 import subprocess
 import tarfile
 import time
+from itertools import takewhile
 
 from ..reading import TRAJECTORY, Reading, read_task  # noqa: TID252 there is no evalfleet on a machine
-from . import guest, model_log
+from . import guest
 from .config import CONTAINER
-from .container import clean, ensure_clean, soil
+from .container import ensure_clean, mark_clean, mark_dirty
 from .shell import Failed, say
 
 TYPE_CHECKING = False
@@ -28,6 +31,13 @@ END_S = 30.0
 AT_LIMIT = (124, 137)
 """Exit codes of `timeout` when it had to end the client, gently or not."""
 KILLED = 137
+
+LOG_TAIL = 1 << 20
+MANY_CALLS = 6
+"""Lines in a row, up to the end, that tell of a failure: one call of navi's has up to five of them."""
+FAILING = frozenset((401, 403, 404, 408, 409, 429))
+
+_CALL = re.compile(rb'HTTP Request: [A-Z]+ \S+ "HTTP/[0-9.]+ ([0-9]{3})|(Retrying request to )\S+ in ')
 
 # The client leads a group, so that all of it can be ended; ending `docker exec` alone would leave it running.
 END = f"""\
@@ -112,7 +122,7 @@ def attempt(config: HostConfig, engine: Docker) -> int:
         ensure_clean(config, engine, deep=order.fresh)
     except Failed as err:
         return _write_result(out, {"broken": "readiness", "error": f"Windows could not be made ready: {err}"})
-    soil(config, f"attempt {order.attempt} did not end well")
+    mark_dirty(config, f"attempt {order.attempt} did not end well")
     ending = _run_client(engine, order)
     try:
         _bring_out(engine, order, out)
@@ -125,7 +135,7 @@ def attempt(config: HostConfig, engine: Docker) -> int:
     if "broken" in result:
         guest.save_evidence(engine)
     else:
-        clean(config)
+        mark_clean(config)
     return _write_result(out, result)
 
 
@@ -235,7 +245,7 @@ def _look_around(config: HostConfig, order: AttemptOrder, ending: Ending, out: s
     except OSError:
         written = 0.0
     ending.grew_lately = ending.at - written < order.lately_s
-    ending.model_trouble = model_log.trouble(out)
+    ending.model_trouble = model_trouble(out)
 
 
 def _write_result(out: str, result: dict[str, object]) -> int:
@@ -245,3 +255,36 @@ def _write_result(out: str, result: dict[str, object]) -> int:
     os.replace(f"{path}.new", path)
     say(f"result: {json.dumps(result)[:500]}")
     return 0
+
+
+# -- the model's API ---------------------------------------------------------------------------------
+
+
+def model_trouble(out: str) -> str:
+    """What an attempt's last calls came to, if they failed; empty if all was well, or unknown.
+
+    The client's log has what httpx and the SDK wrote. navi asks again 30 times, which takes longer than a
+    task may: no Error line comes of it, and what looks like an agent that took its time was one that was
+    not answered.
+    """
+    calls = [int(status) if status else 0 for status, _ in _CALL.findall(_newest_tail(out))]
+    failed = list(takewhile(_is_failure, reversed(calls)))
+    if len(failed) < MANY_CALLS:
+        return ""
+    answers = [status for status in failed[:MANY_CALLS] if status]
+    return f"its last answer was {answers[0]}" if answers else "it does not answer"
+
+
+def _newest_tail(out: str) -> bytes:
+    logs = glob.glob(os.path.join(glob.escape(out), "client_logs", "normal-*.log"))
+    try:
+        with open(max(logs, key=os.path.getmtime, default=""), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL))
+            return file.read(LOG_TAIL)
+    except OSError:
+        return b""
+
+
+def _is_failure(status: int) -> bool:
+    """0: no answer came, and the call is repeated."""
+    return status == 0 or status >= 500 or status in FAILING

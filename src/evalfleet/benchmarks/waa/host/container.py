@@ -1,4 +1,4 @@
-"""The container with Windows in it: up, ready, reset."""
+"""The container with Windows in it: up, ready, reset, and all of it removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 from . import guest
 from .config import CONTAINER, FILE, POINTER, PORTS
-from .shell import Failed, run, say
+from .shell import Failed, as_root, run, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PROGRAM = "program"
 GLANCE_S = 20.0
 SYNC_S = 600.0
+REMOVE_S = 1800.0
 
 
 def step_container(config: HostConfig, engine: Docker) -> None:
@@ -80,12 +81,12 @@ def ensure_clean(config: HostConfig, engine: Docker, deep: bool) -> None:
         reset(config, engine, deep=False)
 
 
-def soil(config: HostConfig, why: str) -> None:
-    """Whoever comes next resets first, unless `clean` is called."""
+def mark_dirty(config: HostConfig, why: str) -> None:
+    """Whoever comes next resets first, unless `mark_clean` is called."""
     _write(config.state("dirty"), why)
 
 
-def clean(config: HostConfig) -> None:
+def mark_clean(config: HostConfig) -> None:
     if os.path.exists(config.state("dirty")):
         os.unlink(config.state("dirty"))
 
@@ -103,7 +104,7 @@ def reset(config: HostConfig, engine: Docker, deep: bool = True) -> None:
         step_container(config, engine)
         _await_windows(config, engine)
         say(f"Windows went back to golden in {time.monotonic() - begun:.1f} s")
-    clean(config)
+    mark_clean(config)
 
 
 def rest(config: HostConfig, engine: Docker) -> None:
@@ -112,7 +113,7 @@ def rest(config: HostConfig, engine: Docker) -> None:
 
     engine.remove(CONTAINER)
     restore(config)
-    clean(config)
+    mark_clean(config)
     run(["sync"], SYNC_S)
     say("Windows rests, as it was installed")
 
@@ -153,3 +154,46 @@ def _write(path: str, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(f"{path}.new", path)
+
+
+# -- undoing a set-up --------------------------------------------------------------------------------
+
+
+def clean_up(config: HostConfig, engine: Docker) -> None:
+    """Removes container, image, Windows and our folders; Docker and others' golden storage stay.
+
+    Cut short, it can be repeated: what is needed for that goes last. Raises Failed.
+    """
+    from .golden import INSTALLER
+
+    for name in (CONTAINER, INSTALLER):
+        engine.remove(name)
+    _remove_image(config, engine)
+    folders = ["storage", "storage.new"]
+    if config.golden_folder != config.golden:
+        folders += ["golden", "golden.new", "golden-download"]
+    _remove_own(config, *folders)
+    _remove_own(config, "state", FILE, PROGRAM)
+    if os.path.isdir(config.data) and not os.listdir(config.data):
+        _delete(config.data)
+    _delete(os.path.expanduser(POINTER))
+    say("nothing of Windows Agent Arena is left")
+
+
+def _remove_image(config: HostConfig, engine: Docker) -> None:
+    """One that somebody else's container needs stays, and so does the rest of the machine's images."""
+    if engine.try_("image", "inspect", config.image).ok:
+        done = engine.try_("rmi", config.image, timeout_s=REMOVE_S)
+        if not done.ok:
+            say(f"the image {config.image} stays: {done.words()}")
+
+
+def _remove_own(config: HostConfig, *names: str) -> None:
+    _delete(*(os.path.join(config.data, name) for name in names))
+
+
+def _delete(*paths: str) -> None:
+    """As root: what the container wrote is root's."""
+    done = run(as_root(["rm", "-rf", "--", *paths]), REMOVE_S)
+    if not done.ok:
+        raise Failed(f"cannot remove {', '.join(paths)}: {done.words()}")

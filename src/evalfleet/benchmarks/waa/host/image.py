@@ -1,10 +1,14 @@
-"""The container image, pulled once."""
+"""The container image: pulled once, and the lists of tasks that it has."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import threading
 import time
@@ -24,6 +28,11 @@ TRIES = 3
 RETRY_S = 10.0
 REFUSED = ("denied", "unauthorized", "authentication required", "403 Forbidden")
 UNKNOWN = ("not found", "manifest unknown", "repository does not exist")
+
+TASKS_FOLDER = "/client/evaluation_examples_windows"
+TASK_LIST = re.compile(r"test_[\w.-]*\.json")
+TASK_DEFINITION = re.compile(r"examples\w*/[^/]+/[^/]+\.json")
+COPY_S = 300.0
 
 
 def is_there(config: HostConfig, engine: Docker) -> bool:
@@ -123,3 +132,43 @@ def _explain(config: HostConfig, problem: str, last: bool) -> None:
         raise Failed(f"{name}: there is no such image; check --set image: {end}")
     if last:
         raise Failed(f"{name} cannot be pulled: {end}")
+
+
+# -- its tasks ---------------------------------------------------------------------------------------
+
+
+def tell_tasks(config: HostConfig, engine: Docker) -> int:
+    """Writes the lists, and which tasks are defined, into result.json."""
+    texts: dict[str, str] = {}
+    defined: list[str] = []
+    with tarfile.open(fileobj=io.BytesIO(_tasks_folder(config.image, engine))) as archive:
+        for member in archive:
+            name = member.name.lstrip("./").partition("/")[2]
+            source = archive.extractfile(member) if member.isfile() else None
+            if source is not None and TASK_LIST.fullmatch(name):
+                texts[name] = source.read().decode("utf-8", "replace")
+            elif source is not None and TASK_DEFINITION.fullmatch(name):
+                defined.append(name)
+    digest = _digest(config.image, engine)
+    told = {"name": config.image, "digest": digest, "texts": texts, "defined": sorted(defined)}
+    with open(os.path.join(os.environ["EVALFLEET_OUT"], "result.json"), "w") as file:
+        json.dump(told, file)
+    say(f"{config.image} has {len(texts)} lists of tasks")
+    return 0
+
+
+def _digest(image: str, engine: Docker) -> str:
+    """The one that registries know it by. An image that was never in a registry has only its id."""
+    about = json.loads(engine.do("image", "inspect", image).out)[0]
+    for name in about.get("RepoDigests") or ():
+        return str(name).rpartition("@")[2]
+    return "sha256:" + str(about["Id"]).rpartition(":")[2]
+
+
+def _tasks_folder(image: str, engine: Docker) -> bytes:
+    """As a tar archive. Not from the container with Windows, in which agents have worked."""
+    made = engine.do("create", "--pull", "never", "--network", "none", image).out.strip()
+    try:
+        return engine.do("cp", f"{made}:{TASKS_FOLDER}", "-", timeout_s=COPY_S).raw
+    finally:
+        engine.try_("rm", "-f", made)

@@ -1,10 +1,13 @@
-"""The machine itself: room for Windows, on a disk that stays, and Docker."""
+"""The machine itself: KVM, room for Windows on a disk that stays, and Docker."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import getpass
 import os
 import shutil
+import sys
 import time
 
 from .shell import Failed, as_root, run, say
@@ -16,6 +19,15 @@ if TYPE_CHECKING:
     from .config import HostConfig
     from .docker import Docker
 
+DEVICE = "/dev/kvm"
+GET_API_VERSION = 0xAE00
+CREATE_VM = 0xAE01
+API_VERSION = 12
+REMEDY = (
+    "take a size with nested virtualisation (not ARM; security type Standard), "
+    "or --set kvm=false for slow software emulation"
+)
+
 GIB = 1 << 30
 WIPED = "DATALOSS_WARNING_README.txt"
 """A cloud leaves it on the disk that does not outlive a stop."""
@@ -25,6 +37,41 @@ QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_MODE=a", "UCF_FOR
 LOCKED = ("Could not get lock", "Unable to acquire the dpkg frontend lock", "is another process using it")
 LOCK_LOOK_S = 5.0
 INSTALL_S = 1500.0
+
+
+# -- KVM -------------------------------------------------------------------------------------------
+
+
+def step_kvm(device: str = DEVICE) -> None:
+    """A virtual machine can be made: the device may be there although the processor cannot do it."""
+    problem = try_kvm(device)
+    if problem == os.strerror(errno.EACCES) and os.geteuid() != 0:
+        # only root and the group kvm may; the engine is root
+        script = f"import sys; sys.path[:0] = {sys.path[:1]!r}; "
+        script += f"from {__name__} import try_kvm; sys.exit(try_kvm({device!r}) or 0)"
+        done = run(as_root([sys.executable, "-c", script]), 60.0)
+        problem = "" if done.ok else done.words()
+    if problem:
+        raise Failed(f"{device} cannot be used ({problem}): {REMEDY}")
+    say(f"{device} works")
+
+
+def try_kvm(device: str) -> str:
+    """What is wrong with it; nothing, if a virtual machine can be made."""
+    try:
+        handle = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as err:
+        return err.strerror or "unknown"
+    try:
+        version = fcntl.ioctl(handle, GET_API_VERSION, 0)
+        if version != API_VERSION:
+            return f"its version is {version}, not {API_VERSION}"
+        os.close(fcntl.ioctl(handle, CREATE_VM, 0))
+    except OSError as err:
+        return f"no virtual machine can be made: {err.strerror}"
+    finally:
+        os.close(handle)
+    return ""
 
 
 # -- disk ----------------------------------------------------------------------------------------
