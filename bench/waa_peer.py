@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalfleet.lab import NamespaceHost
-from evalfleet.lab.errors import LabError
+from evalfleet.lab.system import LabError
 from standins.waa.standin import ENGINE_ROOT, IMAGE
 from tests.waa.arena import Arena
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from evalfleet.lab import Lab, LabError, NamespaceHost, commands, network
+from evalfleet.lab import Lab, LabError, NamespaceHost, network, system
 
 from .cloudinit import Seeder
 from .machines import Guest, MachineTrouble
@@ -39,14 +39,14 @@ class GuestHost(NamespaceHost):
     def _copy(self, image: Path, disk: Path) -> None:
         """What is the machine's own, and set by the platform, stays."""
         own = {name: (disk / name).read_bytes() for name in OWN}
-        commands.run(["cp", "-a", f"{image}/.", str(disk)])
+        system.run(["cp", "-a", f"{image}/.", str(disk)])
         for name, data in own.items():
             (disk / name).write_bytes(data)
 
     def keep(self, image: Path) -> None:
         """While it is off."""
         image.parent.mkdir(exist_ok=True)
-        commands.run(["cp", "-a", str(self._directory / "disk/upper"), str(image)])
+        system.run(["cp", "-a", str(self._directory / "disk/upper"), str(image)])
 
     def make(self) -> None:
         super().make()
@@ -76,11 +76,11 @@ class GuestHost(NamespaceHost):
     def protect(self, rules: str) -> None:
         pid = self._need_power()
         # either may be what this kernel supports
-        tools = [tool for tool in ("iptables-restore", "iptables-legacy-restore") if commands.find(tool)]
+        tools = [tool for tool in ("iptables-restore", "iptables-legacy-restore") if system.find(tool)]
         complaint = LabError("security groups need iptables")
         for tool in tools:
             try:
-                commands.run(["nsenter", f"--net=/proc/{pid}/ns/net", "--", tool], rules)
+                system.run(["nsenter", f"--net=/proc/{pid}/ns/net", "--", tool], rules)
             except LabError as err:
                 complaint = err
             else:
@@ -120,7 +120,7 @@ class Hosts:
         self.lab = GuestLab.create(0, disk_bytes=disk_bytes, expose=expose)
         self.images: dict[str, Path] = {}
         self._kept = 0
-        commands.run([*self.lab.prefix, "ip", "addr", "add", f"{METADATA}/32", "dev", "br0"])
+        system.run([*self.lab.prefix, "ip", "addr", "add", f"{METADATA}/32", "dev", "br0"])
         self._hand = ThreadPoolExecutor(1)  # a lab is used by one thread at a time
         self._hosts: dict[str, GuestHost] = {}
         self._coming: dict[str, asyncio.Future[None]] = {}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evalfleet.api import places
-from evalfleet.lab import Lab, LabError, commands
+from evalfleet.lab import Lab, LabError, system
 from evalfleet.model import SECOND, after
 from standins.azure import StandIn
 from standins.azure.hosts import Hosts
@@ -207,17 +207,17 @@ class CutOff:
 
     def __enter__(self) -> None:
         for rule in self._rules:
-            commands.run([*self._prefix, self._tool(), "-I", *rule])
+            system.run([*self._prefix, self._tool(), "-I", *rule])
 
     def __exit__(self, *_: object) -> None:
         for rule in self._rules:
-            commands.run([*self._prefix, self._tool(), "-D", *rule])
+            system.run([*self._prefix, self._tool(), "-D", *rule])
 
     def _tool(self) -> str:
         """Either may be what this kernel supports."""
         for tool in ("iptables", "iptables-legacy"):
             try:
-                commands.run([*self._prefix, tool, "-S", "OUTPUT"])
+                system.run([*self._prefix, tool, "-S", "OUTPUT"])
             except LabError:
                 continue
             return tool

@@ -17,8 +17,8 @@ import msgspec
 from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.lab import LabPlace, LabSettings
+from evalfleet.places.lab.keeper_client import FOLDER
 from evalfleet.places.lab.protocol import KeeperRecord
-from evalfleet.places.lab.search import FOLDER
 from evalfleet.ports import Place, PlaceContext
 from evalfleet.testing import ShellHarness
 from tests.lab.marks import Marks, leave

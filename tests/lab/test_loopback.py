@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab import AnyLab, Lab, LabError, LoopbackLab, processes
+from evalfleet.lab import AnyLab, Lab, LabError, LoopbackLab, loopback
 from evalfleet.lab.keys import key_from_seed, new_key, public_bytes, write_private
 from tests.waiting import until
 
@@ -97,7 +97,7 @@ def test_what_a_killed_creator_left_is_swept(lab: LoopbackLab) -> None:
         finally:
             creator.send_signal(signal.SIGKILL)
     LoopbackLab.sweep()
-    until(lambda: not processes.argv(int(pid)) and not Path(home).exists(), "the lab to be swept")
+    until(lambda: not loopback.argv_of(int(pid)) and not Path(home).exists(), "the lab to be swept")
     assert ssh(lab, 0, "true").returncode == 0
 
 

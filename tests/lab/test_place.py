@@ -18,8 +18,8 @@ import pytest
 from evalfleet.errors import PlaceError
 from evalfleet.lab.keys import new_key
 from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Needs
+from evalfleet.places.lab.keeper_client import FOLDER
 from evalfleet.places.lab.protocol import KeeperRecord
-from evalfleet.places.lab.search import FOLDER
 from evalfleet.ports import Fence
 from evalfleet.testing import ChannelContract, Harness, PlaceContract
 from tests.docs.pages import ROOT

@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-from .any_lab import AnyLab
 from .cgroups import HostLimits
-from .errors import LabError
+from .client import AnyLab
 from .host import Host, HostProcess
 from .hosts import NamespaceHost
 from .lab import Lab
 from .loopback import LoopbackLab
+from .system import LabError
 
 __all__ = ["AnyLab", "Host", "HostLimits", "HostProcess", "Lab", "LabError", "LoopbackLab", "NamespaceHost"]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import LabError
+from .system import LabError
 
 GONE_S = 10.0
 PERIOD_US = 100_000

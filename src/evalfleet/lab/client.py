@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from . import keys
 from .host import Host
@@ -46,3 +49,33 @@ class LabClient:
         who = f"{user or host.users[0]}@{host.address}"
         argv = ["ssh", "-F", "none", "-i", str(self.key_path), "-p", str(host.port), *flags, who]
         return [*self._prefix, *argv, *(["--", *command] if command else [])]
+
+
+class AnyLab(Protocol):
+    """They are context managers, too."""
+
+    @property
+    def hosts(self) -> Sequence[Host]: ...
+
+    @property
+    def client(self) -> LabClient: ...
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Before a command: it runs on this machine and reaches the hosts."""
+        ...
+
+    def inside(self) -> AbstractContextManager[None]:
+        """This thread reaches the hosts meanwhile, and so does what it starts (threads, processes).
+
+        For a client in this process: what it connects in here stays connected afterwards.
+        """
+        ...
+
+    def socket(self) -> socket.socket:
+        """A TCP socket that reaches the hosts, to connect from anywhere in this process."""
+        ...
+
+    def destroy(self) -> None:
+        """Nothing is left afterwards. Repeats safely."""
+        ...

@@ -14,9 +14,9 @@ import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from . import syscalls, users
-from .errors import LabError
-from .sshd import server_config
+from . import login, system
+from .login import server_config
+from .system import LabError
 
 # Of the machine, hosts see these and nothing else; `proc`, `run` and so on are made anew.
 KEPT = frozenset({"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "opt", "var"})
@@ -68,7 +68,7 @@ class Base:
     def make(self, client_key: str, mask: Iterable[Path], expose: Iterable[Path]) -> None:
         """`mask` and `expose` are absolute paths, as hosts would see them."""
         self.path.mkdir()
-        syscalls.mount_tmpfs(self.path, "mode=755,size=64m")
+        system.mount_tmpfs(self.path, "mode=755,size=64m")
         self._keep_only(Path(), KEPT)
         self._keep_only(Path("var/lib"), KEPT_STATE)
         for name, mode in FRESH.items():
@@ -76,7 +76,7 @@ class Base:
         for name in (*HIDDEN, *(str(path).lstrip("/") for path in mask)):
             self._hide(Path(name))
         self._devices()
-        users.write(self.path, self.rootfs, client_key)
+        login.write_users(self.path, self.rootfs, client_key)
         (self.path / "etc/ssh/sshd_config").write_text(server_config(self.rootfs))
         (self.path / "etc/resolv.conf").write_text("")
         for place in expose:
@@ -147,7 +147,7 @@ class Disk:
 
     def make(self, host: str, address: str, host_key: bytes) -> None:
         self._mount.mkdir()
-        syscalls.mount_tmpfs(self._mount, f"mode=700,size={self._size}")
+        system.mount_tmpfs(self._mount, f"mode=700,size={self._size}")
         for name in ("upper", "work", "upper/etc", "upper/etc/ssh"):
             (self._mount / name).mkdir()
             (self._mount / name).chmod(0o755)
@@ -190,12 +190,12 @@ class Disk:
 
     def remove(self) -> None:
         if os.path.ismount(self._mount):
-            syscalls.unmount(self._mount)
+            system.unmount(self._mount)
 
     def _resize(self, size: int) -> None:
         # 0 would mean: without limit
         try:
-            syscalls.mount_tmpfs(self._mount, f"size={max(size, 4096)}", again=True)
+            system.mount_tmpfs(self._mount, f"size={max(size, 4096)}", again=True)
         except OSError as err:
             raise LabError(f"the disk at {self._mount} cannot be resized: {err}") from err
 

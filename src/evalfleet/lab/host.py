@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .errors import LabError
+from .system import LabError
 
 
 class HostProcess(NamedTuple):

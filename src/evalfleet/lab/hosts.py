@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from . import commands, keys, network
+from . import keys, network, system
 from .cgroups import Group
 from .disk import Base, Disk
-from .errors import LabError
 from .host import Host, HostProcess, checked
-from .users import USERS
+from .login import USERS
+from .system import LabError
 
 BOOT = Path(__file__).with_name("boot.sh")
 BOOT_S = 30.0
@@ -69,7 +69,7 @@ class NamespaceHost(Host):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=console,
-                env=commands.CLEAN,
+                env=system.CLEAN,
                 start_new_session=True,
             )
 
@@ -245,7 +245,7 @@ class NamespaceHost(Host):
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         enter = ["nsenter", f"--target={self._need_power()}", "--all", "--root", "--wd", "--"]
-        environ = {**commands.CLEAN, "HOME": "/root"}
+        environ = {**system.CLEAN, "HOME": "/root"}
         done = subprocess.run(
             [*enter, *argv],
             input=text or "",

@@ -11,12 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from . import cgroups, commands, network, state, syscalls
+from . import cgroups, network, state, system
 from .cgroups import HostLimits
 from .client import LabClient
 from .disk import Base
-from .errors import LabError
 from .hosts import LabSite, NamespaceHost, boot
+from .system import LabError
 
 ROOT = Path("/run/evalfleet-lab")
 GIB = 1 << 30
@@ -47,7 +47,7 @@ class Lab:
     @classmethod
     def missing(cls) -> str | None:
         """Why there can be none here, in one line; None if there can."""
-        return commands.missing()
+        return system.missing()
 
     @classmethod
     def create(
@@ -67,7 +67,7 @@ class Lab:
         directories, temporary files, this checkout and all that is not the system's. `expose`: directories
         they do see, read-only. Raises LabError, and leaves nothing behind then.
         """
-        complaint = commands.missing() or _unfit(rootfs)
+        complaint = system.missing() or _unfit(rootfs)
         if complaint:
             raise LabError(complaint)
         cls.sweep()
@@ -161,7 +161,7 @@ class Lab:
 
     def enter(self) -> None:
         """This thread joins the lab's network for good: for a child that does nothing else."""
-        syscalls.enter_network(self.network_path)
+        system.enter_network(self.network_path)
 
     def socket(self) -> socket.socket:
         """A TCP socket of the lab's network, to connect from anywhere in this process."""
@@ -218,5 +218,5 @@ def _demolish(directory: Path) -> None:
         # never more than what a lab makes, whatever the file says
         if Path(top).name == _group_name(directory):
             cgroups.remove_group(Path(top))
-    for mount in syscalls.mounts_under(directory.resolve()):
-        syscalls.unmount(mount)
+    for mount in system.mounts_under(directory.resolve()):
+        system.unmount(mount)

@@ -16,17 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Self
 
-from . import commands, keys, processes, state
+from . import keys, state, system
 from .client import LabClient
-from .errors import LabError
 from .host import Host, HostProcess, checked
-from .sshd import loopback_config
+from .login import loopback_config
+from .system import LabError
 
 SESSION = Path(__file__).with_name("session.sh")
 WAIT_S = 20.0
@@ -61,7 +61,7 @@ class LoopbackHost(Host):
         return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
-        server = commands.find("sshd")
+        server = system.find("sshd")
         if server is None:
             raise LabError("the lab needs openssh-server")
         argv = [server, "-D", "-e", "-f", str(self._directory / "sshd_config")]
@@ -71,7 +71,7 @@ class LoopbackHost(Host):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=console,
-                env=commands.CLEAN,
+                env=system.CLEAN,
                 start_new_session=True,
             )
 
@@ -85,17 +85,17 @@ class LoopbackHost(Host):
 
     def power_off(self) -> None:
         self._end_sshd(signal.SIGKILL)
-        processes.kill(self._all)
+        kill_all(self._all)
 
     def stop(self) -> None:
         self.power_off()
 
     def freeze(self) -> None:
         # some may start others before the signal reaches them
-        self._wait(lambda: processes.stop(self._all()), "cannot be frozen")
+        self._wait(lambda: freeze_all(self._all()), "cannot be frozen")
 
     def thaw(self) -> None:
-        processes.send(self._all(), signal.SIGCONT)
+        signal_all(self._all(), signal.SIGCONT)
 
     def swap_host_key(self) -> None:
         self._key = keys.new_key(self.name)
@@ -106,11 +106,11 @@ class LoopbackHost(Host):
         sessions = [found.pid for found in self.processes() if found.argv[0].startswith("sshd:")]
         self._end_sshd(signal.SIGTERM)
         if drop_sessions:
-            processes.send(sessions, signal.SIGTERM)
+            signal_all(sessions, signal.SIGTERM)
         self.power_on()
 
     def processes(self) -> list[HostProcess]:
-        return [HostProcess(pid, pid, argv) for pid in self._all() if (argv := processes.argv(pid))]
+        return [HostProcess(pid, pid, argv) for pid in self._all() if (argv := argv_of(pid))]
 
     def run(
         self,
@@ -122,7 +122,7 @@ class LoopbackHost(Host):
     ) -> subprocess.CompletedProcess[str]:
         if not self.is_on:
             raise LabError(f"{self.name} is off")
-        environ = {**commands.CLEAN, "HOME": str(self.home), processes.MARK: self._mark}
+        environ = {**system.CLEAN, "HOME": str(self.home), MARK: self._mark}
         done = subprocess.run(
             argv,
             input=text or "",
@@ -137,7 +137,7 @@ class LoopbackHost(Host):
 
     def _all(self) -> list[int]:
         own = [self._process.pid] if self._process is not None and self.is_on else []
-        return processes.of_host(own, self._mark)
+        return processes_of(own, self._mark)
 
     def _end_sshd(self, signum: int) -> None:
         if self._process is not None:
@@ -169,7 +169,7 @@ class LoopbackLab:
         """Why there can be none here, in one line; None if there can."""
         if not sys.platform.startswith("linux"):
             return "the loopback lab needs Linux, whose loopback network has more than one address"
-        if commands.find("sshd") is None:
+        if system.find("sshd") is None:
             return "the loopback lab needs openssh-server"
         return None
 
@@ -244,10 +244,10 @@ def _demolish(directory: Path) -> None:
     for host in directory.glob("host-*"):
         with contextlib.suppress(OSError, ValueError):
             pid = int((host / "sshd.pid").read_text())
-            if any(str(host / "sshd_config") in word for word in processes.argv(pid)):
-                processes.kill(partial(processes.of_host, [pid], ""))
+            if any(str(host / "sshd_config") in word for word in argv_of(pid)):
+                kill_all(partial(processes_of, [pid], ""))
         mark = f"{directory.name}/{host.name}"
-        processes.kill(partial(processes.of_host, [], mark))
+        kill_all(partial(processes_of, [], mark))
 
 
 def _free_port(address: str) -> int:
@@ -257,3 +257,76 @@ def _free_port(address: str) -> int:
         except OSError as err:
             raise LabError(f"the loopback lab needs the address {address}: {err}") from err
         return int(probe.getsockname()[1])
+
+
+MARK = "EVALFLEET_LAB_HOST"
+GONE_S = 10.0
+
+
+def argv_of(pid: int) -> tuple[str, ...]:
+    """Empty if it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+    except OSError:
+        return ()
+    return tuple(map(os.fsdecode, words.split(b"\0"))) if words else ()
+
+
+def processes_of(own: Iterable[int], mark: str) -> list[int]:
+    """These, the marked ones, and all that descend from either. Dead ones do not count."""
+    alive = {pid: parent for pid, parent, status in _table() if status not in "ZX"}
+    found = {pid for pid in own if pid in alive}
+    found |= {pid for pid in alive if mark and _is_marked(pid, mark)}
+    children: dict[int, list[int]] = {}
+    for pid, parent in alive.items():
+        children.setdefault(parent, []).append(pid)
+    waiting = list(found)
+    while waiting:
+        new = [pid for pid in children.get(waiting.pop(), []) if pid not in found]
+        found.update(new)
+        waiting += new
+    return sorted(found - {os.getpid()})
+
+
+def signal_all(pids: Iterable[int], signum: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def kill_all(find: Callable[[], list[int]]) -> None:
+    """Until none is found: some may start others meanwhile."""
+    until = time.monotonic() + GONE_S
+    while pids := find():
+        if time.monotonic() > until:
+            raise LabError(f"processes {pids} cannot be killed")
+        # a parent that is killed first leaves its children to nobody: stop them all before
+        signal_all(pids, signal.SIGSTOP)
+        signal_all(pids, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def freeze_all(pids: Iterable[int]) -> bool:
+    """True once all of them stand still."""
+    wanted = set(pids)
+    signal_all(wanted, signal.SIGSTOP)
+    return all(status in "TtZX" for pid, _, status in _table() if pid in wanted)
+
+
+def _table() -> list[tuple[int, int, str]]:
+    """Pid, parent and status of every process."""
+    rows: list[tuple[int, int, str]] = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{name}/stat").read_text(errors="replace")
+                status, parent = text[text.rindex(")") + 2 :].split(" ", 2)[:2]
+                rows.append((int(name), int(parent), status))
+    return rows
+
+
+def _is_marked(pid: int, mark: str) -> bool:
+    try:
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from . import commands, syscalls
-from .errors import LabError
+from . import system
+from .system import LabError
 
 GATEWAY = "198.18.0.1"
 GATEWAY_MAC = "02:00:c6:12:00:01"
@@ -62,7 +62,7 @@ class Network:
             f"addr add {GATEWAY}/16 dev br0\n"
             "link set br0 up\n"
         )
-        commands.run(["unshare", f"--net={self.path}", "sh", "-c", f"{QUIET} exec ip -batch -"], lines)
+        system.run(["unshare", f"--net={self.path}", "sh", "-c", f"{QUIET} exec ip -batch -"], lines)
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class Network:
         return ("nsenter", f"--net={self.path}", "--")
 
     def inside(self) -> AbstractContextManager[None]:
-        return syscalls.network_namespace(self.path)
+        return system.network_namespace(self.path)
 
     def socket(self) -> socket.socket:
         """A TCP socket of the lab's network, not connected yet; usable from anywhere in this process."""
@@ -110,19 +110,19 @@ class Network:
         _pace(("nsenter", f"--net=/proc/{pid}/ns/net", "--"), "eth0", kbit)
 
     def _ip(self, lines: Sequence[str]) -> None:
-        commands.run([*self.prefix, "ip", "-batch", "-"], "".join(f"{line}\n" for line in lines))
+        system.run([*self.prefix, "ip", "-batch", "-"], "".join(f"{line}\n" for line in lines))
 
 
 def _pace(prefix: Sequence[str], device: str, kbit: int | None) -> None:
-    if commands.find("tc") is None:
+    if system.find("tc") is None:
         raise LabError("a slow link needs tc, of iproute2")
     argv = [*prefix, "tc", "qdisc"]
     if kbit is not None:
         burst = max(4096, kbit // 2)  # what a fast link sends between two ticks of the clock
         shape = ["tbf", "rate", f"{kbit}kbit", "burst", f"{burst}b", "latency", "400ms"]
-        commands.run([*argv, "replace", "dev", device, "root", *shape])
-    elif "tbf" in commands.run([*argv, "show", "dev", device]):
-        commands.run([*argv, "del", "dev", device, "root"])
+        system.run([*argv, "replace", "dev", device, "root", *shape])
+    elif "tbf" in system.run([*argv, "show", "dev", device]):
+        system.run([*argv, "del", "dev", device, "root"])
 
 
 def lose(pid: int, percent: float) -> None:
@@ -134,11 +134,11 @@ def lose(pid: int, percent: float) -> None:
     said = "iptables is not installed"
     # either may be what this kernel supports
     for tool in ("iptables-restore", "iptables-legacy-restore"):
-        if commands.find(tool) is None:
+        if system.find(tool) is None:
             continue
         try:
             argv = ["nsenter", f"--net=/proc/{pid}/ns/net", "--", tool]
-            commands.run(argv, f"*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\n{rules}COMMIT\n")
+            system.run(argv, f"*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\n{rules}COMMIT\n")
         except LabError as err:
             said = str(err)
         else:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from .errors import LabError
+from .system import LabError
 
 Demolish = Callable[[Path], None]
 """Ends everything of a lab, given its directory. May be repeated."""

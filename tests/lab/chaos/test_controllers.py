@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from evalfleet.lab.syscalls import mount_tmpfs
+from evalfleet.lab.system import mount_tmpfs
 from evalfleet.model import Cause
 from tests.lab.clients import needs_lab
 

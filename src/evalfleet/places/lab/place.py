@@ -9,7 +9,9 @@ import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Struct
 
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, Target, openssh
@@ -19,9 +21,8 @@ from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 
-from .protocol import Add, End, Extend, KeeperAnswer, KeeperRecord, List, Remove, Taken
-from .search import KeeperLine
-from .settings import LabSettings, Shape, shape_of
+from .keeper_client import KeeperClient
+from .protocol import Add, End, Extend, KeeperAnswer, KeeperRecord, List, Remove, Shape, Taken
 
 if TYPE_CHECKING:
     from evalfleet.channels.ssh.host_home import HostHome
@@ -29,6 +30,22 @@ if TYPE_CHECKING:
 HANDSHAKES = 16
 CONNECT_S = 5.0
 SSH_PORT = 22
+GIB = 1 << 30
+
+
+class LabSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts cost nothing; what they use is this computer's."""
+
+    max_hosts: Annotated[int, Meta(ge=1, le=500, description="never more than this at once")] = 50
+    cpus: Annotated[float, Meta(ge=0, description="cores a host may use; 0: all there are")] = 0.0
+    memory_gb: Annotated[float, Meta(ge=0, description="a host's memory; 0: all there is")] = 0.0
+    disk_gb: Annotated[float, Meta(gt=0, description="what a host may write; it is memory, once written")] = (
+        1.0
+    )
+    user: Annotated[Literal["lab", "root"], Meta(description="who tasks run as")] = "lab"
+    expose: Annotated[
+        tuple[str, ...], Meta(description="directories of this computer that hosts see, read-only")
+    ] = ()
 
 
 class LabPlace:
@@ -44,7 +61,7 @@ class LabPlace:
         self._home_id = context.home_id
         self._secrets = context.secrets
         self._samples = Samples(context.home)
-        self._keeper = KeeperLine(context.home, name)
+        self._keeper = KeeperClient(context.home, name)
         self._handshakes = asyncio.Semaphore(HANDSHAKES)
         self._homes: dict[MachineId, HostHome] = {}
         self._used = False
@@ -189,3 +206,19 @@ class LabPlace:
 
 def _no_lab() -> socket.socket:
     raise ConnectionRefusedError("the lab has ended")
+
+
+def shape_of(name: str, settings: LabSettings, context: PlaceContext) -> Shape:
+    """Raises RequestError."""
+    exposed = [context.base / Path(given).expanduser() for given in settings.expose]
+    for path in exposed:
+        if not path.is_dir():
+            raise RequestError(
+                f"place {name!r}: expose names {str(path)!r}, which is no directory; correct it"
+            )
+    return Shape(
+        cpus=settings.cpus or None,
+        memory_bytes=int(settings.memory_gb * GIB) or None,
+        disk_bytes=int(settings.disk_gb * GIB),
+        expose=tuple(str(path.resolve()) for path in exposed),
+    )

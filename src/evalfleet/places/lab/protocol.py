@@ -6,10 +6,17 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .settings import Shape
-
 Refusal = Literal["", "unknown", "deleting", "full", "shape", "failed", "closing"]
 Phase = Literal["pending", "up", "gone"]
+
+
+class Shape(Struct, frozen=True):
+    """What the hosts of one lab have in common."""
+
+    cpus: float | None
+    memory_bytes: int | None
+    disk_bytes: int
+    expose: tuple[str, ...]
 
 
 class KeeperRecord(Struct, frozen=True):

@@ -18,8 +18,7 @@ from evalfleet.errors import PlaceError
 from evalfleet.lab import Lab
 
 from .keeper import READY, locked
-from .protocol import Add, KeeperAnswer, KeeperOrders, KeeperRecord, Question
-from .settings import Shape
+from .protocol import Add, KeeperAnswer, KeeperOrders, KeeperRecord, Question, Shape
 
 FOLDER = ".lab"
 ANSWER_S = 90.0
@@ -32,8 +31,8 @@ PACKAGES = Path(__file__).resolve().parents[3]
 LAUNCH = '{ "$@" || exec "$0" -P -m evalfleet.lab --sweep >/dev/null; } &'
 
 
-class KeeperLine:
-    """To whatever keeper the home has now. It is found by its record, and lives if its socket answers."""
+class KeeperClient:
+    """A client of whatever keeper the home has now, found by its record; it lives if its socket answers."""
 
     def __init__(self, home: Path, place: str) -> None:
         self._folder = home.absolute() / FOLDER
