@@ -20,7 +20,7 @@ from .journal import Holder, Holds, Store
 from .model import NOBODY, MachineId, Micros, Notify, Plan
 from .names import safe_name
 from .planning.plan import PlaceSettings, benchmark_of, places_of
-from .planning.registry_fields import KindFields
+from .planning.plugins import KindFields
 from .policy import POOL, RUN
 from .pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .ports import Place, PlaceContext

@@ -10,7 +10,7 @@ import pytest
 
 from evalfleet import events as ev
 from evalfleet.model import Broken, Cause, Limits, MachineId, Plan, Scored
-from evalfleet.planning.registry_fields import KindFields
+from evalfleet.planning.plugins import KindFields
 from evalfleet.state import fold
 from evalfleet.views.files import replace, to_json
 from evalfleet.views.live import PoolScribe, Scribe

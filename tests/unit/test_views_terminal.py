@@ -16,11 +16,11 @@ from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import RunState, apply
 from evalfleet.views import format
+from evalfleet.views.format import pairs, table
 from evalfleet.views.frame import FrameSize
+from evalfleet.views.lines import BURST
 from evalfleet.views.notable import notable
-from evalfleet.views.plain import BURST
 from evalfleet.views.terminal import Display, JsonLines, PlainLines, is_screen, json_lines, picture, view_for
-from evalfleet.views.text_table import pairs, table
 from tests.unit.views_feed import Feed, a_mixed_run
 
 

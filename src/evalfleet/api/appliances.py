@@ -22,8 +22,8 @@ from evalfleet.planning.sources import benchmark_source
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import MachineState
 
-from .pool import Pool
 from .pool_machine import ActionResult
+from .pools import Pool
 from .tunnels import fetch, open_tunnels
 
 LOOK_S = 20.0

@@ -18,8 +18,8 @@ from evalfleet.pools import PoolView, changes, estate_at, machine_of
 from evalfleet.ports import Image
 from evalfleet.state import MachineState
 
-from .pool import Pool
 from .pool_machine import PoolMachine, running_in
+from .pools import Pool
 
 REST_S = 2 * 3600.0
 

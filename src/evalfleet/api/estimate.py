@@ -15,8 +15,7 @@ from evalfleet.planning.plan import benchmark_of
 from evalfleet.planning.workspace import Workspace
 from evalfleet.pools.lending import SIZE as BORROWED
 from evalfleet.ports import Preflight
-from evalfleet.views.format import plural
-from evalfleet.views.text_table import table
+from evalfleet.views.format import plural, table
 
 from .runs import kept_pool
 

@@ -1,24 +1,299 @@
-"""Pools as they are made and found."""
+"""A named pool, and its verbs."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
-from contextlib import suppress
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
-from evalfleet.errors import RequestError, RunHeld
-from evalfleet.events import PoolPlanned
-from evalfleet.journal import Store
-from evalfleet.model import Limits, Needs, Plan
-from evalfleet.planning.plan import EXPIRES_S, PoolRequest, resolve_pool
+from evalfleet.clock import WallClock
+from evalfleet.controller import Controller, Order
+from evalfleet.effects.machines import MACHINES
+from evalfleet.errors import ChannelError, FleetError, RequestError, RunHeld, StaleController
+from evalfleet.events import MachinePrepared, PoolPlanned, Record
+from evalfleet.journal import Holder, Holds, SqliteJournal, Store
+from evalfleet.model import AttemptId, Command, Ended, Job, Limits, MachineId, Micros, Needs, Plan
+from evalfleet.names import safe_name
+from evalfleet.planning.plan import (
+    EXPIRES_S,
+    PlaceSettings,
+    PoolRequest,
+    Resolved,
+    benchmark_of,
+    resolve_pool,
+)
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy import POOL
-from evalfleet.pools import PoolView, changes, look_at, read_pool
+from evalfleet.pools import Change, OwnPlace, PoolView, changes, look_at, machine_of, pool_fence, read_pool
+from evalfleet.ports import Fence, Hosts, Place
+from evalfleet.state import MachineState, RunState
+from evalfleet.views.follow import Follower
 
-from .pool import Pool
-from .pool_machine import check_life
+from .pool_machine import (
+    ActionResult,
+    PoolMachine,
+    Work,
+    check_life,
+    learn_tasks,
+    prolong,
+    restart,
+    running_in,
+    set_up_no_more,
+    work_at,
+)
+
+PROBE_S = 10.0
+
+Observer = Callable[[RunState, Sequence[Record]], None]
+
+
+class Pool:
+    """A named pool. Verbs that change it take its stream, so two never do at once."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name = name
+        self.store = store
+        self._controller: Controller | None = None
+        self._follower = Follower(store, name)
+
+    def view(self) -> PoolView:
+        return read_pool(self.store, self.name)
+
+    # -- what its controller does ----------------------------------------------------------------
+
+    def control(self, change: Callable[[PoolView, Micros], Change] | None = None) -> None:
+        """Change it, and bring it to where it shall be, in a thread of this process."""
+        workspace = Workspace.here(self.store.home)
+        plan = look_at(self.store, self.name).state.plan
+        settings: PlaceSettings = {} if change is None else workspace.changed_settings(plan)
+        environ = workspace.environment()
+        order = Order(self.store.home, self.name, {}, environ, change=change, settings=settings)
+        self._controller = Controller(order)
+        self._controller.start()
+
+    def catch_up(self) -> None:
+        """What has happened until now is no news."""
+        self._follower.poll()
+
+    def wait(self, observe: Observer | None = None) -> RunState:
+        """Until it is there. Raises what stopped the controller."""
+        controller = self._controller
+        over = controller is None
+        while not over:
+            over = controller is None or controller.join(0.1)
+            records = self._follower.poll()
+            if observe is not None:
+                observe(self._follower.state, records)
+        if controller is not None and controller.failure is not None:
+            raise controller.failure
+        return self._follower.state
+
+    def leave(self) -> None:
+        """Stop working on it; the next verb goes on from there."""
+        if self._controller is not None:
+            self._controller.leave()
+
+    def resize(self, workers: int) -> None:
+        """More are made; of too many, those that nobody has go, the newest first."""
+        self.control(functools.partial(changes.resized, workers=workers))
+
+    def delete(self) -> None:
+        self.control(changes.deleted)
+
+    def stop(self) -> None:
+        asyncio.run(self._check_stoppable())
+        self.control(changes.stopped)
+
+    async def _check_stoppable(self) -> None:
+        async with self.places() as places:
+            for place in places.values():
+                if not isinstance(place, Hosts):
+                    hint = f"`evalfleet pool delete {self.name}` ends them"
+                    raise RequestError(f"machines of {place.name} cannot be stopped; {hint}")
+
+    def start(self) -> None:
+        """Those that were stopped or have expired, and those that are missing."""
+        self.control(changes.started)
+
+    # -- what is done to machines directly -------------------------------------------------------
+
+    def extend(self, expires_s: float) -> list[ActionResult]:
+        """All machines may live for so long from now. A run that has some is not disturbed."""
+        return asyncio.run(self._extend(expires_s))
+
+    async def _extend(self, expires_s: float) -> list[ActionResult]:
+        async with self._alone({}) as (journal, places):
+            staying = [m for m in changes.in_use(self.view()).machines if m.phase in ("ready", "stopped")]
+            check_life([machine.offer for machine in staying], expires_s)
+            return [await prolong(m, places[m.offer.place], journal, expires_s) for m in staying]
+
+    def prepare(self, resolved: Resolved, tell: Callable[[str], None]) -> list[ActionResult]:
+        """Bring a benchmark's files to all machines and set it up there, so that runs need not."""
+        benchmark = benchmark_of(resolved.plan)
+
+        async def work(site: PoolMachine) -> None:
+            begun = time.monotonic()
+            left = self.store.home / safe_name(self.name) / MACHINES / safe_name(site.machine.id)
+
+            def say(step: str, said: str) -> None:
+                tell(f"{site.machine.name}: {step}{said and ': '}{said}")
+
+            steps = await site.channel.prepare(benchmark.bundle, left, say)
+            if not await site.channel.probe(benchmark.probe):
+                raise ChannelError("set up, but its probe does not succeed")
+            took = round(time.monotonic() - begun, 3)
+            timings = {"prepare": took, **{f"setup.{name}": round(s, 3) for name, s in steps.items()}}
+            prepared = MachinePrepared(site.machine.id, benchmark.name, timings)
+            await site.journal.append(WallClock().now(), [prepared])
+            tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
+            try:
+                await learn_tasks(site, benchmark, self.store.home)
+            except RequestError as err:  # it is prepared all the same, and the list may be in a checkout
+                tell(f"{site.machine.name}: {err}")
+
+        return asyncio.run(self.on(self._all, work, resolved.secrets))
+
+    def restart(self, name: str) -> list[ActionResult]:
+        """End all that runs on one machine, bring it up anew, and see that it answers."""
+        return asyncio.run(self.on(self._only(name), restart, {}))
+
+    def execute(
+        self, names: Sequence[str], argv: Sequence[str], limit_s: float, undone: Collection[int] = ()
+    ) -> list[tuple[ActionResult, Ended | None]]:
+        """Run a command on machines that nobody else has meanwhile, and wait for its end.
+
+        By an exit code in `undone` it says that the machine is set up no more.
+        """
+        ends: dict[MachineId, Ended] = {}
+
+        async def work(site: PoolMachine) -> None:
+            job = Job(AttemptId(f"by-hand-{os.urandom(6).hex()}"), Command(tuple(argv)), limit_s)
+            try:
+                await site.channel.start(job)
+                ended = ends[site.machine.id] = await site.channel.ended(job.id)
+            except asyncio.CancelledError:  # Ctrl-C: what nobody waits for must not go on there
+                await site.channel.stop(job.id)
+                raise
+            site.channel.forget(job.id)
+            if ended.reason == "exited" and ended.exit_code in undone:
+                await set_up_no_more(site)
+
+        def which(view: PoolView) -> list[MachineState]:
+            return [machine for name in names for machine in self._only(name)(view)]
+
+        answers = asyncio.run(self.on(which, work, {}))
+        return [(answer, ends.get(answer.machine.id)) for answer in answers]
+
+    def _all(self, view: PoolView) -> list[MachineState]:
+        if not (running := running_in(view)):
+            hint = f"`evalfleet pool start {self.name}` starts what was stopped"
+            raise RequestError(f"no machine of pool {self.name!r} is running; {hint}")
+        return running
+
+    def _only(self, name: str) -> Callable[[PoolView], list[MachineState]]:
+        def one(view: PoolView) -> list[MachineState]:
+            machine = view.machine(name)
+            if machine not in running_in(view):
+                hint = f"`evalfleet pool start {self.name}` starts it"
+                raise RequestError(f"{machine.name} is not running; {hint}")
+            return [machine]
+
+        return one
+
+    async def on(
+        self,
+        which: Callable[[PoolView], list[MachineState]],
+        work: Work,
+        secrets: Mapping[str, str],
+    ) -> list[ActionResult]:
+        """Do the work on machines that nobody else has meanwhile, on all at once."""
+        async with self._alone(secrets) as (journal, places):
+            machines = which(changes.in_use(self.view()))
+            ids = [machine.id for machine in machines]
+            holds = Holds(self.store, self.name)
+            holds.take_all(ids, journal.epoch, WallClock().now())
+            fence = Fence(self.name, journal.epoch)
+            try:
+                return await asyncio.gather(
+                    *(work_at(work, m, places[m.offer.place], fence, journal) for m in machines)
+                )
+            finally:
+                holds.give_back(ids, self.name, journal.epoch)
+
+    @asynccontextmanager
+    async def _alone(
+        self, secrets: Mapping[str, str]
+    ) -> AsyncGenerator[tuple[SqliteJournal, dict[str, OwnPlace]]]:
+        """The pool's stream, and its places, while nobody else changes it."""
+        clock = WallClock()
+        journal = self.store.acquire(self.name, Holder.here(clock.now()), clock.now())
+        holds = Holds(self.store, self.name)
+        try:
+            async with self.places(secrets) as places:
+                yield journal, {name: OwnPlace(place, holds) for name, place in places.items()}
+        finally:
+            await journal.close()
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def probe(self, machines: Sequence[MachineState] | None = None) -> list[ActionResult]:
+        """Ask these, or all that should run, whether they do. Whoever has them is not disturbed."""
+        return asyncio.run(self._probe(machines))
+
+    async def _probe(self, machines: Sequence[MachineState] | None) -> list[ActionResult]:
+        view = self.view()
+        asked_for = running_in(view) if machines is None else machines
+        async with self.places() as places:
+            asked = [self._ask(view, m, places[m.offer.place]) for m in asked_for]
+            return await asyncio.gather(*asked)
+
+    def places(
+        self, secrets: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[dict[str, Place]]:
+        """The pool's places, with settings as they are now; closed afterwards."""
+        workspace, plan = Workspace.here(self.store.home), self.view().state.plan
+        return workspace.places(plan, secrets, changed=workspace.changed_settings(plan))
+
+    def running(self, names: Sequence[str] = ()) -> list[MachineState]:
+        """Of these machines, or of all, those that run. Raises RequestError if there is none."""
+        view = self.view()
+        asked = [view.machine(name) for name in names] or view.machines
+        running = [machine for machine in running_in(view) if machine in asked]
+        if not running:
+            hint = f"`evalfleet pool start {self.name}` starts what was stopped"
+            raise RequestError(f"no such machine of pool {self.name!r} is running; {hint}")
+        return running
+
+    async def _ask(self, view: PoolView, machine: MachineState, place: Place) -> ActionResult:
+        hold = view.holds.get(machine.id)
+        epoch = self.store.stream(self.name).epoch if hold is None else hold.epoch
+        fence = pool_fence(self.name, hold, Fence(self.name, epoch))
+        channel = place.channel(machine_of(machine), fence)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await channel.probe(None)
+        except StaleController:
+            return ActionResult(machine)  # whoever has it since a moment: it has answered
+        except TimeoutError:
+            return ActionResult(machine, f"no answer within {PROBE_S:g} s")
+        except (FleetError, OSError) as err:
+            return ActionResult(machine, str(err))
+        finally:
+            await channel.close()
+        return ActionResult(machine)
+
+    async def shell(self, name: str, command: Sequence[str]) -> Sequence[str]:
+        """What to execute to look into a machine. Raises RequestError where that cannot be."""
+        machine = self.view().machine(name)
+        async with self.places() as places:
+            place = places[machine.offer.place]
+            if not isinstance(place, Hosts):
+                raise RequestError(f"there is no way into machines of {place.name}")
+            return place.shell(machine_of(machine), command)
 
 
 def create(request: PoolRequest, home: Path | None = None) -> Pool:

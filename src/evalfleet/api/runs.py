@@ -47,9 +47,9 @@ from evalfleet.planning.workspace import Workspace
 from evalfleet.pools import read_pool
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views import notify
-from evalfleet.views.exit_code import exit_code
 from evalfleet.views.follow import Follower
 from evalfleet.views.results import results, task_detail
+from evalfleet.views.summary import exit_code
 
 from .pools import keep_plan, tend
 

@@ -16,7 +16,7 @@ from evalfleet.pools import machine_of
 from evalfleet.ports import Hosts
 from evalfleet.state import MachineState
 
-from .pool import Pool
+from .pools import Pool
 
 HERE = "127.0.0.1"
 CHUNK = 4 << 20  # all that asyncssh holds: of a part, it would let more and more come

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, loaded only when it is called."""
+"""The command line. A verb is a function; its module is loaded only when the verb is called."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from evalfleet.errors import FleetError, RequestError
 
@@ -35,6 +36,25 @@ DEVELOPER_VERBS: dict[str, str] = {
     "sim": "simulate runs in a failing world and check the invariants",
     "controller": "run the controller of a detached run (started by run --detach)",
 }
+
+MODULES: dict[str, str] = {
+    "resume": "run",
+    "cancel": "run",
+    "demo": "run",
+    "logs": "watch",
+    "show": "results",
+    "report": "results",
+    "import": "results",
+    "reap": "machines",
+    "doctor": "places",
+    "prices": "places",
+    "benchmarks": "places",
+    "sim": "developer",
+    "controller": "developer",
+}
+"""Where a verb is, if not in a module of its name: a function, and one that adds its arguments."""
+FUNCTIONS = {"import": "import_results"}
+"""What Python cannot call by its name."""
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -102,11 +122,16 @@ def _dispatch(verb: str, words: list[str]) -> int:
 
         print(f"evalfleet: there is no command {verb!r}; {hint(verb, VERBS)}", file=sys.stderr)
         return USAGE_ERROR
-    module = importlib.import_module(f"evalfleet.cli.{verb}")
     args = parser_of(verb).parse_args(words)
     _check_folder()
-    code: int = module.main(args)
+    code: int = _function(verb)(args)
     return code
+
+
+def _function(verb: str, suffix: str = "") -> Callable[..., Any]:
+    module = importlib.import_module(f"evalfleet.cli.{MODULES.get(verb, verb)}")
+    function: Callable[..., Any] = getattr(module, FUNCTIONS.get(verb, verb) + suffix)
+    return function
 
 
 def _check_folder() -> None:
@@ -117,15 +142,14 @@ def _check_folder() -> None:
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
-    """The parser of one verb: its module declares the arguments."""
-    module = importlib.import_module(f"evalfleet.cli.{verb}")
+    """The parser of one verb."""
     parser = _Parser(
         prog=f"evalfleet {verb}",
-        description=module.__doc__,
+        description=(_function(verb).__doc__ or "").replace("\n    ", "\n"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    module.add_arguments(parser)
+    _function(verb, "_arguments")(parser)
     return parser
 
 

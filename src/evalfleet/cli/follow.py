@@ -12,8 +12,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from evalfleet.clock import WallClock
-from evalfleet.views.exit_code import REFUSED
-from evalfleet.views.refusals import refusals_table
+from evalfleet.views.notable import refusals_table
+from evalfleet.views.summary import REFUSED
 from evalfleet.views.terminal import summary, view_for
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def follow(run: Run, *, as_json: bool) -> int:
     return run.exit_code
 
 
-def watch(run: Run, *, as_json: bool) -> int:
+def watch_run(run: Run, *, as_json: bool) -> int:
     """Show a run that may be another process's. Ctrl-C stops watching."""
     _show(run, as_json=as_json)
     if run.state().ended_at is None:

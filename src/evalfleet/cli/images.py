@@ -1,6 +1,7 @@
 """List the images that evalfleet has captured at the places of evalfleet.toml, or delete one.
 
-`evalfleet pool prepare POOL BENCHMARK --capture NAME` makes them. An image costs money until it is deleted.
+`evalfleet pool prepare POOL BENCHMARK --capture NAME` makes them. An image costs money until it is
+    deleted.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
 HEAD = ("place", "image", "state", "regions", "GB", "cost", "owner")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def images_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delete", metavar="NAME", help="delete this image in all regions")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
-def main(args: argparse.Namespace) -> int:
+def images(args: argparse.Namespace) -> int:
+    """List the images that evalfleet has captured at the places of evalfleet.toml, or delete one.
+
+    `evalfleet pool prepare POOL BENCHMARK --capture NAME` makes them. An image costs money until it is
+    deleted.
+    """
     import json
 
     from evalfleet.api import places
@@ -42,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def text(found: Sequence[FoundImage]) -> str:
-    from evalfleet.views.text_table import table
+    from evalfleet.views.format import table
 
     return table(HEAD, [_row(each.place, each.image) for each in found])
 
@@ -83,7 +89,7 @@ def _delete(name: str, found: Sequence[FoundImage], *, sure: bool) -> int:
     from evalfleet.errors import RequestError
     from evalfleet.names import hint
 
-    from .confirm import agreed
+    from .terminal import agreed
 
     own = [each for each in found if each.is_own]
     chosen = [each for each in own if each.image.name == name]

@@ -6,15 +6,16 @@ import argparse
 from typing import Any
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def ls_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
-def main(args: argparse.Namespace) -> int:
+def ls(args: argparse.Namespace) -> int:
+    """List the runs of this home, newest first."""
     import json
 
     from evalfleet.api import runs
-    from evalfleet.views.text_table import table
+    from evalfleet.views.format import table
 
     rows = runs.list_runs()
     if args.json:

@@ -1,16 +1,170 @@
-"""List the places that are installed, with their settings."""
+"""What can be run, and where: places, benchmarks, doctor, prices."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from evalfleet.api.places import Listed
+    from evalfleet.planning.plugins import PlugIn
+    from evalfleet.ports import Price
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def places_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
-def main(args: argparse.Namespace) -> int:
-    from evalfleet.cli.plugins import print_plugins
+def places(args: argparse.Namespace) -> int:
+    """List the places that are installed, with their settings."""
     from evalfleet.planning import plugins
 
-    return print_plugins(plugins.places(), as_json=args.json)
+    return _print_plugins(plugins.places(), as_json=args.json)
+
+
+def benchmarks_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def benchmarks(args: argparse.Namespace) -> int:
+    """List the benchmarks that are installed, with their settings."""
+    from evalfleet.planning import plugins
+
+    return _print_plugins(plugins.benchmarks(), as_json=args.json)
+
+
+def _print_plugins(plugins: Sequence[PlugIn], *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(plugins)))
+        return 0
+    for plugin in plugins:
+        print(f"{plugin.name}  {plugin.problem or plugin.summary}")
+        width = max((len(setting.name) for setting in plugin.settings), default=0)
+        for setting in plugin.settings:
+            default = "required" if setting.default is None else f"default {setting.default}"
+            told = "; ".join(filter(None, (f"{_words(setting.type)}, {default}", setting.doc)))
+            print(f"    {setting.name:<{width}}  {told}")
+    return 0
+
+
+WORDS = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number",
+    "bool": "true or false",
+    "tuple[str, ...]": "list",
+    "str | None": "text",
+    "int | None": "whole number",
+}
+
+
+def _words(type_: str) -> str:
+    """A Python type as people who write `--set` know it."""
+    if type_.startswith("Literal["):
+        return "one of " + type_.removeprefix("Literal[").rstrip("]").replace("'", "").replace(", ", "|")
+    return "table" if type_.startswith("Mapping[") else WORDS.get(type_, type_)
+
+
+MARKS = {"good": "ok  ", "warn": "warn", "bad": "BAD "}
+
+
+def doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "places", metavar="PLACE", nargs="*", help="a place of evalfleet.toml, or an installed one"
+    )
+    parser.add_argument(
+        "--cpus", type=int, default=1, metavar="N", help="what a machine must have (default: 1)"
+    )
+    parser.add_argument("--memory-gb", type=float, default=0.0, metavar="GB", help="likewise")
+    parser.add_argument("--disk-gb", type=float, default=0.0, metavar="GB", help="likewise")
+    parser.add_argument(
+        "--nested", action="store_true", help="it must be able to run virtual machines itself"
+    )
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Look at a place before money is spent: each check with what to do about it. Nothing is made.
+
+    Without a PLACE, all places of evalfleet.toml are looked at. Exit code 4 if machines cannot be had
+    somewhere.
+    """
+    import json
+
+    import msgspec
+
+    from evalfleet.api import places
+    from evalfleet.model import Needs
+    from evalfleet.planning.values import parse_pairs
+
+    needs = Needs(args.cpus, args.memory_gb, args.disk_gb, args.nested)
+    found = places.examine(args.places, needs, parse_pairs(args.settings or (), "--set"))
+    if args.json:
+        print(json.dumps(msgspec.to_builtins(found)))
+    for place, checks in () if args.json else found.items():
+        print(place)
+        for check in checks:
+            print(f"  {MARKS[check.verdict]}  {check.name}: {check.found}")
+            if check.remedy:
+                print(f"        -> {check.remedy}")
+    return 4 if any(check.verdict == "bad" for checks in found.values() for check in checks) else 0
+
+
+def prices_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--update", action="store_true", help="fetch them from the public price list")
+    parser.add_argument(
+        "--from", metavar="URL", dest="source", help="the price list to fetch from, such as a mirror's"
+    )
+    parser.add_argument("--all", action="store_true", help="show all that are known")
+    parser.add_argument("--json", action="store_true", help="one JSON document, with all that are known")
+
+
+def prices(args: argparse.Namespace) -> int:
+    """Show the list prices that estimates, budgets and reports rest on, and of when they are.
+
+    By default those of the sizes and regions of your places. `--update` fetches today's from the cloud's
+    public price list, which needs no account, and keeps them in the home; if that fails, the old ones stay
+    in force.
+    """
+    import json
+    from datetime import UTC, datetime
+
+    from evalfleet.api import places
+    from evalfleet.errors import RequestError
+
+    if args.source and not args.update:
+        raise RequestError("--from says where to fetch prices: say --update, too")
+    if args.update:
+        places.update_prices(datetime.now(UTC).date().isoformat(), args.source)
+    found = places.prices()
+    if args.json:
+        print(json.dumps([_document(each) for each in found]))
+    else:
+        print("\n\n".join(_text(each, everything=args.all) for each in found))
+    return 0
+
+
+def _document(listed: Listed) -> dict[str, Any]:
+    import msgspec
+
+    return {"place": listed.kind, **msgspec.to_builtins(listed.table)}
+
+
+def _text(listed: Listed, *, everything: bool) -> str:
+    from evalfleet.views.format import table
+
+    shown = [each for each in listed.table.prices if everything or (each.what, each.region) in listed.wanted]
+    rows = [(each.what, each.region, _usd(each), each.spot_usd_per_hour) for each in shown]
+    head = f"{listed.kind}: list prices of {listed.table.as_of} ({listed.table.source}), Linux, USD an hour"
+    body = table(("what", "region", "regular", "spot"), rows, right=("regular", "spot"))
+    guessed = ["", "~ estimated from another region's: `evalfleet prices --update` fetches the list's"]
+    return "\n".join([head, "", body, *(guessed if any(each.estimated for each in shown) else [])])
+
+
+def _usd(price: Price) -> str:
+    return f"{'~' if price.estimated else ''}{price.usd_per_hour:g}"

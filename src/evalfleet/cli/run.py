@@ -1,7 +1,4 @@
-"""Run a benchmark: bring machines up, run every task, collect the results, clean up.
-
-BENCHMARK is a file (./mybench.toml), a name from evalfleet.toml, an installed benchmark, or a dotted path.
-"""
+"""Starting runs, taking them up again, and ending them: run, resume, cancel, demo."""
 
 from __future__ import annotations
 
@@ -15,10 +12,11 @@ if TYPE_CHECKING:
     from evalfleet.planning.plan import Resolved
     from evalfleet.planning.request import RunRequest
 
+
 ASK_ABOVE_USD = 20.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("benchmark", metavar="BENCHMARK", help="see above")
     groups: dict[str, Any] = {}
     for option, flag in flags().items():
@@ -43,7 +41,12 @@ def _add(group: Any, option: str, flag: Flag) -> None:
         group.add_argument(spelling, metavar=flag.metavar, action=action, dest=option, help=flag.help)
 
 
-def main(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run a benchmark: bring machines up, run every task, collect the results, clean up.
+
+    BENCHMARK is a file (./mybench.toml), a name from evalfleet.toml, an installed benchmark, or a dotted
+    path.
+    """
     from evalfleet.api import runs
     from evalfleet.api.estimate import describe, estimate, forewarned
 
@@ -99,3 +102,119 @@ def _agreed(usd: float | None, resolved: Resolved, args: argparse.Namespace) -> 
         )
         return False
     return input(f"{question}. Go on? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def resume_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument("--only", choices=("broken",), help="run the broken tasks again, and nothing else")
+    parser.add_argument(
+        "--take-over", action="store_true", help="take the run from a controller that still lives"
+    )
+    parser.add_argument("--budget", metavar="USD", help="a new budget for the whole run")
+    parser.add_argument("--max-duration", metavar="2h", help="a new time limit, from now")
+    parser.add_argument("--workers", metavar="N", help="another number of machines at once")
+    parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
+    parser.add_argument(
+        "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Take up a run where it stopped: unrun and unfinished tasks run, settled ones stay.
+
+    Attempts that still run on their machines are adopted, not started again.
+    """
+    from evalfleet.api import runs
+
+    from .follow import follow
+
+    runs.tell_overdue()
+    order = runs.resume_order(
+        args.run,
+        only_broken=args.only == "broken",
+        take_over=args.take_over,
+        limits=_limits(args),
+        env_file=args.env_file,
+    )
+    if args.detach:
+        from evalfleet.api.detach import detach
+
+        return detach(order, as_json=args.json)
+    return follow(runs.control(order), as_json=args.json)
+
+
+def _limits(args: argparse.Namespace) -> dict[str, float]:
+    from evalfleet.planning import values
+
+    limits: dict[str, float] = {}
+    if args.budget is not None:
+        limits["budget_usd"] = values.parse_usd(args.budget, "--budget")
+    if args.max_duration is not None:
+        limits["max_duration_s"] = values.parse_duration(args.max_duration, "--max-duration")
+    if args.workers is not None:
+        limits["workers"] = values.parse_count(args.workers, "--workers", 1, 10_000)
+    return limits
+
+
+def cancel_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def cancel(args: argparse.Namespace) -> int:
+    """Stop a run: end what runs, delete its machines, keep its results. It can be resumed.
+
+    Where no controller is at work on the run any more, this command cleans up itself.
+    """
+    import json
+
+    from evalfleet.api import runs
+    from evalfleet.views.terminal import summary
+
+    run = runs.open(args.run)
+    if run.state().ended_at is None:
+        run.cancel()
+        run.wait()  # returns at once where no controller is at work
+    if run.state().ended_at is None:
+        run = runs.control(runs.cancelling_order(run))
+        run.wait()
+    runs.tell_overdue()
+    results = run.results()
+    print(json.dumps(results) if args.json else summary(results))
+    return 0
+
+
+def demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", metavar="N", default="4", help="machines at once (default: 4)")
+    parser.add_argument("--first", metavar="N", help="only the first N tasks")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Run a real benchmark on this computer, on four local machines, and end with a report.
+
+    The first time it fetches the benchmark's packages; a run takes about a minute.
+    """
+    from evalfleet.api import runs
+    from evalfleet.demo.prepare import prepare
+    from evalfleet.planning.request import RunRequest
+    from evalfleet.planning.workspace import Workspace
+    from evalfleet.views.report import report
+
+    from .follow import follow
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
+
+    home = Workspace.here().home
+    demo = prepare(home / ".demo", say)
+    say(demo.why)
+    request = RunRequest(str(demo.benchmark), workers=args.workers, first=args.first)
+    run = runs.start(runs.resolve_request(request))
+    code = follow(run, as_json=args.json)
+    path = run.folder / "report.md"
+    path.write_text(report(run.results(), "md"), encoding="utf-8")
+    say(f"the report: {path}")
+    say(f"look closer: `evalfleet show {run.name} TASK`, `evalfleet logs {run.name} TASK`")
+    return code

@@ -1,27 +1,172 @@
-"""Follow a run live, from any terminal; with a task, follow its log.
-
-Ctrl-C stops watching, not the run.
-"""
+"""Looking at a run that goes on, or has ended: watch, logs."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evalfleet.model import AttemptId
+
+from .terminal import reader_left
+
+if TYPE_CHECKING:
+    from evalfleet.api.runs import Run
+    from evalfleet.channels.secrecy import Secrets
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
     parser.add_argument("task", metavar="TASK", nargs="?", help="follow the log of this task")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
-def main(args: argparse.Namespace) -> int:
+def watch(args: argparse.Namespace) -> int:
+    """Follow a run live, from any terminal; with a task, follow its log.
+
+    Ctrl-C stops watching, not the run.
+    """
     from evalfleet.api import runs
 
-    from .follow import watch
+    from .follow import watch_run
 
     run = runs.open(args.run)
     if args.task is not None:
-        from evalfleet.cli.logs import print_task_log
-
         return print_task_log(run, args.task, follow=True)
-    return watch(run, as_json=args.json)
+    return watch_run(run, as_json=args.json)
+
+
+LOOK_S = 0.3
+_SHOWN = {
+    **{code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\r\t"},
+    **{code: f"\\x{code:02x}" for code in range(128, 160)},
+}
+"""Control characters as `cat -v` shows them: an agent's output must not command the reader's terminal."""
+
+
+def logs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument("about", metavar="TASK|MACHINE", nargs="?", help="default: the run itself")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print the log of a run (its events), of a task (its last attempt's output), or of a machine.
+
+    A task is named by its id, one of its attempts by `<task>.<n>`, a machine by its name or id.
+    """
+    from evalfleet.api import runs
+    from evalfleet.errors import RequestError
+
+    run = runs.open(args.run)
+    state = run.state()
+    if args.about is None:
+        return _print_events(run, None, args.follow)
+    names = {machine.name: machine.id for machine in state.machines.values()}
+    if args.about in state.tasks or args.about in state.attempts:
+        return print_task_log(run, args.about, follow=args.follow)
+    if args.about in names or args.about in state.machines:
+        return _print_events(run, names.get(args.about, args.about), args.follow)
+    raise RequestError(f"run {run.name!r} has neither a task nor a machine {args.about!r}")
+
+
+def _print_events(run: Run, machine: str | None, follow: bool) -> int:
+    from evalfleet.views.lines import MOST, MOST_OF_ONE, event_line
+
+    seen = 0
+    while True:
+        over = run.state().ended_at is not None or not run.is_live()
+        for record in run.records(after=seen):
+            seen = record.seq
+            line = event_line(record, MOST if machine is None else MOST_OF_ONE)
+            if machine is None or _concerns(run, record.event, machine):
+                print(line, flush=follow)
+        if over or not follow or reader_left(LOOK_S):
+            return 0
+
+
+def _concerns(run: Run, event: object, machine: str) -> bool:
+    if getattr(event, "machine", None) == machine:
+        return True
+    attempt = run.state().attempts.get(getattr(event, "attempt", AttemptId("")))
+    return attempt is not None and attempt.machine == machine
+
+
+def print_task_log(run: Run, name: str, *, follow: bool) -> int:
+    """The newest attempt's output, from its machine while it runs, from the run's folder afterwards."""
+    secrets = _secrets_of(run)
+    current, tail = "", _Tail(secrets, run.folder)
+    while True:
+        live = run.is_live()
+        attempt, path = run.log_of(name)
+        if attempt is None and not follow:
+            print(f"{name} has not been started yet", file=sys.stderr)
+            return 0
+        if attempt is not None and attempt.id != current:
+            current, tail = attempt.id, _Tail(secrets, run.folder)
+        over = attempt is not None and attempt.outcome is not None and attempt.collected is not None
+        tail.show(path)
+        if not follow or over or not live or reader_left(LOOK_S):
+            return 0
+
+
+def _secrets_of(run: Run) -> Secrets | None:
+    """What must not be shown of a log that is still as the task wrote it. None: we do not know it."""
+    from evalfleet.channels.secrecy import Secrets
+    from evalfleet.errors import RequestError
+    from evalfleet.planning.workspace import Workspace
+
+    try:
+        values, _ = Workspace.here(run.home).secrets(run.state().plan)
+    except RequestError:
+        return None
+    return Secrets(values, values)
+
+
+class _Tail:
+    """Prints what is new in an attempt's log: on its machine as it was written, at home masked already."""
+
+    def __init__(self, secrets: Secrets | None, folder: Path) -> None:
+        self._secrets = secrets
+        self._folder = folder
+        self._read = 0
+        self._rest = b""
+        self._shown = 0
+        self._told = False
+
+    def show(self, path: Path | None) -> None:
+        if path is None:
+            return
+        if path.is_relative_to(self._folder):
+            self._write(_read_from(path, self._shown))
+        elif self._secrets is not None:
+            self._show_raw(path, self._secrets)
+        elif not self._told:
+            self._told = True
+            why = "the run's secrets are not set here, and it may hold them"
+            print(f"evalfleet: the log is shown once the attempt has ended: {why}", file=sys.stderr)
+
+    def _show_raw(self, path: Path, secrets: Secrets) -> None:
+        new = _read_from(path, self._read)
+        self._read += len(new)
+        data = secrets.mask(self._rest + new)
+        cut = len(data) - secrets.begun_at_end(data)
+        self._rest = data[cut:]
+        self._write(data[:cut])
+
+    def _write(self, data: bytes) -> None:
+        self._shown += len(data)
+        sys.stdout.write(data.decode("utf-8", "replace").translate(_SHOWN))
+        sys.stdout.flush()
+
+
+def _read_from(path: Path, position: int) -> bytes:
+    from evalfleet.channels.artefacts import plain_opener
+
+    try:
+        with open(path, "rb", opener=plain_opener) as file:
+            file.seek(position)
+            return file.read()
+    except OSError:
+        return b""  # moved home at this moment: the next look finds it there

@@ -1,14 +1,169 @@
-"""A journal as a log: one line an event, with everything in it that fits."""
+"""A run in lines: as a log, as a commentary without a terminal, or one JSON object an event."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, cast
 
 import msgspec
 
-from evalfleet.events import Record, RunPlanned, TasksPlanned
+from evalfleet.events import ControllerStarted, Event, MachineRequested, Record, RunPlanned, TasksPlanned
+from evalfleet.model import Micros, seconds_between
+from evalfleet.state import RunState
 
-from .format import clean, iso
+from .format import clean, clock_time, duration, iso, percent, plural
+from .notable import Notice, notable, together
+from .stats import eta_s, rate
+
+LINES_PER_S = 2.0
+BURST = 20.0
+SUMMARY_S = 5.0
+OLD_S = 10.0
+
+
+class PlainLines:
+    """One line for each notable thing, as long as they are few; when they are many, a summary now and then.
+
+    Has the methods of a Display. Who begins to follow in the middle is told where the run stands, not its
+    whole history.
+    """
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        """`write` gets one line at a time, without its end."""
+        self._write = write
+        self._begun = False
+        self._tokens = BURST
+        self._at: Micros = 0
+        self._held: list[Notice] = []
+        self._summary_at: Micros = 0
+
+    def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
+        """`records`: what became part of the state since the last update."""
+        self._refill(now)
+        if not self._begun and records:
+            self._begun = True
+            records = self._catch_up(state, now, records)
+        lines = list(_lines(state, records))
+        settled = state.scored + state.broken - sum(line.settles for line in lines)
+        for line in lines:
+            settled += line.settles
+            self._tell(line, f"[{settled}/{state.total}] " if line.outcome is not None else "")
+        if self._held and seconds_between(self._summary_at, now) >= SUMMARY_S:
+            self._summarise(state, now)
+
+    def close(self, state: RunState | None = None, now: Micros = 0) -> None:
+        """Say what was held back."""
+        if self._held and state is not None:
+            self._summarise(state, now or state.last_at)
+
+    def _catch_up(self, state: RunState, now: Micros, records: Sequence[Record]) -> list[Record]:
+        self._write(_line(state.planned_at, start_line(state)))
+        if state.attempts:
+            self._write(_line(now, progress_line(state, now)))
+        begun = max((r.seq for r in records if isinstance(r.event, ControllerStarted)), default=0)
+        return [r for r in records if r.seq > begun and seconds_between(r.at, now) < OLD_S]
+
+    def _refill(self, now: Micros) -> None:
+        if self._at:
+            self._tokens = min(BURST, self._tokens + LINES_PER_S * max(0.0, seconds_between(self._at, now)))
+        self._at = now
+
+    def _tell(self, line: Notice, prefix: str) -> None:
+        always = line.kind in ("start", "end")
+        if not always and (self._held or self._tokens < 1):
+            if not self._held:
+                self._summary_at = self._at
+            self._held.append(line)
+            return
+        self._tokens -= not always
+        self._write(_line(line.at, prefix + line.text))
+
+    def _summarise(self, state: RunState, now: Micros) -> None:
+        self._write(_line(now, f"{together(self._held)}; {progress_line(state, now)}"))
+        self._held.clear()
+        self._summary_at = now
+
+
+def _lines(state: RunState, records: Sequence[Record]) -> Iterator[Notice]:
+    """What is notable of the records; machines that are requested together share a line."""
+    for kind, group in groupby(records, key=lambda record: type(record.event)):
+        some = list(group)
+        if kind is MachineRequested and len(some) > 3:
+            yield Notice(some[0].at, "news", f"{len(some):,} machines requested")
+            continue
+        yield from (line for record in some if (line := notable(state, record)) is not None)
+
+
+def _line(at: Micros, text: str) -> str:
+    return f"{clock_time(at)} {text}"
+
+
+def start_line(state: RunState) -> str:
+    plan = state.plan
+    who = f"{plan.benchmark} with {plan.model}" if plan.model else plan.benchmark
+    return (
+        f"{plan.run}: {plural(state.total, 'task')} of {who} on {', '.join(plan.places)}, "
+        f"up to {plural(state.limits.workers, 'machine')}"
+    )
+
+
+def progress_line(state: RunState, now: Micros) -> str:
+    """Where the run stands, in one line."""
+    parts = [f"{state.scored + state.broken:,} of {state.total:,} settled"]
+    if state.broken:
+        parts.append(f"{state.broken:,} broken")
+    parts.append(f"success rate {percent(rate(state.succeeded, state.scored))}")
+    left_s = eta_s(state, now)
+    if left_s and state.stop is None:
+        parts.append(f"about {duration(left_s)} left")
+    return ", ".join(parts)
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+_INSTANTS = ("expires_at", "gone_at", "since")
+
+
+def json_lines(records: Iterable[Record]) -> Iterator[str]:
+    """Each record as one JSON object: `seq`, `at`, `kind`, and the event's own fields.
+
+    Instants are ISO times. Tasks are counted, not listed: there may be a hundred thousand.
+    """
+    for record in records:
+        body = _body(record.event)
+        loose: dict[str, Any] = {"seq": record.seq, "at": iso(record.at), "kind": body.pop("kind"), **body}
+        for name in _INSTANTS:
+            if name in loose:
+                loose[name] = iso(loose[name])
+        yield msgspec.json.encode(loose).decode()
+
+
+def _body(event: Event) -> dict[str, Any]:
+    match event:
+        case TasksPlanned(tasks):
+            return {"kind": "TasksPlanned", "count": len(tasks)}
+        case RunPlanned(plan, total):
+            shown = {"run": plan.run, "benchmark": plan.benchmark, "model": plan.model, "total": total}
+            return {"kind": "RunPlanned", **shown, "places": plan.places, "workers": plan.limits.workers}
+        case _:
+            loose: dict[str, Any] = msgspec.to_builtins(event)
+            return loose
+
+
+class JsonLines:
+    """Has the methods of a Display; writes each record as a line."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+
+    def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
+        for line in json_lines(records):
+            self._write(line)
+
+    def close(self, state: RunState | None = None, now: Micros = 0) -> None:
+        """There is nothing to end."""
+
 
 MOST, MOST_OF_ONE = 400, 4000
 

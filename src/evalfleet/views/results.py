@@ -12,7 +12,7 @@ from evalfleet.names import hint, safe_name
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .format import iso
-from .refusals import refusals
+from .notable import refusals
 from .stats import (
     Tally,
     attempt_usd,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .format import clean, duration, usd
-from .refusals import refusals_table
+from .format import clean, duration, pairs, table, usd
+from .notable import refusals_table
 from .summary import summary
-from .text_table import pairs, table
 
 SHORT_S = 0.95
 """Steps that took less are of no interest."""

@@ -1,15 +1,43 @@
-"""What is printed when a run is over: short, aligned, and what to do next."""
+"""How a run went: its exit code, and what is printed when it is over."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from evalfleet.model import IMPORTED
+from evalfleet.model import IMPORTED, Verdict
+from evalfleet.state import RunState
 
-from .format import clean, counted, duration, interval, models_usd, percent, plural, usd
+from .format import clean, counted, duration, interval, models_usd, pairs, percent, plural, usd
 from .results import Document
-from .text_table import pairs
+
+DONE = 0
+NOT_AS_ASKED = 1
+LIMIT_REACHED = 3
+REFUSED = 4
+INTERRUPTED = 130
+
+
+def exit_code(state: RunState) -> int:
+    """See the command line's contract: 0 as asked, 1 not so, 3 limits, 4 refused, 130 interrupted."""
+    if state.ended_at is None:
+        return INTERRUPTED
+    if state.stop is None or state.status == "done":
+        return DONE if as_asked(state, state.plan.verdict) else NOT_AS_ASKED
+    if state.status == "failed":
+        return REFUSED
+    by_limit = state.stop.reason in ("budget", "time")
+    return LIMIT_REACHED if by_limit else INTERRUPTED
+
+
+def as_asked(state: RunState, verdict: Verdict) -> bool:
+    """Few enough broken, and enough of the scored ones solved."""
+    allowed = verdict.allow_broken * state.total if verdict.allow_broken_is_share else verdict.allow_broken
+    if state.broken > allowed:
+        return False
+    if verdict.fail_under is None:
+        return True
+    return state.scored > 0 and state.succeeded / state.scored >= verdict.fail_under
 
 
 def summary(results: Document, run_dir: Path | None = None) -> str:

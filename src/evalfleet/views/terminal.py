@@ -13,8 +13,8 @@ from evalfleet.model import Micros
 from evalfleet.state import RunState
 
 from .frame import STYLES, FrameSize, Row, as_text, frame
+from .lines import JsonLines, PlainLines, json_lines
 from .notable import Notice, notable
-from .plain import JsonLines, PlainLines, json_lines
 from .summary import summary
 
 if TYPE_CHECKING:

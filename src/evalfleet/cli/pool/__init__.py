@@ -34,18 +34,18 @@ MODULES: dict[str, str] = {
     "status": "look",
     "logs": "look",
     "prepare": "prepare",
-    "do": "do",
-    "reset": "do",
-    "clean": "do",
+    "do": "appliance",
+    "reset": "appliance",
+    "clean": "appliance",
     "ssh": "shell",
     "tunnel": "shell",
-    "vnc": "screens",
-    "screenshot": "screens",
+    "vnc": "appliance",
+    "screenshot": "appliance",
 }
 """Where a verb is, if not in `lifecycle`: a function of its name, and one that adds its arguments."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def pool_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(
         dest="verb", metavar="VERB", required=True, help="`evalfleet pool VERB --help` says more"
     )
@@ -58,7 +58,7 @@ def add_verb_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     getattr(_module(verb), f"{verb}_arguments")(parser)
 
 
-def main(args: argparse.Namespace) -> int:
+def pool(args: argparse.Namespace) -> int:
     code: int = getattr(_module(args.verb), args.verb)(args)
     return code
 

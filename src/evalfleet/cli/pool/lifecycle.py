@@ -29,7 +29,7 @@ def create(args: argparse.Namespace) -> int:
     from evalfleet.errors import PlaceError
     from evalfleet.planning.plan import PREFIX, PoolRequest
     from evalfleet.planning.values import parse_count, parse_duration, parse_pairs
-    from evalfleet.views.refusals import refusals, refusals_table
+    from evalfleet.views.notable import refusals, refusals_table
 
     from .show import follow, show
 
@@ -155,7 +155,7 @@ def delete_arguments(parser: argparse.ArgumentParser) -> None:
 def delete(args: argparse.Namespace) -> int:
     """Delete a pool and all its machines, and what is on them."""
     from evalfleet.api import pools
-    from evalfleet.cli.confirm import agreed
+    from evalfleet.cli.terminal import agreed
     from evalfleet.views.format import plural
 
     from .show import follow

@@ -18,7 +18,7 @@ def ls(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import pools
-    from evalfleet.views.text_table import table
+    from evalfleet.views.format import table
 
     from .show import document
 
@@ -73,7 +73,7 @@ def logs_arguments(parser: argparse.ArgumentParser) -> None:
 def logs(args: argparse.Namespace) -> int:
     """Print what happened to a pool, or to one of its machines."""
     from evalfleet.api import pools
-    from evalfleet.cli.wait import reader_left
+    from evalfleet.cli.terminal import reader_left
     from evalfleet.events import RunEnded
     from evalfleet.views.lines import event_line
 

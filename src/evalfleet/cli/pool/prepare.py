@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .arguments import add_json, add_name
 
 if TYPE_CHECKING:
-    from evalfleet.api.pool import Pool
+    from evalfleet.api.pools import Pool
     from evalfleet.planning.plan import Resolved
     from evalfleet.ports import Image
 

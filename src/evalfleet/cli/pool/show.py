@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from evalfleet.cli.follow import notes
 from evalfleet.clock import WallClock
-from evalfleet.views.format import clock_time, iso, plural, usd
-from evalfleet.views.notable import notable
-from evalfleet.views.refusals import refusals, refusals_table
+from evalfleet.views.format import clock_time, iso, plural, table, usd
+from evalfleet.views.notable import notable, refusals, refusals_table
 from evalfleet.views.stats import hourly_usd, machine_hourly_usd, machine_usd, machines_usd, prices_as_of
-from evalfleet.views.text_table import table
 
 if TYPE_CHECKING:
-    from evalfleet.api.pool import Pool
     from evalfleet.api.pool_machine import ActionResult
+    from evalfleet.api.pools import Pool
     from evalfleet.events import Record
     from evalfleet.pools import PoolView
     from evalfleet.state import MachineState, RunState

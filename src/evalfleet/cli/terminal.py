@@ -1,7 +1,8 @@
-"""Asking before something is deleted."""
+"""Asking somebody at the terminal, and waiting as long as somebody reads."""
 
 from __future__ import annotations
 
+import select
 import sys
 
 
@@ -17,3 +18,10 @@ def agreed(what: str) -> bool:
     if not said:
         print("evalfleet: nothing was deleted", file=sys.stderr)
     return said
+
+
+def reader_left(seconds: float) -> bool:
+    """Waits so long. True, at once, if whoever read our output has gone (`| head`): nothing needs be said."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are told in any case
+    return bool(poll.poll(seconds * 1000))

@@ -1,18 +1,21 @@
-"""Simulate seeded runs in a failing world, with the real engine, and check every invariant."""
+"""Verbs that are not meant to be typed by users: sim, controller."""
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def sim_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="N", type=int, default=100, help="how many seeds (default: 100)")
     parser.add_argument("--start", metavar="S", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--seed", metavar="S", type=int, help="only this one, with its journal")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
-def main(args: argparse.Namespace) -> int:
+def sim(args: argparse.Namespace) -> int:
+    """Simulate seeded runs in a failing world, with the real engine, and check every invariant."""
     if args.seed is not None:
         return _replay(args.seed)
     import dataclasses
@@ -47,3 +50,30 @@ def _replay(seed: int) -> int:
         print(f"{(record.at - EPOCH) / 1e6:12.3f}  epoch {record.epoch}  {record.event}")
     print("\n".join(found) or "no invariant was violated")
     return 1 if found else 0
+
+
+def controller_arguments(parser: argparse.ArgumentParser) -> None:
+    """None: everything comes on standard input."""
+
+
+def controller(args: argparse.Namespace) -> int:
+    """The process of a detached run. Reads its errand from standard input; not meant to be typed."""
+    import msgspec
+
+    from evalfleet.api import runs
+    from evalfleet.api.detach import TAKEN, ControllerInput, let_go_of_output
+    from evalfleet.errors import FleetError
+
+    errand = msgspec.json.decode(sys.stdin.buffer.read(), type=ControllerInput)
+    try:
+        run = runs.control(errand.order())
+    except FleetError as err:
+        print(str(err), flush=True)
+        return err.exit_code
+    print(TAKEN, flush=True)
+    let_go_of_output()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda signum, frame: run.drain())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run.wait()
+    return run.exit_code

@@ -1,0 +1,90 @@
+"""Results of runs: show, report, import."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument("task", metavar="TASK", nargs="?", help="this task, with all its attempts")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def show(args: argparse.Namespace) -> int:
+    """Show how a run went: outcome, attempts, causes, machines, cost; or one task with all its attempts."""
+    import json
+
+    from evalfleet.api import runs
+    from evalfleet.views.show import show_run, show_task
+
+    run = runs.open(args.run)
+    if args.task is not None:
+        detail = run.task(args.task)
+        print(json.dumps(detail) if args.json else show_task(detail))
+    else:
+        results = run.results()
+        print(json.dumps(results) if args.json else show_run(results))
+    return 0
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument("--format", choices=("md", "json", "csv"), default="md", help="default: md")
+    parser.add_argument("-o", metavar="PATH", dest="path", help="write here instead of standard output")
+
+
+def report(args: argparse.Namespace) -> int:
+    """Write a run's report: md to read, csv to compute with, json for programs."""
+    from pathlib import Path
+
+    from evalfleet.api import runs
+    from evalfleet.errors import RequestError
+    from evalfleet.views.report import report
+
+    text = report(runs.open(args.run).results(), args.format)
+    if args.path is None:
+        print(text)
+        return 0
+    try:
+        Path(args.path).write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise RequestError(f"cannot write {args.path}: {err.strerror}") from err
+    print(f"report written to {args.path}")
+    return 0
+
+
+def import_results_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "benchmark",
+        metavar="BENCHMARK",
+        help="whose results they are; a wrong one is answered with those there are",
+    )
+    parser.add_argument(
+        "results", metavar="RESULTS_DIR", nargs="+", type=Path, help="where its results are; may be several"
+    )
+    parser.add_argument("--name", metavar="RUN", help="what to call the run (default: made from the time)")
+    parser.add_argument("--trial", metavar="T", help="this trial only, where there are several")
+    parser.add_argument(
+        "--keep", choices=("first", "newest"), help="which score counts when a task has more than one"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document, as of show")
+
+
+def import_results(args: argparse.Namespace) -> int:
+    """Make a run of results that another program made, so that show, report and the others understand them.
+
+    RESULTS_DIR is a folder in which a benchmark's own program left its results, of any number of workers. A
+    task without a result becomes broken, with its cause, and not a zero. The files are copied; nothing is
+    changed there.
+    """
+    import json
+
+    from evalfleet.api.imports import import_results
+    from evalfleet.views.show import show_run
+
+    run = import_results(args.benchmark, args.results, name=args.name, trial=args.trial, keep=args.keep)
+    results = run.results()
+    print(json.dumps(results) if args.json else show_run(results))
+    return 0
