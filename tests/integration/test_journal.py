@@ -35,6 +35,7 @@ from evalfleet.events import (
     upgrade,
 )
 from evalfleet.journal import Holder, SqliteJournal, Store
+from evalfleet.journal.checksums import checksum, seed
 from evalfleet.journal.database import APPLICATION_ID, LAYOUT, build, file_system
 from evalfleet.model import SECOND, AttemptId, MachineId, TaskId
 from evalfleet.ports import Journal
@@ -744,7 +745,10 @@ def test_a_journal_of_a_newer_evalfleet(store: Store) -> None:
 
 def test_an_event_of_a_newer_evalfleet(store: Store) -> None:
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
-        conn.execute("UPDATE event SET v = 99")
+        at, kind, body = conn.execute("SELECT at, kind, body FROM event").fetchone()
+        right = (checksum(seed("r"), 1, 0, 99, at, kind.encode(), body.encode()),)
+        conn.execute("UPDATE event SET v = 99, checksum = ?", right)
+        conn.execute("UPDATE stream SET checksum = ?", right)
         conn.commit()
     refuses_untouched(store.home, JournalForeign, "newer evalfleet .* upgrade evalfleet")
 
@@ -764,9 +768,10 @@ def test_a_journal_with_rubbish_inside(store: Store) -> None:
 
 def test_a_journal_with_an_event_missing_or_unreadable(store: Store) -> None:
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
-        conn.execute("""UPDATE event SET body = '{"kind":"Nonsense"}'""")
+        conn.execute("""UPDATE event SET body = '{"kind":"Nonsense"}', checksum = NULL""")
+        conn.execute("UPDATE stream SET checksum = NULL")
         conn.commit()
-        refuses_untouched(store.home, JournalForeign, "cannot be read")
+        refuses_untouched(store.home, JournalForeign, "event 1 of 'r': .* cannot be read")
         conn.execute("UPDATE event SET seq = 2")
         conn.commit()
         refuses_untouched(store.home, JournalForeign, "event 1 of 'r' is missing")

@@ -17,7 +17,7 @@ from evalfleet.channels.artefacts import LOG
 from evalfleet.channels.live import live_log
 from evalfleet.clock import WallClock
 from evalfleet.controller import Controller, Order, folder_of
-from evalfleet.errors import RequestError
+from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.events import (
     Event,
     PoolPlanned,
@@ -376,6 +376,26 @@ def overview(run: Run) -> dict[str, Any]:
         "status": found["status"] if live else "left",
         "machines_usd": found["cost"]["machines_usd"],
     }
+
+
+def verify(name: str | None = None, home: Path | None = None) -> list[dict[str, Any]]:
+    """What is found when all events of a run or pool, or of all of them, are compared with their checksums.
+
+    Each is applied as well, as every command does that shows or takes up a run.
+    """
+    store = Workspace.here(home).records()
+    names = [info.name for info in store.streams()] if name is None else [store.stream(name).name]
+    return [_verified(store, each) for each in names]
+
+
+def _verified(store: Store, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "events": None, "not_covered": None, "problem": None}
+    follower = Follower(store, name)
+    try:
+        follower.poll()
+        return {**found, "events": follower.seq, "not_covered": store.uncovered(name)}
+    except JournalForeign as err:
+        return {**found, "events": follower.seq, "problem": str(err)}
 
 
 def resume_order(

@@ -21,6 +21,7 @@ VERBS: dict[str, str] = {
     "show": "show how a run, or one of its tasks, went",
     "logs": "print the log of a run, a task or a machine",
     "report": "write a run's report",
+    "verify": "check that the journal is as it was written",
     "import": "make a run of results that another program made",
     "pool": "keep machines that outlive runs: create, status, ssh, delete, ...",
     "machines": "list everything of ours that exists anywhere",

@@ -23,7 +23,7 @@ import msgspec
 from evalfleet.errors import JournalError, JournalForeign, RequestError
 
 APPLICATION_ID = 0x45764C46  # "EvLf"
-LAYOUT = 2
+LAYOUT = 3
 BUSY_S = 10.0
 FILE = "fleet.db"
 
@@ -71,7 +71,20 @@ CREATE TABLE hold (
     until INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
-_STEPS = (_LAYOUT_1, _LAYOUT_2)
+_LAYOUT_3 = """
+PRAGMA user_version = 3;
+ALTER TABLE event ADD COLUMN checksum BLOB;
+ALTER TABLE stream ADD COLUMN seq INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE stream ADD COLUMN checksum BLOB;
+UPDATE stream SET seq = coalesce((SELECT max(seq) FROM event WHERE event.stream = stream.name), 0);
+CREATE TABLE summary (
+    stream TEXT PRIMARY KEY,
+    seq INTEGER NOT NULL,
+    v INTEGER NOT NULL,
+    body TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+_STEPS = (_LAYOUT_1, _LAYOUT_2, _LAYOUT_3)
 """What makes each layout out of the one before it."""
 
 _NETWORK = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gluster", "gpfs", "beegfs", "fuse.")

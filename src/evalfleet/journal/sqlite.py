@@ -17,19 +17,17 @@ from typing import Literal, Self, cast
 import msgspec
 from msgspec import Struct
 
-from evalfleet.errors import RequestError, RunHeld
+from evalfleet.errors import JournalForeign, RequestError, RunHeld
 from evalfleet.events import SCHEMA, Event, Record, decode, encode, kind_of
 from evalfleet.model import Micros, after
 
-from . import database
+from . import checksums, database
 from .database import BUSY_S, FILE, explained, transaction
 from .holder import LEASE_S, RENEW_S, Holder, StreamLock, is_gone
 from .stream import SqliteJournal
-from .writer import Tail, Writer
+from .writer import EventRow, Tail, Writer, following, insert
 
 StreamKind = Literal["run", "pool"]
-
-_PAGE = 1000
 
 
 def wall_clock() -> Micros:
@@ -107,21 +105,29 @@ class Store(Struct, frozen=True):
     def read(self, stream: str, after: int = 0) -> Iterator[Record]:
         """The events that follow number `after`, up to the newest, as a stream.
 
-        No lock is held between two records, so a slow reader keeps no writer waiting.
+        No lock is held between two records, so a slow reader keeps no writer waiting. Each event is compared
+        with its checksum.
         Raises RequestError when there is no such stream, JournalForeign when its record is damaged.
         """
+        empty = True
         with self.connected() as conn:
-            conn.text_factory = bytes  # bodies go to the decoder as they are
-            while rows := conn.execute(_EVENTS, (stream, after)).fetchall():
-                for seq, epoch, schema, at, body in rows:
-                    after += 1
-                    if seq != after:
-                        raise database.damaged(self.path, f"event {after} of {stream!r} is missing")
-                    yield Record(seq, epoch, at, decode(body, schema))
-                if len(rows) < _PAGE:
-                    return
-            conn.text_factory = str
-            self._info(conn, stream)
+            for row in checksums.rows(conn, self.path, stream, after):
+                empty = False
+                yield self._record(stream, row)
+            if empty:
+                conn.text_factory = str
+                self._info(conn, stream)
+
+    def _record(self, stream: str, row: checksums.Row) -> Record:
+        try:
+            return Record(row.seq, row.epoch, row.at, decode(row.body, row.schema))
+        except JournalForeign as err:
+            raise JournalForeign(f"{self.path}: event {row.seq} of {stream!r}: {err}") from err
+
+    def uncovered(self, stream: str) -> int:
+        """How many of the stream's events have no checksum, because an earlier version wrote them."""
+        with self.connected() as conn:
+            return sum(not row.covered for row in checksums.rows(conn, self.path, stream, 0))
 
     def newest(self) -> str | None:
         """The run or pool that was made last."""
@@ -181,7 +187,7 @@ class Store(Struct, frozen=True):
                     if not take_over:
                         self._refuse_if_held(info, now)
                     lock = self._lock(stream, info.epoch + 1)
-                    tail = _become(conn, info, holder, now)
+                    tail = self._become(conn, info, holder, now)
             except BaseException:
                 # Not removed: whoever comes next under this epoch may already have opened it.
                 if lock:
@@ -191,6 +197,20 @@ class Store(Struct, frozen=True):
             lock.remove_older()
         read = functools.partial(self.read, stream)
         return SqliteJournal(self.path, read, Writer(conn, tail, clock), lock, renew_s)
+
+    def _become(self, conn: sqlite3.Connection, info: StreamInfo, holder: Holder, now: Micros) -> Tail:
+        """Write down that `holder` holds the stream, under the next epoch, and where it goes on from."""
+        conn.execute(
+            "UPDATE stream SET epoch = epoch + 1, holder = ?, lease_until = ? WHERE name = ?",
+            (msgspec.json.encode(holder).decode(), after(now, LEASE_S), info.name),
+        )
+        newest = "SELECT seq, at, checksum FROM event WHERE stream = ? ORDER BY seq DESC LIMIT 1"
+        seq, at, checksum = conn.execute(newest, (info.name,)).fetchone() or (0, 0, None)
+        if (last := checksums.head(conn, info.name)) is not None and last != (seq, checksum):
+            raise checksums.damaged(
+                self.path, info.name, last[0], "is missing or is not the one that was written last"
+            )
+        return Tail(stream=info.name, epoch=info.epoch + 1, seq=seq, at=at, checksum=checksum)
 
     def _refuse_if_held(self, info: StreamInfo, now: Micros) -> None:
         if other := self.held(info, now):
@@ -229,7 +249,6 @@ class Store(Struct, frozen=True):
 
 
 _STREAMS = "SELECT name, kind, created_at, epoch, holder, lease_until FROM stream"
-_EVENTS = f"SELECT seq, epoch, v, at, body FROM event WHERE stream = ? AND seq > ? ORDER BY seq LIMIT {_PAGE}"
 
 
 def _connection(path: Path, read_only: bool, busy_s: float) -> sqlite3.Connection:
@@ -253,20 +272,12 @@ def _create(
     if taken is not None:
         hint = "choose another with --name" if kind == "run" else f"by a {taken[0]}; choose another"
         raise RequestError(f"the name {name!r} is taken{';' if kind == 'run' else ''} {hint}")
-    conn.execute("INSERT INTO stream VALUES (?, ?, 0, NULL, 0, ?)", (name, kind, created_at))
-    rows = [
-        (name, seq, SCHEMA, at, kind_of(event), encode(event).decode())
-        for seq, (at, event) in enumerate(events, start=1)
-    ]
-    conn.executemany("INSERT INTO event VALUES (?, ?, 0, ?, ?, ?, ?)", rows)
-
-
-def _become(conn: sqlite3.Connection, info: StreamInfo, holder: Holder, now: Micros) -> Tail:
-    """Write down that `holder` holds the stream, under the next epoch, and where it goes on from."""
     conn.execute(
-        "UPDATE stream SET epoch = epoch + 1, holder = ?, lease_until = ? WHERE name = ?",
-        (msgspec.json.encode(holder).decode(), after(now, LEASE_S), info.name),
+        "INSERT INTO stream (name, kind, epoch, lease_until, created_at) VALUES (?, ?, 0, 0, ?)",
+        (name, kind, created_at),
     )
-    newest = "SELECT seq, at FROM event WHERE stream = ? ORDER BY seq DESC LIMIT 1"
-    seq, at = conn.execute(newest, (info.name,)).fetchone() or (0, 0)
-    return Tail(stream=info.name, epoch=info.epoch + 1, seq=seq, at=at)
+    tail = Tail(stream=name, epoch=0, seq=0, at=0, checksum=None)
+    rows: list[EventRow] = []
+    for tail.at, event in events:
+        rows.append(following(tail, kind_of(event), encode(event).decode()))
+    insert(conn, tail, rows)

@@ -15,6 +15,7 @@ from evalfleet.events import SCHEMA, decode
 from evalfleet.model import Micros, after
 from evalfleet.ports import Request
 
+from .checksums import checksum, seed
 from .database import transaction
 from .holder import LEASE_S, Holder, utc
 
@@ -22,12 +23,13 @@ _log = logging.getLogger(__name__)
 
 
 class Tail(Struct):
-    """Where the next event of a stream goes."""
+    """Where the next event of a stream goes, and the checksum that it follows on (none: it is the first)."""
 
     stream: str
     epoch: int
     seq: int
     at: Micros
+    checksum: bytes | None
 
 
 class Append(Struct):
@@ -37,6 +39,27 @@ class Append(Struct):
     at: Micros
     events: list[tuple[str, str]]
     answered: Sequence[int]
+
+
+EventRow = tuple[str, int, int, int, Micros, str, str, bytes]
+
+
+def following(tail: Tail, kind: str, body: str) -> EventRow:
+    """The row of the stream's next event. It is the tail from now on."""
+    tail.seq += 1
+    before = seed(tail.stream) if tail.checksum is None else tail.checksum
+    encoded = kind.encode(), body.encode()
+    tail.checksum = checksum(before, tail.seq, tail.epoch, SCHEMA, tail.at, *encoded)
+    return tail.stream, tail.seq, tail.epoch, SCHEMA, tail.at, kind, body, tail.checksum
+
+
+def insert(conn: sqlite3.Connection, tail: Tail, rows: Sequence[EventRow]) -> bool:
+    """Write the rows, and that `tail` is the newest. False: the stream is under another epoch."""
+    statement = "UPDATE stream SET seq = ?, checksum = ? WHERE name = ? AND epoch = ?"
+    if conn.execute(statement, (tail.seq, tail.checksum, tail.stream, tail.epoch)).rowcount != 1:
+        return False
+    conn.executemany(_INSERT, rows)
+    return True
 
 
 class Writer:
@@ -50,18 +73,15 @@ class Writer:
 
     def commit(self, appends: Sequence[Append]) -> None:
         """All of it, or nothing. Raises LeaseLost when the stream is under another epoch."""
-        tail = self.tail
-        rows: list[tuple[str, int, int, int, Micros, str, str]] = []
+        rows: list[EventRow] = []
         answered: list[tuple[int, str]] = []
         for append in appends:
-            tail.at = max(tail.at, append.at)
-            for kind, body in append.events:
-                tail.seq += 1
-                rows.append((tail.stream, tail.seq, tail.epoch, SCHEMA, tail.at, kind, body))
-            answered += [(request, tail.stream) for request in append.answered]
+            self.tail.at = max(self.tail.at, append.at)
+            rows += [following(self.tail, kind, body) for kind, body in append.events]
+            answered += [(request, self.tail.stream) for request in append.answered]
         with transaction(self._conn):
-            self._check_epoch()
-            self._conn.executemany("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            if not insert(self._conn, self.tail, rows):
+                self.lost()
             if answered:
                 self._conn.executemany(
                     "UPDATE request SET answered = 1 WHERE id = ? AND stream = ?", answered
@@ -116,3 +136,6 @@ class Writer:
 
 
 _REQUESTS = "SELECT id, v, body FROM request WHERE stream = ? AND answered = 0 ORDER BY id"
+_INSERT = (
+    "INSERT INTO event (stream, seq, epoch, v, at, kind, body, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)

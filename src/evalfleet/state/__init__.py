@@ -5,7 +5,7 @@ machines: every question that policy asks has its answer kept current here.
 """
 
 from .blocks import scopes
-from .fold import accepts, apply, fold
+from .fold import accepts, apply, apply_record, fold
 from .nouns import AttemptState, Block, Deadline, Line, MachineState, Refusal, RunState, TaskState
 from .queue import lane_of
 
@@ -20,6 +20,7 @@ __all__ = [
     "TaskState",
     "accepts",
     "apply",
+    "apply_record",
     "fold",
     "lane_of",
     "scopes",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from evalfleet import events as ev
+from evalfleet.errors import JournalForeign
 from evalfleet.model import Micros
 
 from .attempts import attempt_collected, attempt_ended, attempt_started
@@ -52,10 +53,22 @@ def apply(state: RunState, at: Micros, event: ev.Event) -> None:
 
 
 def fold(records: Iterable[ev.Record]) -> RunState:
+    """The state that the records lead to. Raises JournalForeign when one of them does not fit."""
     state = RunState()
     for record in records:
-        apply(state, record.at, record.event)
+        apply_record(state, record)
     return state
+
+
+def apply_record(state: RunState, record: ev.Record) -> None:
+    """`apply` for what was read: what speaks of things that nobody recorded is damage, not news."""
+    try:
+        apply(state, record.at, record.event)
+    except LookupError as err:
+        what = f"event {record.seq} ({ev.kind_of(record.event)}) does not fit those before it ({err!r})"
+        raise JournalForeign(
+            f"the journal of {state.plan.run!r} is damaged: {what}: restore it from a copy"
+        ) from err
 
 
 def accepts(state: RunState, event: ev.Event) -> bool:

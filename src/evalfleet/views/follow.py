@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from evalfleet.events import Record
-from evalfleet.state import RunState, apply
+from evalfleet.state import RunState, apply_record
 
 
 class EventSource(Protocol):
@@ -38,7 +38,7 @@ class Follower:
         """
         news: list[Record] = []
         for record in self._store.read(self.run, self.seq):
-            apply(self.state, record.at, record.event)
+            apply_record(self.state, record)
             self.seq = record.seq
             news.append(record)
         # What changed is kept for the engine's sake; here nobody empties it.
