@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evalfleet.benchmarks.loading import BenchmarkFile, load_benchmark
+from evalfleet.benchmarks.benchmark_file import BenchmarkFile, load_benchmark
 from evalfleet.benchmarks.results import DECLARABLE
 from evalfleet.benchmarks.tasks import TaskLine
 from evalfleet.errors import RequestError

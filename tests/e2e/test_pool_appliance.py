@@ -14,8 +14,7 @@ from tests.e2e.pools import machines, pool, say
 RADIO = '''
 from msgspec import Struct
 from evalfleet.benchmarks.appliance import Appliance, HostVerb
-from evalfleet.benchmarks.bare import Bare
-from evalfleet.benchmarks.loaded import Loaded
+from evalfleet.benchmarks.loaded import Bare, Loaded
 from evalfleet.model import Task
 
 class Radio(Bare):

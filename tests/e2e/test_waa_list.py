@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evalfleet.benchmarks.waa import kept
+from evalfleet.benchmarks.waa import task_files
 
 ASKED = ("run", "waa", "--model", "m", "--dry-run", "--set", "base_url=http://127.0.0.1:9/v1")
 TASKS = '{"notepad": ["n1", "n2"], "vlc": ["v1"]}'
@@ -52,7 +52,7 @@ def test_a_checkout_beside_us_is_found(tmp_path: Path) -> None:
 
 def test_what_a_machine_told_lists_tasks_and_knows_wrong_ones(tmp_path: Path) -> None:
     listed = {"name": IMAGE, "digest": DIGEST, "texts": {"test_all.json": TASKS}, "defined": []}
-    kept.keep(tmp_path / "home", IMAGE, json.dumps(listed).encode())
+    task_files.keep_list(tmp_path / "home", IMAGE, json.dumps(listed).encode())
     done = evalfleet(tmp_path, "--json")
     assert told(done)["tasks"] == ["n1", "n2", "v1"]
     note = f"tasks: from {IMAGE}@{DIGEST}"

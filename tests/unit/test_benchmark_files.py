@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from evalfleet.benchmarks.benchmark_file import load_benchmark
 from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.benchmarks.loaded import Loaded
-from evalfleet.benchmarks.loading import load_benchmark
 from evalfleet.benchmarks.tasks import default_domain
 from evalfleet.errors import RequestError
 from evalfleet.model import Needs, Task, TaskId

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from evalfleet.benchmarks.benchmark_file import load_benchmark
 from evalfleet.benchmarks.command import CommandBenchmark
-from evalfleet.benchmarks.loading import load_benchmark
 from evalfleet.errors import RequestError
 from evalfleet.model import Broken, Cause, Ended, Outcome, Scored, Task, TaskId
 

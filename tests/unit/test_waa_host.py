@@ -24,8 +24,8 @@ from evalfleet.benchmarks.waa.host.attempt import Ending, verdict
 from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.host.docker import Docker
 from evalfleet.benchmarks.waa.host.shell import Failed
-from evalfleet.benchmarks.waa.reading import Reading
 from evalfleet.benchmarks.waa.settings import WaaSettings
+from evalfleet.benchmarks.waa.task_folder import Reading
 from tests.pythons import python_3_8
 from tests.unit.blobs import Blobs, store
 

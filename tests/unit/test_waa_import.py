@@ -12,13 +12,13 @@ import pytest
 
 from evalfleet.api.imports import Keep, import_results
 from evalfleet.api.runs import Run, list_runs
-from evalfleet.benchmarks.waa.trees import find_tasks
+from evalfleet.benchmarks.waa.past_results import find_tasks
 from evalfleet.channels.artefacts import Caps
 from evalfleet.cli import main
 from evalfleet.errors import RequestError
 from evalfleet.sim import ledger
 from evalfleet.views.show import show_run
-from tests.unit.test_waa_reading import TRACEBACKS
+from tests.unit.test_waa_task_folder import TRACEBACKS
 
 START = datetime(2024, 11, 2, 10, 0, 0, tzinfo=UTC)
 CONFIG = "pyautogui/som/gpt-4o"

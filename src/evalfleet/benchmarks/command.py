@@ -15,8 +15,8 @@ from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, T
 from evalfleet.names import attempt_number
 from evalfleet.toml_tables import expand
 
+from .benchmark_file import load_benchmark
 from .loaded import Loaded
-from .loading import load_benchmark
 from .results import outcome_of
 from .spec import PLACEHOLDER, CommandSpec, bundle_of, spec_data
 

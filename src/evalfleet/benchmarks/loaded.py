@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.benchmarks.past_results import ResultReader
-from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Task, TaskId
+from evalfleet.model import AttemptId, Broken, Bundle, Cause, Command, Ended, Needs, Outcome, Task, TaskId
 from evalfleet.ports import Benchmark
 
 
@@ -100,3 +100,18 @@ class Repeated:
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         origin = TaskId(task.id.rpartition("~")[0])
         return self._inner.outcome(msgspec.structs.replace(task, id=origin), ended, healthy)
+
+
+class Bare:
+    """What a pool's machines are made for before anybody says what they are for."""
+
+    name = ""
+    needs = Needs()
+    bundle = Bundle()
+    probe: Command | None = None
+
+    def command(self, task: Task, attempt: AttemptId) -> Command:
+        raise NotImplementedError("a pool runs no tasks")
+
+    def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
+        return Broken(Cause.INTERNAL, "a pool runs no tasks")

@@ -1,6 +1,6 @@
 """Named pools: machines that outlive runs, and are lent to one run after another."""
 
-from evalfleet.benchmarks.bare import Bare
+from evalfleet.benchmarks.loaded import Bare
 
 from .changes import Change
 from .lending import LentPlace, OwnPlace, estate_at, machine_of, pool_fence

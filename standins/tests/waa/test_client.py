@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from evalfleet.benchmarks.waa.reading import Reading, read_task
+from evalfleet.benchmarks.waa.task_folder import Reading, read_task
 from standins.waa import standin
 from tests.lab.clients import needs_lab
 from tests.waa.conftest import TASKS, Docker

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
-from evalfleet.benchmarks.waa.reading import read_task
 from evalfleet.benchmarks.waa.settings import WaaSettings
+from evalfleet.benchmarks.waa.task_folder import read_task
 from standins.waa import rootfs, standin
 from tests.waiting import PATIENCE_S, until
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from evalfleet.benchmarks.appliance import Appliance, HostVerb, Screen
 from evalfleet.benchmarks.files import digest
 from evalfleet.benchmarks.loaded import Loaded
 from evalfleet.benchmarks.results import outcome_of
@@ -29,12 +30,11 @@ from evalfleet.model import (
 from evalfleet.names import safe_name
 from evalfleet.ports import Check
 
-from . import kept
-from .appliance import WAA_APPLIANCE
-from .finding import task_files
+from .host.config import CONTAINER, POINTER, PORTS
 from .model import check_model
 from .past_results import WaaResultReader
 from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
+from .task_files import keep_list, task_files
 from .tasks import ReadTasks, read_tasks
 
 TIMEOUT_S = 900.0
@@ -60,8 +60,45 @@ MACHINE_KEYS = (
 USUAL_SETUP_S = 5400.0
 INSTALL_S = 7200.0
 COPY_S = 900.0
-PROGRAM = ("__init__.py", "reading.py", "tracebacks.py")
+PROGRAM = ("__init__.py", "task_folder.py", "tracebacks.py")
 FOLDER = Path(__file__).parent
+NO_WINDOWS = 3
+
+
+def _command(verb: str) -> tuple[str, ...]:
+    """A verb of the program that set-up left there; exit code `NO_WINDOWS` where it left none."""
+    enter = f'cd "$(cat {POINTER})/program"'
+    program = f"{{ {enter}; }} 2>/dev/null || exit {NO_WINDOWS}; exec python3 -S -m waa.host {verb}"
+    return ("sh", "-c", program)
+
+
+WAA_APPLIANCE = Appliance(
+    what="Windows",
+    absent=NO_WINDOWS,
+    verbs={
+        "reset": HostVerb(
+            does="bring Windows back to its golden state; what is in it now is lost",
+            command=_command("reset"),
+            limit_s=2 * 3600.0,
+            says={0: "{machine}: Windows is as it was installed, and answers"},
+        ),
+        "clean": HostVerb(
+            does="undo what setting up WAA left: its container, image and Windows, some 60 GB. Docker stays, "
+            "and golden storage that was there before",
+            command=_command("clean"),
+            limit_s=3600.0,
+            says={0: "{machine} is clean", NO_WINDOWS: "{machine} had nothing of WAA on it"},
+            asks="delete Windows and all else of WAA",
+            undoes=True,
+        ),
+    },
+    probe=_command("answers"),
+    rest=_command("rest"),
+    screen=Screen(PORTS["vnc"], PORTS["guest"], "/screenshot", _command("screenshot")),
+    tunnel=(PORTS["guest"] + 1, PORTS["guest"]),
+    registry={"docker_container": CONTAINER},
+    ready_key="waa_ready",
+)
 
 
 class WaaSpec(Struct, frozen=True):
@@ -151,7 +188,7 @@ class WaaBenchmark:
         return self._command("tasks")
 
     def keep_tasks(self, listed: bytes, home: Path) -> None:
-        kept.keep(home, self._settings.image, listed)
+        keep_list(home, self._settings.image, listed)
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         settings = self._settings

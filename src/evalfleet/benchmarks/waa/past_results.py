@@ -1,15 +1,30 @@
-"""What WAA's own client left behind, for `evalfleet import waa`."""
+"""What WAA's own client left behind, for `evalfleet import waa`.
+
+`{result_dir}/{action_space}/{observation_type}/{model}/{trial_id}/{domain}/{task id}/` is one task's. A tree
+may hold the result directories of many workers, one beside the other or one in all; a model's name may have
+slashes. Any folder of a tree may be given, down to that of one trial.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from evalfleet.benchmarks.past_results import PastResult, ResultFolder
+from evalfleet.errors import RequestError
 from evalfleet.model import Broken, Cause, Outcome, Scored
 
-from .reading import RESULT, Reading, read_task
-from .trees import find_tasks
+from .task_folder import PAGE, RESULT, TRAJECTORY, Reading, read_task
+
+OBSERVATIONS = frozenset({"screenshot", "a11y_tree", "screenshot_a11y_tree", "som"})
+MARKS = frozenset({RESULT, TRAJECTORY, PAGE})
+LAYOUT = "<action_space>/<observation_type>/<model>/<trial_id>/<domain>/<task id>/result.txt"
+OUR_HOME = "fleet.db"
+MOST_DEEP = 24
+_TASK_LOG = re.compile(r"^task-(\d+)-.*\.log$")
+_NOT_TASKS = frozenset({"onboard", "logs"})
 
 
 class WaaResultReader:
@@ -35,3 +50,83 @@ def _outcome(reading: Reading) -> Outcome:
         error=reading.error or None,
         screenshots=reading.screenshots,
     )
+
+
+# -- where the client puts what -------------------------------------------------------------------------
+
+
+def find_tasks(roots: Sequence[Path]) -> list[ResultFolder]:
+    """All that the trees hold, by path. Raises RequestError when one is no directory or holds nothing."""
+    found: dict[Path, ResultFolder] = {}
+    for root in roots:
+        if not root.is_dir():
+            what = "is no folder" if root.exists() else "is not there"
+            raise RequestError(f"{root} {what}: name a results folder of WAA")
+        top = root.resolve()
+        some = [_described(path, top, len(roots) > 1) for path in _task_folders(top)]
+        if not some:
+            raise RequestError(f"{root} holds no results of WAA; looked for .../{LAYOUT}")
+        found.update((each.path, each) for each in some)
+    return sorted(found.values())
+
+
+def _task_folders(top: Path) -> Iterator[Path]:
+    """Links are not followed, and nothing is looked for inside a task's folder."""
+    for folder, names, files in os.walk(top):
+        path = Path(folder)
+        names[:] = sorted(name for name in names if name not in _NOT_TASKS)
+        if OUR_HOME in files:
+            names.clear()  # what was imported or run before
+        elif not MARKS.isdisjoint(files) or _is_placed(path):
+            names.clear()
+            if path.name not in _NOT_TASKS:
+                yield path
+        elif len(path.parts) - len(top.parts) >= MOST_DEEP:
+            names.clear()
+
+
+def _is_placed(path: Path) -> bool:
+    """A task that left no mark yet is known by where it is, if the model's name has no slash."""
+    parts = path.parts
+    here = len(parts) >= 6 and parts[-5] in OBSERVATIONS
+    return here and not any((path / name).is_dir() for name in os.listdir(path) if name != "logs")
+
+
+def _described(path: Path, top: Path, several: bool) -> ResultFolder:
+    parts = path.parts
+    seen = [n for n, part in enumerate(parts[:-4]) if part in OBSERVATIONS and n > 0]
+    if seen:
+        where = seen[-1]
+        settings = (parts[where - 1], parts[where], "/".join(parts[where + 1 : -3]))
+        above = parts[len(top.parts) : where - 1]
+        trial, domain = parts[-3], parts[-2]
+    else:  # a part of a tree, moved elsewhere: what is above the given folder tells nothing
+        inside = parts[len(top.parts) :]
+        settings, above = ("", "", ""), inside[:-3]
+        trial = inside[-3] if len(inside) >= 3 else "0"
+        domain = parts[-2]
+    prefix = "/".join((*([top.name] if several else []), *above))
+    action, observation, model = map(_written, settings)
+    trial, domain, task, worker = map(_written, (trial, domain, parts[-1], _worker(path, prefix)))
+    known = (("action_space", action), ("observation_type", observation))
+    return ResultFolder(path, known, model, trial, domain, task, worker)
+
+
+def _written(name: str) -> str:
+    """As it can be written down: a file system takes names that are no text."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _worker(path: Path, prefix: str) -> str:
+    """Workers that share a result directory are told apart by the names of their logs."""
+    logs = path / "logs"
+    numbers = [int(match[1]) for match in map(_TASK_LOG.match, _names(logs)) if match]
+    number = f"worker-{max(numbers)}" if numbers else ""
+    return "/".join(filter(None, (prefix, number))) or "worker-0"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

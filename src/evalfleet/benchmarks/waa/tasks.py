@@ -12,7 +12,7 @@ from evalfleet.model import Task, TaskId
 from evalfleet.names import hint
 from evalfleet.toml_tables import reason
 
-from .files import TaskFiles
+from .task_files import TaskFiles
 
 TaskList = dict[str, list[str]]
 

@@ -12,7 +12,7 @@ import tarfile
 import time
 from itertools import takewhile
 
-from ..reading import TRAJECTORY, Reading, read_task  # noqa: TID252 there is no evalfleet on a machine
+from ..task_folder import TRAJECTORY, Reading, read_task  # noqa: TID252 there is no evalfleet on a machine
 from . import guest
 from .config import CONTAINER
 from .container import ensure_clean, mark_clean, mark_dirty

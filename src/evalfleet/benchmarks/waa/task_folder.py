@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from .tracebacks import part_of, summary_of
 
@@ -212,7 +212,7 @@ def _elapsed(path: str) -> float | None:
 
 def _stamp(value: object) -> float | None:
     try:
-        when = datetime.strptime(_text(value), "%Y%m%d@%H%M%S").replace(tzinfo=timezone.utc)
+        when = datetime.strptime(_text(value), "%Y%m%d@%H%M%S").replace(tzinfo=UTC)
     except ValueError:
         return None
     return when.timestamp() if when.year in _YEARS else None

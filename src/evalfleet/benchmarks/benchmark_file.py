@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -15,7 +16,6 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Needs
 from evalfleet.toml_tables import convert, read_toml
 
-from .command_warnings import warnings_about
 from .files import bundle_files, check_files
 from .loaded import Loaded
 from .spec import PLACEHOLDER, CommandSpec, bundle_of, spec_data
@@ -23,6 +23,9 @@ from .tasks import check_stall, check_timeout, make_tasks, read_inline, read_jso
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_BRACES = re.compile(r"(\$?)\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_SCRIPTS = frozenset({".sh", ".bash", ".py", ".js", ".mjs", ".ts", ".rb", ".pl", ".jl", ".r", ".lua", ".ps1"})
+_KNOWN = ("task_id", "domain", "attempt", "params")
 
 
 class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,3 +140,57 @@ def _check_needs(needs: Needs, where: str) -> None:
 def _params_in(command: Iterable[str]) -> list[str]:
     found = (match[1] for word in command for match in PLACEHOLDER.finditer(word))
     return sorted({name.removeprefix("params.") for name in found if name.startswith("params.")})
+
+
+# -- what looks wrong but may be meant: told to the user, never refused ---------------------------------
+
+
+def warnings_about(spec: CommandSpec) -> Iterator[str]:
+    """One sentence for each, without the file's name."""
+    yield from _about_braces(spec.command)
+    others = [(f"setup (step {n})", argv) for n, argv in enumerate(spec.setup, start=1)]
+    others += [("probe", spec.probe)] if spec.probe else []
+    for key, argv in others:
+        for match in (match for word in argv for match in PLACEHOLDER.finditer(word)):
+            yield f"key {key!r} has {match[0]!r}, which is replaced in the command alone; it stays as it is"
+    for key, argv in [("command", spec.command), *others]:
+        yield from _about_files(key, argv, spec)
+
+
+def _about_braces(command: Sequence[str]) -> Iterator[str]:
+    for dollar, name in (match.groups() for word in command for match in _BRACES.finditer(word)):
+        if PLACEHOLDER.fullmatch(f"{{{name}}}"):
+            if dollar:
+                yield (
+                    f"key 'command' has '${{{name}}}': the value is put after the '$'; "
+                    f"write '{{{name}}}', or a variable such as $EVALFLEET_TASK_ID"
+                )
+            continue
+        head, _, rest = name.partition(".")
+        close = difflib.get_close_matches(str(head), _KNOWN, n=1, cutoff=0.6)
+        if close and not dollar:
+            meant = f"params.{rest or 'NAME'}" if close[0] == "params" else close[0]
+            yield f"key 'command' has '{{{name}}}', which stays as it is; did you mean '{{{meant}}}'?"
+
+
+def _about_files(key: str, argv: Sequence[str], spec: CommandSpec) -> Iterator[str]:
+    root = Path(spec.root)
+    for position, word in enumerate(argv):
+        if not _may_be_file(word):
+            continue
+        path = PurePosixPath(word)
+        here = (root / path).is_file()
+        listed = any(path == entry or entry in path.parents for entry in map(PurePosixPath, spec.files))
+        if not listed and (here or path.suffix.lower() in _SCRIPTS):
+            fix = f"add {str(path)!r} to it" if here else "no machine has it unless setup makes it"
+            yield f"key {key!r} names {word!r}, which is not in 'files'; {fix}"
+        elif position == 0 and listed and here and "/" not in word:
+            yield f"key {key!r} starts with the file {word!r}; write {'./' + word!r} to run it"
+        elif position == 0 and listed and here and not os.access(root / path, os.X_OK):
+            yield f"key {key!r} starts with {word!r}, not executable; chmod +x it or name its interpreter"
+
+
+def _may_be_file(word: str) -> bool:
+    if not word or word.startswith(("-", "/", "~")) or len(word) > 200:
+        return False
+    return not re.search(r"[\s{}$*?;|&<>=:]", word) and ".." not in PurePosixPath(word).parts

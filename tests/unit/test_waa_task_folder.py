@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.benchmarks.waa import reading
-from evalfleet.benchmarks.waa.reading import Reading, read_task
+from evalfleet.benchmarks.waa import task_folder
+from evalfleet.benchmarks.waa.task_folder import Reading, read_task
 from evalfleet.benchmarks.waa.tracebacks import part_of
 from tests.pythons import python_3_8
 
@@ -318,11 +318,11 @@ def test_links_are_not_read(tmp_path: Path) -> None:
 def test_it_runs_on_machines_with_an_old_python_and_nothing_of_ours(tmp_path: Path) -> None:
     package = tmp_path / "waa"
     package.mkdir()
-    for name in ("reading.py", "tracebacks.py"):
-        shutil.copy(Path(reading.__file__).with_name(name), package / name)
+    for name in ("task_folder.py", "tracebacks.py"):
+        shutil.copy(Path(task_folder.__file__).with_name(name), package / name)
     (package / "__init__.py").touch()
     made(tmp_path, step(0, 0), error(TRACEBACKS["throttled"][1]))
     assert OLD_PYTHON is not None
-    ask = f"from waa.reading import read_task; print(read_task({str(tmp_path)!r}).cause)"
+    ask = f"from waa.task_folder import read_task; print(read_task({str(tmp_path)!r}).cause)"
     done = subprocess.run([OLD_PYTHON, "-c", ask], cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert (done.stdout, done.stderr) == ("model\n", "")
