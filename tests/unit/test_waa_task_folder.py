@@ -200,7 +200,7 @@ def test_a_score_stands_though_the_client_failed_afterwards(tmp_path: Path) -> N
 
 def test_neither_a_result_nor_an_error(tmp_path: Path) -> None:
     found = made(tmp_path, step(0, 0), step(1, 4))
-    assert (found.score, found.cause, found.has_error_line) == (None, "result", False)
+    assert (found.score, found.cause, found.names_fault) == (None, "result", False)
     assert found.error == "no result.txt and no Error line in traj.jsonl"
 
 
@@ -318,7 +318,7 @@ def test_links_are_not_read(tmp_path: Path) -> None:
 def test_it_runs_on_machines_with_an_old_python_and_nothing_of_ours(tmp_path: Path) -> None:
     package = tmp_path / "waa"
     package.mkdir()
-    for name in ("task_folder.py", "tracebacks.py"):
+    for name in ("task_folder.py", "task_log.py", "tracebacks.py"):
         shutil.copy(Path(task_folder.__file__).with_name(name), package / name)
     (package / "__init__.py").touch()
     made(tmp_path, step(0, 0), error(TRACEBACKS["throttled"][1]))

@@ -60,7 +60,7 @@ MACHINE_KEYS = (
 USUAL_SETUP_S = 5400.0
 INSTALL_S = 7200.0
 COPY_S = 900.0
-PROGRAM = ("__init__.py", "task_folder.py", "tracebacks.py")
+PROGRAM = ("__init__.py", "task_folder.py", "task_log.py", "tracebacks.py")
 FOLDER = Path(__file__).parent
 NO_WINDOWS = 3
 

@@ -3,7 +3,8 @@
 Pure reading: nothing is written, any bytes may come, and none of them raise. Stdlib only, Python 3.8: it also
 runs on machines, where an attempt's directory is read as soon as the client has ended.
 
-* result.txt with a number from 0 to 1: scored, whatever else happened.
+* result.txt with a number from 0 to 1: scored, whatever else happened; but a 0 is broken if the task's log
+  says that it is the infrastructure's (see `task_log`).
 * an `Error` line in traj.jsonl: the traceback says whose fault it was. The agent's own code: scored 0, the
   reason kept. The model's client: broken (model). Everything else: broken.
 * neither: broken (result); who saw the client end knows better why (time limit, hung guest, lost machine).
@@ -15,14 +16,16 @@ import json
 import math
 import os
 import re
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
+from .task_log import read_log
 from .tracebacks import part_of, summary_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .task_log import TaskLog
     from .tracebacks import Part
 
 RESULT = "result.txt"
@@ -88,7 +91,8 @@ class Reading:
         return self.score is not None
 
     @property
-    def has_error_line(self) -> bool:
+    def names_fault(self) -> bool:
+        """An Error line or the log says what failed."""
         return self.part is not None
 
 
@@ -140,13 +144,34 @@ def _judge(found: Reading, directory: str) -> None:
     else:
         found.cause = "result"
         found.error = score or f"no {RESULT} and no Error line in {TRAJECTORY}"
+    if found.score == 0 or found.cause == "result":
+        _doubt(found, read_log(directory))
+
+
+def _doubt(found: Reading, log: TaskLog) -> None:
+    """A zero, or no result at all: the log may tell that the agent had no chance, or was not judged."""
+    unjudged = log.evaluator if found.score == 0 and found.part is None else ""
+    unseen = log.observation or (log.unseen if found.part == "agent" else "")
+    faults: tuple[tuple[Part, str], ...] = (
+        ("set-up", log.setup),
+        ("controller", unseen),
+        ("evaluator", unjudged),
+    )
+    for part, line in faults:
+        if line:
+            found.score, found.part, found.cause = None, part, CAUSES[part]
+            found.error = _told(part, line)
+            return
 
 
 def _blame(found: Reading, error: dict[str, Any]) -> None:
     traceback, exception = _text(error.get("Traceback")), _text(error.get("Exception"))
     found.part = part_of(traceback or exception)
-    told = _KEY.sub("sk-***", summary_of(traceback, exception) or _text(error.get("Error")))
-    found.error = ": ".join(filter(None, (_WORDS[found.part], told)))[:_TEXT_CAP]
+    found.error = _told(found.part, summary_of(traceback, exception) or _text(error.get("Error")))
+
+
+def _told(part: Part, line: str) -> str:
+    return ": ".join(filter(None, (_WORDS[part], _KEY.sub("sk-***", line))))[:_TEXT_CAP]
 
 
 def _trajectory(path: str) -> list[dict[str, Any]]:
@@ -212,7 +237,7 @@ def _elapsed(path: str) -> float | None:
 
 def _stamp(value: object) -> float | None:
     try:
-        when = datetime.strptime(_text(value), "%Y%m%d@%H%M%S").replace(tzinfo=UTC)
+        when = datetime.strptime(_text(value), "%Y%m%d@%H%M%S").replace(tzinfo=timezone.utc)
     except ValueError:
         return None
     return when.timestamp() if when.year in _YEARS else None

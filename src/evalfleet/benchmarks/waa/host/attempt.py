@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ORDER = "EVALFLEET_WAA_ATTEMPT"
 FOLDER = "/tmp/evalfleet"
 END_S = 30.0
+BUSY_S = 15.0
+"""What a guest that was just worked in may take to answer."""
 AT_LIMIT = (124, 137)
 """Exit codes of `timeout` when it had to end the client, gently or not."""
 KILLED = 137
@@ -35,7 +37,7 @@ KILLED = 137
 LOG_TAIL = 1 << 20
 MANY_CALLS = 6
 """Lines in a row, up to the end, that tell of a failure: one call of navi's has up to five of them."""
-FAILING = frozenset((401, 403, 404, 408, 409, 429))
+FAILING = frozenset((400, 401, 403, 404, 408, 409, 422, 429))
 
 _CALL = re.compile(rb'HTTP Request: [A-Z]+ \S+ "HTTP/[0-9.]+ ([0-9]{3})|(Retrying request to )\S+ in ')
 
@@ -130,8 +132,9 @@ def attempt(config: HostConfig, engine: Docker) -> int:
         return _write_result(
             out, {"broken": "readiness", "error": f"the task's files could not be had: {err}"}
         )
-    _look_around(config, order, ending, out)
-    result = verdict(read_task(out), ending, order.limit_s)
+    reading = read_task(out)
+    _look_around(order, ending, reading, out)
+    result = verdict(reading, ending, order.limit_s)
     if "broken" in result:
         guest.save_evidence(engine)
     else:
@@ -143,10 +146,14 @@ def verdict(reading: Reading, ending: Ending, limit_s: float) -> dict[str, objec
     """What result.json says. The files decide; where they say nothing, what could be seen does."""
     result: dict[str, object] = {"num_steps": reading.steps, "screenshots": list(reading.screenshots)}
     result["seconds"] = round(ending.seconds, 3)
-    if reading.is_scored:
+    if reading.score == 0 and not ending.guest_answers:
+        # the agent may have ended it, so that this costs an attempt
+        told = "scored 0, and Windows no longer answered /probe: the evaluator may have asked nobody"
+        result.update(broken="stuck", error=told)
+    elif reading.is_scored:
         result["score"] = reading.score
         result["error"] = reading.error
-    elif reading.has_error_line:
+    elif reading.names_fault:
         result.update(broken=reading.cause, error=reading.error)
     elif ending.at_limit and ending.guest_answers and ending.model_trouble:
         told = f"time limit of {limit_s:g} s reached while the model's API failed: {ending.model_trouble}"
@@ -236,7 +243,9 @@ def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, order: AttemptOrder
         os.utime(path, (member.mtime, member.mtime))
 
 
-def _look_around(config: HostConfig, order: AttemptOrder, ending: Ending, out: str) -> None:
+def _look_around(order: AttemptOrder, ending: Ending, reading: Reading, out: str) -> None:
+    if reading.score == 0:
+        ending.guest_answers = guest.await_answer(time.monotonic() + BUSY_S, lambda: True)
     if not ending.at_limit:
         return
     ending.guest_answers = guest.answers()
