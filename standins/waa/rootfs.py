@@ -20,6 +20,7 @@ PROGRAMS = (
     "mkdir",
     "ls",
     "kill",
+    "tr",
     "curl",
     "ip",
     "/usr/bin/python3",
@@ -37,7 +38,7 @@ def write_rootfs(archive: Path, files: Path) -> None:
     """A tar of the programs, what they load, Python's library, and `files`."""
     with tarfile.open(archive, "w") as tar:
         added: set[str] = set()
-        for folder in ("tmp", "proc", "sys", "dev", "run", "root", "etc", "storage", "results"):
+        for folder in ("tmp", "proc", "sys", "dev", "root", "etc", "storage", "results"):
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
             tar.addfile(entry)

@@ -23,6 +23,8 @@ ENTRYPOINT = (
 SHEBANG = b"#!/usr/bin/python3 -IS\n"  # a host's own Python, quick to start
 MAIN = "import sys\nfrom engine.commands import main\nsys.exit(main(sys.argv[1:]))\n"
 STORAGE_FILES = ("windows.base", "windows.boot", "windows.mac", "windows.rom", "windows.vars", "windows.ver")
+QMP = "-qmp tcp:0.0.0.0:7200,server,nowait"
+ISO_MARK_AT = 16 * 2048 + 1
 DISK_MARK = b"stand-in disk\n"
 PROC_FLAGS = "ro,nosuid,nodev,noexec"
 ENGINE_ROOT = "/var/lib/stand-in-docker"
@@ -75,7 +77,7 @@ def publish(
     image = {
         "reference": reference,
         "entrypoint": list(ENTRYPOINT),
-        "env": [f"PATH={path}", "RAM_SIZE=8G", "CPU_CORES=8", "DISK_SIZE=30G"],
+        "env": [f"PATH={path}", "RAM_SIZE=8G", "CPU_CORES=8", "DISK_SIZE=30G", f"ARGUMENTS={QMP}"],
         "workdir": "/",
         "size": 25_000_000_000,
         **offer,
@@ -131,6 +133,15 @@ def equip(host: Host, kit: Path, *, kvm: bool = True) -> None:
         "touch /dev/kvm" if kvm else "rm -f /dev/kvm",
     )
     host.run(["sh", "-c", " && ".join(steps)])
+
+
+def write_iso(path: Path, megabytes: int = 101) -> Path:
+    """What passes for an ISO with Windows on it: the mark of ISO 9660, and nothing."""
+    with path.open("wb") as file:
+        file.seek(ISO_MARK_AT)
+        file.write(b"CD001\x01")
+        file.truncate(megabytes << 20)
+    return path
 
 
 def golden_storage(path: Path, plan: Mapping[str, Any] | None = None) -> Path:

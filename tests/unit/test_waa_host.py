@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
-from evalfleet.benchmarks.waa.host import attempt, download, golden, guest, image, machine
+from evalfleet.benchmarks.waa.host import attempt, download, golden, guest, image, machine, vm
 from evalfleet.benchmarks.waa.host.attempt import Ending, verdict
 from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.host.docker import Docker
@@ -317,9 +317,40 @@ def test_the_container_is_reachable_from_its_machine_alone(tmp_path: Path) -> No
     words = config_of(tmp_path, golden="/golden", cores=4).run_words()
     assert "--device=/dev/kvm" in words
     published = [words[at + 1] for at, word in enumerate(words) if word == "-p"]
-    assert published == ["127.0.0.1:8006:8006", "127.0.0.1:5000:5000", "127.0.0.1:7200:7200"]
+    assert published == ["127.0.0.1:8006:8006", "127.0.0.1:5000:5000"], "QMP's would lead to Windows"
     assert {"RAM_SIZE=8G", "CPU_CORES=4", "DISK_SIZE=30G"} < set(words)
     assert words[-2:] == ["-c", "./entry.sh --prepare-image false --start-client false"]
+
+
+def test_a_log_is_folded_and_its_error_found() -> None:
+    said = [
+        "\x1b[1;31m❯ ERROR: ISO file not found or is empty.\x1b[0m",
+        "",
+        *["Waiting..."] * 3,
+        "\x1b[1;34m❯ Bye",
+    ]
+    lines = vm.folded(said)
+    assert lines == ["❯ ERROR: ISO file not found or is empty.", "Waiting... (3 times)", "❯ Bye"]
+    assert vm.last_error(lines) == "ERROR: ISO file not found or is empty."
+    ended = ["❯ ERROR: no room", "❯ ERROR: Forcefully terminating Windows, reason: 15..."]
+    assert vm.last_error(ended) == "ERROR: no room"
+    assert vm.last_error(ended[1:]).startswith("ERROR: Forcefully")
+    assert vm.last_error(["fine"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("processes", "lives"),
+    [
+        ("/bin/bash -c ./entry.sh\n/usr/bin/tini -s /run/entry.sh\nbash /run/entry.sh", True),
+        ("/bin/bash -c ./entry.sh\n/usr/bin/qemu-system-x86_64 -nodefaults -cpu host", True),
+        ("/usr/bin/tini -s -- /run/start_with_evaluate.sh /entry.sh\ncurl 20.20.20.21:5000\nsleep 5", False),
+    ],
+)
+def test_a_virtual_machine_is_known_by_its_processes(programs: Path, processes: str, lives: bool) -> None:
+    program(programs, "docker", f"[ $1 = version ] || printf '{processes}\\n'")
+    assert vm.lives(Docker(), "winarena") is lives
+    program(programs, "docker", "[ $1 = version ]")
+    assert vm.lives(Docker(), "winarena") is None
 
 
 # -- what an attempt means -------------------------------------------------------------------------

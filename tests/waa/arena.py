@@ -22,6 +22,15 @@ from tests.waiting import PATIENCE_S
 
 KEY = f"sk-a-key-that-nobody-may-see-{UNIQUE}"
 DATA = "/root/evalfleet-waa"
+HANG = """\
+import http.client
+guest = http.client.HTTPConnection("127.0.0.1", 5000, timeout=2)
+guest.request("POST", "/execute_windows", '{"command": "HANG"}')
+try:
+    guest.getresponse().read()
+except OSError:
+    pass
+"""
 
 
 class Arena:

@@ -10,7 +10,7 @@ import pytest
 
 from standins.waa.standin import ENGINE_ROOT, FEW, IMAGE
 from tests.lab.clients import needs_lab
-from tests.waa.arena import DATA, Arena, finish
+from tests.waa.arena import DATA, HANG, Arena, finish
 
 pytestmark = [
     needs_lab,
@@ -18,15 +18,6 @@ pytestmark = [
     pytest.mark.timeout(400),  # each runs a dozen commands or more, which a busy machine makes slow
 ]
 
-HANG = """\
-import http.client
-guest = http.client.HTTPConnection("127.0.0.1", 5000, timeout=2)
-guest.request("POST", "/execute_windows", '{"command": "HANG"}')
-try:
-    guest.getresponse().read()
-except OSError:
-    pass
-"""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from evalfleet.events import AttemptEnded, MachineCondemned, MachinePrepared, MachineReady
+from evalfleet.lab import NamespaceHost
 from evalfleet.model import Broken, Cause, Scored
 from tests.lab.clients import needs_lab
-from tests.waa.arena import DATA, KEY, Arena, finish
+from tests.waa.arena import DATA, HANG, KEY, Arena, finish
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = [needs_lab, pytest.mark.slow]
@@ -228,3 +230,34 @@ def test_windows_that_never_boots_leaves_its_log_behind(make: Make) -> None:
     assert "failed to load Boot0001" in condemned[0].detail
     left = arena.home / "r" / ".machines" / condemned[0].machine / "windows"
     assert "failed to load Boot0001" in (left / "container.log").read_text()
+
+
+def test_a_virtual_machine_that_ends_is_told_with_its_own_words(make: Make) -> None:
+    """Its container runs on, and says the same line again and again."""
+    arena = make()
+    words = "qemu-system-x86_64: failed to initialize kvm: Cannot allocate memory"
+    (arena.golden / "plan.json").write_text(json.dumps({"boot_fails": words}))
+    arena.run("r", "--set", "boot_s=3000", code=4)
+    condemned = [e for e in arena.events("r") if isinstance(e, MachineCondemned) and e.cause]
+    assert condemned[0].step == "windows"
+    assert f"Windows does not run: its virtual machine has ended: ERROR: {words}" in condemned[0].detail
+    left = arena.home / "r" / ".machines" / condemned[0].machine / "windows"
+    assert re.search(r"Waiting for a response .* \(\d+ times\)$", (left / "container.log").read_text(), re.M)
+
+
+def test_a_restart_lets_windows_shut_down_and_cuts_off_one_that_hangs(make: Make) -> None:
+    arena = make()
+    arena.run("r", *tasks("score"))
+    go = f"cd {DATA}/program && python3 -c"
+    script = "from waa.host import vm, docker; print(vm.shut_down(docker.Docker(), 'winarena', {}))"
+    host = arena.lab.hosts[0]
+    host.run(["sh", "-c", f'{go} "{script.format(60)}"'])
+    assert host.run(["tail", "-n1", f"{DATA}/storage/data.img"]).stdout == "shut down\n"
+    host.run(["docker", "restart", "-t", "0", "winarena"])
+    until(lambda: guest_answers(host), "Windows to come back")
+    host.run(["python3", "-c", HANG])
+    assert host.run(["sh", "-c", f'{go} "{script.format(1)}"']).stdout == "False\n"
+
+
+def guest_answers(host: NamespaceHost) -> bool:
+    return host.run(["curl", "-sfm", "2", "127.0.0.1:5000/probe"], check=False).returncode == 0

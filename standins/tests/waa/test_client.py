@@ -120,8 +120,36 @@ def test_what_is_done_to_the_guest_stays_on_its_disk(docker: Docker, storage: Ca
     assert docker.host.run(["cat", "/data/storage/data.img"]).stdout != golden
 
 
-def test_windows_is_installed_once(docker: Docker) -> None:
+def test_without_an_iso_there_is_no_windows_and_the_container_outlives_its_virtual_machine(
+    docker: Docker,
+) -> None:
     docker.up(command=("-c", "./entry.sh --prepare-image true"))
+    until(lambda: "ERROR: ISO file not found or is empty." in docker.ok("logs", "winarena"))
+    until(lambda: "Waiting for a response from the windows server" in docker.ok("logs", "winarena"))
+    until(lambda: "qemu-system" not in docker.host.run(["ps", "-eo", "args"]).stdout)
+    assert docker.ok("inspect", "-f", "{{.State.Running}}", "winarena") == "true\n"
+
+
+QMP = "import socket; s = socket.create_connection(('127.0.0.1', 7200), 9); print(s.recv(99)[:6])"
+
+
+def test_the_monitor_is_reached_from_inside_the_container_or_as_a_port_of_its_host(
+    docker: Docker, storage: Callable[..., None]
+) -> None:
+    storage()
+    docker.up("-p", "7200:7200")
+    docker.await_guest()
+    assert docker.ok("exec", "winarena", "python", "-c", QMP) == "b'{\"QMP\"'\n"
+    assert docker.host.run(["python3", "-c", QMP]).stdout == "b''\n", "Windows does not listen there"
+    docker.ok("rm", "-f", "winarena")
+    docker.up("-p", "7200:7200", "-e", "HOST_PORTS=7200")
+    docker.await_guest()
+    assert docker.host.run(["python3", "-c", QMP]).stdout == "b'{\"QMP\"'\n"
+
+
+def test_windows_is_installed_once(docker: Docker) -> None:
+    docker.host.run(["sh", "-c", "mkdir -p /data; echo iso >/data/windows.iso"])
+    docker.up("-v", "/data/windows.iso:/custom.iso", command=("-c", "./entry.sh --prepare-image true"))
     until(lambda: not docker.ok("ps", "-q"))
     assert "Installing Windows" in docker.ok("logs", "winarena")
     made = set(docker.host.run(["ls", "/data/storage"]).stdout.split())

@@ -117,7 +117,9 @@ def _import_image(podman: Podman) -> None:
     rootfs.write_rootfs(archive, standin.build_files(podman.folder / "files", plan=plan))
     entrypoint = f"ENTRYPOINT {json.dumps(standin.ENTRYPOINT)}"
     path = "ENV PATH=/opt/stand-in/bin:/usr/local/bin:/usr/bin:/bin"
-    podman.ok("import", "-q", "--change", entrypoint, "--change", path, str(archive), IMAGE)
+    qmp = f'ENV ARGUMENTS="{standin.QMP}"'
+    changes = [word for line in (entrypoint, path, qmp) for word in ("--change", line)]
+    podman.ok("import", "-q", *changes, str(archive), IMAGE)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ while [ $# -gt 0 ]; do
 done
 
 echo "Starting VM..."
-python /guest/vm.py &
+/run/entry.sh &
 address=${GUEST_ADDRESS:-20.20.20.21}
 until [ "$(curl --silent --output /dev/null --write-out '%{http_code}' "$address:5000/probe")" = 200 ]; do
   echo "Waiting for a response from the windows server. This might take a while..."

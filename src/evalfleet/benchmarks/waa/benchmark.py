@@ -48,7 +48,7 @@ STEPS = {
     "docker": 2400.0,
     "image": 3 * 5400.0,
     "golden": 7800.0,
-    "container": 900.0,
+    "container": 600.0,
     "windows": 0.0,
 }
 """Set-up, in order, with the longest that each may take; `windows` takes `boot_s`."""

@@ -101,7 +101,7 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     machine_disk_gb: Annotated[float, Meta(ge=0, description="the machine's disk")] = 128.0
     boot_s: Annotated[float, Meta(gt=0, description="the longest that Windows may take to boot")] = 1500.0
     restart_s: Annotated[float, Meta(gt=0, description="the same, after a restart of its container")] = 420.0
-    stop_s: Annotated[int, Meta(ge=0, description="what a broken Windows has to shut down by itself")] = 10
+    stop_s: Annotated[int, Meta(ge=0, description="what Windows has to shut down before it is cut off")] = 45
     lately_s: Annotated[
         float,
         Meta(gt=0, description="a task at its limit without a step for so long is stuck, not the agent's"),

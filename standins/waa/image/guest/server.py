@@ -7,6 +7,7 @@ POST /execute_windows {"command": "HANG"} makes the guest hang for good: it take
 import base64
 import json
 import os
+import signal
 import struct
 import sys
 import threading
@@ -14,7 +15,7 @@ import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-DISK = sys.argv[1]
+DISK = sys.argv[1] if len(sys.argv) > 1 else ""
 HANGS = threading.Event()
 LOCK = threading.Lock()
 
@@ -48,6 +49,15 @@ def observation() -> dict:
         "human_input": None,
         "status": "success",
     }
+
+
+def power_down(*_: object) -> None:
+    """A Windows that hangs does not hear of it."""
+    if not HANGS.is_set():
+        note("shut down")
+        with open(os.path.join(os.path.dirname(DISK), "windows.boot"), "w", encoding="utf-8") as file:
+            file.write("windows.boot\n")
+        os._exit(0)
 
 
 GET = {
@@ -105,12 +115,10 @@ class Guest(BaseHTTPRequestHandler):
         return self.answer(200, {"status": "success", "output": "", "error": "", "returncode": 0})
 
     def shut_down(self) -> None:
-        with open(os.path.join(os.path.dirname(DISK), "windows.boot"), "w", encoding="utf-8") as file:
-            file.write("windows.boot\n")
         self.answer(
             200, {"status": "Shutdown started successfully", "message": "Shutdown started successfully"}
         )
-        threading.Timer(0.1, os._exit, (0,)).start()
+        threading.Timer(0.1, power_down).start()
 
     def hang_if_told(self) -> None:
         while HANGS.is_set():
@@ -145,6 +153,7 @@ class Server(ThreadingHTTPServer):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, power_down)
     viewer = Server(("0.0.0.0", 8006), Viewer)
     threading.Thread(target=viewer.serve_forever, daemon=True).start()
     print("❯ Windows started succesfully, visit http://localhost:8006/ to view the screen...", flush=True)

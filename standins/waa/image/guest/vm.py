@@ -6,6 +6,7 @@ without it never boots. What happens to the guest is written to it, so that it i
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ STORAGE = os.environ.get("STORAGE", "/storage")
 ADDRESSES = ("20.20.20.21", "172.30.0.2")
 MARK = b"stand-in disk\n"
 OTHERS = ("windows.base", "windows.mac", "windows.rom", "windows.vars", "windows.ver")
+PYTHON = "/usr/bin/python3"
+NAME = "qemu-system-x86_64"
+ERROR = "\x1b[1;31m❯ ERROR: {}\x1b[0m"
 BOOT = "windows.boot"  # made by a clean shutdown: without it Windows is installed anew
 
 
@@ -21,23 +25,42 @@ def main() -> int:
     plan = read_plan()
     problem = missing()
     if problem:
-        print(f"❯ ERROR: {problem}", flush=True)
+        print(ERROR.format(problem), flush=True)
         return 1
-    subprocess.Popen([sys.executable, "/guest/monitor.py", os.environ.get("ARGUMENTS", "")])
+    installed = os.path.exists(os.path.join(STORAGE, BOOT))
+    if not installed and not has_iso(plan):
+        print(ERROR.format("ISO file not found or is empty."), flush=True)
+        return 61
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until Windows runs, its power button does nothing
+    subprocess.Popen([PYTHON, "/guest/monitor.py", os.environ.get("ARGUMENTS", "")])
     disk = os.path.join(STORAGE, "data.img")
-    if not os.path.exists(os.path.join(STORAGE, BOOT)):
+    if not installed:
         print("❯ Installing Windows...", flush=True)
         time.sleep(float(plan.get("install_s", 0.5)))
+        if plan.get("install_fails"):
+            print(ERROR.format(plan["install_fails"]), flush=True)
+            return 62
         make_disk()
     print("❯ Booting Windows using QEMU...", flush=True)
     time.sleep(float(plan.get("boot_s", 0.3)))
+    if plan.get("boot_fails"):
+        print(ERROR.format(plan["boot_fails"]), flush=True)
+        return 15
     with open(disk, "rb") as file:
         sound = file.read(len(MARK)) == MARK
     if not sound or not plan.get("boots", True):
         print("BdsDxe: failed to load Boot0001: Not Found", flush=True)  # QEMU runs on, Windows does not
         while True:
             time.sleep(3600)
-    os.execv(sys.executable, [sys.executable, "/guest/server.py", disk])
+    os.execv(PYTHON, [NAME, "/guest/server.py", disk])
+
+
+def has_iso(plan: dict) -> bool:
+    """The original downloads none; an image on a newer base does (`downloads` in the plan)."""
+    if plan.get("downloads"):
+        print("❯ Downloading Windows 11 Enterprise (Evaluation)...", flush=True)
+        return True
+    return os.path.isfile("/custom.iso") and os.path.getsize("/custom.iso") > 0
 
 
 def missing() -> str:

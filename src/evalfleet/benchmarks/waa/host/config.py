@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 CONTAINER = "winarena"
+INSTALLER = "winarena-prepare"
 PORTS = {"vnc": 8006, "guest": 5000, "qmp": 7200}
-"""Of the container, published on the machine's own loopback under the same numbers."""
+"""Of the container, published on the machine's own loopback; but for QMP's, which would lead to Windows."""
 
 ENVIRONMENT = "EVALFLEET_WAA"
 FILE = "config.json"
@@ -21,6 +26,7 @@ class HostConfig:
     def __init__(self, given: dict[str, object]) -> None:
         self.given = given
         self.image = str(given["image"])
+        self.preset = str(given.get("preset") or "original")  # earlier versions knew no other
         self.registry_user = str(given["registry_user"])
         self.registry_password = str(given["registry_password"])
         self.golden = os.path.expanduser(str(given["golden"]))
@@ -62,20 +68,33 @@ class HostConfig:
     def state(self, name: str) -> str:
         return os.path.join(self.data, "state", name)
 
-    def run_words(self) -> list[str]:
-        """The container as WAA's own script makes it, but reachable from this machine alone."""
-        words = ["--name", CONTAINER, "--cap-add", "NET_ADMIN", "--stop-timeout", "120"]
-        words += ["--device=/dev/kvm"] if self.kvm else ["-e", "KVM=N"]
-        for port in PORTS.values():
-            words += ["-p", f"127.0.0.1:{port}:{port}"]
-        words += ["-v", f"{self.storage}:/storage", *self.guest_words()]
-        return [*words, self.image, "-c", "./entry.sh --prepare-image false --start-client false"]
+    # -- the container -----------------------------------------------------------------------------
 
-    def guest_words(self) -> list[str]:
-        return [
-            *("-e", f"RAM_SIZE={self.ram}"),
-            *("-e", f"CPU_CORES={self.cores}"),
-            *("-e", f"DISK_SIZE={self.disk}"),
-            *("-e", f"VERSION={self.version}"),
-            *("-e", f"ARGUMENTS=-qmp tcp:0.0.0.0:{PORTS['qmp']},server,nowait"),
-        ]
+    def run_words(self) -> list[str]:
+        return self._words(CONTAINER, self.storage, prepare=False)
+
+    def install_words(self, storage: str, iso: str) -> list[str]:
+        """For a container that installs Windows into `storage`, shuts it down and ends."""
+        more = ["-v", f"{iso}:/custom.iso:ro"] if iso else []
+        return self._words(INSTALLER, storage, prepare=True, more=more)
+
+    def _words(self, name: str, storage: str, prepare: bool, more: Sequence[str] = ()) -> list[str]:
+        """The container as WAA's own script makes it, but reachable from this machine alone."""
+        words = ["--name", name, "--cap-add", "NET_ADMIN", "--stop-timeout", "120"]
+        words += ["--device=/dev/kvm"] if self.kvm else ["-e", "KVM=N"]
+        for port in (PORTS["vnc"], PORTS["guest"]):
+            words += ["-p", f"127.0.0.1:{port}:{port}"]
+        words += ["-v", f"{storage}:/storage", *more]
+        guest = {
+            "RAM_SIZE": self.ram,
+            "CPU_CORES": self.cores,
+            "DISK_SIZE": self.disk,
+            "VERSION": self.version,
+        }
+        guest["ARGUMENTS"] = f"-qmp tcp:0.0.0.0:{PORTS['qmp']},server,nowait"
+        for key, value in guest.items():
+            words += ["-e", f"{key}={value}"]
+        entry = ["--prepare-image", "true" if prepare else "false", "--start-client", "false"]
+        if self.preset == "original":
+            return [*words, "--entrypoint", "/bin/bash", self.image, "-c", f"./entry.sh {' '.join(entry)}"]
+        return [*words, self.image, "/entry.sh", *entry]

@@ -6,8 +6,8 @@ import json
 import os
 import time
 
-from . import guest
-from .config import CONTAINER, FILE, POINTER, PORTS
+from . import guest, vm
+from .config import CONTAINER, FILE, INSTALLER, POINTER, PORTS
 from .shell import Failed, as_root, run, say
 
 TYPE_CHECKING = False
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from .docker import Docker
 
 PROGRAM = "program"
+START_S = 600.0
 GLANCE_S = 20.0
 SYNC_S = 600.0
 REMOVE_S = 1800.0
 
 
 def step_container(config: HostConfig, engine: Docker) -> None:
-    """It runs, and is the one that was asked for. A way in for people is left beside it."""
-    _leave_program(config)
+    """It runs, and is the one that was asked for."""
     words = config.run_words()
     mark = json.dumps(words)
     if _read(config.state("container")) == mark and engine.exists(CONTAINER):
         if not engine.is_running(CONTAINER):
-            engine.do("start", CONTAINER, timeout_s=600.0)
+            engine.do("start", CONTAINER, timeout_s=START_S)
         say(f"{CONTAINER} runs")
         return
     engine.remove(CONTAINER)
@@ -47,12 +47,14 @@ def step_windows(config: HostConfig, engine: Docker) -> None:
 
 
 def _await_windows(config: HostConfig, engine: Docker) -> None:
-    """If it does not answer by the deadline, the screen and the log say more."""
+    """If it does not answer by the deadline, or its virtual machine ends, screen and log say more."""
     begun = time.monotonic()
-    alive = lambda: engine.is_running(CONTAINER)  # noqa: E731
-    if not guest.await_answer(begun + config.boot_s, alive):
-        waited = time.monotonic() - begun
+    watch = vm.VmWatch(engine, CONTAINER)
+    if not guest.await_answer(begun + config.boot_s, watch.look):
         tail = guest.save_evidence(engine)
+        if watch.problem:
+            raise Failed(f"Windows does not run: {watch.problem}")
+        waited = time.monotonic() - begun
         raise Failed(
             f"Windows did not answer /probe within {waited:.0f} s; the container's log ends:\n{tail}"
         )
@@ -76,7 +78,7 @@ def ensure_clean(config: HostConfig, engine: Docker, deep: bool) -> None:
     elif dirty:
         say(f"Windows is reset: {dirty}")
         reset(config, engine, deep=False)
-    elif not guest.await_answer(time.monotonic() + GLANCE_S, lambda: True):
+    elif not guest.await_answer(time.monotonic() + GLANCE_S, lambda: False):
         say("Windows is reset: it does not answer")
         reset(config, engine, deep=False)
 
@@ -119,13 +121,15 @@ def rest(config: HostConfig, engine: Docker) -> None:
 
 
 def _restarted(config: HostConfig, engine: Docker) -> bool:
-    if not engine.try_("restart", "-t", str(config.stop_s), CONTAINER, timeout_s=300.0).ok:
+    """Process 1 of the container ignores all requests to end: Windows is told to shut down beforehand."""
+    if not vm.shut_down(engine, CONTAINER, config.stop_s):
+        say(f"Windows did not shut down within {config.stop_s} s, and is cut off")
+    if not engine.try_("restart", "-t", "0", CONTAINER, timeout_s=300.0).ok:
         return False
-    deadline = time.monotonic() + config.restart_s
-    return guest.await_answer(deadline, lambda: engine.is_running(CONTAINER))
+    return guest.await_answer(time.monotonic() + config.restart_s, vm.VmWatch(engine, CONTAINER).look)
 
 
-def _leave_program(config: HostConfig) -> None:
+def leave_program(config: HostConfig) -> None:
     """`cd ~/evalfleet-waa/program && python3 -m waa.host reset` works after the job is gone, too."""
     import shutil
 
@@ -164,8 +168,6 @@ def clean_up(config: HostConfig, engine: Docker) -> None:
 
     Cut short, it can be repeated: what is needed for that goes last. Raises Failed.
     """
-    from .golden import INSTALLER
-
     for name in (CONTAINER, INSTALLER):
         engine.remove(name)
     _remove_image(config, engine)

@@ -7,7 +7,9 @@ import os
 import shutil
 import time
 
-from .config import CONTAINER
+from . import guest, vm
+from .config import CONTAINER, INSTALLER
+from .container import leave_program
 from .shell import Failed, as_root, run, say
 
 TYPE_CHECKING = False
@@ -22,13 +24,16 @@ DISKS = ("data.img", "data.qcow2")
 NEEDED = ("windows.boot", "windows.rom", "windows.vars")
 OTHERS = ("windows.base", "windows.mac", "windows.ver")
 COMPLETE = ".complete"
-INSTALLER = "winarena-prepare"
 INSTALL_S = 7200.0
+STALLED_S = 1800.0
+GROWTH_GB = 0.02
+"""Less than that within `STALLED_S` is no installation that goes on: it asks something on its screen."""
 COPY_S = 3600.0
 
 
 def step_golden(config: HostConfig, engine: Docker) -> None:
-    """Golden is complete, and storage is a copy of it."""
+    """Golden is complete, and storage is a copy of it. A way in for people is left beside it."""
+    leave_program(config)
     folder = config.golden_folder
     if not _is_whole(config):
         if os.path.exists(os.path.join(folder, COMPLETE)):
@@ -83,8 +88,8 @@ def _do(argv: list[str]) -> None:
 
 def size_gb(folder: str) -> float:
     """What it takes on the disk: much of it is zeros."""
-    entries = [os.path.join(folder, name) for name in os.listdir(folder)]
-    return sum(os.stat(path).st_blocks * 512 for path in entries) / (1 << 30)
+    paths = [os.path.join(top, name) for top, _, names in os.walk(folder) for name in names]
+    return sum(os.lstat(path).st_blocks * 512 for path in paths if os.path.lexists(path)) / (1 << 30)
 
 
 # -- is it whole? --------------------------------------------------------------------------------
@@ -201,25 +206,46 @@ def _copy_sparse(source: IO[bytes], target: IO[bytes], size: int) -> None:
 
 
 def _install(config: HostConfig, engine: Docker, folder: str) -> None:
-    """WAA's own way: its image installs Windows, shuts it down and ends."""
+    """WAA's own way: its image installs Windows, shuts it down and ends. Raises Failed."""
     making = f"{folder}.new"
     os.makedirs(making, exist_ok=True)  # an installation that was cut short goes on
-    say("installing Windows, which takes 20 minutes or more")
+    engine.remove(CONTAINER)  # its ports are needed, so that people can look at the installation
     if not engine.is_running(INSTALLER):
         engine.remove(INSTALLER)
-        words = ["--name", INSTALLER, "--cap-add", "NET_ADMIN", "--stop-timeout", "120"]
-        words += ["--device=/dev/kvm"] if config.kvm else ["-e", "KVM=N"]
-        words += ["-v", f"{making}:/storage", *config.guest_words()]
-        words += ["-v", f"{config.iso}:/custom.iso"] if config.iso else []
-        run_words = [*words, config.image, "-c", "./entry.sh --prepare-image true --start-client false"]
-        engine.run_detached(run_words, restart=False)
-    done = engine.try_("wait", INSTALLER, timeout_s=INSTALL_S)
-    if not done.ok:
-        raise Failed(f"Windows was not installed after {INSTALL_S:g} s: {engine.logs(INSTALLER)[-1500:]}")
-    try:
-        _check(making)
-    except Failed as err:
-        raise Failed(f"Windows was not installed: {err}: {engine.logs(INSTALLER)[-1500:]}") from None
+        engine.run_detached(config.install_words(making, config.iso), restart=False)
+    say("installing Windows, which takes 20 minutes or more; `evalfleet pool vnc` shows it")
+    problem = _await_installation(engine, making)
+    if not problem:
+        try:
+            _check(making)
+        except Failed as err:
+            problem = f"{err}: {vm.last_error(vm.log(engine, INSTALLER))}"
+    if problem:
+        guest.save_evidence(engine, INSTALLER)
+        engine.try_("stop", "-t", "0", INSTALLER, timeout_s=60.0)
+        raise Failed(f"Windows was not installed: {problem}")
     engine.remove(INSTALLER)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(making, folder)
+
+
+def _await_installation(engine: Docker, making: str) -> str:
+    """Until its container has ended. What went wrong, if something did."""
+    begun = grew = time.monotonic()
+    most = 0.0
+    watch = vm.VmWatch(engine, INSTALLER, lambda: f"{size_gb(making):.1f} GB written")
+    look_s = 0.2
+    while engine.is_running(INSTALLER):
+        if watch.look() and engine.is_running(INSTALLER):
+            return watch.problem
+        now, size = time.monotonic(), size_gb(making)
+        if size > most + GROWTH_GB:
+            most, grew = size, now
+        if now - begun > INSTALL_S:
+            return f"it was not done after {INSTALL_S / 60:.0f} minutes, with {size:.1f} GB written"
+        if now - grew > STALLED_S:
+            minutes = STALLED_S / 60
+            return f"it stands still: nothing was written for {minutes:.0f} minutes, after {size:.1f} GB"
+        time.sleep(look_s)
+        look_s = min(look_s * 1.3, vm.LOOK_S)
+    return ""

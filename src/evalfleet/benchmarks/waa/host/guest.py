@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 
-from .config import CONTAINER, PORTS
+from . import vm
+from .config import CONTAINER, INSTALLER, PORTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,12 +47,10 @@ def _get(port: int, path: str, timeout_s: float, most: int) -> bytes:
     return answer
 
 
-def await_answer(deadline: float, alive: Callable[[], bool], look_s: float = FIRST_LOOK_S) -> bool:
-    """False at the deadline (of the monotonic clock), or as soon as there is nothing left to answer."""
-    looks = 0
+def await_answer(deadline: float, is_hopeless: Callable[[], object], look_s: float = FIRST_LOOK_S) -> bool:
+    """False at the deadline (of the monotonic clock), or as soon as there is no hope left."""
     while not answers():
-        looks += 1
-        if time.monotonic() >= deadline or (looks % 20 == 0 and not alive()):
+        if time.monotonic() >= deadline or is_hopeless():
             return False
         time.sleep(look_s)
         look_s = min(look_s * 1.3, LAST_LOOK_S)
@@ -61,7 +59,10 @@ def await_answer(deadline: float, alive: Callable[[], bool], look_s: float = FIR
 
 def picture(engine: Docker) -> bytes | None:
     """The screen as PNG: from the guest's server, or from the virtual machine if that is silent."""
-    return (_screenshot() if answers() else None) or _screendump(engine)
+    shot = _screenshot() if answers() else None
+    for container in (CONTAINER, INSTALLER):
+        shot = shot or _screendump(engine, container)
+    return shot
 
 
 def _screenshot() -> bytes | None:
@@ -72,32 +73,16 @@ def _screenshot() -> bytes | None:
     return data if data.startswith(PNG) else None
 
 
-def _screendump(engine: Docker) -> bytes | None:
+def _screendump(engine: Docker, container: str) -> bytes | None:
+    """QEMU writes it inside the container. It shows also a Windows that hangs, or is being installed."""
     path = "/tmp/evalfleet-screen.ppm"
-    try:
-        _order_screendump(path)
-        done = engine.try_("exec", CONTAINER, "cat", path)
-        return png_of(done.raw) if done.ok else None
-    except (OSError, ValueError, KeyError, IndexError):
+    if not vm.order(engine, container, "screendump", filename=path):
         return None
-
-
-def _order_screendump(path: str) -> None:
-    """QEMU writes it inside the container. Raises OSError, ValueError."""
-    with socket.create_connection(("127.0.0.1", PORTS["qmp"]), PICTURE_S) as line, line.makefile(
-        "rwb"
-    ) as file:
-        file.readline()  # its greeting
-        orders: tuple[dict[str, object], ...] = (
-            {"execute": "qmp_capabilities"},
-            {"execute": "screendump", "arguments": {"filename": path}},
-        )
-        for order in orders:
-            file.write(json.dumps(order).encode() + b"\n")
-            file.flush()
-            while "return" not in (answer := json.loads(file.readline())):
-                if "error" in answer:
-                    raise ValueError(answer["error"])
+    done = engine.try_("exec", container, "cat", path)
+    try:
+        return png_of(done.raw) if done.ok else None
+    except (ValueError, IndexError):
+        return None
 
 
 def png_of(ppm: bytes) -> bytes:
@@ -117,15 +102,15 @@ def png_of(ppm: bytes) -> bytes:
     return PNG + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"".join(rows))) + chunk(b"IEND", b"")
 
 
-def save_evidence(engine: Docker) -> str:
+def save_evidence(engine: Docker, container: str = CONTAINER) -> str:
     """Screen and container log go into the job's artefacts; the log's end is returned."""
-    log = engine.logs(CONTAINER, 200)
+    lines = vm.log(engine, container)
     out = os.environ.get("EVALFLEET_OUT", "")
     if out:
         with open(os.path.join(out, "container.log"), "w") as file:
-            file.write(log)
+            file.write("".join(f"{line}\n" for line in lines))
         shot = picture(engine)
         if shot is not None:
             with open(os.path.join(out, "guest.png"), "wb") as raw:
                 raw.write(shot)
-    return "\n".join(log.splitlines()[-20:])
+    return "\n".join(lines[-20:])

@@ -4,6 +4,7 @@ import time
 
 from desktop_env.controllers.python import PythonController
 from desktop_env.controllers.setup import SetupController
+from desktop_env.controllers.vm import VMController
 from desktop_env.evaluators.metrics.general import exact_match
 
 
@@ -11,6 +12,8 @@ class DesktopEnv:
     def __init__(self, emulator_ip: str) -> None:
         self.controller = PythonController(emulator_ip)
         self.setup_controller = SetupController(emulator_ip)
+        self.vm_controller = VMController()
+        self.vm_controller.get_status()
         self.wish = None
 
     def reset(self, task_config: dict) -> dict:
@@ -22,7 +25,7 @@ class DesktopEnv:
     def _get_obs(self) -> dict:
         title, rect = self.controller.get_obs_winagent()
         return {
-            "screenshot": self.controller.get_screenshot(),
+            "screenshot": self.vm_controller.take_screenshot(),
             "accessibility_tree": self.controller.get_accessibility_tree(),
             "window_title": title,
             "window_rect": rect,
