@@ -30,6 +30,7 @@ BENCHES: dict[str, str] = {
     "ssh-scale": "500 lab hosts held by one controller; a reconnect storm",
     "lost-host": "from power loss or partition of a host to its task running on another one",
     "waa-154": "the 154 tasks of Windows Agent Arena on 10 lab hosts, beside slices and openadapt-evals",
+    "meter": "model calls through the meter beside direct ones: time, CPU, memory, and every token counted",
     "azure-fleet": "20 and 100 Azure machines on the stand-in: time until all are ready",
     "azure-leak": "the controller killed at 200 moments: what is left and billed after `reap`",
 }

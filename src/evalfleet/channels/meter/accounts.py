@@ -1,0 +1,211 @@
+"""What each attempt has called and spent: an account with its own key, a limit, and a file of its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from typing import Any, Callable, Mapping
+
+SAME_ERROR_TIMES = 20
+SAME_ERROR_S = 600.0
+FEW = 3  # errors over a long time: this many at least, so that two unlucky calls an hour apart are no pattern
+ERROR_CHARS = 500
+OK = 400  # statuses below it
+_DATED = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|\d{4}|latest)$")
+
+Prices = Mapping[str, Mapping[str, float]]
+"""US dollars for a token, by model and kind of token: `in`, `cached`, `cache_write`, `out`."""
+
+
+class Account:
+    """An attempt's calls, tokens and money, and how much of both it may use."""
+
+    def __init__(self, attempt: str, folder: str, prices: Prices) -> None:
+        self.attempt = attempt
+        self.folder = folder
+        self.calls = 0
+        self.in_flight = 0
+        self.tokens: dict[str, int] = {}
+        self.usd = 0.0
+        self.unknown = 0  # calls whose tokens, or whose model's price, nobody knows
+        self.throttled = 0
+        self.allowed_usd: float | None = None
+        self.allowed_tokens: int | None = None
+        self.refused = ""  # why a call was refused for want of money
+        self.wedged = ""  # the error that came again and again
+        self.last_at = 0.0
+        self._prices = prices
+        self._same: tuple[str, float, int] = ("", 0.0, 0)  # an error, since when, how often
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._file = os.open(
+            os.path.join(folder, "calls.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
+
+    def has_room(self) -> bool:
+        """May another call begin? What it will cost is known only when it has ended."""
+        spent = sum(self.tokens.get(kind, 0) for kind in ("in", "out"))
+        return (self.allowed_usd is None or self.usd < self.allowed_usd) and (
+            self.allowed_tokens is None or spent < self.allowed_tokens
+        )
+
+    def begin(self, model: str) -> Call:
+        self.calls += 1
+        self.in_flight += 1
+        call = Call(self, self.calls, model)
+        self.write({"n": call.n, "at": call.at, "model": model})
+        return call
+
+    def end(self, call: Call) -> None:
+        self.in_flight -= 1
+        self.last_at = time.time()
+        for kind, count in call.tokens.items():
+            self.tokens[kind] = self.tokens.get(kind, 0) + count
+        usd = self._usd(call)
+        if usd is not None:
+            self.usd += usd
+        elif call.counts:
+            self.unknown += 1
+        self.throttled += call.status == 429
+        self._notice(call)
+        self.write(call.line(usd))
+
+    def _usd(self, call: Call) -> float | None:
+        """None where tokens or price are unknown. A call that was refused costs nothing."""
+        if not call.counts or (call.status >= OK and not call.tokens):
+            return 0.0
+        price = price_of(self._prices, call.model)
+        if price is None or "in" not in call.tokens or "out" not in call.tokens:
+            return None
+        plain = call.tokens["in"]
+        usd = call.tokens["out"] * price.get("out", 0.0)
+        for kind in ("cached", "cache_write"):
+            part = call.tokens.get(kind, 0)
+            plain -= part
+            usd += part * price.get(kind, price["in"])
+        return usd + plain * price["in"]
+
+    def _notice(self, call: Call) -> None:
+        """An error that comes again and again, with no success between, will not go away by itself."""
+        if call.status < OK:
+            self._same = ("", 0.0, 0)
+            return
+        error, since, times = self._same
+        now = time.monotonic()
+        told = f"{call.status} {call.error}".strip()
+        self._same = (told, since, times + 1) if told == error else (told, now, 1)
+        _, since, times = self._same
+        if times >= SAME_ERROR_TIMES or (times >= FEW and now - since >= SAME_ERROR_S):
+            self.wedged = told
+
+    def write(self, line: dict[str, Any]) -> None:
+        """A full disk costs lines of the file, not calls: the sums are kept here."""
+        with contextlib.suppress(OSError):
+            os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def state(self) -> dict[str, Any]:
+        """What the supervisor is told."""
+        names = (
+            "attempt",
+            "calls",
+            "in_flight",
+            "tokens",
+            "usd",
+            "unknown",
+            "throttled",
+            "refused",
+            "wedged",
+            "last_at",
+        )
+        return {name: getattr(self, name) for name in names}
+
+
+class Call:
+    """One call of a model, from its beginning to its end."""
+
+    def __init__(self, account: Account, n: int, model: str) -> None:
+        self.n = n
+        self.at = round(time.time(), 3)
+        self.model = model
+        self.status = 0
+        self.tokens: dict[str, int] = {}
+        self.error = ""
+        self.counts = True  # does a call like this cost tokens?
+        self._account = account
+        self._began = time.monotonic()
+        self._first: float | None = None
+
+    def first_byte(self) -> None:
+        if self._first is None:
+            self._first = time.monotonic()
+
+    def end(self, status: int, error: str = "") -> None:
+        self.status = status
+        self.error = error[:ERROR_CHARS]
+        self._account.end(self)
+
+    def line(self, usd: float | None) -> dict[str, Any]:
+        """As it stands in calls.jsonl. What is not known is left out."""
+        line: dict[str, Any] = {
+            "n": self.n,
+            "at": self.at,
+            "model": self.model,
+            "status": self.status,
+            **self.tokens,
+        }
+        line["ms"] = round(1000 * (time.monotonic() - self._began), 1)
+        if self._first is not None:
+            line["first_ms"] = round(1000 * (self._first - self._began), 1)
+        if self.error:
+            line["error"] = self.error
+        if usd is not None:
+            line["usd"] = round(usd, 9)
+        return line
+
+
+def price_of(prices: Prices, model: str) -> Mapping[str, float] | None:
+    """A model's price by its name, also with a vendor before it or a date behind it."""
+    name = model.rpartition("/")[2]
+    undated = _DATED.sub("", name)  # a date alone: `gpt-4o-mini` is another model than `gpt-4o`
+    return next((prices[known] for known in (model, name, undated) if known in prices), None)
+
+
+class Accounts:
+    """The attempts of a machine by their keys."""
+
+    def __init__(self, prices: Prices, tell: Callable[[dict[str, Any]], None]) -> None:
+        self.prices = prices
+        self._by_key: dict[str, Account] = {}
+        self._tell = tell
+
+    def open(self, key: str, attempt: str, folder: str) -> Account:
+        """An attempt's account; the one it has, if it was opened before."""
+        for known in self._by_key.values():
+            if known.attempt == attempt:
+                return known
+        account = self._by_key[key] = Account(attempt, folder, self.prices)
+        return account
+
+    def of_key(self, key: str) -> Account | None:
+        return self._by_key.get(key)
+
+    def of(self, attempt: str) -> Account | None:
+        return next((account for account in self._by_key.values() if account.attempt == attempt), None)
+
+    def close(self, attempt: str) -> dict[str, Any] | None:
+        for key, account in list(self._by_key.items()):
+            if account.attempt == attempt:
+                del self._by_key[key]
+                account.close()
+                return account.state()
+        return None
+
+    def tell(self, account: Account, what: str) -> None:
+        self._tell({"tell": what, **account.state()})

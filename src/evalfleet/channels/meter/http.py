@@ -1,0 +1,133 @@
+"""HTTP/1.1 as far as a proxy needs it: heads, and bodies whose parts are passed on as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+HEAD_LIMIT = 64 << 10
+PART = 64 << 10
+_HOP_BY_HOP = frozenset(
+    [
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ]
+)
+
+
+class BadMessage(Exception):
+    """The other side did not speak HTTP/1.1, or said more than is allowed."""
+
+
+class Head(NamedTuple):
+    """The first line of a message, in its three parts, and its headers in their order."""
+
+    first: tuple[str, str, str]
+    headers: list[tuple[str, str]]
+
+    def get(self, name: str) -> str:
+        return next((value for key, value in self.headers if key.lower() == name), "")
+
+    def end_to_end(self, *without: str) -> list[tuple[str, str]]:
+        """The headers that are meant for the other end, not for this connection."""
+        dropped = _HOP_BY_HOP | {word.strip().lower() for word in self.get("connection").split(",")}
+        return [(key, value) for key, value in self.headers if key.lower() not in dropped.union(without)]
+
+    @property
+    def keeps(self) -> bool:
+        """May the connection serve another message after this one?"""
+        return "HTTP/1.1" in self.first and self.get("connection").lower() != "close"
+
+
+async def read_head(reader: asyncio.StreamReader) -> Head | None:
+    """The next head; None if the connection ended before one began. Raises BadMessage."""
+    try:
+        raw = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        if error.partial.strip():
+            raise BadMessage("the connection ended within a head") from None
+        return None
+    except asyncio.LimitOverrunError:
+        raise BadMessage(f"the head is longer than {HEAD_LIMIT} bytes") from None
+    lines = raw.decode("latin-1").lstrip("\r\n").split("\r\n")
+    first = lines[0].split(" ", 2)
+    if len(first) < 2:
+        raise BadMessage(f"{lines[0][:80]!r} is not HTTP")
+    headers: list[tuple[str, str]] = []
+    for line in lines[1:]:
+        if not line:
+            continue
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise BadMessage(f"{line[:80]!r} is not a header")
+        headers.append((name, value.strip()))
+    return Head((first[0], first[1], first[2] if len(first) > 2 else ""), headers)
+
+
+def write_head(first: str, headers: list[tuple[str, str]]) -> bytes:
+    lines = [first, *(f"{name}: {value}" for name, value in headers)]
+    if any("\r" in line or "\n" in line for line in lines):
+        raise BadMessage("a header has a line break in it")
+    return "".join(f"{line}\r\n" for line in lines).encode("latin-1") + b"\r\n"
+
+
+async def parts_of(head: Head, reader: asyncio.StreamReader, *, to_end: bool) -> AsyncIterator[bytes]:
+    """A message's body in the parts in which it comes. `to_end`: without a length, the connection ends it.
+
+    Raises BadMessage, also when the connection ends before the body does.
+    """
+    if "chunked" in head.get("transfer-encoding").lower():
+        async for part in _chunks(reader):
+            yield part
+        return
+    length = head.get("content-length")
+    if length and not length.isdigit():
+        raise BadMessage(f"Content-Length is {length[:40]!r}")
+    left = int(length) if length else None
+    if left is None and not to_end:
+        return
+    while left is None or left > 0:
+        part = await reader.read(PART if left is None else min(PART, left))
+        if not part and left is None:
+            return
+        if not part:
+            raise BadMessage("the connection ended within a body")
+        left = None if left is None else left - len(part)
+        yield part
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    try:
+        while True:
+            size = (await reader.readuntil(b"\r\n")).split(b";", 1)[0].strip()
+            try:
+                left = int(size, 16)
+            except ValueError:
+                raise BadMessage(f"a chunk's size is {size[:40]!r}") from None
+            if left == 0:
+                while await reader.readuntil(b"\r\n") != b"\r\n":
+                    pass  # trailers
+                return
+            while left > 0:
+                part = await reader.read(min(PART, left))
+                if not part:
+                    raise BadMessage("the connection ended within a chunk")
+                left -= len(part)
+                yield part
+            await reader.readexactly(2)
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        raise BadMessage("the connection ended within a body") from None
+
+
+def chunk(part: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(part), part)
+
+
+LAST_CHUNK = b"0\r\n\r\n"

@@ -1,0 +1,142 @@
+"""The meter as a process: its orders come by standard input, questions and limits through a socket.
+
+The real keys stay in its memory. Whoever may write to its folder may steer it: that is the supervisor's user
+alone. It outlives supervisor and controller, and ends when its folder is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import ssl
+import sys
+from typing import Any
+from urllib.parse import urlsplit
+
+from .accounts import Account, Accounts
+from .proxy import Proxy, Upstream
+
+SOCKET = "meter.sock"
+LOOK_S = 5.0
+MOST_KEPT = 10 << 20
+MASK = b"<secret>"
+
+
+class Meter:
+    """Answers the supervisor's questions about attempts, and tells it what cannot wait."""
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        self._folder = orders["folder"]
+        self._mask = [value.encode() for value in orders.get("mask", ()) if value]
+        self._watchers: set[asyncio.StreamWriter] = set()
+        self._over = asyncio.Event()
+        upstreams = {name: Upstream(name, **told) for name, told in orders["upstreams"].items()}
+        self._mask += [each.key.encode() for each in upstreams.values() if each.key]
+        self._accounts = Accounts(orders.get("prices", {}), self._tell)
+        context = ssl.create_default_context(cafile=orders.get("ca_file") or None)
+        keep = self._keep if orders.get("keep_calls") else None
+        self._proxy = Proxy(upstreams, self._accounts, context, keep)
+
+    async def run(self, addresses: list[str], port: int) -> None:
+        """Listen, say at which port, and serve until told to end or the folder is gone."""
+        servers = [await self._proxy.listen(addresses[0], port)]
+        port = servers[0].sockets[0].getsockname()[1]
+        servers += [await self._proxy.listen(address, port) for address in addresses[1:]]
+        path = os.path.join(self._folder, SOCKET)
+        servers.append(await asyncio.start_unix_server(self._steer, path, limit=1 << 20))
+        sys.stdout.write(json.dumps({"port": port}) + "\n")
+        sys.stdout.flush()
+        _let_go_of_output()
+        while os.path.exists(path):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), LOOK_S)
+                break
+        for server in servers:
+            server.close()
+
+    async def _steer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One JSON object a line, each answered by one; after `watch`, also what is told unasked."""
+        try:
+            async for line in reader:
+                writer.write(json.dumps(self._answer(json.loads(line), writer)).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError):
+            pass
+        finally:
+            self._watchers.discard(writer)
+            writer.close()
+
+    def _answer(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> dict[str, Any]:
+        verb, attempt = asked.get("do"), asked.get("attempt", "")
+        if verb == "open":
+            account = self._accounts.open(asked["key"], attempt, asked["folder"])
+            self._limit(account, asked)
+            return account.state()
+        if verb == "watch":
+            self._watchers.add(writer)
+            return {"watching": True}
+        if verb == "end":
+            self._over.set()
+            return {"ending": True}
+        if verb == "close":
+            return self._accounts.close(attempt) or {"unknown_attempt": attempt}
+        account_of = self._accounts.of(attempt)
+        if account_of is None:
+            return {"unknown_attempt": attempt}
+        if verb == "limit":
+            self._limit(account_of, asked)
+            self._proxy.granted(attempt)
+        return account_of.state()
+
+    def _limit(self, account: Account, asked: dict[str, Any]) -> None:
+        """`usd` and `tokens` are what the attempt may use in all; `refused` says why it gets no more."""
+        account.allowed_usd = asked.get("usd", account.allowed_usd)
+        account.allowed_tokens = asked.get("tokens", account.allowed_tokens)
+        account.refused = asked.get("refused", "")
+
+    def _tell(self, told: dict[str, Any]) -> None:
+        for writer in self._watchers:
+            writer.write(json.dumps(told).encode() + b"\n")
+
+    def _keep(self, account: Account, n: int, what: str, body: bytes) -> None:
+        """A call's body as a file beside the list of calls, without keys."""
+        for secret in self._mask:
+            body = body.replace(secret, MASK)
+        folder = os.path.join(account.folder, "calls")
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            with open(os.path.join(folder, f"{n:06}.{what}"), "wb") as file:
+                file.write(body[:MOST_KEPT])
+
+
+def refusal(orders: dict[str, Any]) -> str:
+    """What is wrong with the orders, in one line; empty if nothing is."""
+    for name, upstream in orders["upstreams"].items():
+        parts = urlsplit(str(upstream["url"]))
+        if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+            return f"model upstream {name!r}: {upstream['url']!r} is not https: the key would travel openly"
+    return ""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 2: the orders cannot be carried out; standard error says why in one line."""
+    orders = json.loads(sys.stdin.readline())
+    wrong = refusal(orders)
+    if not wrong:
+        try:
+            asyncio.run(Meter(orders).run(orders.get("listen") or ["127.0.0.1"], orders.get("port", 0)))
+            return 0
+        except OSError as error:
+            wrong = f"the meter cannot listen at port {orders.get('port', 0)}: {error}; name another or none"
+    sys.stderr.write(wrong + "\n")
+    return 2
+
+
+def _let_go_of_output() -> None:
+    """Whoever started the meter reads its first line, and must not wait for more."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.close(null)

@@ -1,0 +1,484 @@
+"""The proxy that model calls go through: it swaps an attempt's key for the real one, passes on, and counts.
+
+A call's path begins with the name of an upstream: `/openai/v1/chat/completions` goes to `openai`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import zlib
+from typing import Any, Awaitable, Callable, Generator, NamedTuple, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from .accounts import OK, Account, Accounts, Call
+from .http import HEAD_LIMIT, LAST_CHUNK, BadMessage, Head, chunk, parts_of, read_head, write_head
+from .usage import Events, is_counted, parse_json, table, tokens_of
+
+LARGEST_CALL = 128 << 20
+LARGEST_COUNTED = 64 << 20
+CONNECT_S = 30.0
+GRANT_S = 120.0
+IDLE_CONNECTIONS = 256
+KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+STREAM_USAGE = ("/chat/completions", "/completions")
+AZURE_TELLS_USAGE_SINCE = "2024-09-01"
+
+
+class Upstream(NamedTuple):
+    """A model's API, or a gateway to several: where it is, its key, and in which header the key goes."""
+
+    name: str
+    url: str
+    key: str
+    header: str  # authorization, x-api-key, api-key or x-goog-api-key
+
+    @property
+    def credentials(self) -> tuple[str, str]:
+        return (self.header, f"Bearer {self.key}" if self.header == "authorization" else self.key)
+
+
+class Refusal(Exception):
+    """A call that is answered here and goes nowhere."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class Connections:
+    """Connections to one upstream, kept for the next call: a TLS handshake costs more than the rest of it."""
+
+    def __init__(self, upstream: Upstream, context: ssl.SSLContext | None) -> None:
+        parts = urlsplit(upstream.url)
+        self.tls = context if parts.scheme == "https" else None
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.path = parts.path.rstrip("/")
+        self.netloc = parts.netloc.rpartition("@")[2]
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def take(self, *, fresh: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bool]:
+        """A connection, and whether it was used before."""
+        while self._idle and not fresh:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof() and not writer.is_closing():
+                return reader, writer, True
+            writer.close()
+        opening = asyncio.open_connection(self.host, self.port, ssl=self.tls, limit=HEAD_LIMIT)
+        reader, writer = await asyncio.wait_for(opening, CONNECT_S)
+        return reader, writer, False
+
+    def give_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._idle) < IDLE_CONNECTIONS:
+            self._idle.append((reader, writer))
+        else:
+            writer.close()
+
+
+class Request(NamedTuple):
+    """A call as it came, with its body and what of it matters here."""
+
+    head: Head
+    body: bytes
+    upstream: Upstream
+    path: str  # below the upstream's URL, with its query, without a key
+    account: Account
+    model: str
+    asked_for_usage: bool
+    streams: bool
+
+
+class Caller(asyncio.StreamReaderProtocol):
+    """A caller's connection, which says when its other side has gone.
+
+    A caller that goes away ends its call: nobody pays for an answer that nobody reads.
+    """
+
+    def __init__(
+        self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+    ) -> None:
+        loop = asyncio.get_event_loop()
+        super().__init__(asyncio.StreamReader(limit=HEAD_LIMIT, loop=loop), serve, loop=loop)
+        self.gone = loop.create_future()
+
+    def eof_received(self) -> bool | None:
+        self._is_gone()
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_gone()
+        super().connection_lost(exc)
+
+    def _is_gone(self) -> None:
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+
+class Proxy:
+    """Serves the callers of one machine."""
+
+    def __init__(
+        self,
+        upstreams: dict[str, Upstream],
+        accounts: Accounts,
+        context: ssl.SSLContext | None = None,
+        keep: Callable[[Account, int, str, bytes], None] | None = None,
+    ) -> None:
+        self._upstreams = upstreams
+        self._accounts = accounts
+        self._keep = keep
+        self._connections = {name: Connections(each, context) for name, each in upstreams.items()}
+        self._grants: dict[str, asyncio.Event] = {}
+
+    async def listen(self, address: str, port: int) -> asyncio.Server:
+        return await asyncio.get_event_loop().create_server(
+            lambda: Caller(self._serve), address, port, backlog=1024
+        )
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One caller's connection, until either side ends it."""
+        try:
+            while await self._serve_one(reader, writer):
+                pass
+        except (BadMessage, ConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
+            pass  # the caller is gone, or speaks something else; a call that had begun is in its file
+        finally:
+            writer.close()
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = await read_head(reader)
+        if head is None:
+            return False
+        try:
+            request = self._understood(head, await self._body(head, reader, writer))
+            await self._afford(request.account)
+        except Refusal as refusal:
+            writer.write(_refused(refusal))
+            await writer.drain()
+            return head.keeps and refusal.status != 413
+        return await self._pass_on(request, writer) and head.keeps
+
+    async def _body(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        if head.get("expect").lower() == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = bytearray()
+        async for part in parts_of(head, reader, to_end=False):
+            body += part
+            if len(body) > LARGEST_CALL:
+                raise Refusal(413, "too_large", f"a call may have at most {LARGEST_CALL} bytes")
+        return bytes(body)
+
+    def _understood(self, head: Head, body: bytes) -> Request:
+        if head.get("upgrade"):
+            raise Refusal(501, "not_metered", "the meter counts no web sockets: call the model by HTTP")
+        target = urlsplit(head.first[1])
+        name, _, path = target.path.lstrip("/").partition("/")
+        upstream = self._upstreams.get(name)
+        if upstream is None:
+            raise Refusal(
+                404, "no_such_upstream", f"the meter passes on to {', '.join(self._upstreams)}, not {name!r}"
+            )
+        query = parse_qsl(target.query, keep_blank_values=True)
+        account = self._accounts.of_key(_key(head, query))
+        if account is None:
+            raise Refusal(
+                401,
+                "invalid_api_key",
+                "the meter knows no attempt with this key; use the key in the environment",
+            )
+        path = f"/{path}"
+        document = table(parse_json(body))
+        asked = _asks_for_usage(document)
+        streams = document.get("stream") is True or ":streamgeneratecontent" in path.lower()
+        if document.get("stream") is True and not asked and _tells_usage(path, query):
+            body = _asking_for_usage(body, document)
+        rest = urlencode([(key, value) for key, value in query if key != "key"])
+        model = str(document.get("model") or _model_in(path))[:200]
+        return Request(
+            head, body, upstream, path + (f"?{rest}" if rest else ""), account, model, asked, streams
+        )
+
+    async def _afford(self, account: Account) -> None:
+        """Return once a call may begin. Raises Refusal when no more money is granted."""
+        if account.wedged:
+            raise Refusal(503, "attempt_ended", f"this attempt is being ended: {account.wedged}")
+        if account.has_room():
+            return
+        if not account.refused:
+            granted = self._grants.setdefault(account.attempt, asyncio.Event())
+            granted.clear()
+            self._accounts.tell(account, "wants")
+            try:
+                await asyncio.wait_for(granted.wait(), GRANT_S)
+            except asyncio.TimeoutError:
+                account.refused = f"no more money was granted within {GRANT_S:g} s"
+            if account.has_room():
+                return
+        account.refused = account.refused or "the budget is used up"
+        self._accounts.tell(account, "refused")
+        raise Refusal(
+            402, "budget_exhausted", f"evalfleet's budget for this attempt is used up: {account.refused}"
+        )
+
+    def granted(self, attempt: str) -> None:
+        """The limits of an attempt have been changed, or will not be."""
+        self._grants.setdefault(attempt, asyncio.Event()).set()
+
+    async def _pass_on(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+        """Returns whether the caller's connection can go on."""
+        call = request.account.begin(request.model)
+        call.counts = request.head.first[0] == "POST" and is_counted(request.path.partition("?")[0])
+        if self._keep:
+            self._keep(request.account, call.n, "request", request.body)
+        answer = _Answer(request, call, writer, self._keep)
+        try:
+            return await self._exchange(request, answer)
+        except (BadMessage, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
+            return await answer.break_off(error, self._connections[request.upstream.name].netloc)
+        except asyncio.CancelledError:
+            answer.end("the meter was ended")
+            raise
+        finally:
+            answer.end("")
+            if request.account.wedged:
+                self._accounts.tell(request.account, "wedged")
+
+    async def _exchange(self, request: Request, answer: _Answer) -> bool:
+        connections = self._connections[request.upstream.name]
+        message = _sent(request, connections)
+        for fresh in (False, True):
+            reader, upstream, reused = await connections.take(fresh=fresh)
+            try:
+                with answer.ending_with_its_caller(upstream):
+                    head = await _asked(message, reader, upstream)
+                    if head is None and reused and not answer.caller_is_gone:
+                        continue  # it was closed while it was idle: nobody has read this call
+                    if head is None:
+                        break
+                    await answer.relay(head, reader)
+            except BaseException:
+                upstream.close()
+                raise
+            if head.keeps and not reader.at_eof():
+                connections.give_back(reader, upstream)
+            else:
+                upstream.close()
+            return True
+        raise BadMessage("it closed the connection without an answer")
+
+
+class _Answer:
+    """An answer on its way to the caller: passed on part by part, and read for its tokens."""
+
+    def __init__(
+        self,
+        request: Request,
+        call: Call,
+        writer: asyncio.StreamWriter,
+        keep: Callable[[Account, int, str, bytes], None] | None,
+    ) -> None:
+        self._request = request
+        self._call = call
+        self._writer = writer
+        self._gone: asyncio.Future[None] = cast("Caller", writer.transport.get_protocol()).gone
+        self._keep = keep
+        self._status = 0
+        self._began = False
+        self._ended = False
+        self._whole = False
+        self._events: Events | None = None
+        self._copy = bytearray()
+        self._copied = True
+
+    async def relay(self, head: Head, reader: asyncio.StreamReader) -> None:
+        status = head.first[1]
+        self._status = int(status) if status.isdigit() else 502
+        inflate = _inflater(head.get("content-encoding"))
+        if "event-stream" in head.get("content-type"):
+            self._events = Events(hide_usage=self._hides(head))
+        bare = self._status in (204, 304) or self._request.head.first[0] == "HEAD"
+        self._writer.write(self._first_line(head, bare))
+        self._began = True
+        if not bare:
+            async for part in parts_of(head, reader, to_end=True):
+                self._call.first_byte()
+                await self._write(self._seen(part, inflate))
+            if self._events is not None:
+                await self._write(self._events.rest())
+            self._writer.write(LAST_CHUNK)
+        await self._writer.drain()
+        self._whole = True
+        self.end(self._error() if self._status >= OK else "")
+
+    def _seen(self, part: bytes, inflate: Callable[[bytes], bytes] | None) -> bytes:
+        """Read a part of the answer for what it tells; what is to be passed on of it."""
+        plain = part if inflate is None else inflate(part)
+        if self._events is None or self._keep or self._status >= OK:
+            self._collect(plain)
+        shown = part if self._events is None else self._events.feed(plain)
+        return part if inflate is not None else shown
+
+    def _hides(self, head: Head) -> bool:
+        asked = self._request.asked_for_usage
+        return self._request.streams and not asked and not head.get("content-encoding")
+
+    def _first_line(self, head: Head, bare: bool) -> bytes:
+        headers = head.end_to_end("content-length")
+        if not bare:
+            headers.append(("Transfer-Encoding", "chunked"))
+        return write_head(f"HTTP/1.1 {head.first[1]} {head.first[2]}".rstrip(), headers)
+
+    async def _write(self, part: bytes) -> None:
+        if part:
+            self._writer.write(chunk(part))
+            await self._writer.drain()
+
+    def _collect(self, part: bytes) -> None:
+        if len(self._copy) + len(part) > LARGEST_COUNTED:
+            self._copied = False
+        elif self._copied:
+            self._copy += part
+
+    def _tokens(self) -> dict[str, int]:
+        """What cannot be read, or did not come whole, tells nothing."""
+        if self._events is not None:
+            return self._events.tokens
+        return tokens_of(parse_json(bytes(self._copy))) if self._copied and self._whole else {}
+
+    def _error(self) -> str:
+        error = table(table(parse_json(bytes(self._copy))).get("error"))
+        if isinstance(error.get("message"), str):
+            return str(error["message"])
+        return bytes(self._copy[:500]).decode("utf-8", "replace").strip()
+
+    @property
+    def caller_is_gone(self) -> bool:
+        return self._gone.done()
+
+    @contextlib.contextmanager
+    def ending_with_its_caller(self, upstream: asyncio.StreamWriter) -> Generator[None, None, None]:
+        def close(_: Any) -> None:
+            upstream.close()
+
+        self._gone.add_done_callback(close)
+        try:
+            yield
+        finally:
+            self._gone.remove_done_callback(close)
+
+    async def break_off(self, error: BaseException, netloc: str) -> bool:
+        """The upstream could not be asked, or stopped in the middle of its answer, or the caller is gone."""
+        told = str(error) or type(error).__name__
+        if self.caller_is_gone:
+            self.end("the caller hung up")
+            return False
+        if self._began:
+            self.end(f"{netloc} broke off: {told}")
+            self._writer.close()  # the caller must see that the answer is not whole
+            return False
+        self._status = 502
+        self.end(f"{netloc} cannot be reached: {told}")
+        self._writer.write(
+            _refused(Refusal(502, "upstream_unreachable", f"{netloc} cannot be reached: {told}"))
+        )
+        await self._writer.drain()
+        return True
+
+    def end(self, error: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._keep:
+            self._keep(self._request.account, self._call.n, "response", bytes(self._copy))
+        self._call.tokens = self._tokens()
+        self._call.end(self._status, error)
+
+
+async def _asked(message: bytes, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter) -> Head | None:
+    """The head of the answer to a message; None if the connection ended without one."""
+    try:
+        upstream.write(message)
+        await upstream.drain()
+        head = await read_head(reader)
+        while head is not None and head.first[1] == "100":
+            head = await read_head(reader)
+        return head
+    except (ConnectionError, BadMessage):
+        return None
+
+
+def _inflater(encoding: str) -> Callable[[bytes], bytes] | None:
+    if encoding not in ("gzip", "deflate"):
+        return None
+    decompress = zlib.decompressobj(47 if encoding == "gzip" else 15)
+
+    def inflate(part: bytes) -> bytes:
+        try:
+            return decompress.decompress(part, LARGEST_COUNTED)
+        except zlib.error:
+            return b""
+
+    return inflate
+
+
+def _sent(request: Request, connections: Connections) -> bytes:
+    """The call as the upstream sees it: its own host and key, and an answer that can be read."""
+    head = request.head
+    headers = head.end_to_end("host", "content-length", "accept-encoding", "expect", *KEY_HEADERS)
+    headers[:0] = [("Host", connections.netloc)]
+    headers += [("Accept-Encoding", "identity"), request.upstream.credentials]
+    if request.body or head.first[0] in ("POST", "PUT", "PATCH"):
+        headers.append(("Content-Length", str(len(request.body))))
+    return write_head(f"{head.first[0]} {connections.path}{request.path} HTTP/1.1", headers) + request.body
+
+
+def _key(head: Head, query: list[tuple[str, str]]) -> str:
+    for name in KEY_HEADERS:
+        value = head.get(name)
+        if value:
+            return value[7:].strip() if value.lower().startswith("bearer ") else value
+    return next((value for key, value in query if key == "key"), "")
+
+
+def _asks_for_usage(document: dict[str, Any]) -> bool:
+    return table(document.get("stream_options")).get("include_usage") is True
+
+
+def _tells_usage(path: str, query: list[tuple[str, str]]) -> bool:
+    """Would this API take our question for the usage of a stream? Older versions of Azure's refuse it."""
+    version = next((value for key, value in query if key == "api-version"), "")
+    return path.endswith(STREAM_USAGE) and not ("2" <= version < AZURE_TELLS_USAGE_SINCE)
+
+
+def _asking_for_usage(body: bytes, document: dict[str, Any]) -> bytes:
+    if "stream_options" not in document:  # what the caller wrote stays as it is, to the byte
+        return body.rstrip()[:-1] + b',"stream_options":{"include_usage":true}}'
+    options = {**table(document["stream_options"]), "include_usage": True}
+    return json.dumps({**document, "stream_options": options}).encode()
+
+
+def _model_in(path: str) -> str:
+    """Gemini and Azure name the model in the path."""
+    words = path.strip("/").split("/")
+    for before in ("models", "deployments"):
+        if before in words[:-1]:
+            return words[words.index(before) + 1].partition(":")[0]
+    return ""
+
+
+def _refused(refusal: Refusal) -> bytes:
+    """An error in a shape that the clients of all known APIs can read."""
+    error = {
+        "message": refusal.message,
+        "type": refusal.code,
+        "code": refusal.code,
+        "status": refusal.code.upper(),
+    }
+    body = json.dumps({"type": "error", "error": error}).encode()
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    if refusal.status == 413:
+        headers.append(("Connection", "close"))
+    return write_head(f"HTTP/1.1 {refusal.status} {refusal.code}", headers) + body

@@ -1,0 +1,178 @@
+"""What an answer of a model's API says about tokens, whichever of the known APIs it came from.
+
+Counts are always those of the whole: `in` includes what was read from or written to a cache, `out` includes
+reasoning. What an answer does not tell, or tells in a way that cannot be true, is absent, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+MOST_TOKENS = 1_000_000_000
+LONGEST_EVENT = 16 << 20
+KINDS = ("in", "cached", "cache_write", "out", "reasoning")
+_TELLS = re.compile(rb'"(?:usage|usageMetadata)"\s*:\s*\{')
+_UNPRICED = ("count_tokens", "counttokens", "input_tokens", "models")
+
+
+def is_counted(path: str) -> bool:
+    """Does a call of this path cost tokens? Asking for a list of models or counting tokens does not."""
+    last = path.rstrip("/").rpartition("/")[2].rpartition(":")[2].lower()
+    return last not in _UNPRICED
+
+
+def tokens_of(answer: Any) -> dict[str, int]:
+    """The tokens that a whole answer tells, empty if it tells none."""
+    if isinstance(answer, list):
+        found: dict[str, int] = {}
+        for part in _items(answer):  # Gemini streams a list where its caller did not ask for events
+            found.update(tokens_of(part))
+        return found
+    document = table(answer)
+    if "usageMetadata" in document:
+        return _gemini(table(document["usageMetadata"]))
+    for holder in (document, table(document.get("response")), table(document.get("message"))):
+        if "usage" in holder:
+            return _usage(table(holder["usage"]))
+    return {}
+
+
+def table(value: Any) -> dict[str, Any]:
+    """A JSON object; empty if it is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _items(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list) else []
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, int]:
+    if "prompt_tokens" in usage or "completion_tokens" in usage:
+        return _told(
+            {
+                "in": usage.get("prompt_tokens"),
+                "cached": _detail(usage, "prompt_tokens_details", "cached_tokens"),
+                "out": usage.get("completion_tokens", 0 if _is_embedding(usage) else None),
+                "reasoning": _detail(usage, "completion_tokens_details", "reasoning_tokens"),
+            }
+        )
+    if "input_tokens_details" in usage or "output_tokens_details" in usage or "total_tokens" in usage:
+        return _told(
+            {
+                "in": usage.get("input_tokens"),
+                "cached": _detail(usage, "input_tokens_details", "cached_tokens"),
+                "out": usage.get("output_tokens"),
+                "reasoning": _detail(usage, "output_tokens_details", "reasoning_tokens"),
+            }
+        )
+    return _anthropic(usage)
+
+
+def _is_embedding(usage: dict[str, Any]) -> bool:
+    """Embeddings put nothing out, and say so by leaving it out."""
+    return "total_tokens" in usage and usage["total_tokens"] == usage.get("prompt_tokens")
+
+
+def _anthropic(usage: dict[str, Any]) -> dict[str, int]:
+    """Its `input_tokens` leaves out what a cache was read or written for; ours is the whole."""
+    parts = [
+        usage.get(key) for key in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    ]
+    plain, cached, written = parts
+    whole: Any = None
+    if plain is not None and all(_is_count(part) for part in (plain, cached or 0, written or 0)):
+        whole = plain + (cached or 0) + (written or 0)
+    return _told({"in": whole, "cached": cached, "cache_write": written, "out": usage.get("output_tokens")})
+
+
+def _gemini(usage: dict[str, Any]) -> dict[str, int]:
+    prompt, tools = usage.get("promptTokenCount"), usage.get("toolUsePromptTokenCount", 0)
+    said, thought = usage.get("candidatesTokenCount"), usage.get("thoughtsTokenCount", 0)
+    if said is None and _is_count(usage.get("totalTokenCount")):
+        said = 0  # it leaves out a count of 0, e.g. when all it did was think
+    sums = {
+        "in": prompt + tools if _is_count(prompt) and _is_count(tools) else None,
+        "out": said + thought if _is_count(said) and _is_count(thought) else None,
+        "cached": usage.get("cachedContentTokenCount"),
+        "reasoning": usage.get("thoughtsTokenCount"),
+    }
+    return _told(sums)
+
+
+def _detail(usage: dict[str, Any], group: str, key: str) -> Any:
+    return table(usage.get(group)).get(key)
+
+
+def _told(counts: dict[str, Any]) -> dict[str, int]:
+    """Only counts that can be true. Parts that exceed their whole make both of them unknown."""
+    told = {kind: count for kind, count in counts.items() if _is_count(count)}
+    for whole, parts in (("in", ("cached", "cache_write")), ("out", ("reasoning",))):
+        if sum(told.get(part, 0) for part in parts) > told.get(whole, MOST_TOKENS):
+            for kind in (whole, *parts):
+                told.pop(kind, None)
+    return told
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+
+
+class Events:
+    """The events of a stream (text/event-stream), read as their bytes arrive.
+
+    `feed` returns the bytes to pass on: all of them, at once; or, with `hide_usage`, whole events but for the
+    one that exists only because we asked for it. `tokens` is what was told so far.
+    """
+
+    def __init__(self, *, hide_usage: bool = False) -> None:
+        self.tokens: dict[str, int] = {}
+        self._hide = hide_usage
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        rest = self._rest + data
+        events = re.split(rb"(?<=\n\n)|(?<=\r\n\r\n)", rest)
+        self._rest = events.pop()
+        if len(self._rest) > LONGEST_EVENT:  # nobody's event: pass it on, and count it no more
+            events.append(self._rest)
+            self._rest = b""
+        shown = [event for event in events if not self._read(event)]
+        return b"".join(shown) if self._hide else data
+
+    def rest(self) -> bytes:
+        """What came after the last whole event, once the stream is over."""
+        rest, self._rest = self._rest, b""
+        hidden = self._read(rest)
+        return rest if self._hide and not hidden else b""
+
+    def _read(self, event: bytes) -> bool:
+        """Count an event. True if it is the one that only we asked for."""
+        if not _TELLS.search(event):
+            return False
+        document = table(parse_json(b"".join(_data(event))))
+        told = tokens_of(document)
+        if not _is_last(document):  # what was put out so far is no count
+            told = {kind: count for kind, count in told.items() if kind not in ("out", "reasoning")}
+        self.tokens.update(told)
+        return self._hide and document.get("choices") == [] and bool(told)
+
+
+def _is_last(document: dict[str, Any]) -> bool:
+    """Does this event tell the tokens of the whole stream? Some APIs begin to tell before the end."""
+    if "candidates" in document:
+        return any(table(each).get("finishReason") for each in _items(document["candidates"]))
+    return document.get("type") != "message_start"
+
+
+def _data(event: bytes) -> list[bytes]:
+    return [line[5:].lstrip() for line in event.splitlines() if line.startswith(b"data:")]
+
+
+def parse_json(data: bytes) -> Any:
+    """None if it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,397 @@
+"""The meter as a real process, between the vendors' own clients and a stand-in for their APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+from google import genai
+
+from evalfleet.channels import meter
+from standins.models import Models
+from tests.waiting import until_seen
+
+FOLDER = Path(meter.__file__).parent
+PRICES = {"any": {"in": 2e-6, "cached": 1e-6, "cache_write": 3e-6, "out": 8e-6}}
+ASK: Any = [{"role": "user", "content": "say words"}]
+
+
+class Metered:
+    """A running meter with one attempt, and the clients that its command would make."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, folder: Path, models: Models) -> None:
+        self.process, self.folder, self.models = process, folder, models
+        self.url = f"http://127.0.0.1:{port}"
+        self.clients = AsyncExitStack()
+        self.key = f"ef-{secrets.token_hex(8)}"
+
+    async def ask(self, **question: Any) -> dict[str, Any]:
+        reader, writer = await asyncio.open_unix_connection(str(self.folder / "meter.sock"))
+        writer.write(json.dumps(question).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(await reader.readline())
+        writer.close()
+        return answer
+
+    async def open(self, **limits: Any) -> None:
+        folder = str(self.folder / "attempt")
+        await self.ask(do="open", key=self.key, attempt="t.1", folder=folder, **limits)
+
+    async def state(self) -> dict[str, Any]:
+        return await self.ask(do="state", attempt="t.1")
+
+    def gpt(self, **options: Any) -> openai.AsyncOpenAI:
+        options = {"max_retries": 0, **options}
+        client = openai.AsyncOpenAI(base_url=f"{self.url}/openai/v1", api_key=self.key, **options)
+        self.clients.push_async_callback(client.close)
+        return client
+
+    def azure(self) -> openai.AsyncAzureOpenAI:
+        client = openai.AsyncAzureOpenAI(
+            azure_endpoint=f"{self.url}/azure", api_key=self.key, api_version="2024-10-21", max_retries=0
+        )
+        self.clients.push_async_callback(client.close)
+        return client
+
+    def claude(self) -> anthropic.AsyncAnthropic:
+        client = anthropic.AsyncAnthropic(base_url=f"{self.url}/anthropic", api_key=self.key, max_retries=0)
+        self.clients.push_async_callback(client.close)
+        return client
+
+    def gemini(self) -> genai.Client:
+        options = genai.types.HttpOptions(base_url=f"{self.url}/gemini")
+        client = genai.Client(api_key=self.key, http_options=options)
+        self.clients.push_async_callback(client.aio.aclose)
+        return client
+
+    def lines(self) -> list[dict[str, Any]]:
+        text = (self.folder / "attempt/calls.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def ended(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if "status" in line]
+
+
+@asynccontextmanager
+async def metered(tmp_path: Path, models: Models, **orders: Any) -> AsyncIterator[Metered]:
+    folder = tmp_path / "meter"
+    folder.mkdir(mode=0o700)
+    upstreams = {
+        "openai": {"url": f"{models.url}/v1", "key": models.key, "header": "authorization"},
+        "anthropic": {"url": models.url, "key": models.key, "header": "x-api-key"},
+        "azure": {"url": models.url, "key": models.key, "header": "api-key"},
+        "gemini": {"url": models.url, "key": models.key, "header": "x-goog-api-key"},
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", str(FOLDER), stdin=-1, stdout=-1, cwd=tmp_path
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told = {"folder": str(folder), "upstreams": upstreams, "prices": PRICES, **orders}
+        process.stdin.write(json.dumps(told).encode() + b"\n")
+        port = json.loads(await process.stdout.readline())["port"]
+        yield Metered(process, port, folder, models)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def run(test: Callable[[Metered], Awaitable[None]], tmp_path: Path, **orders: Any) -> None:
+    """Run a test's coroutine beside a stand-in and a meter with one attempt open."""
+
+    async def all_of_it() -> None:
+        async with AsyncExitStack() as stack:
+            models = await stack.enter_async_context(Models())
+            it = await stack.enter_async_context(metered(tmp_path, models, **orders))
+            await stack.enter_async_context(it.clients)
+            await it.open()
+            await test(it)
+
+    asyncio.run(all_of_it())
+
+
+async def _every_kind_of_call(it: Metered) -> None:
+    client, azure, claude, gemini = it.gpt(), it.azure(), it.claude(), it.gemini()
+    await client.chat.completions.create(model="any", messages=ASK)
+    await azure.chat.completions.create(model="any", messages=ASK)
+    async for _ in await client.chat.completions.create(model="any", messages=ASK, stream=True):
+        pass
+    await client.responses.create(model="any", input="say words")
+    async for _ in await client.responses.create(model="any", input="words", stream=True):
+        pass
+    await client.embeddings.create(model="any", input="words", encoding_format="float")
+    await claude.messages.create(model="any", messages=ASK, max_tokens=9)
+    async with claude.messages.stream(model="any", messages=ASK, max_tokens=9) as stream:
+        assert "word" in await stream.get_final_text()
+    await gemini.aio.models.generate_content(model="any", contents="say words")
+    async for _ in await gemini.aio.models.generate_content_stream(model="any", contents="words"):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession")
+def test_the_vendors_own_clients_work_and_every_token_served_is_counted(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await _every_kind_of_call(it)
+        state, served = await it.state(), it.models.served
+        assert len(served) == state["calls"] == 10
+        assert state["unknown"] == 0
+        kinds = {kind for call in served for kind in call.tokens}
+        sums = {kind: sum(call.tokens.get(kind, 0) for call in served) for kind in kinds}
+        assert state["tokens"] == sums
+        assert it.models.keys_seen == {it.models.key}
+        assert state["usd"] == pytest.approx(sum(line["usd"] for line in it.ended()), abs=1e-6)
+        assert [line["model"] for line in it.ended()] == ["any"] * 10
+
+    run(test, tmp_path)
+
+
+def test_a_call_costs_its_tokens_at_the_models_price(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.claude().messages.create(model="any-2026-01-31", messages=ASK, max_tokens=9)
+        (call,) = it.models.served
+        price, told = PRICES["any"], call.tokens
+        plain = told["in"] - told["cached"] - told["cache_write"]
+        usd = plain * price["in"] + sum(told[kind] * price[kind] for kind in ("cached", "cache_write", "out"))
+        assert (await it.state())["usd"] == pytest.approx(usd)
+        await it.gpt().chat.completions.create(model="any-mini", messages=ASK)
+        state = await it.state()  # a model of a similar name is another model
+        assert state["unknown"] == 1
+        assert "usd" not in it.ended()[-1]
+
+    run(test, tmp_path)
+
+
+def test_a_stream_tells_its_caller_no_usage_unless_it_asked(tmp_path: Path) -> None:
+    async def chunks(it: Metered, **options: Any) -> list[Any]:
+        stream: Any = await it.gpt().chat.completions.create(
+            model="any", messages=ASK, stream=True, **options
+        )
+        return [chunk async for chunk in stream]
+
+    async def test(it: Metered) -> None:
+        assert all(chunk.choices for chunk in await chunks(it))
+        asked = await chunks(it, stream_options={"include_usage": True})
+        assert asked[-1].choices == []
+        assert asked[-1].usage.prompt_tokens > 0
+        assert len(it.models.served) == 2  # the stand-in told both times
+        assert it.models.requests[0]["messages"] == ASK
+
+    run(test, tmp_path)
+
+
+def test_events_pass_as_they_come(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        stream: Any = await it.gpt().chat.completions.create(model="any+slow", messages=ASK, stream=True)
+        first = await anext(aiter(stream))
+        assert first.choices
+        assert not it.models.served
+        await stream.close()
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize("mood", ["cut", "silent", "negative", "nonsense"])
+def test_what_cannot_be_read_is_unknown_and_never_zero(tmp_path: Path, mood: str) -> None:
+    async def call(it: Metered) -> None:
+        stream = mood == "cut"
+        body = {"model": f"any+{mood}", "messages": ASK, "stream": stream}
+        headers = {"Authorization": f"Bearer {it.key}"}
+        async with aiohttp.ClientSession() as session:
+            url = f"{it.url}/openai/v1/chat/completions"
+            async with session.post(url, json=body, headers=headers) as answer:
+                await answer.read()
+
+    async def test(it: Metered) -> None:
+        with_error = pytest.raises(aiohttp.ClientPayloadError) if mood == "cut" else None
+        if with_error is not None:
+            with with_error:
+                await call(it)
+        else:
+            await call(it)
+        await until_seen(it.ended, "the call to be written down")
+        (line,) = it.ended()
+        assert not {"in", "out", "usd"} & line.keys()
+        assert (await it.state())["unknown"] == 1
+
+    run(test, tmp_path)
+
+
+def test_a_cut_stream_tells_what_was_put_in_and_not_what_was_put_out(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        with pytest.raises(Exception, match=r"peer closed|incomplete|Connection|closed"):
+            async with it.claude().messages.stream(model="any+cut", messages=ASK, max_tokens=9) as stream:
+                await stream.get_final_message()
+        (line,) = await until_seen(it.ended, "the call to be written down")
+        assert line["in"] > 0
+        assert "out" not in line
+        assert "broke off" in line["error"]
+
+    run(test, tmp_path)
+
+
+def test_an_error_of_the_api_reaches_the_caller_and_the_list_of_calls(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        with pytest.raises(openai.BadRequestError, match="asked to fail with 400"):
+            await it.gpt().chat.completions.create(model="any+400", messages=ASK)
+        with pytest.raises(anthropic.RateLimitError):
+            await it.claude().messages.create(model="any+429", messages=ASK, max_tokens=9)
+        assert [line["status"] for line in it.ended()] == [400, 429]
+        assert it.ended()[0]["error"] == "The stand-in was asked to fail with 400."
+        assert (await it.state())["throttled"] == 1
+
+    run(test, tmp_path)
+
+
+def test_the_same_error_again_and_again_ends_the_attempt(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(it.folder / "meter.sock"))
+        writer.write(b'{"do": "watch"}\n')
+        await reader.readline()
+        for _ in range(20):
+            with pytest.raises(openai.InternalServerError):
+                await it.gpt().chat.completions.create(model="any+500", messages=ASK)
+        told = json.loads(await reader.readline())
+        assert told["tell"] == "wedged"
+        assert "asked to fail with 500" in told["wedged"]
+        with pytest.raises(openai.InternalServerError, match="being ended"):
+            await it.gpt().chat.completions.create(model="any", messages=ASK)
+        assert (await it.state())["calls"] == 20  # that one went nowhere
+        writer.close()
+
+    run(test, tmp_path)
+
+
+def test_a_call_beyond_the_limit_waits_for_more_and_is_refused_without(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.ask(do="limit", attempt="t.1", usd=1e-9)
+        await it.gpt().chat.completions.create(model="any", messages=ASK)
+        reader, writer = await asyncio.open_unix_connection(str(it.folder / "meter.sock"))
+        writer.write(b'{"do": "watch"}\n')
+        await reader.readline()
+        waiting = asyncio.create_task(it.gpt().chat.completions.create(model="any", messages=ASK))
+        assert json.loads(await reader.readline())["tell"] == "wants"
+        await it.ask(do="limit", attempt="t.1", usd=1.0)
+        await waiting
+        await it.ask(do="limit", attempt="t.1", usd=0.0, refused="the run's budget is used up")
+        with pytest.raises(openai.APIStatusError, match="the run's budget is used up") as refused:
+            await it.gpt(max_retries=2).chat.completions.create(model="any", messages=ASK)
+        assert refused.value.status_code == 402
+        assert len(it.models.served) == 2
+        writer.close()
+
+    run(test, tmp_path)
+
+
+def test_tokens_can_be_limited_too(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.ask(do="limit", attempt="t.1", tokens=1, refused="--max-tokens 1 is used up")
+        await it.gpt().chat.completions.create(model="any", messages=ASK)
+        with pytest.raises(openai.APIStatusError, match="--max-tokens 1"):
+            await it.gpt().chat.completions.create(model="any", messages=ASK)
+
+    run(test, tmp_path)
+
+
+def test_nobody_without_an_attempts_key_is_served(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        it.key = "sk-guessed"
+        with pytest.raises(openai.AuthenticationError):
+            await it.gpt().chat.completions.create(model="any", messages=ASK)
+        with pytest.raises(anthropic.AuthenticationError):
+            await it.claude().messages.create(model="any", messages=ASK, max_tokens=9)
+        assert it.models.keys_seen == set()
+
+    run(test, tmp_path)
+
+
+def test_a_caller_that_hangs_up_ends_its_call(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        call = it.gpt().chat.completions.create(model="any+stall", messages=ASK)
+        calling = asyncio.create_task(call)
+        await until_seen(lambda: it.models.requests, "the call to arrive")
+        calling.cancel()
+        await until_seen(it.ended, "the call to be written down")
+        assert "hung up" in it.ended()[0]["error"]
+        assert (await it.state())["in_flight"] == 0
+
+    run(test, tmp_path)
+
+
+def test_a_meter_that_is_killed_leaves_a_list_with_the_calls_in_flight(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.gpt().chat.completions.create(model="any", messages=ASK)
+        call = it.gpt().chat.completions.create(model="any+stall", messages=ASK)
+        calling = asyncio.create_task(call)
+        await until_seen(lambda: len(it.models.requests) == 2, "the call to arrive")
+        it.process.send_signal(signal.SIGKILL)
+        with pytest.raises(openai.APIConnectionError):
+            await calling
+        assert [(line["n"], line.get("status")) for line in it.lines()] == [(1, None), (1, 200), (2, None)]
+
+    run(test, tmp_path)
+
+
+def test_the_real_key_is_in_no_file_and_no_environment(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.gpt().chat.completions.create(
+            model="any", messages=[{"role": "user", "content": f"my key is {it.models.key}"}]
+        )
+        key = it.models.key.encode()
+        process = Path(f"/proc/{it.process.pid}")
+        assert key not in (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert {path.name for path in files} >= {"calls.jsonl", "000001.request", "000001.response"}
+        assert not [path for path in files if key in path.read_bytes()]
+
+    run(test, tmp_path, keep_calls=True)
+
+
+def test_a_meter_ends_with_its_folder(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        os.unlink(it.folder / "meter.sock")
+        assert await it.process.wait() == 0
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("orders", "told"),
+    [
+        (
+            {"upstreams": {"x": {"url": "http://models.example", "key": "k", "header": "api-key"}}},
+            "is not https",
+        ),
+        ({"port": None}, "cannot listen at port"),
+    ],
+)
+def test_orders_that_cannot_be_carried_out_are_refused_in_one_line(
+    tmp_path: Path, orders: dict[str, Any], told: str
+) -> None:
+    async def refused() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            given = {"folder": str(tmp_path), "upstreams": {}, **orders}
+            if "port" in orders:
+                given["port"] = taken.getsockname()[1]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", str(FOLDER), stdin=-1, stdout=-1, stderr=-1
+            )
+            _, error = await process.communicate(json.dumps(given).encode() + b"\n")
+            assert process.returncode == 2
+            assert told in error.decode()
+            assert error.count(b"\n") == 1
+
+    asyncio.run(refused())
