@@ -36,8 +36,7 @@ from evalfleet.model import (
     TaskId,
     seconds_between,
 )
-from evalfleet.places.azure.offers import offers_of
-from evalfleet.places.azure.prices import AzurePriceBook
+from evalfleet.places.azure.prices import AzurePriceBook, offers_of
 from evalfleet.places.azure.settings import AzureSettings
 from evalfleet.sim.faults import Faults
 from evalfleet.sim.places import SimVms

@@ -15,9 +15,9 @@ import pytest
 
 from evalfleet.journal import Store
 from evalfleet.lab import Lab
-from evalfleet.places.azure.expiry import LEAST_LIFE_S
 from evalfleet.places.azure.prices import ADDRESS, AzurePriceBook, disk
 from evalfleet.places.azure.sizes import size_of
+from evalfleet.places.azure.template import LEAST_LIFE_S
 from evalfleet.state import RunState, fold
 from evalfleet.views.stats import machines_usd
 from standins.azure import StandIn

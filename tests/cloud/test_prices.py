@@ -18,8 +18,7 @@ import pytest
 from evalfleet.errors import PlaceError
 from evalfleet.model import Needs
 from evalfleet.places.azure import AzurePlace, AzureSettings
-from evalfleet.places.azure.offers import offers_of
-from evalfleet.places.azure.prices import FILE, AzurePriceBook
+from evalfleet.places.azure.prices import FILE, AzurePriceBook, offers_of
 from standins.azure import StandIn
 from standins.azure.prices import ADDRESS_USD, DISK_USD_A_GB, price
 

@@ -17,13 +17,12 @@ import pytest
 from evalfleet.errors import RequestError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure import AzurePlace, AzureSettings
-from evalfleet.places.azure.expiry import daily, shutdown_at
+from evalfleet.places.azure.answers import fault_of, refusal
 from evalfleet.places.azure.names import moment, names_of, plain, stamp
 from evalfleet.places.azure.prices import AzurePriceBook, disk
-from evalfleet.places.azure.refusals import fault_of, refusal
 from evalfleet.places.azure.sizes import size_of
-from evalfleet.places.azure.template import COMPUTE, VM, cloud_config, deployment, literal
-from evalfleet.places.vm.keys import SshKeys
+from evalfleet.places.azure.template import COMPUTE, VM, cloud_config, daily, deployment, literal, shutdown_at
+from evalfleet.places.vm.ssh_access import SshKeys
 from evalfleet.ports import PlaceContext
 from tests.cloud.templates import build
 

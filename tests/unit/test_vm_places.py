@@ -9,10 +9,9 @@ import pytest
 
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import MachineId
-from evalfleet.places.vm.keys import SshKeys
-from evalfleet.places.vm.place import VcpuCeiling, check_installed
+from evalfleet.places.vm.place import BURST, SPACING_S, SnapshotPace, VcpuCeiling, check_installed
 from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, named_in, save_prices
-from evalfleet.places.vm.snapshots import BURST, SPACING_S, SnapshotPace
+from evalfleet.places.vm.ssh_access import SshKeys
 from evalfleet.ports import Price, PriceTable
 
 ONE, TWO = MachineId("p-abc123-1"), MachineId("p-abc123-2")

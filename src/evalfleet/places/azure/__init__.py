@@ -3,16 +3,12 @@
     settings.py        what the user may say, and what the computer knows (subscription, owner)
     place.py           all of the following as a Place, on what `places/vm` has for every cloud
     sizes.py           sizes, and what they have
-    prices.py          what things cost: the list that was fetched last, or the one that came with us
-    retail.py          fetching Azure's public price list
-    offers.py          what can be had, at what price
+    prices.py          what can be had, and what it costs: by the list that was fetched, or the one built in
+    retail.py          Azure's public price list
     names.py           names and tags: how we tell what is ours
-    expiry.py          the daily time at which Azure itself stops a machine
-    json.py            JSON as Azure speaks it
-    template.py        what is deployed in one call for one machine, and for a region's network
-    credentials.py     who we are to Azure, and for how long
-    arm.py             requests to Azure's Resource Manager
-    refusals.py        what its errors mean to us
+    template.py        what is deployed in one call for a machine, with its daily stop; a region's network
+    answers.py         JSON as Azure answers, and what its errors mean to us
+    arm.py             requests to Azure's Resource Manager, and who we are to it
     inventory.py       what exists, by a few lists
     region_network.py  the group and the network that machines need
     lifecycle.py       VMs made, started, stopped and taken down

@@ -26,13 +26,12 @@ from evalfleet.places.vm.ssh_access import SshAccess
 from evalfleet.ports import Image
 
 from . import galleries
+from .answers import ArmFault, Json, Problem, fault_of, refusal, tags_in
 from .arm import ArmClient
 from .galleries import CLEANED, IMAGE, RESTED, SIZE, SOURCE, ImageIds
 from .inventory import Inventory
-from .json import Json, tags_in
 from .lifecycle import VmLifecycle
 from .names import HOME
-from .refusals import ArmFault, Problem, fault_of, refusal
 from .region_network import RegionNetwork, check_ours
 from .settings import AzureSettings
 from .template import COMPUTE, GALLERIES, RESOURCES

@@ -13,7 +13,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import MachineId
 from evalfleet.ports import Image
 
-from .json import Json, rows, table, tags_in
+from .answers import Json, rows, table, tags_in
 from .names import HOME, OWNER
 from .prices import AS_OF, IMAGE_USD_A_GB_MONTH
 from .template import id_of

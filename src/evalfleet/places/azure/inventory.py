@@ -9,13 +9,12 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from evalfleet.model import Machine, MachineId
-from evalfleet.places.vm.snapshots import Snapshots
+from evalfleet.places.vm.place import Snapshots
 from evalfleet.single_flight import SingleFlight
 
+from .answers import ArmFault, Json, rows, table, tags_in
 from .arm import ArmClient
-from .json import Json, rows, table, tags_in
 from .names import EXPIRES, HOME, MACHINE, moment
-from .refusals import ArmFault
 from .template import ADDRESS, COMPUTE, DISK, NETWORK, NIC, RESOURCES, VM
 
 Phase = Literal["pending", "up", "gone", "evicted"]

@@ -11,12 +11,11 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import SECOND, MachineId
 from evalfleet.ports import Belonging
 
+from .answers import ArmFault, Json, tags_in
 from .arm import ArmClient
 from .inventory import ACTIVE
-from .json import Json, tags_in
 from .lifecycle import ORDER
 from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment
-from .refusals import ArmFault
 from .template import API, DEPLOYMENT, RESOURCES, VM
 
 GONE_S = 300.0

@@ -10,11 +10,10 @@ from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
 from evalfleet.places.vm.readiness import RunningVm
 
+from .answers import ArmFault, Json, Problem, as_refusal, fault_of, rows
 from .arm import ArmClient
 from .inventory import Inventory, MachineResource, Snapshot, Vm
-from .json import Json, rows
 from .names import EXPIRES, Names, stamp
-from .refusals import ArmFault, Problem, as_refusal, fault_of
 from .template import ADDRESS, API, COMPUTE, DISK, NIC, RESOURCES, SCHEDULE, VM, Build, deployment, schedule
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0

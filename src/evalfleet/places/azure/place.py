@@ -14,27 +14,24 @@ from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME, safe_name
-from evalfleet.places.vm.keys import SshKeys
 from evalfleet.places.vm.place import VmPlace, check_installed
 from evalfleet.places.vm.price_book import load_prices, named_in, save_prices
 from evalfleet.places.vm.readiness import address_of
-from evalfleet.places.vm.ssh_access import SshLogin
+from evalfleet.places.vm.ssh_access import SshKeys, SshLogin
 from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, PriceTable
 
 from . import leftovers, preflight, prices, retail
-from .arm import ArmClient, ArmEndpoint
+from .answers import ArmFault, as_refusal, refusal
+from .arm import ArmClient, ArmEndpoint, login_doubt
 from .capture import ImageGallery, image_refusal
-from .credentials import login_doubt
-from .expiry import SHORTEST_S, STOPPING_S, shutdown_at
 from .inventory import Inventory, Snapshot, Vm
 from .lifecycle import UNSEEN, VmLifecycle
 from .names import Kind, Names, names_of, tags_of
-from .offers import offers_of
-from .refusals import ArmFault, as_refusal, refusal
+from .prices import offers_of
 from .region_network import NetworkIds, RegionNetwork
 from .settings import Account, AzureSettings, account_of
 from .sizes import region_and_zone, size_of, unknown
-from .template import ADDRESS, NIC, SCHEDULE, VM, Build, cloud_config
+from .template import ADDRESS, NIC, SCHEDULE, SHORTEST_S, STOPPING_S, VM, Build, cloud_config, shutdown_at
 
 KEYS = ".azure"
 """The folder in the home with the keys of all places of this kind."""

@@ -13,12 +13,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.ports import Check, Made
 
-from .arm import ArmClient
-from .credentials import login_doubt
+from .answers import ArmFault, Json, refusal, rows, table
+from .arm import ArmClient, login_doubt
 from .galleries import regions_of
-from .json import Json, rows, table
 from .names import names_of, plain, shared_name
-from .refusals import ArmFault, refusal
 from .settings import Account, AzureSettings
 from .sizes import fits, region_and_zone, size_of
 from .template import COMPUTE, GALLERIES, NETWORK, RANGE, RESOURCES

@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from .answers import ArmFault, Json, Problem, rows, tags_in
 from .arm import ArmClient
-from .json import Json, rows, tags_in
 from .names import HOME, plain, shared_name, shared_tags
-from .refusals import ArmFault, Problem
 from .settings import Account, AzureSettings
 from .template import API, NSG, RESOURCES, SUBNET, VNET, id_of, network, security_group
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from evalfleet.errors import PlaceError
 from evalfleet.ports import Price, PriceTable
 
-from .json import Json, rows
+from .answers import Json, rows
 from .prices import ADDRESS, DISK_USD_A_MONTH, HOURS_A_MONTH, disk
 
 SOURCE = "https://prices.azure.com/api/retail/prices"

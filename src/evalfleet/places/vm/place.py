@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Generic, TypeVar
 
 from evalfleet.channels.samples import Samples
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
 from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
+from evalfleet.single_flight import SingleFlight
 
-from .keys import SshKeys
 from .readiness import Readiness
-from .ssh_access import SshAccess, SshLogin
+from .ssh_access import SshAccess, SshKeys, SshLogin
 
 
 class VmPlace:
@@ -97,3 +99,52 @@ def check_installed(place: str, modules: Iterable[str], extra: str) -> None:
             missing = True
         if missing:
             raise RequestError(f"place {place!r} needs {module}; pip install 'evalfleet[{extra}]'")
+
+
+# -- snapshots of all that exists, shared by all who ask, and taken no faster than a cloud bears -----
+
+SPACING_S = 0.1
+BURST, REFILL_S = 30.0, 1.0
+"""Thirty snapshots may follow one another closely; in the long run there is one a second."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S, SHARE = 0.1, 3.0, 0.1
+
+S = TypeVar("S")
+
+
+class SnapshotPace:
+    """An allowance of snapshots that refills with time. It has no clock of its own: `now` is given."""
+
+    def __init__(self) -> None:
+        self._left, self._at = BURST, 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Take one snapshot from the allowance, and tell how long to wait before it."""
+        self._left = min(BURST, self._left + (now - self._at) / REFILL_S)
+        self._at = now
+        self._left -= 1.0
+        return SPACING_S if self._left >= 0.0 else -self._left * REFILL_S
+
+
+class Snapshots(Generic[S]):
+    """The snapshots of one cloud, one at a time and paced: as many for a hundred machines as for one."""
+
+    def __init__(self, take: Callable[[], Awaitable[S]]) -> None:
+        pace = SnapshotPace()
+        self._flight = SingleFlight(take, lambda: pace.wait_s(time.monotonic()))
+
+    async def fresh(self) -> S:
+        """One that is never older than the question. Raises what taking it raises."""
+        return await self._flight.fresh()
+
+    async def watch(self) -> AsyncGenerator[S]:
+        """A fresh one, and then every later one, whoever asked for it. Raises what taking it raises.
+
+        Who has waited for long can wait a little longer: that costs a small share of the whole time, and the
+        most impatient of all that wait decides.
+        """
+        begun = time.monotonic()
+        snapshot = await self.fresh()
+        while True:
+            yield snapshot
+            waited_s = time.monotonic() - begun
+            snapshot = await self._flight.soon(min(max(FIRST_PAUSE_S, waited_s * SHARE), LONGEST_PAUSE_S))

@@ -1,16 +1,34 @@
-"""What Azure's errors mean to us: does asking again help, and how much of Azure is the answer about? Pure."""
+"""Azure's answers: JSON with parts that may be missing, and what its errors mean: does asking again
+help, and how much of Azure is the answer about? Pure.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 from msgspec import Struct
 
 from evalfleet.errors import PlaceError, Scope
 
-from .json import Json, rows, table
+Json = dict[str, Any]
+
+
+def table(value: object) -> Json:
+    """An object; an empty one if there is none."""
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def rows(value: object) -> list[Json]:
+    """The objects of a list; none if there is no list."""
+    return [table(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
+
+
+def tags_in(shown: Json) -> dict[str, str]:
+    """The tags of a resource, with names in lower case: Azure ignores their case, and may change it."""
+    return {key.lower(): str(value) for key, value in table(shown.get("tags")).items()}
 
 
 class Problem(Struct, frozen=True):
