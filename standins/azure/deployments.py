@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from dataclasses import dataclass, field
 
@@ -14,6 +15,9 @@ from .words import Answer, ArmError, Call, Json
 
 ROOT = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Resources/deployments"
 ONE = f"{ROOT}/{{name}}"
+STRUCTURED = "2022-09-01"
+"""From this version on, what went wrong below a deployment is told as JSON; before, as JSON in a text."""
+STATUSES = {400: "BadRequest", 403: "Forbidden", 404: "NotFound", 409: "Conflict"}
 
 
 @dataclass(eq=False)
@@ -37,7 +41,6 @@ class Deployment:
     steps: dict[str, Step]
     tags: Json
     state: str = "Accepted"
-    error: ArmError | None = None
     outputs: Json = field(default_factory=dict[str, object])
     operation: Operation | None = None
 
@@ -90,7 +93,7 @@ class Deployments:
         headers["Azure-AsyncOperation"] = headers["Azure-AsyncOperation"].replace(
             "/operations/", "/operationStatuses/"
         )
-        return Answer(200 if old else 201, self._show(deployment), headers)
+        return Answer(200 if old else 201, self._show(deployment, call), headers)
 
     def _plan(self, call: Call, found: re.Match[str]) -> Plan:
         """Refuses what Azure refuses before it begins."""
@@ -131,7 +134,7 @@ class Deployments:
         )
 
     async def _get(self, call: Call, found: re.Match[str]) -> Answer:
-        return Answer(200, self._show(self._need(found)))
+        return Answer(200, self._show(self._need(found), call))
 
     async def _head(self, call: Call, found: re.Match[str]) -> Answer:
         key = (found["group"].lower(), found["name"].lower())
@@ -140,7 +143,7 @@ class Deployments:
     async def _list(self, call: Call, found: re.Match[str]) -> Answer:
         self._cloud.need_group(found["group"])
         mine = [each for each in self._known.values() if each.group.lower() == found["group"].lower()]
-        return page(call, [self._show(each) for each in mine], self._cloud.page_size)
+        return page(call, [self._show(each, call) for each in mine], self._cloud.page_size)
 
     async def _delete(self, call: Call, found: re.Match[str]) -> Answer:
         """Of the record: what was deployed stays."""
@@ -188,18 +191,9 @@ class Deployments:
         deployment.state = "Running"
         steps = deployment.steps.values()
         await asyncio.gather(*(self._step(deployment, step) for step in steps))
-        failures = [_failure(step) for step in steps if step.error is not None]
-        if failures:
+        if any(step.error is not None for step in steps):
             deployment.state = "Failed"
-            deployment.error = ArmError(
-                409,
-                "DeploymentFailed",
-                "At least one resource deployment operation failed. Please list deployment operations for "
-                "details. Please see https://aka.ms/arm-deployment-operations for usage details.",
-                target=deployment.path,
-                details=failures,
-            )
-            raise deployment.error
+            raise _failed(deployment, "")
         deployment.outputs = deployment.plan.outputs()
         deployment.state = "Succeeded"
 
@@ -229,7 +223,7 @@ class Deployments:
 
     # -- showing -------------------------------------------------------------------------------
 
-    def _show(self, deployment: Deployment) -> Json:
+    def _show(self, deployment: Deployment, call: Call) -> Json:
         made = [step.item.id for step in deployment.steps.values() if step.state == "Succeeded"]
         properties: Json = {
             "mode": deployment.mode,
@@ -241,8 +235,8 @@ class Deployments:
             "outputResources": [{"id": str(id)} for id in made],
             "outputs": deployment.outputs,
         }
-        if deployment.error is not None:
-            properties["error"] = deployment.error.error()
+        if deployment.state == "Failed":
+            properties["error"] = _failed(deployment, call.asks("api-version")).error()
         shown: Json = {
             "id": deployment.path,
             "name": deployment.name,
@@ -278,6 +272,23 @@ def _terminal(item: Item, error: ArmError) -> ArmError:
     )
 
 
-def _failure(step: Step) -> Json:
-    assert step.error is not None
-    return {**step.error.error(), "target": str(step.item.id)}
+def _failed(deployment: Deployment, version: str) -> ArmError:
+    """The error of a deployment as this version of the API tells it."""
+    failures = [(step, step.error) for step in deployment.steps.values() if step.error is not None]
+    details = [
+        {**error.error(), "target": str(step.item.id)} if version >= STRUCTURED else _as_text(error)
+        for step, error in failures
+    ]
+    return ArmError(
+        409,
+        "DeploymentFailed",
+        "At least one resource deployment operation failed. Please list deployment operations for "
+        "details. Please see https://aka.ms/arm-deployment-operations for usage details.",
+        target=deployment.path,
+        details=details,
+    )
+
+
+def _as_text(error: ArmError) -> Json:
+    text = json.dumps({"status": "Failed", "error": error.error()}, indent=2).replace("\n", "\r\n")
+    return {"code": STATUSES.get(error.status, "Conflict"), "message": text}

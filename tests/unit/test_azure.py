@@ -188,6 +188,13 @@ def deployment_error(code: str, message: str = "m", **more: Any) -> dict[str, An
     return {"code": "DeploymentFailed", "message": "see details", "details": [middle]}
 
 
+def hidden_error(outside: str, code: str, message: str = "m") -> dict[str, Any]:
+    """As deployments show it below their API version 2022-09-01."""
+    text = json.dumps({"status": "Failed", "error": deployment_error(code, message)}, indent=2)
+    detail = {"code": outside, "message": text.replace("\n", "\r\n")}
+    return {"code": "DeploymentFailed", "message": "see details", "details": [detail]}
+
+
 REGIONAL = "exceeding approved Total Regional Cores quota"
 FAMILY = "exceeding approved standardDDSv5Family Cores quota"
 
@@ -200,6 +207,12 @@ FAMILY = "exceeding approved standardDDSv5Family Cores quota"
         (409, "OperationNotAllowed", FAMILY, False, "family"),
         (409, "OperationNotAllowed", REGIONAL, False, "region"),
         (409, "PublicIPCountLimitReached", "more than 10 public IP addresses", False, "region"),
+        (400, "IPv4StandardSkuPublicIpCountLimitReached", "m", False, "region"),
+        (403, "LinkedAuthorizationFailed", "m", False, "place"),
+        (403, "RequestDisallowedByAzure", "m", False, "region"),
+        (409, "DeploymentQuotaExceeded", "m", False, "place"),
+        (409, "ScopeLocked", "m", False, "place"),
+        (401, "InvalidAuthenticationTokenTenant", "m", False, "place"),
         (409, "Conflict", "m", True, "machine"),
         (409, "PlatformImageNotFound", "m", False, "place"),
         (401, "InvalidAuthenticationToken", "m", False, "place"),
@@ -210,9 +223,32 @@ FAMILY = "exceeding approved standardDDSv5Family Cores quota"
     ],
 )
 def test_what_an_error_means(status: int, code: str, message: str, transient: bool, scope: str) -> None:
-    error = refusal(fault_of(status, deployment_error(code, message)), "here")
-    assert (error.transient, error.scope) == (transient, scope)
-    assert code in str(error)
+    """The same, whether Azure tells what is inside as JSON, or as a text that is JSON."""
+    as_text = hidden_error("Conflict", code, message)
+    for told in (deployment_error(code, message), as_text):
+        error = refusal(fault_of(status, told), "here")
+        assert (error.transient, error.scope) == (transient, scope)
+        assert code in str(error)
+        assert "{" not in str(error)
+        assert code == "Conflict" or "Conflict" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest", "SkuNotAvailable"],
+)
+def test_no_room_does_not_read_as_try_again(code: str) -> None:
+    theirs = "Allocation failed. Please try again later or remove some constraints and retry."
+    error = refusal(fault_of(409, hidden_error("Conflict", code, theirs)), "Standard_D4s_v5 in eastus")
+    assert (error.transient, error.scope) == (False, "offer")
+    assert str(error).startswith(f"Standard_D4s_v5 in eastus: Azure has no room for it there ({code})")
+    assert "try again" not in str(error)
+    assert "retry" not in str(error)
+
+
+def test_a_text_that_is_no_error_stays_as_it_is() -> None:
+    for message in ("{not json", '{"a": 1}', "[1]"):
+        assert message in str(refusal(fault_of(409, {"code": "Odd", "message": message}), "here"))
 
 
 def test_full_quota_may_be_free_again_when_machines_of_ours_use_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,8 +48,13 @@ def test_a_failed_machine_fails_the_deployment_and_has_no_schedule(azure: StandI
     azure.cloud.capacity.limits["eastus", "", ""] = 0
     error = rest.outcome(deploy(rest, "vm"))["error"]
     assert error["code"] == "DeploymentFailed"
-    assert error["details"][0]["code"] == "ResourceDeploymentFailure"
-    assert error["details"][0]["details"][0]["code"] == "AllocationFailed"
+    (detail,) = error["details"]
+    assert detail["code"] == "Conflict", "below 2022-09-01 the error is a text"
+    inner = json.loads(detail["message"])["error"]
+    assert inner["code"] == "ResourceDeploymentFailure"
+    assert inner["details"][0]["code"] == "AllocationFailed"
+    newer = rest.get(f"{DEPLOYMENTS}/vm").body["properties"]["error"]
+    assert newer["details"][0]["code"] == "ResourceDeploymentFailure"
     assert azure.resources(SCHEDULE) == []
     assert rest.get(f"{DEPLOYMENTS}/vm").body["properties"]["provisioningState"] == "Failed"
 

@@ -4,6 +4,7 @@ help, and how much of Azure is the answer about? Pure.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -69,10 +70,27 @@ def fault_of(status: int, body: object, retry_after: str | None = None) -> ArmFa
 
 
 def _innermost_first(error: Json) -> Iterator[Problem]:
+    """Also what deployments hide: below their API version 2022-09-01, details have their errors as text."""
+    message = " ".join(str(error.get("message", "")).split())
+    if hidden := _opened(message):
+        yield from _innermost_first(hidden)
+        message = ""
     for each in rows(error.get("details")):
         yield from _innermost_first(each)
     if error.get("code"):
-        yield Problem(str(error["code"]), " ".join(str(error.get("message", "")).split()), _policy(error))
+        yield Problem(str(error["code"]), message, _policy(error))
+
+
+def _opened(message: str) -> Json:
+    """The error in a message that is JSON; nothing if it is none."""
+    if not message.startswith("{"):
+        return {}
+    try:
+        body = table(json.loads(message))
+    except ValueError:
+        return {}
+    error = table(body.get("error")) or body
+    return error if error.get("code") or error.get("details") else {}
 
 
 def _policy(error: Json) -> str:
@@ -85,39 +103,117 @@ def _policy(error: Json) -> str:
 
 # -- what they mean ------------------------------------------------------------------------------
 
-AUTH = (
-    "AuthenticationFailed",
-    "ExpiredAuthenticationToken",
-    "InvalidAuthenticationToken",
-    "NoCredentials",
-    "InvalidAuthenticationTokenTenant",
-    "AuthenticationFailedMissingToken",
+QUOTA_PAGE = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
+
+
+class Meaning(Struct, frozen=True):
+    """What some of Azure's codes mean to us."""
+
+    codes: frozenset[str]
+    """In lower case."""
+    scope: Scope
+    """How much of Azure the answer is about."""
+    remedy: str = ""
+    """What the user can do about it."""
+    transient: bool = False
+    """Does asking again help?"""
+    frees: bool = False
+    """Does the end of a machine of ours there help?"""
+    told: str = ""
+    """In place of Azure's words, where those mislead."""
+
+
+def _mean(codes: str, scope: Scope, remedy: str = "", **more: Any) -> Meaning:
+    return Meaning(frozenset(codes.lower().split()), scope, remedy, **more)
+
+
+MEANINGS = (
+    _mean(
+        "InvalidAuthenticationTokenTenant",
+        "place",
+        "log in to the directory that the subscription is in: `az login --tenant NAME`, or AZURE_TENANT_ID",
+    ),
+    _mean(
+        "AuthenticationFailed ExpiredAuthenticationToken InvalidAuthenticationToken NoCredentials "
+        "AuthenticationFailedMissingToken AuthenticationFailedInvalidHeader",
+        "place",
+        "run `az login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET",
+    ),
+    _mean(
+        "AuthorizationFailed LinkedAuthorizationFailed RoleAssignmentMissing LinkedAccessCheckFailed "
+        "AuthorizationFailedForManagedIdentity",
+        "place",
+        "ask for the role Contributor on the resource group",
+    ),
+    _mean(
+        "SubscriptionNotFound InvalidSubscriptionId ReadOnlyDisabledSubscription SubscriptionNotRegistered "
+        "DisallowedOperation",
+        "place",
+        "check `subscription`",
+    ),
+    _mean("MissingSubscriptionRegistration", "place", "`az provider register --namespace NAME` registers it"),
+    _mean(
+        "ScopeLocked",
+        "place",
+        "`az lock list` shows the lock; ask whoever set it to remove it (`az lock delete`), or set another "
+        "`resource_group`",
+    ),
+    _mean(
+        "RequestDisallowedByAzure",
+        "region",
+        "Azure does not let this kind of subscription (student, free trial) use that region: name others in "
+        "`regions`",
+    ),
+    _mean("LocationNotAvailableForResourceType", "region", "name other `regions`"),
+    _mean(
+        "DeploymentQuotaExceeded",
+        "place",
+        "the group has the records of 800 deployments: delete old ones (`az deployment group delete`), or "
+        "set another `resource_group`",
+    ),
+    _mean("PlatformImageNotFound GalleryImageNotFound ImageNotFound", "place", "check `image`"),
+    _mean("MarketplacePurchaseEligibilityFailed ResourcePurchaseValidationFailed", "place", "check `image`"),
+    _mean(
+        "PublicIPCountLimitReached StaticPublicIPCountLimitReached StandardSkuPublicIPCountLimitReached "
+        "IPv4StandardSkuPublicIpCountLimitReached PublicIpAddressQuotaExceeded",
+        "region",
+        f"fewer machines a region, public_ip = false, or more addresses: {QUOTA_PAGE}",
+        frees=True,
+    ),
+    _mean(
+        "AllocationFailed ZonalAllocationFailed OverconstrainedAllocationRequest "
+        "OverconstrainedZonalAllocationRequest SkuNotAvailable VMSizeNotSupported",
+        "offer",
+        "asking again would not help: other sizes, zones and regions are tried",
+        told="Azure has no room for it there",
+    ),
 )
-FORBIDDEN = ("AuthorizationFailed", "LinkedAuthorizationFailed", "RoleAssignmentMissing")
-SUBSCRIPTION = ("SubscriptionNotFound", "InvalidSubscriptionId", "ReadOnlyDisabledSubscription")
-CAPACITY = (
-    "AllocationFailed",
-    "ZonalAllocationFailed",
-    "OverconstrainedAllocationRequest",
-    "OverconstrainedZonalAllocationRequest",
-    "SkuNotAvailable",
+SOON = frozenset(
+    code.lower()
+    for code in (
+        "Conflict",
+        "OperationPreempted",
+        "AnotherOperationInProgress",
+        "RetryableError",
+        "DeploymentActive",
+        "DeploymentNotFound",
+        "ResourceGroupBeingDeleted",
+        "OSProvisioningTimedOut",
+        "InternalExecutionError",
+        "InUseNetworkSecurityGroupCannotBeDeleted",
+        "Canceled",
+        "ReferencedResourceNotProvisioned",
+        "InternalServerError",
+        "InternalOperationError",
+        "NetworkingInternalOperationError",
+        "ServerError",
+        "ServiceUnavailable",
+        "TooManyRequests",
+        "RequestTimeout",
+        "GatewayTimeout",
+    )
 )
-QUOTA = ("QuotaExceeded", "PublicIPCountLimitReached", "ResourceQuotaExceeded")
-IMAGE = ("PlatformImageNotFound", "GalleryImageNotFound", "ImageNotFound")
-SOON = (
-    "Conflict",
-    "OperationPreempted",
-    "AnotherOperationInProgress",
-    "RetryableError",
-    "DeploymentActive",
-    "DeploymentNotFound",
-    "ResourceGroupBeingDeleted",
-    "OSProvisioningTimedOut",
-    "InternalExecutionError",
-    "InUseNetworkSecurityGroupCannotBeDeleted",
-    "Canceled",
-    "ReferencedResourceNotProvisioned",
-)
+"""Codes by which asking again soon helps, if no other error is hidden below them."""
 
 
 def refusal(fault: ArmFault, what: str, *, have_some: bool = False) -> PlaceError:
@@ -133,35 +229,33 @@ def refusal(fault: ArmFault, what: str, *, have_some: bool = False) -> PlaceErro
     told = _told(fault)
     if fault.status in (0, 408, 429) or fault.status >= 500:
         return no(told, "place", transient=True)
-    if fault.status == 401 or fault.has(*AUTH):
-        return no(
-            f"{told}; run `az login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET",
-            "place",
-        )
-    if fault.has(*FORBIDDEN):
-        return no(f"{told}; ask for the role Contributor on the resource group", "place")
-    if fault.has(*SUBSCRIPTION):
-        return no(f"{told}; check `subscription`", "place")
-    if fault.has("MissingSubscriptionRegistration"):
-        return no(f"{told}; `az provider register --namespace NAME` registers it", "place")
+    if found := _meaning(fault):
+        meaning, problem = found
+        if meaning.told:
+            told = f"{meaning.told} ({problem.code})"
+        transient = meaning.transient or (meaning.frees and have_some)
+        return no(f"{told}; {meaning.remedy}", meaning.scope, transient=transient)
+    if fault.status == 401:
+        return no(f"{told}; {MEANINGS[1].remedy}", "place")
     if fault.has("RequestDisallowedByPolicy"):
         return no(
             f"denied by the policy {_denied_by(fault)}; change the settings, or ask who keeps it", "region"
         )
-    if fault.has(*IMAGE):
-        return no(f"{told}; check `image`", "place")
     if quota := _quota(fault):
         scope: Scope = "region" if _is_regional(quota.message) else "family"
-        return no(
-            f"{told}; https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade raises it",
-            scope,
-            transient=have_some,
-        )
-    if fault.has(*CAPACITY):
-        return no(told, "offer")
-    if fault.has(*SOON):
+        return no(f"{told}; {QUOTA_PAGE} raises it", scope, transient=have_some)
+    if fault.problems[0].code.lower() in SOON:
         return no(told, "machine", transient=True)
     return no(told, "offer")
+
+
+def _meaning(fault: ArmFault) -> tuple[Meaning, Problem] | None:
+    """Of the innermost problem that has one."""
+    for problem in fault.problems:
+        for meaning in MEANINGS:
+            if problem.code.lower() in meaning.codes:
+                return meaning, problem
+    return None
 
 
 @contextmanager
@@ -189,7 +283,9 @@ def _denied_by(fault: ArmFault) -> str:
 
 def _quota(fault: ArmFault) -> Problem | None:
     for each in fault.problems:
-        if each.code in QUOTA or (each.code == "OperationNotAllowed" and "quota" in each.message.lower()):
+        if each.code in ("QuotaExceeded", "ResourceQuotaExceeded") or (
+            each.code == "OperationNotAllowed" and "quota" in each.message.lower()
+        ):
             return each
     return None
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.ports import Check, Made
 
-from .answers import ArmFault, Json, refusal, rows, table
+from .answers import QUOTA_PAGE, ArmFault, Json, refusal, rows, table
 from .arm import ArmClient, login_doubt
 from .galleries import regions_of
 from .names import names_of, plain, shared_name
@@ -23,7 +23,6 @@ from .template import COMPUTE, GALLERIES, NETWORK, RANGE, RESOURCES
 
 AUTHORIZATION = "2022-04-01"
 SKUS = "2021-07-01"
-QUOTA_PAGE = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
 NAMESPACES = ("Microsoft.Compute", "Microsoft.Network", "Microsoft.DevTestLab")
 ACTIONS = (
     "Microsoft.Compute/virtualMachines/write",
