@@ -219,6 +219,13 @@ class MachineCondemned(_Event, frozen=True):
     image: str = ""
 
 
+class MachineDeleteRefused(_Event, frozen=True):
+    """Its place refuses to delete it, or cannot: it exists, and costs on. It is asked for again and again."""
+
+    machine: MachineId
+    detail: str
+
+
 class MachineDeleted(_Event, frozen=True):
     """The place shows it no more. `gone_at` is when its billing ended.
 
@@ -306,6 +313,7 @@ Event = (
     | MachineExtended
     | MachineLeaseSet
     | MachineCondemned
+    | MachineDeleteRefused
     | MachineDeleted
     | AttemptStarted
     | AttemptEnded
@@ -331,8 +339,8 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 UPGRADES: dict[tuple[int, str], Upgrade] = {}
 """(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
 
-Schema 2 brought new kinds only (MachineQueued, MachineAllocated), and limits of silence moved from the plan
-to the offers: bodies of schema 1 are read as they are.
+Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused), and limits of silence
+moved from the plan to the offers: bodies of schema 1 are read as they are.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -365,6 +365,7 @@ class Belonging(Struct, frozen=True, omit_defaults=True):
     """A machine, or what is left of one, as its tags tell: no journal is needed to know whose it is.
 
     `of_pool`: of a named pool; what was made before there was a tag for that does not tell.
+    `kept_by`: what would keep its place from deleting it (a lock), and what to do about that.
     """
 
     machine: MachineId
@@ -375,6 +376,7 @@ class Belonging(Struct, frozen=True, omit_defaults=True):
     parts: tuple[str, ...]
     node: str = ""
     of_pool: bool = False
+    kept_by: str = ""
 
 
 @runtime_checkable

@@ -56,6 +56,25 @@ class Arm:
         if not is_ours:
             raise ArmError(404, "SubscriptionNotFound", f"The subscription '{words[2]}' could not be found.")
         self._check_rights(call)
+        self._check_locks(call)
+
+    def _check_locks(self, call: Call) -> None:
+        """A lock holds for all that is below its scope; and nothing goes that has something locked in it."""
+        path = call.path.lower()
+        if call.method in ("GET", "HEAD") or "/microsoft.authorization/locks" in path:
+            return
+        deletes = call.method == "DELETE"
+        for lock in self._cloud.locks.values():
+            level, scope = lock["properties"]["level"], scope_of(lock)
+            forbids = deletes and level != "NotSpecified" and (within(path, scope) or within(scope, path))
+            if forbids or (level == "ReadOnly" and within(path, scope)):
+                verb = "delete" if deletes else "write"
+                raise ArmError(
+                    409,
+                    "ScopeLocked",
+                    f"The scope '{call.path}' cannot perform {verb} operation because following scope(s) are "
+                    f"locked: '{scope_of(lock, lower=False)}'. Please remove the lock and try again.",
+                )
 
     def _check_rights(self, call: Call) -> None:
         action = action_of(call)
@@ -152,6 +171,17 @@ class Arm:
         if action is None:
             raise ArmError(404, "InvalidAction", f"There is no action '{target.tail}' of {kind.type}.")
         return await action(self._cloud.need(target.id), call, hold_s)
+
+
+def scope_of(lock: Json, *, lower: bool = True) -> str:
+    """The id of what a lock is on."""
+    scope = str(lock["id"]).rsplit("/providers/Microsoft.Authorization/locks/", 1)[0]
+    return scope.lower() if lower else scope
+
+
+def within(path: str, scope: str) -> bool:
+    """Is it the scope, or below it? Both in lower case."""
+    return path == scope or path.startswith(f"{scope}/")
 
 
 def action_of(call: Call) -> str:

@@ -67,6 +67,8 @@ class Cloud:
         self.quota = Quota()
         self.capacity = Capacity()
         self.subscription = SUBSCRIPTION
+        self.locks: dict[str, Json] = {}
+        """Id in lower case -> the lock."""
         self.registered = {name.lower() for name in NAMESPACES}
         self.disks_inherit_tags = True
         self.clients_are_inside = False

@@ -119,6 +119,26 @@ class Bucket:
         return math.ceil((1.0 - self._left) / self._per_s)
 
 
+VM_RATES = {"DELETE": (12, 4 / 60), "GET": (36, 12 / 60)}
+"""By method: so many at once, and so many a second."""
+
+
+class VmLimits:
+    """As Azure limits what is asked about one machine: so many calls at once, then some a minute."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, str], Bucket] = {}
+
+    def wait_s(self, call: Call, now: float) -> int:
+        """0: it is answered."""
+        found = re.match(r"(.+/Microsoft\.Compute/virtualMachines/[^/]+)", call.path, re.IGNORECASE)
+        rate = VM_RATES.get(call.method)
+        if found is None or rate is None:
+            return 0
+        bucket = self._buckets.setdefault((call.method, found[1].lower()), Bucket(*rate))
+        return bucket.wait_s(now)
+
+
 class Faults:
     """The first rule that fits a call, and that chance picks, has its effect."""
 
@@ -129,6 +149,8 @@ class Faults:
         self.slow_boots: list[SlowBoot] = []
         self.denied_actions: list[str] = []
         self.writes: Bucket | None = None
+        self.vm_limits: VmLimits | None = VmLimits()
+        """None: for tests that look more often than Azure bears."""
         self.met: list[tuple[Effect, str, str]] = []
 
     def add(
@@ -143,6 +165,9 @@ class Faults:
             wait_s = self.writes.wait_s(now)
             if wait_s:
                 return Throttled(wait_s)
+        if self.vm_limits is not None and (wait_s := self.vm_limits.wait_s(call, now)):
+            self.met.append((Throttled(wait_s), call.method, call.path))
+            return Throttled(wait_s)
         for rule in self.rules:
             if rule.fits(call) and (rule.rate >= 1.0 or self._random.random() < rule.rate):
                 if rule.times is not None:

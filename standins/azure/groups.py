@@ -1,11 +1,11 @@
-"""Microsoft.Resources: groups, lists over all kinds, tags."""
+"""Microsoft.Resources: groups, lists over all kinds, tags; and locks on any of them."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 
-from .arm import Arm, page
+from .arm import Arm, page, scope_of, within
 from .cloud import Cloud, check_tags
 from .store import Group, Resource
 from .words import Answer, ArmError, Call, Json, parse_id
@@ -141,11 +141,11 @@ class Groups:
             if kind and each.id.type.lower() != kind.lower():
                 continue
             if has_tag(each.summary(), wanted):
-                shown.append(self._shown(call, each, with_tags=not (wanted and wanted[1] is not None)))
+                shown.append(self._shown(call, each, with_tags=wanted is None))
         return page(call, shown, self._cloud.page_size)
 
     def _shown(self, call: Call, resource: Resource, *, with_tags: bool) -> Json:
-        """Azure says no tags when asked for a tag and its value."""
+        """Azure says no tags when asked for a tag and its value, and need not when asked for a tag."""
         shown = {**resource.summary(), "name": resource.id.full_name}
         if not with_tags:
             shown.pop("tags", None)
@@ -190,6 +190,55 @@ class Groups:
     def _tagged(self, scope: str) -> Resource | Group:
         group = re.fullmatch(r"/subscriptions/[^/]+/resourceGroups/([^/]+)", scope, re.IGNORECASE)
         return self._cloud.need_group(group[1]) if group else self._cloud.need(parse_id(scope))
+
+
+LEVELS = {"cannotdelete": "CanNotDelete", "readonly": "ReadOnly", "notspecified": "NotSpecified"}
+
+
+class Locks:
+    """Microsoft.Authorization/locks: what nobody may delete, or change, while somebody's lock is on it."""
+
+    def __init__(self, cloud: Cloud, arm: Arm) -> None:
+        self._cloud = cloud
+        root = "(?P<scope>/subscriptions/.+?)/providers/Microsoft.Authorization/locks"
+        arm.route("GET", root, self._list)
+        for method, handler in (("PUT", self._put), ("GET", self._get), ("DELETE", self._delete)):
+            arm.route(method, f"{root}/{{name}}", handler)
+
+    async def _list(self, call: Call, found: re.Match[str]) -> Answer:
+        """Those at the scope and below it; with atScope(), at it and above."""
+        scope = found["scope"].lower()
+        at_scope = "atscope" in call.asks("$filter").lower()
+        shown = [
+            lock
+            for lock in self._cloud.locks.values()
+            if (within(scope, scope_of(lock)) if at_scope else within(scope_of(lock), scope))
+        ]
+        return page(call, shown, self._cloud.page_size)
+
+    async def _put(self, call: Call, found: re.Match[str]) -> Answer:
+        level = str((call.body.get("properties") or {}).get("level", "")).lower()
+        if level not in LEVELS:
+            raise ArmError(400, "InvalidLockLevel", f"The lock level '{level}' is invalid.")
+        properties = {**call.body["properties"], "level": LEVELS[level]}
+        lock: Json = {
+            "id": f"{found['scope']}/providers/Microsoft.Authorization/locks/{found['name']}",
+            "name": found["name"],
+            "type": "Microsoft.Authorization/locks",
+            "properties": properties,
+        }
+        known = lock["id"].lower() in self._cloud.locks
+        self._cloud.locks[lock["id"].lower()] = lock
+        return Answer(200 if known else 201, lock)
+
+    async def _get(self, call: Call, found: re.Match[str]) -> Answer:
+        lock = self._cloud.locks.get(call.path.lower())
+        if lock is None:
+            raise ArmError(404, "LockNotFound", f"The lock '{found['name']}' could not be found.")
+        return Answer(200, lock)
+
+    async def _delete(self, call: Call, found: re.Match[str]) -> Answer:
+        return Answer(200 if self._cloud.locks.pop(call.path.lower(), None) else 204)
 
 
 Tag = tuple[str, str | None]

@@ -6,7 +6,9 @@ import asyncio
 import json
 import socket
 import ssl
+import time
 import uuid
+from email.utils import formatdate
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -33,6 +35,8 @@ class Server:
         self._identity = identity
         self._runners: list[web.AppRunner] = []
         self.calls: list[tuple[str, str, int]] = []
+        self.ahead_s = 0.0
+        """By how much Azure's clock, in the `Date` of its answers, is ahead of this computer's."""
 
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
@@ -70,7 +74,9 @@ class Server:
         self.calls.append((call.method, call.path, answer.status if answer else 0))
         if answer is None:
             return _hang_up(request)
-        return _response(answer)
+        response = _response(answer)
+        response.headers["Date"] = formatdate(time.time() + self.ahead_s, usegmt=True)
+        return response
 
     async def _open(self, call: Call, request: web.Request) -> Answer | None:
         """What needs no token."""

@@ -19,7 +19,7 @@ from .cloud import Cloud, Timing
 from .deployments import Deployments
 from .disks import Disks, plain_kinds
 from .faults import Faults
-from .groups import Groups
+from .groups import Groups, Locks
 from .hosts import METADATA, Hosts
 from .identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
 from .machines import Machines, Records
@@ -92,6 +92,7 @@ class StandIn:
             self.cloud.add_kind(kind)
         self.cloud.add_kind(Schedules(self.cloud, self.power))
         Deployments(self.cloud, self.arm)
+        Locks(self.cloud, self.arm)
         Groups(self.cloud, self.arm)
         Subscription(self.cloud, self.arm)
 

@@ -52,6 +52,7 @@ EVENTS: tuple[Event, ...] = (
     ev.MachineExtended(M, 6),
     ev.MachineLeaseSet(M, 6),
     ev.MachineCondemned(M, "why", Cause.SETUP, "install", "place", True),
+    ev.MachineDeleteRefused(M, "locked"),
     ev.MachineDeleted(M, 7),
     ev.MachineDeleted(M, 7, 1.5),
     ev.AttemptStarted(A, T, M),

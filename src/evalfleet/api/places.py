@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from evalfleet.errors import FleetError, PlaceError, RequestError
@@ -29,6 +29,8 @@ class FoundBelonging:
     belonging: Belonging
     is_own: bool
     why: str = ""
+    trouble: str = ""
+    """Why it cannot be deleted, and what to do; empty if nothing is known against it."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Local:
     home_id: str = ""
     ended: frozenset[str] = frozenset()
     pools: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Machine -> why its place did not delete it."""
 
 
 # -- examine -------------------------------------------------------------------------------------
@@ -93,7 +97,8 @@ async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[FoundBel
                 for each in await place.belongings():
                     own = each.home == local.home_id or each.owner == owner
                     why = reason(each, local, now, own or all_owners, pools)
-                    found.append(FoundBelonging(name, each, own, why))
+                    refused = local.refused.get(each.machine, "") if each.home == local.home_id else ""
+                    found.append(FoundBelonging(name, each, own, why, each.kept_by or refused))
     return found
 
 
@@ -205,9 +210,16 @@ def _local() -> Local:
     store = Workspace.here().records_if_any()
     if store is None:
         return Local()
-    over = {info.name: fold(store.read(info.name)).ended_at is not None for info in store.streams()}
+    states = {info.name: fold(store.read(info.name)) for info in store.streams()}
+    over = {name: state.ended_at is not None for name, state in states.items()}
+    refused = {
+        str(machine): state.machines[machine].delete_refused
+        for state in states.values()
+        for machine in state.undeleted
+        if state.machines[machine].delete_refused
+    }
     pools = frozenset(info.name for info in store.streams() if info.kind == "pool" and not over[info.name])
-    return Local(store.home_id, frozenset(name for name, ended in over.items() if ended), pools)
+    return Local(store.home_id, frozenset(name for name, ended in over.items() if ended), pools, refused)
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,9 @@ class Run:
         return self._follower.state
 
     def results(self) -> dict[str, Any]:
-        """What `results.json` holds, up to now."""
-        return results(self.state(), self.folder)
+        """What `results.json` holds, up to now: machines that are there cost on while nothing happens."""
+        state = self.state()
+        return results(state, self.folder, WallClock().now() if state.undeleted else None)
 
     def tasks(self) -> list[dict[str, Any]]:
         tasks: list[dict[str, Any]] = self.results()["tasks"]

@@ -68,6 +68,9 @@ def show(found: Sequence[FoundBelonging], nothing: str, *, as_json: bool) -> Non
                 [[len(row[key]) if key == "parts" else row[key] or None for key in keys] for row in rows],
             )
         )
+        for row in rows:
+            if row["trouble"]:
+                print(f"{row['machine']} cannot be deleted, and costs on until it is: {row['trouble']}")
 
 
 def document(found: FoundBelonging) -> dict[str, Any]:
@@ -84,6 +87,7 @@ def document(found: FoundBelonging) -> dict[str, Any]:
         "expires_at": iso(each.expires_at),
         "parts": list(each.parts),
         "why": found.why,
+        "trouble": found.trouble or None,
     }
 
 

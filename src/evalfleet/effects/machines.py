@@ -23,6 +23,7 @@ from evalfleet.events import (
     MachineAnswered,
     MachineCondemned,
     MachineDeleted,
+    MachineDeleteRefused,
     MachineHeard,
     MachineLeaseSet,
     MachineQueued,
@@ -377,13 +378,16 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
     place = tools.place_of(machine)
     queued_at = await _last_queued(tools, machine) if machine.unstarted else None
     gone_at: Micros | None = None
+    refused, pause = "", tools.pace.poll_s
     while True:
         if gone_at is None:  # else look first: one that landed meanwhile is paid until it is gone again
-            with suppress(PlaceError, OSError):  # whatever it answers, only the listing tells
-                await tools.persist(lambda: place.delete(machine.id), PROVISIONING_TRIES)
+            refused = await _delete(tools, place, machine)
         if not await _absent(tools, machine):
             gone_at = None
-            await asyncio.sleep(tools.pace.poll_s)
+            if refused:
+                tools.report(MachineDeleteRefused(machine.id, refused))
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, tools.pace.poll_cap_s * 3) if refused else tools.pace.poll_s
         elif gone_at is None and machine.offer.settle_s > 0:
             gone_at = tools.clock.now()
             await asyncio.sleep(machine.offer.settle_s)
@@ -392,6 +396,15 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
     gone_at = gone_at or tools.clock.now()
     unseen_s = None if queued_at is None else seconds_between(queued_at, gone_at)
     tools.report(MachineDeleted(machine.id, gone_at, unseen_s))
+
+
+async def _delete(tools: Tools, place: Place, machine: MachineState) -> str:
+    """Ask for its deletion. Returns what is wrong with it: whether it is gone, only the listing tells."""
+    try:
+        await tools.persist(lambda: place.delete(machine.id), PROVISIONING_TRIES)
+    except (PlaceError, OSError) as err:
+        return str(err)
+    return ""
 
 
 async def _last_queued(tools: Tools, machine: MachineState) -> Micros | None:

@@ -15,6 +15,7 @@ from .machines import (
     machine_allocated,
     machine_answered,
     machine_condemned,
+    machine_delete_refused,
     machine_deleted,
     machine_extended,
     machine_heard,
@@ -86,6 +87,10 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return machine in state.audible
         case ev.MachineHeard(machine):
             return machine in state.silent
+        case ev.MachineDeleteRefused(machine, detail):
+            return state.machines[machine].phase == "condemned" and (
+                state.machines[machine].delete_refused != detail
+            )
         case ev.MachineAllocated(machine):
             known = state.machines[machine]
             return known.unstarted and known.phase in ("requested", "queued", "condemned")
@@ -144,6 +149,7 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.MachineExtended: machine_extended,
     ev.MachineLeaseSet: machine_lease_set,
     ev.MachineCondemned: machine_condemned,
+    ev.MachineDeleteRefused: machine_delete_refused,
     ev.MachineDeleted: machine_deleted,
     ev.AttemptStarted: attempt_started,
     ev.AttemptEnded: attempt_ended,

@@ -320,6 +320,11 @@ def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.M
     refuse(state, at, machine, event)
 
 
+def machine_delete_refused(state: RunState, at: Micros, event: ev.MachineDeleteRefused) -> None:
+    """It stays what it was, and is paid: only people can do something about it."""
+    state.machines[event.machine].delete_refused = event.detail
+
+
 def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> None:
     machine = state.machines[event.machine]
     machine.gone_at = min(event.gone_at, at)
@@ -329,7 +334,7 @@ def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> No
         machine.gone_at = min(machine.gone_at, machine.ends_at)
     state.undeleted.pop(event.machine, None)
     _close_account(state, machine, machine.gone_at)
-    machine.phase = "deleted"
+    machine.phase, machine.delete_refused = "deleted", ""
     if not state.undeleted:
         state.reserved_usd = 0.0  # sums of floats drift; nothing reserved is exactly nothing
     state.touched_machines[event.machine] = None

@@ -117,6 +117,7 @@ class MachineState:
     detail: str = ""
     step: str = ""
     image: str = ""  # what its disk becomes before it goes
+    delete_refused: str = ""  # why it is still there although it shall be deleted
 
     @property
     def ends_at(self) -> Micros:

@@ -199,6 +199,8 @@ def doing(machine: MachineState) -> Piece:
     if machine.phase == "mending":
         return machine.mends[-1], "bad"
     if machine.phase == "condemned":
+        if machine.delete_refused:
+            return "undeleted", "bad"
         return "leaving", "dim" if machine.cause is None else "bad"
     if machine.silent_since is not None:
         return "silent", "bad"
@@ -223,7 +225,7 @@ def _machine(state: RunState, machine: MachineId, now: Micros, width: int, names
 
 def _why(machine: MachineState) -> str:
     if machine.phase in ("condemned", "mending"):
-        return clean(machine.detail)
+        return clean(machine.delete_refused or machine.detail)
     if machine.phase == "up" and (step := machine.setting_up[0]):
         return clean(": ".join(filter(None, (step, machine.setting_up[1]))))
     if machine.phase in ("requested", "queued", "allocated", "up"):

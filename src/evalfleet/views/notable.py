@@ -20,7 +20,8 @@ from evalfleet.model import (
 )
 from evalfleet.state import MachineState, Refusal, RunState
 
-from .format import clean, counted, duration, plural, table
+from .format import clean, counted, duration, plural, table, usd
+from .stats import machine_hourly_usd
 
 Kind = Literal["start", "task", "trouble", "news", "end"]
 
@@ -111,10 +112,10 @@ def _machine(state: RunState, record: ev.Record) -> Notice | None:
             text = f"{_name(state, machine)} given up ({words(cause)}): {clean(detail)}"
             return Notice(at, "trouble", text.removesuffix(": "), good=False)
         case _:
-            return _of_queue(state, record)
+            return _by_its_place(state, record)
 
 
-def _of_queue(state: RunState, record: ev.Record) -> Notice | None:
+def _by_its_place(state: RunState, record: ev.Record) -> Notice | None:
     match record.event:
         case ev.MachineQueued(machine):
             return Notice(record.at, "news", f"{_name(state, machine)} waits in the queue of its place")
@@ -122,6 +123,10 @@ def _of_queue(state: RunState, record: ev.Record) -> Notice | None:
             known = state.machines[machine]
             waited = duration(seconds_between(known.requested_at, known.billed_at))
             return Notice(record.at, "news", f"{_name(state, machine)} left the queue after {waited}")
+        case ev.MachineDeleteRefused(machine, detail):
+            hourly = usd(machine_hourly_usd(state.machines[machine], record.at))
+            text = f"{_name(state, machine)} cannot be deleted, and costs {hourly} an hour until it is"
+            return Notice(record.at, "trouble", f"{text} (this waits for it): {clean(detail)}", good=False)
         case _:
             return None
 

@@ -261,6 +261,7 @@ def machine_entry(machine: MachineState, now: Micros) -> Document:
         "step": machine.step or None,
         "cause": None if machine.cause is None else str(machine.cause),
         "detail": machine.detail or None,
+        "delete_refused": machine.delete_refused or None,
     }
 
 

@@ -19,7 +19,8 @@ TASKS_SHOWN = 200
 def show_run(results: Document) -> str:
     """The summary, then tasks that need a look first, then machines, then offers that refused some."""
     refused = refusals_table(results["refusals"])
-    parts = [summary(results), _tasks(results["tasks"]), _machines(results["machines"]), refused]
+    left = undeleted_lines(results["machines"])
+    parts = [summary(results), _tasks(results["tasks"]), _machines(results["machines"]), left, refused]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -70,6 +71,17 @@ def _machines(machines: list[Document]) -> str:
     ]
     head = ("machine", "phase", "place", "attempts", "scored", "up", "cost", "came up in", "ended because")
     return table(head, rows, right=("attempts", "scored", "up", "cost"), width=180)
+
+
+def undeleted_lines(machines: list[Document]) -> str:
+    """A line for each machine that its place does not delete, with why and what to do: all waits for it."""
+    lines = [
+        f"{machine['name']} ({machine['id']}) cannot be deleted, and costs on until it is: "
+        f"{clean(machine['delete_refused'])}"
+        for machine in machines
+        if machine.get("delete_refused")
+    ]
+    return "\n".join(lines)
 
 
 def _steps(timings: Document) -> str | None:

@@ -11,6 +11,7 @@ from evalfleet.cli.follow import notes
 from evalfleet.clock import WallClock
 from evalfleet.views.format import clock_time, iso, plural, table, usd
 from evalfleet.views.notable import notable, refusals, refusals_table
+from evalfleet.views.show import undeleted_lines
 from evalfleet.views.stats import hourly_usd, machine_hourly_usd, machine_usd, machines_usd, prices_as_of
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _machine(
         "prepared": machine.prepared or None,
         "usd_per_hour": machine_hourly_usd(machine, now),
         "cost_usd": round(machine_usd(machine, now), 6),
+        "delete_refused": machine.delete_refused or None,
     }
     if answers is not None:
         found = [answer for answer in answers if answer.machine.id == machine.id]
@@ -114,5 +116,7 @@ def text(view: PoolView, answers: Sequence[ActionResult] | None = None) -> str:
         asked = "more was" if missing == 1 else "more were"
         lines += ["", f"{missing} {asked} asked for: `evalfleet pool start {view.name}` tries again"]
         lines += ["", refusals_table(told["refusals"])] if told["refusals"] else []
+    if undeleted := undeleted_lines(told["machines"]):
+        lines += ["", undeleted]
     lines += ["", told["warning"]] if told["warning"] else []
     return "\n".join(lines)

@@ -144,6 +144,7 @@ MEANINGS = (
         "AuthorizationFailedForManagedIdentity",
         "place",
         "ask for the role Contributor on the resource group",
+        told="we may not do that",
     ),
     _mean(
         "SubscriptionNotFound InvalidSubscriptionId ReadOnlyDisabledSubscription SubscriptionNotRegistered "
@@ -155,8 +156,8 @@ MEANINGS = (
     _mean(
         "ScopeLocked",
         "place",
-        "`az lock list` shows the lock; ask whoever set it to remove it (`az lock delete`), or set another "
-        "`resource_group`",
+        "`az lock list -g GROUP` shows the lock; whoever set it can remove it (`az lock delete`)",
+        told="a lock forbids it",
     ),
     _mean(
         "RequestDisallowedByAzure",
@@ -226,13 +227,13 @@ def refusal(fault: ArmFault, what: str, *, have_some: bool = False) -> PlaceErro
         wait = fault.retry_after_s if transient else None
         return PlaceError(f"{what}: {why}", transient=transient, scope=scope, retry_after_s=wait)
 
-    told = _told(fault)
+    told = told_by(fault)
     if fault.status in (0, 408, 429) or fault.status >= 500:
         return no(told, "place", transient=True)
     if found := _meaning(fault):
         meaning, problem = found
         if meaning.told:
-            told = f"{meaning.told} ({problem.code})"
+            told = f"{meaning.told}{_object(problem.message)} ({problem.code})"
         transient = meaning.transient or (meaning.frees and have_some)
         return no(f"{told}; {meaning.remedy}", meaning.scope, transient=transient)
     if fault.status == 401:
@@ -267,7 +268,16 @@ def as_refusal(what: str) -> Generator[None]:
         raise refusal(fault, what) from fault
 
 
-def _told(fault: ArmFault) -> str:
+def _object(message: str) -> str:
+    """What is locked, or which action is not allowed, as Azure's long sentences say; empty for others."""
+    if found := re.search(r"locked: '([^']+)'", message):
+        return f" on {'/'.join(found[1].split('/')[-2:])}"
+    found = re.search(r"perform action '([^']+)'", message)
+    return f": {found[1]}" if found else ""
+
+
+def told_by(fault: ArmFault) -> str:
+    """In Azure's words: the innermost error, and its code."""
     first = fault.problems[0]
     return f"{first.message.rstrip('.')} ({first.code})" if first.message else first.code
 
@@ -278,7 +288,7 @@ def _denied_by(fault: ArmFault) -> str:
             return repr(each.policy)
         if found := re.search(r'policyAssignment":\{"name":"([^"]+)"', each.message):
             return repr(found[1])
-    return "named here: " + _told(fault)
+    return "named here: " + told_by(fault)
 
 
 def _quota(fault: ArmFault) -> Problem | None:

@@ -12,9 +12,12 @@ import asyncio
 import base64
 import binascii
 import json
+import re
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -32,6 +35,12 @@ RETRIES = 5
 LONGEST_BACKOFF_S = 20.0
 AT_ONCE = 24
 DOWNLOAD_S = 20.0
+AZ_S = 60.0
+"""How long `az` may take for a token: on a busy computer, the ten seconds that are usual are too few."""
+SKEWED_S = 60.0
+"""A clock that is wrong by less is not worth a word; the times that we tell Azure are minutes."""
+VM_LIMITS = {"DELETE": (10.0, 4 / 60), "GET": (30.0, 12 / 60)}
+"""By method: what may be asked of one VM at once, and a second. Azure bears 12 and 36 at once."""
 MOST_BYTES = 4 << 20
 
 
@@ -47,6 +56,23 @@ class ArmEndpoint(Struct, frozen=True):
     """The file of the authorities to trust; empty: those that this computer trusts."""
 
 
+_VM = re.compile(r"/providers/Microsoft\.Compute/virtualMachines/[^/?]+", re.IGNORECASE)
+
+
+class Allowance:
+    """So many calls at once, and so many a second in the long run. It has no clock: `now` is given."""
+
+    def __init__(self, most: float, per_s: float) -> None:
+        self._most, self._per_s = most, per_s
+        self._left, self._at = most, 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Take one call from the allowance, and tell how long to wait before it."""
+        self._left = min(self._most, self._left + (now - self._at) * self._per_s) - 1.0
+        self._at = now
+        return max(0.0, -self._left / self._per_s)
+
+
 class _ArmAnswer(NamedTuple):
     """What Azure answers."""
 
@@ -58,7 +84,8 @@ class _ArmAnswer(NamedTuple):
 class ArmClient:
     """A client of Azure's Resource Manager. All its calls raise ArmFault.
 
-    429 and 5xx are asked again, after the time that Azure says, a few times.
+    429 and 5xx are asked again, after the time that Azure says, a few times. What is asked of one VM stays
+    below what Azure bears.
     """
 
     def __init__(self, endpoint: ArmEndpoint, environ: Mapping[str, str]) -> None:
@@ -67,10 +94,22 @@ class ArmClient:
         self._client: ResourceManagementClient | None = None
         self._credential: AsyncTokenCredential | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._vm_calls: dict[tuple[str, str], Allowance] = {}
+        self.ahead_s: float | None = None
+        """By how much Azure's clock is ahead of this computer's; None before the first answer."""
 
     @property
     def root(self) -> str:
         return f"/subscriptions/{self._endpoint.subscription}"
+
+    def now(self) -> float:
+        """The time as Azure has it: what it is told to do at a time, it does by its own clock."""
+        return time.time() + self.skew_s
+
+    @property
+    def skew_s(self) -> float:
+        """By how much this computer's clock is behind Azure's, if that is worth a word; else 0."""
+        return self.ahead_s if self.ahead_s is not None and abs(self.ahead_s) >= SKEWED_S else 0.0
 
     async def get(self, path: str, version: str, **query: str) -> Json:
         return await self.send("GET", path, version, query=query)
@@ -116,18 +155,35 @@ class ArmClient:
         client = self._open()
         given = {**({"api-version": version} if version else {}), **(query or {})}
         request = HttpRequest(method, path, params=given, json=body)
+        await self._spare(method, path)
         try:
             async with self._turns:
                 response = await client.send_request(request)
                 text = response.text()
         except ClientAuthenticationError as err:
-            raise ArmFault(401, (Problem("NoCredentials", _first_line(err)),)) from err
+            raise login_fault(err) from err
         except (AzureError, OSError, TimeoutError) as err:
             raise ArmFault(0, (Problem("NoAnswer", f"Azure does not answer: {_first_line(err)}"),)) from err
+        self._read_clock(response.headers.get("Date"))
         answer = _parsed(text)
         if response.status_code >= 400:
             raise fault_of(response.status_code, answer, response.headers.get("Retry-After"))
         return _ArmAnswer(answer, response.headers.get("Azure-AsyncOperation") or "")
+
+    async def _spare(self, method: str, path: str) -> None:
+        """Wait until Azure bears another call of this kind about the VM that it is about, if it is."""
+        vm, limit = _VM.search(path), VM_LIMITS.get(method)
+        if vm is None or limit is None:
+            return
+        calls = self._vm_calls.setdefault((method, vm[0].lower()), Allowance(*limit))
+        await asyncio.sleep(calls.wait_s(time.monotonic()))
+
+    def _read_clock(self, date: str | None) -> None:
+        try:
+            at = parsedate_to_datetime(date or "").timestamp()
+        except ValueError:
+            return
+        self.ahead_s = at - time.time()
 
     async def download(self, url: str) -> str:
         """What a link that Azure gave us leads to. It has its own signature, and gets no token."""
@@ -153,7 +209,7 @@ class ArmClient:
         try:
             token = await self._credential.get_token(self._scope)
         except ClientAuthenticationError as err:
-            raise ArmFault(401, (Problem("NoCredentials", _first_line(err)),)) from err
+            raise login_fault(err) from err
         except (AzureError, OSError, TimeoutError) as err:
             raise ArmFault(0, (Problem("NoAnswer", _first_line(err)),)) from err
         return claims_of(token.token)
@@ -237,11 +293,32 @@ def credential_of(environ: Mapping[str, str], ca: str, *, own_cloud: bool) -> As
     names = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
     tenant, client, secret = (environ.get(name, "") for name in names)
     if not (tenant and client and secret):
-        return DefaultAzureCredential()
+        return DefaultAzureCredential(process_timeout=round(AZ_S))
     more: Json = {"authority": environ["AZURE_AUTHORITY_HOST"]} if environ.get("AZURE_AUTHORITY_HOST") else {}
     if ca:
         more["connection_verify"] = ca
     return ClientSecretCredential(tenant, client, secret, disable_instance_discovery=own_cloud, **more)
+
+
+_HICCUP = re.compile(
+    r"timed? ?out|max retries exceeded|NewConnectionError|name resolution|name or service not known"
+    r"|getaddrinfo|network is unreachable|no route to host|connection (aborted|reset|refused|error)"
+    r"|temporar(y|ily)|failed to establish|cannot connect to host|server disconnected"
+    r"|AADSTS(90033|90024|50196|90012)\b",
+    re.IGNORECASE,
+)
+_ELSEWHERE = re.compile(r"ManagedIdentity|IMDS|169\.254\.|metadata", re.IGNORECASE)
+"""Who has no managed identity is told so by a timeout, each time."""
+
+
+def login_fault(err: Exception) -> ArmFault:
+    """What it means that there is no token: a computer that is offline for a moment is not logged out."""
+    lines = [line for line in str(err).splitlines() if not _ELSEWHERE.search(line)]
+    hiccup = next((line.strip() for line in lines if _HICCUP.search(line)), "")
+    logged_out = any(re.search(r"az login|AADSTS(?!90033|90024|50196|90012)", line) for line in lines)
+    if hiccup and not logged_out:
+        return ArmFault(0, (Problem("NoAnswer", f"no token can be had now: {hiccup}"),))
+    return ArmFault(401, (Problem("NoCredentials", _first_line(err)),))
 
 
 def claims_of(token: str) -> Json:

@@ -5,19 +5,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
 from evalfleet.places.vm.readiness import RunningVm
 
-from .answers import ArmFault, Json, Problem, as_refusal, fault_of, rows
+from .answers import ArmFault, Json, Problem, as_refusal, fault_of, rows, told_by
 from .arm import ArmClient
 from .inventory import Inventory, MachineResource, Snapshot, Vm
-from .names import EXPIRES, Names, stamp
-from .template import ADDRESS, API, COMPUTE, DISK, NIC, RESOURCES, SCHEDULE, VM, Build, deployment, schedule
+from .names import EXPIRES, Names, names_of_record, stamp
+from .template import (
+    ADDRESS,
+    API,
+    COMPUTE,
+    DISK,
+    NIC,
+    RESOURCES,
+    SCHEDULE,
+    VM,
+    Build,
+    deployment,
+    id_of,
+    schedule,
+)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 DELETE_S = 120.0
+"""For so long a deletion is waited for that goes on."""
+TELL_S = 40.0
+"""After so long it is told that Azure takes a deletion and does not do it, or puts it off again and again."""
+FIRST_AGAIN_S, LONGEST_AGAIN_S = 0.3, 15.0
+"""How long a deletion is not asked for again: Azure bears four a minute of one machine."""
 UNSEEN = "what exists cannot be seen"
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
@@ -26,6 +45,15 @@ NOTICES_URL = "http://169.254.169.254/metadata/scheduledevents?api-version=2020-
 """Where Azure tells a spot machine that it takes it back."""
 ORDER: Sequence[tuple[str, ...]] = ((NIC, DISK), (ADDRESS, SCHEDULE))
 """What is left of a machine goes in this order: an address that an interface uses cannot be deleted."""
+
+
+def parts_of(root: str, record: str) -> Sequence[tuple[str, str]]:
+    """Type and id of all that the deployment of this name makes in the resource group `root`."""
+    names = names_of_record(record)
+    if names is None:
+        return ()
+    kinds = (VM, names.vm), (NIC, names.nic), (DISK, names.disk), (ADDRESS, names.address)
+    return [(kind, id_of(root, kind, name)) for kind, name in (*kinds, (SCHEDULE, names.schedule))]
 
 
 class VmLifecycle:
@@ -125,7 +153,7 @@ class VmLifecycle:
         with as_refusal(UNSEEN):
             snapshot = await self._inventory.fresh()
         vm = snapshot.vms.get(machine)
-        if vm is None or snapshot.phase(machine, time.time()) in ("gone", "evicted"):
+        if vm is None or snapshot.phase(machine, self._arm.now()) in ("gone", "evicted"):
             raise MachineUnavailable(machine, "it is gone again")
         return vm
 
@@ -171,39 +199,48 @@ class VmLifecycle:
                 asked = True
 
     async def remove(self, machine: MachineId) -> bool:
-        """Delete what there is of a machine until nothing is left, or it takes too long. Is nothing left?"""
-        until = time.monotonic() + DELETE_S
+        """Delete what there is of a machine until nothing is left, or it takes too long. Is nothing left?
+
+        Raises ArmFault as soon as Azure refuses, PlaceError when it has put it off for long.
+        """
+        begun = time.monotonic()
+        deletes = _Deletes(self._arm)
         async for snapshot in self._inventory.watch():
             if machine not in snapshot.machines:
                 return True
-            await self._take_down(snapshot, machine)
-            if time.monotonic() > until:
+            await self._take_down(snapshot, machine, deletes)
+            waited_s = time.monotonic() - begun
+            if waited_s > TELL_S and deletes.put_off is not None:
+                why = f"{machine} is still there after {waited_s:.0f} s: {told_by(deletes.put_off)}"
+                raise PlaceError(why, transient=False, scope="machine")
+            if waited_s > DELETE_S:
                 break
         return False
 
-    async def _take_down(self, snapshot: Snapshot, machine: MachineId) -> None:
+    async def _take_down(self, snapshot: Snapshot, machine: MachineId, deletes: _Deletes) -> None:
         record, vm = snapshot.deployments.get(machine), snapshot.vms.get(machine)
         if record is not None and record.active:
-            await self._try("POST", f"{self._record(record.name)}/cancel", RESOURCES)
+            with suppress(ArmFault):  # it may have ended just now; if it has not, the next snapshot shows it
+                await self._arm.send("POST", f"{self._record(record.name)}/cancel", RESOURCES)
         if vm is not None:
             if vm.state != "deleting":
-                await self._try("DELETE", vm.id, COMPUTE)
+                await deletes.ask(vm.id, COMPUTE)
             return
         parts = [part for part in snapshot.resources.get(machine, ()) if part.type != VM.lower()]
         for kinds in ORDER:
             paths = [(part.id, API[kind]) for kind in kinds for part in parts if part.type == kind.lower()]
-            await asyncio.gather(*(self._try("DELETE", path, version) for path, version in paths))
-        if record is not None and not record.active and not parts:
-            await self._try("DELETE", self._record(record.name), RESOURCES)
+            await asyncio.gather(*(deletes.ask(path, version) for path, version in paths))
+        if record is None or record.active or parts:
+            return
+        if await self._left_of(record.name):
+            return  # the list lags behind: what it shows next is deleted, and then the record
+        await deletes.ask(self._record(record.name), RESOURCES)
 
-    async def _try(self, method: str, path: str, version: str) -> None:
-        """Ask for it. If Azure wants something else to go first, the next snapshot shows this again."""
-        try:
-            await self._arm.send(method, path, version)
-        except ArmFault as fault:
-            later = any(word in each.code for each in fault.problems for word in LATER)
-            if fault.status not in (404, 409) and not later:
-                raise
+    async def _left_of(self, record: str) -> bool:
+        """Does anything exist that the deployment of this name makes?"""
+        parts = parts_of(self._root, record)
+        found = await asyncio.gather(*(self._arm.find(id, API[kind]) for kind, id in parts))
+        return any(shown is not None for shown in found)
 
     async def _act(self, vm: Vm, action: str) -> None:
         try:
@@ -214,6 +251,50 @@ class VmLifecycle:
 
     def _record(self, name: str) -> str:
         return f"{self._root}/providers/Microsoft.Resources/deployments/{name}"
+
+
+class _Deletes:
+    """The deletions that one removal has asked for: none is asked for again too soon, or forgotten."""
+
+    def __init__(self, arm: ArmClient) -> None:
+        self._arm = arm
+        self._again_at: dict[str, float] = {}
+        self._pause_s: dict[str, float] = {}
+        self._operations: dict[str, str] = {}
+        self.put_off: ArmFault | None = None
+        """Why the last one that was asked for was not begun: something else must go first."""
+
+    async def ask(self, id: str, version: str) -> None:
+        """Raises ArmFault if Azure refuses it, or has begun it and then failed."""
+        now = time.monotonic()
+        if now < self._again_at.get(id, 0.0):
+            return
+        if operation := self._operations.pop(id, ""):
+            await self._check(operation)
+        pause_s = self._pause_s.get(id, FIRST_AGAIN_S)
+        self._again_at[id], self._pause_s[id] = now + pause_s, min(pause_s * 2, LONGEST_AGAIN_S)
+        try:
+            self._operations[id] = await self._arm.begin(id, version, "DELETE")
+            self.put_off = None
+        except ArmFault as fault:
+            later = any(word in each.code for each in fault.problems for word in LATER)
+            if fault.status == 404:
+                return
+            if fault.has("ScopeLocked") or (fault.status != 409 and not later):
+                raise
+            self.put_off = fault  # the next snapshot shows this again
+
+    async def _check(self, operation: str) -> None:
+        """Look how a deletion ended of something that is still there."""
+        try:
+            shown = await self._arm.send("GET", operation, "")
+        except ArmFault:
+            return  # nobody remembers it any more
+        if shown.get("status") in ("Failed", "Canceled"):
+            fault = fault_of(409, shown.get("error") or {"code": "Canceled"})
+            if not any(word in each.code for each in fault.problems for word in LATER):
+                raise fault
+            self.put_off = fault
 
 
 def _notices(vm: str) -> Mapping[str, object]:

@@ -21,6 +21,8 @@ HOME, POOL, KIND, MACHINE, OWNER, EXPIRES = (
     "evalfleet-expires-at",
 )
 Kind = Literal["run", "pool"]
+RECORD = "evalfleet-"
+"""How the names of our deployments begin."""
 LONGEST = 50
 """The longest name of a machine: Azure allows 64, and we append to it."""
 
@@ -37,8 +39,17 @@ class Names(Struct, frozen=True):
 
 
 def names_of(machine: MachineId, form: str = "{machine}") -> Names:
-    vm = plain(form.replace("{machine}", machine))
-    return Names(vm, f"{vm}-nic", f"{vm}-ip", f"{vm}-os", f"shutdown-computevm-{vm}", f"evalfleet-{vm}")
+    return _names(plain(form.replace("{machine}", machine)))
+
+
+def names_of_record(deployment: str) -> Names | None:
+    """The names of all that the deployment of this name makes; None if it is none of ours."""
+    vm = deployment.removeprefix(RECORD)
+    return _names(vm) if vm != deployment else None
+
+
+def _names(vm: str) -> Names:
+    return Names(vm, f"{vm}-nic", f"{vm}-ip", f"{vm}-os", f"shutdown-computevm-{vm}", f"{RECORD}{vm}")
 
 
 def plain(text: str) -> str:

@@ -31,7 +31,18 @@ from .prices import offers_of
 from .region_network import NetworkIds, RegionNetwork
 from .settings import Account, AzureSettings, account_of
 from .sizes import region_and_zone, size_of, unknown
-from .template import ADDRESS, NIC, SCHEDULE, SHORTEST_S, STOPPING_S, VM, Build, cloud_config, shutdown_at
+from .template import (
+    ADDRESS,
+    NIC,
+    RESOURCES,
+    SCHEDULE,
+    SHORTEST_S,
+    STOPPING_S,
+    VM,
+    Build,
+    cloud_config,
+    shutdown_at,
+)
 
 KEYS = ".azure"
 """The folder in the home with the keys of all places of this kind."""
@@ -97,17 +108,19 @@ class AzurePlace(VmPlace):
         """Make the machine, or start it if it is stopped. Returns when it can be used."""
         async with self._turn(machine):
             with self._ceiling.counting(machine, _vcpus(offer.size)):
-                until = time.time() + expires_s
-                vm = await self._have(machine, offer, until)
+                begun = time.monotonic()
+                snapshot = await self._snapshot()  # and with it, what time it is at Azure
+                until = self._arm.now() + expires_s - (time.monotonic() - begun)
+                vm = await self._have(snapshot, machine, offer, until)
                 await self._wait_ready(machine, vm, until, self._settings.answer_s)
 
     async def _wait_ready(self, machine: MachineId, vm: Vm, until: float, patience_s: float) -> None:
-        boot = self._lifecycle.boot(machine, vm)
-        await self._readiness.wait(machine, boot, lambda: self._lifecycle.console(vm), until, patience_s)
+        """`until`: when it ends, by Azure's clock."""
+        boot, here = self._lifecycle.boot(machine, vm), until - self._arm.skew_s
+        await self._readiness.wait(machine, boot, lambda: self._lifecycle.console(vm), here, patience_s)
 
-    async def _have(self, machine: MachineId, offer: Offer, until: float) -> Vm:
+    async def _have(self, snapshot: Snapshot, machine: MachineId, offer: Offer, until: float) -> Vm:
         region, zone = region_and_zone(offer.region)
-        snapshot = await self._snapshot()
         try:
             self._check_names(snapshot, machine)
             vm = snapshot.vms.get(machine)
@@ -120,10 +133,10 @@ class AzurePlace(VmPlace):
                 await self._lifecycle.remove(machine)
             if vm is None or (vm.state == "failed" and vm.power != "running"):
                 self._ceiling.check(machine, {each: _vcpus(vm.size) for each, vm in snapshot.vms.items()})
-                _check_time(machine, offer, until)
+                _check_time(machine, offer, until - self._arm.now())
                 network = await self._network.ids(region)
                 await self._lifecycle.deploy(self._build(machine, offer, region, zone, network, until))
-                self._rearm_at[machine] = time.time() + REARM_S
+                self._rearm_at[machine] = self._arm.now() + REARM_S
                 return await self._lifecycle.until_deployed(machine)
             if vm.power != "running":
                 await self._arm_switch(machine, vm, until)
@@ -136,7 +149,7 @@ class AzurePlace(VmPlace):
         self, machine: MachineId, offer: Offer, region: str, zone: str, network: NetworkIds, until: float
     ) -> Build:
         s, host = self._settings, self._keys.of_host(machine)
-        now = time.time()
+        now = self._arm.now()
         return Build(
             root=self._network.root,
             names=self._names(machine),
@@ -184,7 +197,7 @@ class AzurePlace(VmPlace):
         snapshot = await self._snapshot()
         await self._maintain(snapshot)
         with as_refusal(UNSEEN):
-            machines = await self._inventory.machines(snapshot, time.time())
+            machines = await self._inventory.machines(snapshot, self._arm.now())
         return {
             machine: structs.replace(shown, timings=self._readiness.timings(machine))
             for machine, shown in machines.items()
@@ -210,7 +223,7 @@ class AzurePlace(VmPlace):
 
     async def _rearm_switches(self, snapshot: Snapshot) -> None:
         """Move the switches on: an expiry may be further off than a daily time can say."""
-        now = time.time()
+        now = self._arm.now()
         for machine in self._access.in_use:
             vm, due = snapshot.vms.get(machine), now >= self._rearm_at.get(machine, now)
             # with less time left the switch could only be moved past the expiry
@@ -219,8 +232,8 @@ class AzurePlace(VmPlace):
                 await self._arm_switch(machine, vm, vm.expires_at or now)
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
-        until = time.time() + expires_s
         snapshot = await self._snapshot()
+        until = self._arm.now() + expires_s
         vm = snapshot.vms.get(machine)
         if vm is None or vm.state == "deleting":
             raise NoSuchMachine(machine)
@@ -229,14 +242,14 @@ class AzurePlace(VmPlace):
             await self._lifecycle.mark(snapshot.resources.get(machine, ()), until)
         try:
             address = address_of(await self._lifecycle.running(vm))
-            await self._access.extend(machine, address, until)
+            await self._access.extend(machine, address, until - self._arm.skew_s)
         except (HostDown, HostLost) as err:
             raise MachineUnavailable(machine, str(err)) from err
         except HostRefused as err:
             raise PlaceError(str(err), transient=False, scope="machine") from err
 
     async def _arm_switch(self, machine: MachineId, vm: Vm, until: float) -> None:
-        now = time.time()
+        now = self._arm.now()
         tags = self._tags(machine, until)
         at = shutdown_at(now, until - now - STOPPING_S)
         await self._lifecycle.arm_switch(vm, self._names(machine), tags, at)
@@ -249,7 +262,7 @@ class AzurePlace(VmPlace):
             with as_refusal(f"{machine}: {step}"):
                 vm = await self._lifecycle.again(machine, step)
             patience_s = min(self._settings.answer_s, MENDED_S)
-            await self._wait_ready(machine, vm, time.time() + expires_s, patience_s)
+            await self._wait_ready(machine, vm, self._arm.now() + expires_s, patience_s)
 
     async def stop(self, machine: MachineId) -> None:
         """Deallocate it: its disk and its address stay, and are billed."""
@@ -260,7 +273,7 @@ class AzurePlace(VmPlace):
     async def delete(self, machine: MachineId) -> None:
         self._samples.drop(machine)
         await self._access.drop(machine)
-        with as_refusal(machine):
+        with as_refusal(f"{self._names(machine).vm} in {self._account.group}"):
             gone = await self._lifecycle.remove(machine)
         if gone:
             self._keys.drop(machine)
@@ -274,13 +287,14 @@ class AzurePlace(VmPlace):
         )
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        """Will our login outlive the run?"""
+        """Will our login outlive the run? Is this computer's clock right?"""
         try:
             async with asyncio.timeout(CLAIMS_S):
-                doubt = await login_doubt(self._arm.claims, self._environ, time.time(), lasts_s)
+                await self._arm.get(self._arm.root, RESOURCES)
+                login = await login_doubt(self._arm.claims, self._environ, self._arm.now(), lasts_s)
         except (ArmFault, TimeoutError):
             return ()  # the run itself tells what is wrong
-        return (doubt,) if doubt else ()
+        return tuple(filter(None, (login, preflight.clock_doubt(self._arm.skew_s))))
 
     async def examine(self, needs: Needs) -> Sequence[Check]:
         """What can be found out before money is spent."""
@@ -357,9 +371,9 @@ class AzurePlace(VmPlace):
         return tags_of(machine, self._home, self._account.owner, self._kind, until, self._settings.tags)
 
 
-def _check_time(machine: MachineId, offer: Offer, until: float) -> None:
+def _check_time(machine: MachineId, offer: Offer, left_s: float) -> None:
     """Who counts on the machine's end by itself is refused when Azure could not keep it any more."""
-    if offer.least_life_s and until - time.time() < SHORTEST_S:
+    if offer.least_life_s and left_s < SHORTEST_S:
         raise MachineUnavailable(
             machine, f"less than {SHORTEST_S / 60:.0f} minutes are left: Azure could not stop it in time"
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from evalfleet.model import MachineId, Needs, Offer
@@ -16,6 +15,7 @@ from evalfleet.ports import Check, Made
 from .answers import QUOTA_PAGE, ArmFault, Json, refusal, rows, table
 from .arm import ArmClient, login_doubt
 from .galleries import regions_of
+from .leftovers import UNLOCK, all_locks, lock_on, lock_scope
 from .names import names_of, plain, shared_name
 from .settings import Account, AzureSettings
 from .sizes import fits, region_and_zone, size_of
@@ -31,6 +31,10 @@ ACTIONS = (
     "Microsoft.Compute/virtualMachines/deallocate/action",
     "Microsoft.Compute/disks/delete",
     "Microsoft.DevTestLab/schedules/write",
+    "Microsoft.DevTestLab/schedules/delete",
+    "Microsoft.Network/networkInterfaces/delete",
+    "Microsoft.Network/publicIPAddresses/delete",
+    "Microsoft.Resources/deployments/delete",
     "Microsoft.Network/networkInterfaces/write",
     "Microsoft.Network/networkSecurityGroups/write",
     "Microsoft.Network/publicIPAddresses/write",
@@ -111,6 +115,7 @@ class AzureChecks:
         regions = [region for region in self._settings.regions if any(_in(each, region) for each in offers)]
         found = await asyncio.gather(
             _guarded("permissions", self._permissions),
+            _guarded("locks", self._locks),
             *(_guarded("registration", self._registration(name)) for name in NAMESPACES),
             *(_guarded(f"image in {region}", self._image(region)) for region in regions),
             *(_guarded(f"sizes in {region}", self._sizes(region, offers)) for region in regions),
@@ -142,7 +147,10 @@ class AzureChecks:
         told = f"subscription {shown.get('displayName')} ({shown.get('subscriptionId')}) is {state}"
         remedy = "" if state == "Enabled" else "choose another with `subscription`"
         found = [Check("credentials", "bad" if remedy else "good", told, remedy)]
-        if doubt := await login_doubt(self._arm.claims, self._environ, time.time(), LONG_RUN_S):
+        if skewed := clock_doubt(self._arm.skew_s):
+            why, _, advice = skewed.rpartition("; ")
+            found.append(Check("clock", "warn", why, advice))
+        if doubt := await login_doubt(self._arm.claims, self._environ, self._arm.now(), LONG_RUN_S):
             why, _, advice = doubt.rpartition("; ")
             told = why.replace("this run", f"a run of {LONG_RUN_S / 3600:g} h")
             found.append(Check("login", "warn", told, advice))
@@ -159,6 +167,16 @@ class AzureChecks:
             return [Check("permissions", "bad", f"not allowed: {', '.join(missing)}", remedy)]
         what = "exists" if there else "will be made"
         return [Check("permissions", "good", f"all that are needed; resource group {self._name} {what}")]
+
+    async def _locks(self) -> list[Check]:
+        """What would keep machines from being deleted, or made."""
+        locks = await all_locks(self._arm, self._group)
+        found = [lock for lock in locks if f"{self._group.lower()}/".startswith(f"{lock_scope(lock)}/")]
+        if not found:
+            return [Check("locks", "good", f"none on the resource group {self._name}")]
+        told = ", ".join(lock_on(self._group, [lock]) for lock in found)
+        remedy = f"{UNLOCK} (whoever set it can), or set another `resource_group`"
+        return [Check("locks", "bad", f"machines could not be deleted: {told}", remedy)]
 
     def _registration(self, namespace: str) -> Callable[[], Awaitable[list[Check]]]:
         async def check() -> list[Check]:
@@ -250,6 +268,19 @@ class AzureChecks:
             ]
 
         return check
+
+
+def clock_doubt(skew_s: float) -> str:
+    """What to tell if this computer's clock is so much behind Azure's; empty if it is right."""
+    if not skew_s:
+        return ""
+    minutes = abs(skew_s) / 60
+    wrong = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    which = "behind" if skew_s > 0 else "ahead of"
+    return (
+        f"this computer's clock is {wrong} {which} Azure's; machines end by Azure's clock all the same; set "
+        "this computer's clock (`timedatectl set-ntp true`)"
+    )
 
 
 async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> list[Check]:
