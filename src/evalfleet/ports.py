@@ -261,8 +261,8 @@ class Preflight(Protocol):
         """How long it takes, about, until a machine is ready."""
         ...
 
-    async def examine(self, needs: Needs) -> Sequence[Check]:
-        """Whether machines can be had. Spends nothing and makes nothing.
+    async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
+        """Whether so many machines can be had. Spends nothing and makes nothing.
 
         Raises nothing: what cannot be found out is a check, too.
         """

@@ -78,7 +78,10 @@ class Arm:
 
     def _check_rights(self, call: Call) -> None:
         action = action_of(call)
-        for denied in self._cloud.faults.denied_actions:
+        denied_actions = self._cloud.faults.denied_actions
+        if self._is_outside(call):
+            denied_actions = [*denied_actions, "*"]
+        for denied in denied_actions:
             if re.fullmatch(re.escape(denied).replace(r"\*", ".*"), action, re.IGNORECASE):
                 raise ArmError(
                     403,
@@ -88,6 +91,13 @@ class Arm:
                     f"'{action}' over scope '{call.path}' or the scope is invalid. If access was recently "
                     "granted, please refresh your credentials.",
                 )
+
+    def _is_outside(self, call: Call) -> bool:
+        """Of the one group that the client has rights on? Everybody may see the subscription itself."""
+        root = f"/subscriptions/{self._cloud.subscription}"
+        if not self._cloud.faults.only_group or call.path == root or self._cloud.operations.find(call.path):
+            return False
+        return not within(call.path.lower(), f"{root}/resourceGroups/{self._cloud.faults.only_group}".lower())
 
     async def _resource(self, call: Call, hold_s: float) -> Answer:
         target = parse_target(call.path)

@@ -95,13 +95,15 @@ class Catalog:
 
     def __init__(self) -> None:
         self.restrictions: list[Restriction] = []
+        self.not_made: set[tuple[str, str]] = set()
+        """Types of resources, and regions where they are not to be had."""
 
     def region(self, location: object, type: str) -> str:
         """Its plain name. Azure takes `East US`, too."""
         plain = str(location or "").replace(" ", "").lower()
         if not plain:
             raise ArmError(400, "LocationRequired", "The location property is required for this definition.")
-        if plain not in REGIONS:
+        if plain not in REGIONS or (type, plain) in self.not_made:
             known = ",".join(REGIONS)
             raise ArmError(
                 400,

@@ -148,6 +148,8 @@ class Faults:
         self.policies: list[Policy] = []
         self.slow_boots: list[SlowBoot] = []
         self.denied_actions: list[str] = []
+        self.only_group = ""
+        """The one resource group that the client has rights on; empty: on the whole subscription."""
         self.writes: Bucket | None = None
         self.vm_limits: VmLimits | None = VmLimits()
         """None: for tests that look more often than Azure bears."""

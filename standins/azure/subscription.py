@@ -18,6 +18,12 @@ IMAGE_PATH = (
 )
 
 
+def display_name(region: str) -> str:
+    """`East US 2`, as Azure writes a region to people."""
+    words = re.sub(r"(north|south|east|west|central|us|uk|sweden|europe|\d)", r" \1", region).split()
+    return " ".join(word.upper() if word in ("us", "uk") else word.capitalize() for word in words)
+
+
 class Subscription:
     def __init__(self, cloud: Cloud, arm: Arm) -> None:
         self._cloud = cloud
@@ -74,8 +80,8 @@ class Subscription:
             {
                 "id": f"/subscriptions/{self._cloud.subscription}/locations/{name}",
                 "name": name,
-                "displayName": name,
-                "regionalDisplayName": name,
+                "displayName": display_name(name),
+                "regionalDisplayName": display_name(name),
                 "type": "Region",
                 "availabilityZoneMappings": [
                     {"logicalZone": zone, "physicalZone": f"{name}-az{zone}"} for zone in zones
@@ -98,7 +104,11 @@ class Subscription:
             "resourceTypes": [
                 {
                     "resourceType": type.split("/", 1)[1],
-                    "locations": list(REGIONS),
+                    "locations": [
+                        display_name(region)
+                        for region in REGIONS
+                        if (type, region) not in self._cloud.catalog.not_made
+                    ],
                     "apiVersions": ["2024-07-01"],
                 }
                 for type in types

@@ -15,7 +15,7 @@ from evalfleet.errors import FleetError
 from evalfleet.journal import Store
 from evalfleet.state import RunState, fold
 from standins.azure import StandIn
-from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment
+from tests.cloud.places import GROUP, LOST_S, SETTLE_S, SIZE, environment
 from tests.waiting import PATIENCE_S, suspend
 
 BENCH = """\
@@ -91,6 +91,7 @@ class Desk:
             "regions": ["eastus"],
             "ssh_from": ["*"],
             "settle_s": SETTLE_S,
+            "lost_s": LOST_S,
             **more,
         }
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())

@@ -15,6 +15,8 @@ HOME = "abc123def456"
 GROUP = "rg"
 SIZE = "Standard_D4ds_v5"
 SETTLE_S = 0.5
+LOST_S = 12.0
+"""Tests do not wait as long as Azure may pause a machine."""
 
 
 def settings(azure: StandIn, *, inside: bool = False, **more: Any) -> AzureSettings:
@@ -28,6 +30,7 @@ def settings(azure: StandIn, *, inside: bool = False, **more: Any) -> AzureSetti
         "ca": str(azure.ca),
         "owner": "tester",
         "settle_s": SETTLE_S,
+        "lost_s": LOST_S,
         **more,
     }
     return AzureSettings(**given)
@@ -67,13 +70,13 @@ def left(azure: StandIn) -> list[str]:
     return [str(each.id) for each in azure.resources() if each.id.types[-1] not in shared]
 
 
-def examine(azure: StandIn, home: Path, **more: Any) -> dict[str, Check]:
+def examine(azure: StandIn, home: Path, workers: int = 1, **more: Any) -> dict[str, Check]:
     """What `doctor` finds."""
 
     async def main() -> dict[str, Check]:
         made = place(azure, home, **more)
         try:
-            return {check.name: check for check in await made.examine(Needs(cpus=4))}
+            return {check.name: check for check in await made.examine(Needs(cpus=4), workers)}
         finally:
             await made.close()
 

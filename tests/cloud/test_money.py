@@ -51,8 +51,10 @@ def metered_usd(azure: StandIn) -> float:
     """What Azure would bill for all that the meters have counted, at the list's prices."""
     size, now = size_of(SIZE), azure.clock.now()
     assert size is not None
+    machine = BOOK.machine(size, REGION, spot=False)
+    assert machine is not None
     usd_per_hour = {
-        "vm": BOOK.machine(size, REGION, spot=False).usd,
+        "vm": machine.usd,
         "disk": BOOK.extra(disk("Premium_LRS", 128), REGION).usd,
         "address": BOOK.extra(ADDRESS, REGION).usd,
     }

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from evalfleet.model import MachineId
+from evalfleet.model import SECOND, MachineId
+from evalfleet.places.azure.names import stamp
 from standins.azure import StandIn
 from standins.azure.catalog import Restriction
 from tests.cloud.desk import Desk
-from tests.cloud.places import SIZE, examine, left, offer, place
+from tests.cloud.places import GROUP, HOME, SIZE, examine, left, offer, place
 from tests.cloud.rest import Rest
+from tests.waiting import PATIENCE_S
 
 ONE = MachineId("pool-abc123-1")
 
@@ -63,6 +66,70 @@ def test_disks_zones_and_sizes_are_looked_at(azure: StandIn, tmp_path: Path) -> 
 def test_addresses_are_looked_at(azure: StandIn, tmp_path: Path, quota: str) -> None:
     azure.cloud.quota.limits["eastus", quota] = 0
     assert "addresses" in examine(azure, tmp_path)["addresses in eastus"].remedy
+
+
+def test_so_many_workers_are_compared_with_quota_and_addresses(azure: StandIn, tmp_path: Path) -> None:
+    azure.cloud.quota.limits["eastus", "IPv4StandardSkuPublicIpAddresses"] = 3
+    azure.cloud.quota.limits["westus2", "standardDDSv5Family"] = 8
+    regions = ("eastus", "westus2")
+    assert "workers" not in examine(azure, tmp_path, regions=regions)
+    few = examine(azure, tmp_path, workers=5, regions=regions)["workers"]
+    assert (few.verdict, few.found) == ("good", "5 of 5 machines can be had (3 in eastus, 2 in westus2)")
+    many = examine(azure, tmp_path, workers=40, regions=regions)["workers"]
+    assert many.verdict == "warn"
+    assert many.found.startswith("5 of 40")
+    assert "public addresses in eastus, quota of vCPUs in westus2" in many.remedy
+
+
+def test_regions_are_compared_for_every_type_of_resource(azure: StandIn, tmp_path: Path) -> None:
+    schedules = "Microsoft.DevTestLab/schedules"
+    azure.cloud.catalog.not_made.add((schedules, "westus2"))
+    check = examine(azure, tmp_path, regions=("eastus", "westus2"))["regions"]
+    assert (check.verdict, check.found) == ("bad", f"{schedules} is not to be had in westus2")
+
+
+def test_rights_on_the_group_alone_are_enough(azure: StandIn, tmp_path: Path) -> None:
+    Rest(azure).furnish()
+    azure.faults.only_group = GROUP
+    found = examine(azure, tmp_path)
+    assert found["permissions"].verdict == "good"
+    assert not [check for check in found.values() if check.verdict == "bad"]
+    assert "Reader on the subscription" in found["sizes in eastus"].remedy
+
+    async def main() -> None:
+        made = place(azure, tmp_path)
+        try:
+            assert not await made.belongings()
+            assert not await made.list("pool")
+        finally:
+            await made.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("ahead_s", "told"), [(7200.0, "2.0 h behind"), (-600.0, "10 min ahead of")])
+def test_a_clock_that_is_wrong_is_told_and_corrected(
+    azure: StandIn, tmp_path: Path, ahead_s: float, told: str
+) -> None:
+    azure.server.ahead_s = ahead_s
+    check = examine(azure, tmp_path)["clock"]
+    assert (check.verdict, told in check.found) == ("warn", True)
+    rest = Rest(azure)
+    rest.furnish()
+    ends = stamp(time.time() + ahead_s + 3600)
+    tags = {"evalfleet-home": HOME, "evalfleet-machine": str(ONE), "evalfleet-expires-at": ends}
+    rest.new_vm(str(ONE), tags=tags)
+
+    async def main() -> float:
+        made = place(azure, tmp_path)
+        try:
+            assert any(told in doubt for doubt in await made.doubts(60))
+            (belonging,) = await made.belongings()
+        finally:
+            await made.close()
+        return (belonging.expires_at or 0) / SECOND
+
+    assert abs(asyncio.run(main()) - time.time() - 3600) < PATIENCE_S, "by this computer's clock"
 
 
 def test_without_credentials_nothing_else_is_asked(azure: StandIn, tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from evalfleet.errors import RequestError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.places.azure.answers import fault_of, refusal
+from evalfleet.places.azure.arm import Allowance, login_fault
 from evalfleet.places.azure.names import moment, names_of, plain, stamp
-from evalfleet.places.azure.prices import AzurePriceBook, disk
+from evalfleet.places.azure.prices import FILE, AzurePriceBook, disk
 from evalfleet.places.azure.sizes import size_of
 from evalfleet.places.azure.template import COMPUTE, VM, cloud_config, daily, deployment, literal, shutdown_at
+from evalfleet.places.vm.price_book import save_prices
 from evalfleet.places.vm.ssh_access import SshKeys
-from evalfleet.ports import PlaceContext
+from evalfleet.ports import PlaceContext, Price, PriceTable
 from tests.cloud.templates import build
 
 ENVIRON = {"AZURE_SUBSCRIPTION_ID": "s"}
@@ -48,7 +50,19 @@ def offered(made: AzurePlace, needs: Needs) -> Sequence[Offer]:
         ({}, "`ssh_from` is not set"),
         ({"ssh_from": ("home",)}, "'home' is no address or range"),
         ({**OPEN, "sizes": ()}, "must not be empty"),
-        ({**OPEN, "sizes": ("Standard_X1",)}, "Standard_X1 has and costs is not known"),
+        ({**OPEN, "sizes": ("D4s_v5",)}, "D4s_v5 is no size"),
+        ({**OPEN, "sizes": ("Standard_F8s_v2",)}, "the price of Standard_F8s_v2 is not known"),
+        ({**OPEN, "sizes": ("Standard_D4_v5",), "prices": {"Standard_D4_v5": 0.1}}, "Premium disks"),
+        ({**OPEN, "regions": ("East US",)}, "'East US' must be written as 'eastus'"),
+        ({**OPEN, "regions": ("west-us-2",)}, "'west-us-2' must be written as 'westus2'"),
+        ({"ssh_from": ("2001:db8::7",)}, "'2001:db8::7' is IPv6"),
+        ({**OPEN, "user": "admin"}, "Azure refuses the user 'admin'"),
+        ({**OPEN, "user": "Ada Lovelace"}, "Azure refuses the user"),
+        ({**OPEN, "tags": {"windows-team": "x"}}, "names that begin with 'windows' are taken"),
+        ({**OPEN, "tags": {"evalfleet-home": "x"}}, "names that begin with 'evalfleet-' are taken"),
+        ({**OPEN, "tags": {"team": "x" * 257}}, "more than 256 characters"),
+        ({**OPEN, "tags": {"team": "x", "Team": "y"}}, "upper and lower case only"),
+        ({**OPEN, "tags": {f"t{n}": "x" for n in range(45)}}, "no more than 44"),
         ({**OPEN, "name": "vm"}, "must have {machine} in it"),
         ({**OPEN, "image": "ubuntu"}, "`image` must be"),
         ({**OPEN, "subnet": "net1"}, "must be a subnet's id"),
@@ -67,6 +81,48 @@ def test_wrong_settings_are_told_before_anything_is_asked(
 
 def test_machines_without_a_public_address_need_no_ssh_from(tmp_path: Path) -> None:
     assert place(tmp_path, public_ip=False).name == "azure"
+
+
+def test_an_empty_secret_of_ci_is_told_beforehand(tmp_path: Path) -> None:
+    some = {**ENVIRON, "AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_CLIENT_SECRET": ""}
+    with pytest.raises(RequestError, match="AZURE_CLIENT_SECRET is empty although AZURE_TENANT_ID is set"):
+        place(tmp_path, some, **OPEN)
+    none = {**ENVIRON, **dict.fromkeys(("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"), "")}
+    assert place(tmp_path, none, **OPEN).name == "azure", "a variable that is empty is not set"
+
+
+OFFLINE = "ERROR: HTTPSConnectionPool(host='login.microsoftonline.com', port=443): Max retries exceeded"
+NO_LOGIN = """DefaultAzureCredential failed to retrieve a token from the included credentials.
+Attempted credentials:
+\tManagedIdentityCredential: ManagedIdentityCredential authentication unavailable: timed out
+\tAzureCliCredential: """
+
+
+@pytest.mark.parametrize(
+    ("said", "transient"),
+    [
+        (OFFLINE, True),
+        ("Timed out waiting for Azure CLI", True),
+        (NO_LOGIN + "Timed out waiting for Azure CLI", True),
+        ("AADSTS90033: A transient error has occurred. Please try again.", True),
+        (NO_LOGIN + "Please run 'az login' to set up an account", False),
+        (NO_LOGIN + "Azure CLI not found on path", False),
+        ("AADSTS700082: The refresh token has expired due to inactivity.", False),
+        ("AADSTS7000215: Invalid client secret provided.", False),
+    ],
+)
+def test_a_login_that_hiccups_is_no_lost_login(said: str, transient: bool) -> None:
+    error = refusal(login_fault(Exception(said)), "here")
+    assert (error.transient, error.scope) == (transient, "place")
+    assert transient or "az login" in str(error)
+
+
+def test_azures_clock_and_its_limits_by_machine_are_kept() -> None:
+    calls = Allowance(10.0, 4 / 60)
+    assert [calls.wait_s(100.0) for _ in range(10)] == [0.0] * 10
+    assert calls.wait_s(100.0) == pytest.approx(15.0)
+    assert calls.wait_s(100.0) == pytest.approx(30.0), "those that wait queue up"
+    assert calls.wait_s(100.0 + 600.0) == 0.0
 
 
 def test_the_subscription_is_that_of_az(tmp_path: Path) -> None:
@@ -128,12 +184,42 @@ def test_zones_and_the_ceiling_shape_offers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "cpus", "memory", "local"),
-    [("Standard_D4ds_v5", 4, 16, True), ("Standard_D8s_v3", 8, 32, True), ("Standard_E2s_v5", 2, 16, False)],
+    [
+        ("Standard_D4ds_v5", 4, 16, True),
+        ("Standard_D8s_v3", 8, 32, True),
+        ("Standard_E2s_v5", 2, 16, False),
+        ("Standard_D8ds_v6", 8, 32, True),
+        ("Standard_F16s_v2", 16, 32, False),
+        ("Standard_D4lds_v5", 4, 8, True),
+        ("Standard_NC4as_T4_v3", 4, None, False),
+        ("Standard_E4-2ds_v5", 4, 32, True),
+    ],
 )
-def test_sizes(name: str, cpus: int, memory: float, local: bool) -> None:
+def test_sizes(name: str, cpus: int, memory: float | None, local: bool) -> None:
     size = size_of(name)
     assert size is not None
     assert (size.cpus, size.memory_gb, size.series.local_disk) == (cpus, memory, local)
+
+
+def test_any_size_is_offered_whose_price_is_given_or_fetched(tmp_path: Path) -> None:
+    sizes = ("Standard_D8ds_v6", "Standard_NC4as_T4_v3", "Standard_D4ps_v5")
+    given = {"Standard_D8ds_v6": 0.5, "Standard_NC4as_T4_v3": 0.526, "Standard_D4ps_v5@eastus": 0.15}
+    made = place(tmp_path, sizes=sizes, regions=("eastus", "westus2"), prices=given, **OPEN)
+    offers = offered(made, Needs(cpus=4))
+    assert ("Standard_D4ps_v5", "westus2") not in {(each.size, each.region) for each in offers}, "no price"
+    assert {each.size for each in offers} == set(sizes)
+    assert {each.size for each in offered(made, Needs(nested_virtualization=True))} == {"Standard_D8ds_v6"}
+    table = PriceTable("2026-11-01", "list", (Price("Standard_F8s_v2", "eastus", 0.338, 0.05),))
+    save_prices(tmp_path / FILE, table)
+    fetched = place(tmp_path, sizes=("Standard_F8s_v2",), regions=("eastus",), **OPEN)
+    (offer,) = offered(fetched, Needs(cpus=8, memory_gb=16))
+    assert offer.usd_per_hour > 0.338
+
+
+def test_a_pause_for_maintenance_is_no_silence(tmp_path: Path) -> None:
+    """Azure pauses machines for up to half a minute to maintain what they run on."""
+    (offer, *_) = offered(place(tmp_path, **OPEN), Needs())
+    assert offer.lost_s >= 40
 
 
 def test_a_disk_is_billed_as_the_next_larger_one() -> None:

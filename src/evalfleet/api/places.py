@@ -48,29 +48,32 @@ class Local:
 
 
 def examine(
-    names: Sequence[str], needs: Needs, settings: Mapping[str, str] | None = None
+    names: Sequence[str], needs: Needs, settings: Mapping[str, str] | None = None, workers: int = 1
 ) -> dict[str, Sequence[Check]]:
-    """Place -> what was found. Of all places of evalfleet.toml if none is named. Raises RequestError."""
-    return asyncio.run(_examine(names or configured() or ("local",), needs, settings or {}))
+    """Place -> what was found about so many machines. Of all places of evalfleet.toml if none is named.
+
+    Raises RequestError.
+    """
+    return asyncio.run(_examine(names or configured() or ("local",), needs, settings or {}, workers))
 
 
 async def _examine(
-    names: Sequence[str], needs: Needs, settings: Mapping[str, str]
+    names: Sequence[str], needs: Needs, settings: Mapping[str, str], workers: int
 ) -> dict[str, Sequence[Check]]:
     found: dict[str, Sequence[Check]] = {}
     home_id = _local_id()
     for name in names:
         try:
             async with _opened(name, home_id, settings) as place:
-                found[name] = await _checks(place, needs)
+                found[name] = await _checks(place, needs, workers)
         except RequestError as err:
             found[name] = (Check("settings", "bad", str(err)),)
     return found
 
 
-async def _checks(place: Place, needs: Needs) -> Sequence[Check]:
+async def _checks(place: Place, needs: Needs, workers: int) -> Sequence[Check]:
     if isinstance(place, Preflight):
-        return await place.examine(needs)
+        return await place.examine(needs, workers)
     try:
         offers = await place.offers(needs)
     except PlaceError as err:

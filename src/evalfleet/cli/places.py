@@ -84,6 +84,9 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nested", action="store_true", help="it must be able to run virtual machines itself"
     )
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="so many machines at once (default: 1)"
+    )
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -103,7 +106,7 @@ def doctor(args: argparse.Namespace) -> int:
     from evalfleet.planning.values import parse_pairs
 
     needs = Needs(args.cpus, args.memory_gb, args.disk_gb, args.nested)
-    found = places.examine(args.places, needs, parse_pairs(args.settings or (), "--set"))
+    found = places.examine(args.places, needs, parse_pairs(args.settings or (), "--set"), args.workers)
     if args.json:
         print(json.dumps(msgspec.to_builtins(found)))
     for place, checks in () if args.json else found.items():

@@ -293,7 +293,11 @@ def credential_of(environ: Mapping[str, str], ca: str, *, own_cloud: bool) -> As
     names = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
     tenant, client, secret = (environ.get(name, "") for name in names)
     if not (tenant and client and secret):
-        return DefaultAzureCredential(process_timeout=round(AZ_S))
+        # a variable that is empty is not set; the library would take it for somebody's name
+        unset = any(environ.get(name) == "" for name in names)
+        return DefaultAzureCredential(
+            process_timeout=round(AZ_S), exclude_environment_credential=unset or None
+        )
     more: Json = {"authority": environ["AZURE_AUTHORITY_HOST"]} if environ.get("AZURE_AUTHORITY_HOST") else {}
     if ca:
         more["connection_verify"] = ca

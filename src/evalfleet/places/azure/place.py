@@ -30,7 +30,7 @@ from .names import Kind, Names, names_of, tags_of
 from .prices import offers_of
 from .region_network import NetworkIds, RegionNetwork
 from .settings import Account, AzureSettings, account_of
-from .sizes import region_and_zone, size_of, unknown
+from .sizes import region_and_zone, size_of, strange
 from .template import (
     ADDRESS,
     NIC,
@@ -91,12 +91,17 @@ class AzurePlace(VmPlace):
     @classmethod
     def make(cls, name: str, settings: AzureSettings, context: PlaceContext) -> AzurePlace:
         check_installed(name, ("azure.mgmt.resource", "azure.identity", "aiohttp", "asyncssh"), "azure")
-        if strange := unknown(settings.sizes):
+        account = account_of(name, settings, context)
+        if no_sizes := strange(settings.sizes):
             raise RequestError(
-                f"place {name!r}: what {', '.join(strange)} has and costs is not known; use sizes of the "
-                "series Dsv3 to Ddsv5, Dasv5, Dadsv5, Esv3, Esv5 or Edsv5"
+                f"place {name!r}: {', '.join(no_sizes)} is no size; Azure's are as Standard_D4ds_v5"
             )
-        return cls(name, settings, account_of(name, settings, context), context)
+        if unpriced := prices.unpriced(settings, prices.AzurePriceBook.of(context.home)):
+            raise RequestError(
+                f"place {name!r}: the price of {', '.join(unpriced)} is not known; `evalfleet prices "
+                f"--update` fetches it, or set prices = {{ {unpriced[0]} = 0.5 }} (USD an hour)"
+            )
+        return cls(name, settings, account, context)
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
         """By the price list of the home, or the built-in one: nothing is asked."""
@@ -296,10 +301,10 @@ class AzurePlace(VmPlace):
             return ()  # the run itself tells what is wrong
         return tuple(filter(None, (login, preflight.clock_doubt(self._arm.skew_s))))
 
-    async def examine(self, needs: Needs) -> Sequence[Check]:
+    async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """What can be found out before money is spent."""
         checks = preflight.AzureChecks(self._arm, self._environ, self._settings, self._account)
-        return await checks.all(await self.offers(needs), needs)
+        return await checks.all(await self.offers(needs), needs, workers)
 
     @property
     def owner(self) -> str:

@@ -19,7 +19,20 @@ from .leftovers import UNLOCK, all_locks, lock_on, lock_scope
 from .names import names_of, plain, shared_name
 from .settings import Account, AzureSettings
 from .sizes import fits, region_and_zone, size_of
-from .template import COMPUTE, GALLERIES, NETWORK, RANGE, RESOURCES
+from .template import (
+    ADDRESS,
+    COMPUTE,
+    DISK,
+    GALLERIES,
+    NETWORK,
+    NIC,
+    NSG,
+    RANGE,
+    RESOURCES,
+    SCHEDULE,
+    VM,
+    VNET,
+)
 
 AUTHORIZATION = "2022-04-01"
 SKUS = "2021-07-01"
@@ -56,6 +69,8 @@ ADDRESS_QUOTAS = frozenset(
         "ipv4standardskupublicipaddresses",
     }
 )
+UNLIMITED = 1 << 30
+MADE = (VM, DISK, NIC, ADDRESS, NSG, VNET, SCHEDULE)
 LONG_RUN_S = 4 * 3600.0
 NEW_GROUP = "Microsoft.Resources/subscriptions/resourceGroups/write"
 NEW_NETWORK = "Microsoft.Network/virtualNetworks/write"
@@ -106,13 +121,16 @@ class AzureChecks:
         self._settings = settings
         self._group = f"{arm.root}/resourceGroups/{account.group}"
         self._name = account.group
+        self._room: dict[str, dict[str, int]] = {}
+        """By region: for how many machines each of what is limited lasts."""
 
-    async def all(self, offers: Sequence[Offer], needs: Needs) -> Sequence[Check]:
-        """All checks. If we are not let in, nothing else is asked."""
+    async def all(self, offers: Sequence[Offer], needs: Needs, workers: int = 1) -> Sequence[Check]:
+        """All checks, for so many machines. If we are not let in, nothing else is asked."""
         first = await _guarded("credentials", self._credentials)
         if first[0].verdict == "bad":
             return first
         regions = [region for region in self._settings.regions if any(_in(each, region) for each in offers)]
+        self._room = {region: {} for region in regions}
         found = await asyncio.gather(
             _guarded("permissions", self._permissions),
             _guarded("locks", self._locks),
@@ -122,7 +140,29 @@ class AzureChecks:
             *(_guarded(f"addresses in {region}", self._addresses(region)) for region in regions),
             *(_guarded(f"disks in {region}", self._disks(region)) for region in regions),
         )
-        return (*first, *(check for some in found for check in some), *self._fitting(needs), *_prices(offers))
+        told = [check for some in found for check in some]
+        return (*first, *told, *self._fitting(needs), *self._workers(workers), *_prices(offers))
+
+    def _workers(self, workers: int) -> list[Check]:
+        """For how many machines do quota, addresses and disks last, in all regions together?"""
+        if workers < 2:
+            return []
+        rooms = {region: min(room.values(), default=UNLIMITED) for region, room in self._room.items()}
+        many = sum(rooms.values())
+        each = ", ".join(
+            f"{room if room < UNLIMITED else 'any number'} in {region}" for region, room in rooms.items()
+        )
+        told = f"{min(many, workers)} of {workers} machines can be had ({each})"
+        if many >= workers:
+            return [Check("workers", "good", told)]
+        scarce = [
+            f"{what} in {region}"
+            for region, room in self._room.items()
+            for what, left in room.items()
+            if left < workers
+        ]
+        remedy = f"raise {', '.join(scarce)} ({QUOTA_PAGE}), name more `regions`, or use fewer --workers"
+        return [Check("workers", "warn" if many else "bad", told, remedy)]
 
     def _fitting(self, needs: Needs) -> list[Check]:
         """Which sizes have what is needed? The others are not offered. Azure does not list which can nest."""
@@ -184,9 +224,25 @@ class AzureChecks:
             state = str(shown.get("registrationState"))
             good = state == "Registered"
             remedy = "" if good else f"az provider register --namespace {namespace}"
-            return [Check("registration", "good" if good else "bad", f"{namespace} is {state}", remedy)]
+            found = [Check("registration", "good" if good else "bad", f"{namespace} is {state}", remedy)]
+            return [*found, *self._where_made(namespace, rows(shown.get("resourceTypes")))]
 
         return check
+
+    def _where_made(self, namespace: str, types: list[Json]) -> list[Check]:
+        """Is every type that a machine needs made in every region? Azure writes regions in two ways."""
+        found: list[Check] = []
+        for kind in (each for each in MADE if each.startswith(f"{namespace}/")):
+            name = kind.split("/", 1)[1].lower()
+            about: Json = next(
+                (each for each in types if str(each.get("resourceType")).lower() == name), dict[str, object]()
+            )
+            regions = {re.sub(r"\W", "", str(each)).lower() for each in about.get("locations") or ()}
+            missing = [each for each in self._settings.regions if regions and each not in regions]
+            if missing:
+                told = f"{kind} is not to be had in {', '.join(missing)}"
+                found.append(Check("regions", "bad", told, "leave them out of `regions`"))
+        return found
 
     # -- what can be had -----------------------------------------------------------------------
 
@@ -221,26 +277,31 @@ class AzureChecks:
                 self._arm.all(f"{root}/locations/{region}/usages", COMPUTE),
             )
             names = list(dict.fromkeys(each.size for each in offers if _in(each, region)))
-            return [self._size(name, region, skus, free_of(usages)) for name in names]
+            free = free_of(usages)
+            found = [self._size(name, region, skus, free) for name in names]
+            self._room[region]["quota of vCPUs"] = max((many for _, many in found), default=0)
+            return [check for check, _ in found]
 
         return check
 
-    def _size(self, name: str, region: str, skus: list[Json], free: dict[str, int]) -> Check:
+    def _size(self, name: str, region: str, skus: list[Json], free: dict[str, int]) -> tuple[Check, int]:
+        """What there is to say of a size, and how many of it the quota lasts for."""
         about = f"{name} in {region}"
         sku = next((each for each in skus if str(each.get("name")).lower() == name.lower()), None)
         why = "not sold there" if sku is None else restricted(sku, region, self._settings.zones)
         if why:
-            return Check(about, "warn", why, "leave it out of `sizes`, or the region out of `regions`")
+            return Check(about, "warn", why, "leave it out of `sizes`, or the region out of `regions`"), 0
         size = size_of(name)
         assert size is not None
         spot = self._settings.spot
-        limits = ("lowPriorityCores",) if spot else (size.series.family, "cores")
-        tightest = min(limits, key=lambda limit: free.get(limit, 1 << 30))
-        many = free.get(tightest, 1 << 30) // size.cpus
+        family = str(table(sku).get("family") or size.series.family)
+        limits = ("lowPriorityCores",) if spot else (family, "cores")
+        tightest = min(limits, key=lambda limit: free.get(limit, UNLIMITED))
+        many = max(0, free.get(tightest, UNLIMITED) // size.cpus)
         told = f"quota {tightest} lasts for {many} more of {size.cpus} vCPUs"
         if many > 0:
-            return Check(about, "good", told)
-        return Check(about, "warn", told, f"ask for more of {tightest} in {region}: {QUOTA_PAGE}")
+            return Check(about, "good", told), many
+        return Check(about, "warn", told, f"ask for more of {tightest} in {region}: {QUOTA_PAGE}"), 0
 
     def _disks(self, region: str) -> Callable[[], Awaitable[list[Check]]]:
         async def check() -> list[Check]:
@@ -249,6 +310,7 @@ class AzureChecks:
             many = free_of(await self._arm.all(path, COMPUTE)).get(quota)
             if many is None:
                 return [Check(f"disks in {region}", "good", f"there is no quota of {self._settings.disk}")]
+            self._room[region]["disks"] = max(0, many)
             remedy = "" if many > 0 else f"ask for more of {quota} in {region}: {QUOTA_PAGE}"
             told = f"quota {quota} lasts for {max(0, many)} more"
             return [Check(f"disks in {region}", "warn" if remedy else "good", told, remedy)]
@@ -262,6 +324,7 @@ class AzureChecks:
             path = f"{self._arm.root}/providers/Microsoft.Network/locations/{region}/usages"
             free = free_of(await self._arm.all(path, NETWORK))
             many = min((free[key] for key in free if key.lower() in ADDRESS_QUOTAS), default=0)
+            self._room[region]["public addresses"] = max(0, many)
             remedy = "" if many > 0 else f"ask for more public addresses in {region}: {QUOTA_PAGE}"
             return [
                 Check(f"addresses in {region}", "warn" if remedy else "good", f"{max(0, many)} more", remedy)
@@ -287,6 +350,12 @@ async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> li
     try:
         return await check()
     except ArmFault as fault:
+        if fault.status == 403 and name != "permissions":
+            told = "it cannot be looked at: rights on the resource group do not reach so far"
+            remedy = (
+                "ask for the role Reader on the subscription, or whoever has it; machines can be made without"
+            )
+            return [Check(name, "warn", told, remedy)]
         told, _, remedy = str(refusal(fault, name)).partition("; ")
         return [Check(name, "bad", told.removeprefix(f"{name}: "), remedy)]
 

@@ -120,9 +120,12 @@ class AzurePriceBook(PriceBook):
     def of(cls, home: Path) -> AzurePriceBook:
         return cls(load_prices(home / FILE))
 
-    def machine(self, size: VmSize, region: str, *, spot: bool) -> Quote:
+    def machine(self, size: VmSize, region: str, *, spot: bool) -> Quote | None:
+        """None if no list has it, and there is nothing to guess it from."""
         quote = self.quote(size.name, region, spot=spot)
-        return Quote(_guessed(size, region, spot=spot), AS_OF) if quote is None else quote
+        if quote is not None or not size.series.listed:
+            return quote
+        return Quote(_guessed(size, region, spot=spot), AS_OF)
 
     def extra(self, what: str, region: str) -> Quote:
         """An hour of a disk, or of an address."""
@@ -205,24 +208,43 @@ def offers_of(place: str, settings: AzureSettings, book: AzurePriceBook, needs: 
     return sorted((*spot, *mended), key=lambda offer: offer.usd_per_hour)
 
 
+def unpriced(settings: AzureSettings, book: AzurePriceBook) -> list[str]:
+    """Sizes that have no price in any region of the settings."""
+    sizes = [size for name in settings.sizes if (size := size_of(name)) is not None]
+    return [
+        size.name
+        for size in sizes
+        if not any(price_of(settings, book, size, region, spot=False) for region in settings.regions)
+    ]
+
+
 def _priced(
     place: str, settings: AzureSettings, book: AzurePriceBook, needs: Needs, *, spot: bool
 ) -> tuple[Offer, ...]:
+    """What has no price is not offered: no budget could hold it."""
     ceiling = settings.max_vcpus
     return tuple(
-        _offer(place, settings, book, size, where(region, zone), spot=spot)
+        _offer(place, settings, book, size, where(region, zone), quote, spot=spot)
         for size in filter(None, map(size_of, settings.sizes))
         if fits(size, needs, settings.disk_gb) and not (ceiling and size.cpus > ceiling)
         for region in settings.regions
+        if (quote := price_of(settings, book, size, region, spot=spot)) is not None
         for zone in settings.zones or ("",)
     )
 
 
 def _offer(
-    place: str, s: AzureSettings, book: AzurePriceBook, size: VmSize, there: str, *, spot: bool
+    place: str,
+    s: AzureSettings,
+    book: AzurePriceBook,
+    size: VmSize,
+    there: str,
+    machine: Quote,
+    *,
+    spot: bool,
 ) -> Offer:
     region, zone = region_and_zone(there)
-    machine, extras = _machine(s, book, size, region, spot=spot), _billed_when_stopped(s, book, region)
+    extras = _billed_when_stopped(s, book, region)
     idle = sum(each.usd for each in extras)
     return Offer(
         place,
@@ -238,11 +260,15 @@ def _offer(
         idle_usd_per_hour=round(idle, 6),
         sweep_s=s.sweep_s,
         least_life_s=LEAST_LIFE_S,
+        lost_s=s.lost_s,
         priced=", ".join(dict.fromkeys((machine.as_of, *(each.as_of for each in extras)))),
     )
 
 
-def _machine(s: AzureSettings, book: AzurePriceBook, size: VmSize, region: str, *, spot: bool) -> Quote:
+def price_of(
+    s: AzureSettings, book: AzurePriceBook, size: VmSize, region: str, *, spot: bool
+) -> Quote | None:
+    """Of an hour of the machine alone: as the settings say, else by the lists; None if nobody knows."""
     given = s.prices.get(f"{size.name}@{region}", s.prices.get(size.name))
     return book.machine(size, region, spot=spot) if given is None else Quote(given, OWN)
 

@@ -15,6 +15,8 @@ from msgspec import Meta, Struct, field
 from evalfleet.errors import RequestError
 from evalfleet.ports import PlaceContext
 
+from .sizes import size_of
+
 GROUP = "evalfleet"
 IMAGE = "Canonical:0001-com-ubuntu-server-jammy:22_04-lts-gen2:latest"
 SIZES = ("Standard_D4ds_v5", "Standard_D4s_v5", "Standard_D4ds_v4", "Standard_D4s_v3", "Standard_D8ds_v5")
@@ -24,6 +26,49 @@ _SUBNET = re.compile(
     re.IGNORECASE,
 )
 _TAG = re.compile(r"[^<>%&\\?/]{1,512}")
+_REGION = re.compile(r"[a-z][a-z0-9]*")
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+RESERVED_USERS = frozenset(
+    [
+        "administrator",
+        "admin",
+        "user",
+        "user1",
+        "test",
+        "user2",
+        "test1",
+        "user3",
+        "admin1",
+        "1",
+        "123",
+        "a",
+        "actuser",
+        "adm",
+        "admin2",
+        "aspnet",
+        "backup",
+        "console",
+        "david",
+        "guest",
+        "john",
+        "owner",
+        "root",
+        "server",
+        "sql",
+        "support",
+        "support_388945a0",
+        "sys",
+        "test2",
+        "test3",
+        "user4",
+        "user5",
+    ]
+)
+"""User names that Azure refuses."""
+MOST_TAGS, OUR_TAGS = 50, 6
+RESERVED_TAGS = ("microsoft", "azure", "windows", "evalfleet-", "hidden-")
+LOGIN = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
+"""All three or none: a service principal."""
 
 
 class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +129,13 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
     answer_s: Annotated[
         float, Meta(gt=0, description="a machine that runs must answer within so many seconds")
     ] = 600.0
+    lost_s: Annotated[
+        float,
+        Meta(
+            ge=12,
+            description="silence of so many seconds before a restart: Azure pauses machines at times",
+        ),
+    ] = 45.0
     teardown_s: Annotated[
         float, Meta(gt=0, description="so many seconds before the end of its time a machine is deleted")
     ] = 120.0
@@ -112,8 +164,8 @@ class Account(Struct, frozen=True):
 
 def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Account:
     """The account that the settings and the environment name. Raises RequestError."""
-    _check(name, settings)
     environ = context.environ
+    _check(name, [*_problems(settings), *_empty_variables(environ)])
     subscription = settings.subscription or environ.get("AZURE_SUBSCRIPTION_ID") or _of_az(environ)
     if not subscription:
         raise RequestError(
@@ -132,8 +184,8 @@ def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Acc
     return Account(subscription, group, settings.owner or _user(environ), ca, key)
 
 
-def _check(name: str, settings: AzureSettings) -> None:
-    for problem in _problems(settings):
+def _check(name: str, problems: list[str]) -> None:
+    for problem in problems:
         raise RequestError(f"place {name!r}: {problem}")
 
 
@@ -146,9 +198,16 @@ def _problems(settings: AzureSettings) -> list[str]:
             '`ssh_from` is not set: say which addresses may connect, such as ssh_from = ["203.0.113.7/32"] '
             "(`curl https://api.ipify.org` prints yours)"
         )
-    found += [
-        f"ssh_from: {each!r} is no address or range" for each in settings.ssh_from if not _is_range(each)
-    ]
+    found += [problem for each in settings.ssh_from if (problem := _source_problem(each))]
+    for region in settings.regions:
+        if not _REGION.fullmatch(region):
+            plain = re.sub(r"[^a-z0-9]", "", region.lower())
+            found.append(f"regions: {region!r} must be written as {plain!r} (`az account list-locations`)")
+    if not _USER.fullmatch(settings.user) or settings.user in RESERVED_USERS:
+        found.append(
+            f"Azure refuses the user {settings.user!r}: up to 32 small letters, digits, '_' and '-', and "
+            "none of admin, administrator, root, user, test, guest and the like"
+        )
     if "{machine}" not in settings.name or not re.fullmatch(r"[A-Za-z0-9{}._-]+", settings.name):
         found.append("`name` must have {machine} in it, and letters, digits, '.', '_' and '-' only")
     if settings.subnet and not _SUBNET.fullmatch(settings.subnet):
@@ -157,18 +216,61 @@ def _problems(settings: AzureSettings) -> list[str]:
         found.append("with `subnet`, `regions` must be the one region that it is in")
     if settings.image.count(":") != 3 and not settings.image.startswith("/subscriptions/"):
         found.append("`image` must be publisher:offer:sku:version, or an id /subscriptions/...")
-    found += [f"tag {key!r} cannot be used" for key in settings.tags if not _TAG.fullmatch(key)]
+    found += _tag_problems(settings)
+    if settings.disk == "Premium_LRS":
+        found += [
+            f'{name} cannot have Premium disks: set disk = "StandardSSD_LRS", or use a size with an s'
+            for name in settings.sizes
+            if (size := size_of(name)) is not None and not size.premium
+        ]
     if settings.endpoint and not settings.endpoint.startswith("https://"):
         found.append("`endpoint` must begin with https://: tokens are not sent in the clear")
     return found
 
 
-def _is_range(text: str) -> bool:
+def _source_problem(text: str) -> str:
+    """What is wrong with an entry of `ssh_from`; empty if nothing is."""
+    if text == "*":
+        return ""
     try:
-        ipaddress.ip_network(text, strict=False)
+        network = ipaddress.ip_network(text, strict=False)
     except ValueError:
-        return text == "*"
-    return True
+        return f"ssh_from: {text!r} is no address or range"
+    if network.version == 6:
+        return (
+            f"ssh_from: {text!r} is IPv6, and the machines have IPv4 addresses only: give your IPv4 address "
+            "(`curl -4 https://api.ipify.org` prints it)"
+        )
+    return ""
+
+
+def _tag_problems(settings: AzureSettings) -> list[str]:
+    tags = settings.tags
+    found = [f"tag {key!r} cannot be used" for key in tags if not _TAG.fullmatch(key)]
+    found += [
+        f"tag {key!r} cannot be used: names that begin with {word!r} are taken"
+        for key in tags
+        for word in RESERVED_TAGS
+        if key.lower().startswith(word)
+    ]
+    found += [f"tag {key!r}: its value has more than 256 characters" for key in tags if len(tags[key]) > 256]
+    if len({key.lower() for key in tags}) < len(tags):
+        found.append("tags: to Azure, names that differ in upper and lower case only are one")
+    if len(tags) > MOST_TAGS - OUR_TAGS:
+        found.append(f"tags: no more than {MOST_TAGS - OUR_TAGS}, since Azure allows {MOST_TAGS} in all")
+    return found
+
+
+def _empty_variables(environ: Mapping[str, str]) -> list[str]:
+    """A secret that CI does not have becomes an empty variable."""
+    empty = [name for name in LOGIN if not environ.get(name, "").strip()]
+    given = [name for name in LOGIN if name not in empty]
+    told = [name for name in empty if name in environ]
+    if not given or not told:
+        return []
+    return [
+        f"{told[0]} is empty although {given[0]} is set: give it a value, or unset all of {', '.join(LOGIN)}"
+    ]
 
 
 def az_folder(environ: Mapping[str, str]) -> str:

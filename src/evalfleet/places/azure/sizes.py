@@ -9,7 +9,12 @@ from msgspec import Struct
 
 from evalfleet.model import Needs
 
-_SIZE = re.compile(r"Standard_(?P<letter>[DE])(?P<cpus>\d+)(?P<kind>[a-z]*)_(?P<version>v\d)", re.IGNORECASE)
+_SIZE = re.compile(
+    r"Standard_(?P<letter>[A-Z]{1,2})(?P<cpus>\d+)(?:-\d+)?(?P<kind>[a-z]*)(?P<chip>_(?!v\d)[A-Z]+\d+)?"
+    r"(?:_(?P<version>v\d+))?",
+    re.IGNORECASE,
+)
+"""As Standard_D4ds_v5, Standard_F8s_v2, Standard_NC4as_T4_v3."""
 
 
 class Series(Struct, frozen=True):
@@ -18,11 +23,15 @@ class Series(Struct, frozen=True):
     name: str
     family: str
     """What Azure's quota calls it."""
-    memory_gb_a_cpu: float
+    memory_gb_a_cpu: float | None
+    """None: its name does not tell."""
     nested: bool = True
     """Can its machines run virtual machines?"""
     local_disk: bool = False
     """Is there a disk that a stop empties?"""
+
+    listed: bool = True
+    """Are there built-in prices?"""
 
     def size_name(self, cpus: int) -> str:
         return f"Standard_{self.name[0]}{cpus}{self.name[1:]}"
@@ -43,6 +52,12 @@ _SERIES = (
 SERIES: Mapping[str, Series] = {series.name: series for series in _SERIES}
 
 
+MEMORY_GB_A_CPU = {"D": 4.0, "E": 8.0, "F": 2.0, "L": 8.0}
+"""By the letter of a series; `l` in the rest of its name is half of it."""
+NESTING = ("D", "E", "F", "L", "M")
+"""Letters of the series whose machines can run virtual machines, from version 3 (F: 2) on."""
+
+
 class VmSize(Struct, frozen=True):
     """A size of Azure's machines."""
 
@@ -51,17 +66,38 @@ class VmSize(Struct, frozen=True):
     series: Series
 
     @property
-    def memory_gb(self) -> float:
-        return self.cpus * self.series.memory_gb_a_cpu
+    def memory_gb(self) -> float | None:
+        """None: its name does not tell."""
+        each = self.series.memory_gb_a_cpu
+        return None if each is None else self.cpus * each
+
+    @property
+    def premium(self) -> bool:
+        """Can it have Premium disks?"""
+        found = _SIZE.fullmatch(self.name)
+        return found is not None and "s" in found["kind"].lower()
 
 
 def size_of(name: str) -> VmSize | None:
-    """None if the table does not have it."""
+    """What the name tells; None if it is no size's."""
     found = _SIZE.fullmatch(name)
     if found is None:
         return None
-    series = SERIES.get(f"{found['letter'].upper()}{found['kind'].lower()}_{found['version'].lower()}")
-    return None if series is None else VmSize(name, int(found["cpus"]), series)
+    known = SERIES.get(f"{found['letter'].upper()}{found['kind'].lower()}_{(found['version'] or '').lower()}")
+    return VmSize(name, int(found["cpus"]), known or _by_name(found))
+
+
+def _by_name(found: re.Match[str]) -> Series:
+    """A series that the table does not have, as far as its name tells."""
+    letter, kind, version = found["letter"].upper(), found["kind"].lower(), found["version"] or ""
+    memory = MEMORY_GB_A_CPU.get(letter)
+    if memory is not None and "l" in kind:
+        memory /= 2
+    number = int(version[1:] or 1)
+    # `p` is a processor by ARM, on which machines for PCs do not run
+    nested = letter in NESTING and "p" not in kind and number >= (2 if letter == "F" else 3)
+    name = f"{letter}{kind}{found['chip'] or ''}{f'_{version}' if version else ''}"
+    return Series(name, name, memory, nested, local_disk="d" in kind, listed=False)
 
 
 def fits(size: VmSize, needs: Needs, disk_gb: int) -> bool:
@@ -71,7 +107,7 @@ def fits(size: VmSize, needs: Needs, disk_gb: int) -> bool:
     """
     return (
         size.cpus >= needs.cpus
-        and size.memory_gb >= needs.memory_gb
+        and (size.memory_gb is None or size.memory_gb >= needs.memory_gb)
         and disk_gb >= needs.disk_gb
         and (size.series.nested or not needs.nested_virtualization)
     )
@@ -86,5 +122,6 @@ def region_and_zone(text: str) -> tuple[str, str]:
     return region, zone
 
 
-def unknown(sizes: Iterable[str]) -> list[str]:
+def strange(sizes: Iterable[str]) -> list[str]:
+    """Those that are no names of sizes."""
     return [name for name in sizes if size_of(name) is None]
