@@ -22,7 +22,16 @@ from evalfleet.places.azure.arm import Allowance, login_fault
 from evalfleet.places.azure.names import moment, names_of, plain, stamp
 from evalfleet.places.azure.prices import FILE, AzurePriceBook, disk
 from evalfleet.places.azure.sizes import size_of
-from evalfleet.places.azure.template import COMPUTE, VM, cloud_config, daily, deployment, literal, shutdown_at
+from evalfleet.places.azure.template import (
+    API,
+    COMPUTE,
+    VM,
+    cloud_config,
+    daily,
+    deployment,
+    literal,
+    shutdown_at,
+)
 from evalfleet.places.vm.price_book import save_prices
 from evalfleet.places.vm.ssh_access import SshKeys
 from evalfleet.ports import PlaceContext, Price, PriceTable
@@ -370,6 +379,22 @@ def test_the_host_key_survives_the_way_through_custom_data(tmp_path: Path) -> No
 def test_tags_are_no_expressions() -> None:
     assert literal("[secret()]") == "[[secret()]"
     assert literal("plain") == "plain"
+
+
+def test_each_type_is_spoken_to_by_a_version_that_was_looked_at() -> None:
+    """Another version may mean another thing by the same words: read what it says before you change one."""
+    assert API == {
+        "Microsoft.Resources/deployments": "2021-04-01",
+        "Microsoft.Compute/virtualMachines": "2024-07-01",
+        "Microsoft.Compute/disks": "2024-03-02",
+        "Microsoft.Network/networkInterfaces": "2024-07-01",
+        "Microsoft.Network/publicIPAddresses": "2024-07-01",
+        "Microsoft.Network/networkSecurityGroups": "2024-07-01",
+        "Microsoft.Network/virtualNetworks": "2024-07-01",
+        "Microsoft.DevTestLab/schedules": "2018-09-15",
+    }
+    resources: list[dict[str, Any]] = deployment(build("Standard"))["properties"]["template"]["resources"]
+    assert {each["type"]: each["apiVersion"] for each in resources}.items() <= API.items()
 
 
 def test_a_plain_machine_names_no_security_type() -> None:
