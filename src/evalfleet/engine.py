@@ -195,7 +195,8 @@ class Engine:
         if not found:
             why = "; ".join(refusals) or "no place offers a machine that the benchmark could use"
             self.report(StopRequested("refused", why))
-        return sorted(found, key=lambda offer: (offer.usd_per_hour, offer.key))
+        # at equal prices the order of the place stands: it may know which region to try next
+        return sorted(found, key=lambda offer: offer.usd_per_hour)
 
     async def _listen(self) -> None:
         """Turn what others ask of this run (cancel) into events."""

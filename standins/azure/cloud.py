@@ -196,6 +196,13 @@ class Cloud:
     async def _remove(self, kind: Kind, resource: Resource, hold_s: float) -> None:
         if hold_s:
             await self.clock.sleep(hold_s)
+        if resource.id.type in self.faults.failing_deletes:
+            resource.state = "Failed"
+            raise ArmError(
+                409,
+                "DeleteOperationFailed",
+                f"The deletion of '{resource.id.name}' was begun, and could not be completed.",
+            )
         # nothing that is being deleted may survive half-way, whoever loses patience
         await asyncio.shield(self.operations.spawn(kind.remove(resource)))
 

@@ -148,6 +148,8 @@ class Faults:
         self.policies: list[Policy] = []
         self.slow_boots: list[SlowBoot] = []
         self.denied_actions: list[str] = []
+        self.failing_deletes: list[str] = []
+        """Types whose deletion is taken, and fails afterwards."""
         self.only_group = ""
         """The one resource group that the client has rights on; empty: on the whole subscription."""
         self.writes: Bucket | None = None

@@ -30,6 +30,7 @@ FIGURES = {
     "lost-host": {"power_loss", "counted"},
     "waa-154": {"dynamic", "dynamic_known", "slices", "round_robin", "bound_s", "machine_lost", "counted"},
     "azure-fleet": {"imports", "3_machines", "counted"},
+    "azure-first-run": {"deployments_canary", "deployments_at_once", "refused_delete_told", "counted"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {
@@ -45,6 +46,7 @@ AGAINST = {
     "lost-host": set[str](),
     "waa-154": set[str](),
     "azure-fleet": set[str](),
+    "azure-first-run": {"ideal"},
     "azure-leak": set[str](),
 }
 NEED_LAB = ("ssh-dispatch", "ssh-scale", "lost-host", "waa-154", "azure-fleet")
@@ -57,7 +59,7 @@ def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=170)
 
 
-SLOW = (*NEED_LAB, "azure-leak")
+SLOW = (*NEED_LAB, "azure-leak", "azure-first-run")
 ALL = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BENCHES]
 
 

@@ -101,7 +101,7 @@ async def _ask(resolved: Resolved, count: int) -> _Prospect:
     needs = benchmark_of(resolved.plan).needs
     async with _places(resolved) as places:
         found = [offer for place in places.values() for offer in await place.offers(needs)]
-        offers = tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.key)))
+        offers = tuple(sorted(found, key=lambda offer: offer.usd_per_hour))
         pool = kept_pool(resolved.plan.run) if resolved.keep else resolved.plan.run
         machines = _assigned(offers, pool, resolved.plan.home or NO_HOME, count)
         made: dict[str, Sequence[Made]] = {}

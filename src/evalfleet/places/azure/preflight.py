@@ -338,7 +338,7 @@ def clock_doubt(skew_s: float) -> str:
     if not skew_s:
         return ""
     minutes = abs(skew_s) / 60
-    wrong = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    wrong = f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
     which = "behind" if skew_s > 0 else "ahead of"
     return (
         f"this computer's clock is {wrong} {which} Azure's; machines end by Azure's clock all the same; set "
