@@ -57,7 +57,7 @@ class Workspace:
 
     def _remove_machines(self) -> None:
         """What a killed controller left: the place's own removal ends all processes of a machine."""
-        from evalfleet.channels.supervisor.removal import remove_machine
+        from evalfleet.channels.supervisor.machine import remove_machine
 
         for machine in self.machines():
             with suppress(OSError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.supervisor.removal import remove_machine
+from evalfleet.channels.supervisor.machine import remove_machine
 from tests.docs.pages import ROOT
 
 PATIENT_TIMEOUT = """#!/bin/bash

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.shipping import FOLDER, archive
+from evalfleet.channels.program import FOLDER, archive
 from evalfleet.channels.supervisor.files import job_name
+from evalfleet.channels.supervisor.machine import open_socket, remove_machine
 from evalfleet.channels.supervisor.processes import birth, marked, marker, parse_stat
-from evalfleet.channels.supervisor.removal import open_socket, remove_machine
 from evalfleet.names import safe_name
 from tests.pythons import python_3_8
 from tests.waiting import PATIENCE_S, until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.supervisor.removal import halt_machine
+from evalfleet.channels.supervisor.machine import halt_machine
 from tests.integration.test_supervisor import UNTIL_GO, Host, dead, hosting
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.supervisor.boot import cloud_init
+from evalfleet.channels.supervisor.host import cloud_init
 from evalfleet.channels.supervisor.notices import is_taken
 from tests.waiting import until
 

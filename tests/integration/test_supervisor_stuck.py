@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.shipping import FOLDER
+from evalfleet.channels.program import FOLDER
 from tests.waiting import until
 
 from .test_supervisor import UNTIL_GO, Host, dead, hosting

@@ -23,7 +23,7 @@ from evalfleet.channels.ssh.target import target
 from evalfleet.channels.supervisor.processes import marked
 from evalfleet.model import Machine, MachineId, Needs
 from evalfleet.places.ssh import SshPlace, SshSettings
-from evalfleet.places.ssh.settings import access_of
+from evalfleet.places.ssh.place import access_of
 from evalfleet.ports import Place, PlaceContext
 from tests.waiting import until, until_async
 

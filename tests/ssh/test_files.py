@@ -19,9 +19,9 @@ import pytest
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
 from evalfleet.channels.ssh.channel import SshChannel
-from evalfleet.channels.ssh.light import flat
+from evalfleet.channels.ssh.mover import flat
 from evalfleet.channels.ssh.target import HostLost
-from evalfleet.channels.supervisor import pack as packing
+from evalfleet.channels.supervisor import parcel as packing
 from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker
 from evalfleet.errors import ChannelError
 from evalfleet.model import AttemptId, Collected

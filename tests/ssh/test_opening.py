@@ -12,7 +12,7 @@ import pytest
 from evalfleet.channels.ssh.hosts import SshHost
 from evalfleet.channels.ssh.target import HostDown, target
 from evalfleet.places.ssh import SshSettings
-from evalfleet.places.ssh.settings import access_of
+from evalfleet.places.ssh.place import access_of
 from evalfleet.ports import PlaceContext
 
 from .fleet import HOME_ID, Fleet

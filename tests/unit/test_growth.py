@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.supervisor import growth as growing
-from evalfleet.channels.supervisor.growth import NEVER, Growth
+from evalfleet.channels.supervisor import job as growing
+from evalfleet.channels.supervisor.job import NEVER, Growth
 
 PATIENCE_S = 80.0
 START = 1000.0

@@ -15,12 +15,12 @@ from urllib.parse import unquote
 from msgspec import Meta, Struct
 
 from evalfleet.channels.artefacts import LocalMover
+from evalfleet.channels.program import local_argv
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.samples import Samples
-from evalfleet.channels.shipping import local_argv
 from evalfleet.channels.supervisor.files import job_name
+from evalfleet.channels.supervisor.machine import DELETING, halt_machine, open_socket, order, remove_machine
 from evalfleet.channels.supervisor.processes import host_environment
-from evalfleet.channels.supervisor.removal import DELETING, halt_machine, open_socket, order, remove_machine
 from evalfleet.errors import ChannelError, NoSuchMachine, PlaceError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Channel, Dialled, Fence, PlaceContext

@@ -7,15 +7,28 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from msgspec import structs
 
-from evalfleet.channels.unreachable import Unreachable
 from evalfleet.errors import ChannelError, LeaseLost, PlaceError, RequestError, StaleController
 from evalfleet.journal import Hold, Holds
 from evalfleet.journal.holds import EPOCHS
-from evalfleet.model import Machine, MachineId, Micros, Needs, Offer, after
-from evalfleet.ports import Channel, Dialled, Estate, Fence, Hosts, Mendable, Place, ReusableChannel
+from evalfleet.model import (
+    AttemptId,
+    Bundle,
+    Collected,
+    Command,
+    Ended,
+    Job,
+    Machine,
+    MachineId,
+    Micros,
+    Needs,
+    Offer,
+    after,
+)
+from evalfleet.ports import Channel, Dialled, Estate, Fence, Hosts, Mendable, Place, ReusableChannel, TellStep
 from evalfleet.state import MachineState
 
 from .view import PoolView
@@ -263,3 +276,36 @@ class LentPlace:
 
 def machine_of(known: MachineState) -> Machine:
     return Machine(known.id, "up", known.address, known.node, known.name, start=known.start)
+
+
+class Unreachable:
+    """The channel to a machine that is lent to us no longer: who has it now is not to be disturbed."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    async def prepare(
+        self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
+    ) -> Mapping[str, float]:
+        raise ChannelError(self._why)
+
+    async def probe(self, command: Command | None) -> bool:
+        raise ChannelError(self._why)
+
+    async def start(self, job: Job) -> None:
+        raise ChannelError(self._why)
+
+    async def ended(self, job: AttemptId) -> Ended:
+        raise ChannelError(self._why)
+
+    async def stop(self, job: AttemptId) -> None:
+        raise ChannelError(self._why)
+
+    async def collect(self, job: AttemptId, into: Path) -> Collected:
+        raise ChannelError(self._why)
+
+    def forget(self, job: AttemptId) -> None:
+        """Whoever had the machine next has cleared it."""
+
+    async def close(self) -> None:
+        """Nothing is open."""

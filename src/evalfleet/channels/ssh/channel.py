@@ -1,11 +1,15 @@
-"""A machine on a host as a Channel."""
+"""A machine on a host as a Channel, and the line to its supervisor."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import asyncssh
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
 from evalfleet.channels.link import Incoming
@@ -14,9 +18,186 @@ from evalfleet.errors import SetupFailed
 from evalfleet.model import AttemptId, Bundle, Ended, Job
 from evalfleet.ports import Fence, TellStep
 
-from .bridge import dial
-from .host_home import HostHome
+from .connection import OPENING_ERRORS, reason_of
+from .host_home import NO_SUPERVISOR, HostHome
+from .hosts import SAID_CAP, PooledConnection, SshHost
 from .mover import SshMover
+from .target import HostLost
+
+READY = re.compile(rb"(?:^|\n)ok ([^ \n]*)\n$")
+WORDS_CAP = 4096
+
+
+class Direct(asyncssh.SSHUNIXSession[bytes]):
+    """Hands on what arrives from the supervisor's socket."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self.channel: Any = None  # an SSHUNIXChannel, whose methods have no types
+        self.lost = False
+        self._protocol = protocol
+
+    def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
+        self.channel = chan
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        self._protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._protocol.connection_lost(exc)
+
+
+class Bridge(asyncssh.SSHClientSession[bytes]):
+    """Tells where the supervisor is, and hands on what its process carries, if it is told to."""
+
+    def __init__(self, request: bytes) -> None:
+        self.channel: Any = None  # an SSHClientChannel, whose methods have no types
+        self.status: int | None = None
+        self.errors = b""
+        self.lost = False
+        self.flood = False
+        self.address = ""
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.at_end: list[Any] = []
+        self._request = request
+        self._protocol: asyncio.Protocol | None = None
+        self._head = b""
+        self._open = False
+        self._noise = 0
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        self.channel = chan
+
+    def carry_for(self, protocol: asyncio.Protocol) -> None:
+        """There is no other way. The supervisor has said nothing yet: it speaks when it is spoken to."""
+        self._protocol = protocol
+
+    def leave(self) -> None:
+        """We are connected without it."""
+        if not self.lost:
+            self.channel.close()
+
+    def session_started(self) -> None:
+        if self.channel is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, and tells why
+                self.channel.write(self._request)
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        if datatype is not None or not self._open:
+            self._noise += len(data)
+            if self._noise > SAID_CAP:
+                self.flood = True
+                self.leave()
+                if not self.ready.done():
+                    self.ready.set_result(False)  # now: who floods us need not say goodbye
+                return
+        if datatype is not None:
+            self.errors = (self.errors + data)[-WORDS_CAP:]
+        elif not self._open:
+            self._head = (self._head + data)[-WORDS_CAP:]  # a login shell may have said something first
+            if (found := READY.search(self._head)) is not None:
+                self.address, self._open = found[1].decode("ascii", "replace"), True
+                if not self.ready.done():
+                    self.ready.set_result(True)
+        elif self._protocol is not None:
+            self._protocol.data_received(data)
+
+    def exit_status_received(self, status: int) -> None:
+        self.status = status
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        for call in self.at_end:
+            call()
+        if not self.ready.done():
+            self.ready.set_result(False)
+        elif self._protocol is not None:
+            self._protocol.connection_lost(exc)
+
+
+class SshTransport(asyncio.WriteTransport):
+    """What a Link needs of a transport."""
+
+    def __init__(self, host: SshHost, wire: PooledConnection, session: Direct | Bridge) -> None:
+        super().__init__()
+        self._host = host
+        self._wire = wire
+        self._session = session
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._session.channel is not None and not self._session.lost:
+            with contextlib.suppress(BrokenPipeError):  # the loss is being told
+                self._session.channel.write(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self._session.lost
+
+    def close(self) -> None:
+        if self._session.channel is not None and not self._session.lost:
+            self._session.channel.close()
+
+    def abort(self) -> None:
+        if not self._session.lost:
+            self._host.suspect(self._wire)
+
+
+async def dial(
+    host_home: HostHome, machine: str, fence: Fence, protocol: asyncio.Protocol
+) -> asyncio.WriteTransport:
+    """Connect the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
+    for brought in (False, True):
+        wire, bridge = await _begin(host_home, machine, fence)
+        try:
+            if await bridge.ready:
+                return SshTransport(host_home.host, wire, await _connect(wire, bridge, protocol))
+        except asyncio.CancelledError:
+            if not bridge.lost:
+                host_home.host.suspect(wire)  # it was waited for in vain
+            raise
+        if bridge.flood:
+            raise host_home.host.flooded()
+        if bridge.status == NO_SUPERVISOR and not brought:
+            await host_home.bring_supervisor()
+            continue
+        host_home.check(bridge.status, bridge.errors)
+        break
+    raise HostLost(f"{host_home.host.name}: there is no line to the supervisor")
+
+
+async def _begin(host_home: HostHome, machine: str, fence: Fence) -> tuple[PooledConnection, Bridge]:
+    request = host_home.connect_request(machine, fence)
+    command = host_home.command("connect", machine)
+    wire, bridge = await host_home.host.session(lambda: Bridge(request), command)
+
+    def release() -> None:
+        wire.used -= 1
+
+    if bridge.lost:
+        release()
+    else:
+        bridge.at_end.append(release)
+    return wire, bridge
+
+
+async def _connect(wire: PooledConnection, bridge: Bridge, protocol: asyncio.Protocol) -> Direct | Bridge:
+    """By the server's own connection to the supervisor; by the bridge where it may make none, or cannot."""
+    direct: Direct | None = None
+    untyped: Any = wire.connection.ssh
+    try:
+        if bridge.address:
+            _, direct = await untyped.create_unix_connection(lambda: Direct(protocol), bridge.address)
+    except asyncssh.ChannelOpenError:
+        pass  # forwarding is not allowed there, or the supervisor has just left
+    except OPENING_ERRORS as err:
+        raise HostLost(f"the connection was lost: {reason_of(err)}") from err
+    if direct is not None:
+        bridge.leave()
+        return direct
+    if bridge.lost:
+        raise HostLost("the line to the supervisor was lost as it was made")
+    bridge.carry_for(protocol)
+    return bridge
+
 
 Verdict = Callable[[bool], None]
 """Told after each job, and each failed set-up: did the host do well?"""

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.channels.link import UNREADABLE
+from evalfleet.channels.program import archive
 from evalfleet.channels.resident import PROTOCOLS
-from evalfleet.channels.shipping import archive
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.server import content_hash
 from evalfleet.ports import Fence

@@ -1,7 +1,7 @@
 """The resident supervisor of one machine: starts jobs, watches them, tells controllers how they end.
 
 Stdlib only, Python 3.8 and later: it runs on hosts with the Python they have, as this folder or as the one
-file that `evalfleet.channels.shipping` makes of it. `python -I -S supervisor DIR` returns once a supervisor
+file that `evalfleet.channels.program` makes of it. `python -I -S supervisor DIR` returns once a supervisor
 listens on DIR/supervisor.sock; there is one a directory (flock).
 
 It speaks JSON lines: requests {op, n, ...}, answers {n, ...} or {n, error, detail}, pushes {push, ...}. The

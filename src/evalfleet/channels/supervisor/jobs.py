@@ -10,8 +10,7 @@ import signal
 import time
 
 from .files import CLEANER, is_small, make_folder, read_file
-from .growth import NEVER
-from .job import WRAPPER, WRAPPER_FAILED, Job
+from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
 from .processes import (
     age,
     birth,

@@ -14,12 +14,11 @@ from binascii import a2b_base64, b2a_base64
 
 from .clients import Client, Clients
 from .files import SOCKET, read_file, sha256, write_atomic
-from .growth import NEVER
 from .host import boot_id, cpu_times, memory_used
-from .job import Job
+from .job import NEVER, Job
 from .jobs import Jobs
 from .notices import Notices
-from .pack import PROMPT_BYTES, has_bundle, is_light, pack, unpack_bundle
+from .parcel import PROMPT_BYTES, has_bundle, is_light, pack, unpack_bundle
 from .processes import adopt_orphans, host_environment
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -34,8 +33,8 @@ AFTERLIFE_S = 600.0
 EVICTED_GRACE_S = 3.0
 WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit", "watch", "anew"))
 MODULES = (
-    *("boot", "clients", "files", "growth", "host", "job", "jobs", "lent", "log", "main"),
-    *("notices", "pack", "parcel", "processes", "removal", "server", "starting", "verbs"),
+    *("clients", "files", "host", "job", "jobs", "machine", "main"),
+    *("notices", "parcel", "processes", "server", "verbs"),
 )
 
 

@@ -1,6 +1,5 @@
 """The place `ssh`: hosts that we are lent."""
 
-from .place import SshPlace
-from .settings import SshSettings
+from .place import SshPlace, SshSettings
 
 __all__ = ["SshPlace", "SshSettings"]
