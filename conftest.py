@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("evalfleet", deadline=None)
+settings.register_profile("evalfleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("evalfleet")
 
 # Under `nohup`, or in the background of a script, these are ignored, and every process started from here
