@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from evalfleet.channels.program import FOLDER, archive
-from evalfleet.channels.supervisor.files import job_name
+from evalfleet.channels.supervisor.files import job_name, read_key
 from evalfleet.channels.supervisor.machine import open_socket, remove_machine
 from evalfleet.channels.supervisor.processes import birth, marked, marker, parse_stat
 from evalfleet.names import safe_name
@@ -38,6 +38,7 @@ class Peer:
     """One connection to a supervisor."""
 
     def __init__(self, directory: Path, run: str | None = "run", epoch: int = 1) -> None:
+        self.key = read_key(str(directory))
         self.sock = open_socket(directory, PATIENCE_S)
         self.file = self.sock.makefile("rwb")
         self.pushed: list[dict[str, Any]] = []
@@ -46,7 +47,7 @@ class Peer:
 
     def send(self, op: str, **body: Any) -> int:
         self.count += 1
-        self.file.write(json.dumps({"op": op, "n": self.count, **body}).encode() + b"\n")
+        self.file.write(json.dumps({"op": op, "n": self.count, "key": self.key, **body}).encode() + b"\n")
         self.file.flush()
         return self.count
 

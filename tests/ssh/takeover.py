@@ -2,7 +2,8 @@
 
 The supervisor is killed, and this process listens where it did. It tells that the task has scored, with a
 parcel that leads to the victim; or, by MODE, it answers that another controller has been here, with nonsense,
-or with a line that does not end.
+or with a line that does not end. With MODE `speak` it leaves the supervisor alone and speaks to it as a
+controller would that has not read the machine's key; what it hears is among the task's artefacts.
 """
 
 from __future__ import annotations
@@ -63,7 +64,27 @@ def serve(client: socket.socket) -> None:
             file.flush()
 
 
+def speak(op: str, **body: Any) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as sock, sock.makefile("rwb") as file:
+        sock.connect("supervisor.sock")
+        file.write(record(op=op, n=1, **body))
+        file.flush()
+        heard: dict[str, Any] = json.loads(file.readline())
+        return heard
+
+
 os.chdir(machine)
+if mode == "speak":
+    run = next(iter(json.load(open("epoch"))))  # noqa: SIM115
+    heard = [
+        speak("hello", protocols=[1], run=run, epoch=10**9, key="0" * 64),
+        speak("expire", seconds=1e9),
+        speak("leave", run=run, epoch=10**9, now=True),
+        speak("quit"),
+    ]
+    with open(os.path.join(os.environ["EVALFLEET_OUT"], "heard.json"), "w") as file:
+        json.dump(heard, file)
+    sys.exit()
 pid = int(open("supervisor.pid").read().split()[0])  # noqa: SIM115
 os.kill(pid, signal.SIGKILL)
 with contextlib.suppress(FileNotFoundError):

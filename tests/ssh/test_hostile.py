@@ -34,7 +34,7 @@ timeout_s = 60
 SCRIPT = """\
 if [ "$1" = evil ]; then
     setsid python3 takeover.py "${EVALFLEET_OUT%/jobs/*}" VICTIM MODE &
-    sleep 50
+    [ MODE = speak ] && wait || sleep 50
 fi
 echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"
 """
@@ -79,6 +79,18 @@ def test_a_supervisor_that_an_agent_replaced_cannot_reach_our_files(
     assert (told["scored"], told["broken"], told["status"]) == (5, 0, "done")
     assert "artefacts of evil.0 are not complete: 'log' has no place at its top" in said
     assert list((folder / "results/r/evil").iterdir()) == []
+
+
+def test_an_agent_that_speaks_as_a_controller_is_not_heard(
+    hosts: Fleet, tmp_path: Path, victim: Path
+) -> None:
+    folder = tmp_path / "f"
+    process, said = run(folder, hosts, victim, "speak")
+    assert process.returncode == 0, said
+    told = results(folder)
+    assert (told["scored"], told["broken"], told["status"]) == (5, 0, "done")
+    heard = json.loads((folder / "results/r/evil/evil.0/heard.json").read_text())
+    assert [answer["error"] for answer in heard] == ["key"] * 4
 
 
 NONSENSE = {

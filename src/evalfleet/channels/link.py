@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -82,7 +82,15 @@ class Lost(ConnectionError):
     """The connection ended before the answer came."""
 
 
-Dial = Callable[[asyncio.Protocol], Awaitable[asyncio.WriteTransport]]
+class Line(NamedTuple):
+    """A connection to a machine's supervisor, which obeys who shows it the machine's key."""
+
+    transport: asyncio.WriteTransport
+    key: str = ""
+    """Read where it is kept, on the machine; empty where a supervisor of an earlier version made none."""
+
+
+Dial = Callable[[asyncio.Protocol], Awaitable[Line]]
 """Connects the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
 
 

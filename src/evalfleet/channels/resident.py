@@ -299,6 +299,11 @@ class Resident:
             self._refusal = StaleController(f"the machine obeys another controller: {detail}")
             self._fail(self._refusal)  # the connection is not made anew: nobody would hear of an end
             return self._refusal
+        if answer.error == "key":
+            # the file was changed after the supervisor read it: by a job, as nothing of ours does
+            self._refusal = MachineForged("the key on the machine is not the one that its supervisor knows")
+            self._fail(self._refusal)
+            return self._refusal
         return ChannelError(f"the supervisor answered {answer.error[:ERROR_CAP]}: {detail}")
 
     async def _forget_for_another(self, job: AttemptId) -> None:
@@ -374,10 +379,10 @@ class Resident:
     async def _greet(self, link: Link) -> Link:
         """Say hello and take up what the machine tells of its jobs."""
         try:
-            link.connection_made(await self._dial(link))
-            answer = await link.ask(
-                "hello", {"protocols": PROTOCOLS, "epoch": self._fence.epoch, "run": self._fence.run}
-            )
+            line = await self._dial(link)
+            link.connection_made(line.transport)
+            hello = {"protocols": PROTOCOLS, "epoch": self._fence.epoch, "run": self._fence.run}
+            answer = await link.ask("hello", {**hello, "key": line.key})
             if answer.error:
                 raise self._error(answer)
             jobs = self._jobs_in(answer)

@@ -73,9 +73,8 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
         tools.report(refusal)
     except SetupFailed as err:
         tools.report(MachineCondemned(machine.id, str(err), Cause.SETUP, step=err.step))
-    except StaleController:
-        raise
-    except MachineForged as err:
+    except (StaleController, MachineForged) as err:
+        # if there is a newer controller, this report is refused; if not, the machine lies, and goes alone
         tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
     except ChannelError as err:
         if machine.offer.mends:

@@ -15,10 +15,11 @@ from urllib.parse import unquote
 from msgspec import Meta, Struct
 
 from evalfleet.channels.artefacts import LocalMover
+from evalfleet.channels.link import Line
 from evalfleet.channels.program import local_argv
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.samples import Samples
-from evalfleet.channels.supervisor.files import job_name
+from evalfleet.channels.supervisor.files import job_name, make_key, read_key
 from evalfleet.channels.supervisor.machine import DELETING, halt_machine, open_socket, order, remove_machine
 from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.errors import ChannelError, NoSuchMachine, PlaceError
@@ -91,6 +92,7 @@ class LocalPlace:
         if most is not None and not directory.exists() and len(_names(self._root)) >= most:
             raise PlaceError(f"all {most} machines of {self._name} are taken", transient=True)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_key(str(directory))
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         directory = self._directory(machine)
@@ -152,7 +154,7 @@ class LocalPlace:
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         directory = Path(machine.address) if machine.address else self._directory(machine.id)
 
-        async def dial(protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+        async def dial(protocol: asyncio.Protocol) -> Line:
             return await connect(directory, protocol)
 
         mover = LocalMover(directory, self._secrets)
@@ -177,7 +179,7 @@ def _names(root: Path) -> list[str]:
 # -- supervisors -------------------------------------------------------------------------------
 
 
-async def connect(directory: Path, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+async def connect(directory: Path, protocol: asyncio.Protocol) -> Line:
     """To the directory's supervisor, started if it is dead: it adopts what its predecessor left."""
     if not directory.exists():
         raise ChannelError(f"there is no machine at {directory}")
@@ -188,7 +190,7 @@ async def connect(directory: Path, protocol: asyncio.Protocol) -> asyncio.WriteT
         sock = open_socket(directory)
     sock.setblocking(False)
     transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: protocol, sock=sock)
-    return cast("asyncio.WriteTransport", transport)
+    return Line(cast("asyncio.WriteTransport", transport), read_key(str(directory)))
 
 
 async def start_supervisor(directory: Path) -> None:

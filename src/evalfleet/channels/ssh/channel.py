@@ -12,7 +12,7 @@ from typing import Any
 import asyncssh
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
-from evalfleet.channels.link import Incoming
+from evalfleet.channels.link import Incoming, Line
 from evalfleet.channels.resident import Resident
 from evalfleet.errors import SetupFailed
 from evalfleet.model import AttemptId, Bundle, Ended, Job
@@ -24,7 +24,7 @@ from .hosts import SAID_CAP, PooledConnection, SshHost
 from .mover import SshMover
 from .target import HostLost
 
-READY = re.compile(rb"(?:^|\n)ok ([^ \n]*)\n$")
+READY = re.compile(rb"(?:^|\n)ok ([^ \n]*) ([0-9a-f]*)\n$")
 WORDS_CAP = 4096
 
 
@@ -56,7 +56,7 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
         self.errors = b""
         self.lost = False
         self.flood = False
-        self.address = ""
+        self.address = self.key = ""
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.at_end: list[Any] = []
         self._request = request
@@ -96,7 +96,8 @@ class Bridge(asyncssh.SSHClientSession[bytes]):
         elif not self._open:
             self._head = (self._head + data)[-WORDS_CAP:]  # a login shell may have said something first
             if (found := READY.search(self._head)) is not None:
-                self.address, self._open = found[1].decode("ascii", "replace"), True
+                self.address, self.key = (word.decode("ascii", "replace") for word in found.groups())
+                self._open = True
                 if not self.ready.done():
                     self.ready.set_result(True)
         elif self._protocol is not None:
@@ -141,15 +142,14 @@ class SshTransport(asyncio.WriteTransport):
             self._host.suspect(self._wire)
 
 
-async def dial(
-    host_home: HostHome, machine: str, fence: Fence, protocol: asyncio.Protocol
-) -> asyncio.WriteTransport:
+async def dial(host_home: HostHome, machine: str, fence: Fence, protocol: asyncio.Protocol) -> Line:
     """Connect the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
     for brought in (False, True):
         wire, bridge = await _begin(host_home, machine, fence)
         try:
             if await bridge.ready:
-                return SshTransport(host_home.host, wire, await _connect(wire, bridge, protocol))
+                session = await _connect(wire, bridge, protocol)
+                return Line(SshTransport(host_home.host, wire, session), bridge.key)
         except asyncio.CancelledError:
             if not bridge.lost:
                 host_home.host.suspect(wire)  # it was waited for in vain
@@ -216,7 +216,7 @@ class SshChannel(Resident):
         verdict: Verdict | None = None,
         caps: Caps = STANDARD_CAPS,
     ) -> None:
-        async def connect(protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+        async def connect(protocol: asyncio.Protocol) -> Line:
             return await dial(host_home, machine, fence, protocol)
 
         mover = SshMover(host_home, machine, secrets, caps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import secrets
 import shlex
 from typing import Any, Literal
 
@@ -91,6 +92,8 @@ class HostHome(Struct, frozen=True):
     home: str
 
     async def ask(self, verb: Verb, machine: str, **request: Any) -> Answer:
+        if verb == "take":
+            request["key"] = secrets.token_hex(32)  # kept, unless the machine is there already and has one
         await self.host.connect()
         try:
             async with asyncio.timeout(ANSWER_S):

@@ -5,7 +5,8 @@ file that `evalfleet.channels.program` makes of it. `python -I -S supervisor DIR
 listens on DIR/supervisor.sock; there is one a directory (flock).
 
 It speaks JSON lines: requests {op, n, ...}, answers {n, ...} or {n, error, detail}, pushes {push, ...}. The
-first message is `hello`; what a place itself asks (ping, expire, quit) needs none.
+first message shows the machine's `key`, which is in DIR/key for whoever logs in as its owner: without it
+nothing is answered. It is `hello`; what a place itself asks (ping, expire, quit) needs none.
 
 DIR/jobs/<name>/ holds job.json (no secret), pid and exit (written by the job's own `sh` wrapper, so that
 neither needs this process to live), why (the reason, when we ended it), work/, out/ and log.

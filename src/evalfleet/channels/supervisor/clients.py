@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 LINE_CAP = 16 << 20
+FIRST_LINE_CAP = 1 << 16
+"""Bytes that a connection may send before it has shown the machine's key."""
+MOST_STRANGERS = 32
+"""Connections without the key. If there are more, the oldest is dropped: a job must not use up ours."""
 BACKLOG_CAP = 64 << 20
 LATE_S = 0.1
 
 
 class Client:
-    """One connection. `run` is set once it said hello."""
+    """One connection. `known` is set once it has shown the machine's key, `run` once it said hello."""
 
-    __slots__ = ("closing", "epoch", "inbox", "outbox", "run", "sock", "writing")
+    __slots__ = ("closing", "epoch", "inbox", "known", "outbox", "run", "sock", "writing")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -30,7 +34,7 @@ class Client:
         self.outbox: list[bytes] = []
         self.run: str | None = None
         self.epoch = 0
-        self.closing = self.writing = False
+        self.closing = self.writing = self.known = False
 
 
 class Clients:
@@ -45,12 +49,17 @@ class Clients:
         self._receive = receive
         self._dirty: set[Client] = set()
         self._late: set[Client] = set()
+        self._strangers: list[Client] = []
         self.late_due = NEVER
 
     def add(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         client = Client(sock)
         self.all.add(client)
+        self._strangers = [each for each in self._strangers if each in self.all and not each.known]
+        self._strangers.append(client)
+        if len(self._strangers) > MOST_STRANGERS:
+            self.drop(self._strangers.pop(0))
 
         def ready(key: selectors.SelectorKey, events: int) -> None:
             self._on_ready(client, events)
@@ -75,7 +84,7 @@ class Clients:
         for line in lines:
             if not client.closing:
                 self._receive(client, line)
-        if len(client.inbox) > LINE_CAP:
+        if len(client.inbox) > (LINE_CAP if client.known else FIRST_LINE_CAP):
             self.refuse(client, None, "garbage", "the message is too long", close=True)
 
     @property

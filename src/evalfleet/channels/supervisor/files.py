@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 SOCKET = "supervisor.sock"
+KEY = "key"
+"""The file with a machine's key: who shows it to the supervisor is obeyed. Its owner alone can read it."""
+KEY_CAP = 200
 CLEANER = 'chmod -R u+rwX "$1" 2>/dev/null; rm -rf "$1"'
 MOST_DEEP = 500
 """Folders in folders that come home: Python cannot remove many more, nor can other tools of the user's."""
@@ -80,6 +83,32 @@ def write_atomic(path: str, text: str, durable: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
     os.replace(path + ".tmp", path)
+
+
+def read_key(directory: str = ".") -> str:
+    """The machine's key; empty where a supervisor of an earlier version has made none."""
+    key = (read_file(f"{directory}/{KEY}", KEY_CAP) or b"").strip()
+    return key.decode() if not key.strip(b"0123456789abcdef") else ""
+
+
+def make_key(directory: str = ".", key: str = "") -> str:
+    """The machine's key: the one that it has; else the given one, or a new one, which is kept from now on."""
+    known = read_key(directory)
+    if known:
+        return known
+    partial = f"{directory}/{KEY}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(partial)
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, (key or os.urandom(32).hex()).encode() + b"\n")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    with contextlib.suppress(FileExistsError):
+        os.link(partial, f"{directory}/{KEY}")  # whole or not at all, and the first one stays
+    os.unlink(partial)
+    return read_key(directory)
 
 
 def is_small(folder: str) -> bool:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .files import CLEANER, SOCKET
+from .files import CLEANER, SOCKET, read_key
 from .processes import is_still, kill, kill_marked, marked, marker, parse_stat
 
 TYPE_CHECKING = False
@@ -61,7 +61,7 @@ def short_path(directory: Path) -> Generator[str]:
 def order(directory: Path, message: dict[str, Any], timeout_s: float) -> None:
     """What a place itself asks of a supervisor. Returns when it is done; raises OSError if it is not."""
     with open_socket(directory, timeout_s) as sock, sock.makefile("rwb") as file:
-        file.write(json.dumps({"n": 1, **message}).encode() + b"\n")
+        file.write(json.dumps({"n": 1, "key": read_key(str(directory)), **message}).encode() + b"\n")
         file.flush()
         line = file.readline(ANSWER_CAP) or b'{"error": "no answer"}'
     try:

@@ -13,7 +13,7 @@ import traceback
 from binascii import a2b_base64, b2a_base64
 
 from .clients import Client, Clients
-from .files import SOCKET, read_file, sha256, write_atomic
+from .files import SOCKET, make_key, read_file, sha256, write_atomic
 from .host import boot_id, cpu_times, memory_used
 from .job import NEVER, Job
 from .jobs import Jobs
@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 PROTOCOLS = (1,)
 """What we speak. A release that brings N + 1 still speaks N: a controller may be older than its hosts."""
 BEAT_S = 5.0
+BACKLOG = 128
 AFTERLIFE_S = 600.0
+LONGEST_LIFE_S = 400 * 86400.0
+"""Beyond the longest run: a machine whose life is longer would have none."""
 EVICTED_GRACE_S = 3.0
 WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit", "watch", "anew"))
+"""What a place itself asks. Nothing is answered to who does not show the machine's key."""
 MODULES = (
     *("clients", "files", "host", "job", "jobs", "machine", "main"),
     *("notices", "parcel", "processes", "server", "verbs"),
@@ -70,6 +74,7 @@ class Server:
     def open(self) -> None:
         """Take up the directory and listen. Raises OSError."""
         self.hash = content_hash()  # now: later our file may be gone
+        self.key = sha256(make_key().encode())  # now: what a job makes of the file later is nothing to us
         for folder in ("jobs", "bundles", "trash"):
             os.makedirs(folder, exist_ok=True)
         own = read_file("/proc/self/stat")
@@ -86,7 +91,7 @@ class Server:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET)
         self.listener.bind(SOCKET)  # relative: an address holds 108 bytes
-        self.listener.listen(64)
+        self.listener.listen(BACKLOG)
         self.listener.setblocking(False)
         self.selector.register(self.listener, selectors.EVENT_READ, self.on_connect)
 
@@ -152,16 +157,19 @@ class Server:
         self.jobs.on_child()
 
     def on_connect(self, key: Any, events: int) -> None:
-        try:
-            sock, _ = self.listener.accept()
-        except OSError:
-            time.sleep(0.05)  # out of descriptors: the socket stays readable, so do not spin
-            return
-        self.clients.add(sock)
+        for _ in range(BACKLOG):  # all at once: who knocks without end must not keep others waiting
+            try:
+                sock, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                time.sleep(0.05)  # out of descriptors: the socket stays readable, so do not spin
+                return
+            self.clients.add(sock)
 
     def expire(self, now: float) -> None:
         """The dead-man switch: nobody asked for more time. Results wait on the disk."""
-        if self.expired and self.clients.all:
+        if self.expired and any(client.known for client in self.clients.all):
             self.expires = now + AFTERLIFE_S
             return
         self.done = True
@@ -185,6 +193,10 @@ class Server:
             act = OPS.get(op)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return self.clients.refuse(client, None, "garbage", "not a request", close=True)
+        if not client.known:
+            client.known = sha256(str(message.get("key")).encode("utf-8", "replace")) == self.key
+            if not client.known:
+                return self.clients.refuse(client, n, "key", "that is not this machine's key", close=True)
         if act is None:
             return self.clients.refuse(client, n, "unknown", f"no such operation: {op}")
         if client.run is None and op not in WITHOUT_HELLO:
@@ -286,6 +298,9 @@ class Server:
 
     def set_expiry(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         left = float(message["seconds"])
+        if not abs(left) < NEVER:
+            raise ValueError(f"no time to live: {left}")
+        left = min(left, LONGEST_LIFE_S)
         expires = time.monotonic() + left
         expiry = {"mono": expires, "wall": time.time() + left, "boot": boot_id()}
         write_atomic("expiry", json.dumps(expiry), durable=True)

@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 
-from .files import SOCKET, read_file, write_atomic
+from .files import SOCKET, make_key, read_file, read_key, write_atomic
 from .host import boot_id, cloud_init
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -103,7 +103,7 @@ def connect(request: dict[str, Any]) -> int:
     except FileNotFoundError:
         return NO_MACHINE
     sock = upgraded(request)
-    os.write(1, f"ok {address()}\n".encode())
+    os.write(1, f"ok {address()} {read_key()}\n".encode())
     carry(sock)
     return 0
 
@@ -159,7 +159,7 @@ def upgraded(request: dict[str, Any]) -> socket.socket:
 
 def ask(file: Any, message: dict[str, Any]) -> dict[str, Any]:
     try:
-        file.write(json.dumps({"n": 1, **message}).encode() + b"\n")
+        file.write(json.dumps({"n": 1, "key": read_key(), **message}).encode() + b"\n")
         file.flush()
         answer: dict[str, Any] = json.loads(file.readline(ANSWER_CAP) or b"{}")
         answer.get("n")  # is it an object?
@@ -273,6 +273,7 @@ def lock(directory: str, request: dict[str, Any], make: bool) -> dict[str, Any]:
         left = float(request["expires_s"])
         expiry = {"mono": time.monotonic() + left, "wall": time.time() + left, "boot": boot_id()}
         write_atomic(directory + "/expiry", json.dumps(expiry), durable=True)
+        make_key(directory, str(request.get("key") or ""))
     return {}
 
 
