@@ -15,6 +15,7 @@ from urllib.parse import quote
 from evalfleet.lab.host import Host
 
 HERE = Path(__file__).parent
+STUBS = HERE / "stubs"
 IMAGE = "windowsarena/winarena:latest"
 ENTRYPOINT = (
     "/bin/bash",
@@ -33,14 +34,23 @@ Tasks = Mapping[str, Sequence[str]]
 FEW: Tasks = {"notepad": ("one", "two"), "vlc": ("three",)}
 
 
-def build_files(root: Path, tasks: Tasks = FEW, plan: Mapping[str, Any] | None = None) -> Path:
-    """The files of the image, under `root`: what is in image/, the tasks, and the plan of what they do."""
+def build_files(
+    root: Path, tasks: Tasks = FEW, plan: Mapping[str, Any] | None = None, checkout: Path | None = None
+) -> Path:
+    """The files of the image, under `root`: what is in image/, the tasks, and the plan of what they do.
+
+    With a checkout of WAA: its own client, unchanged, with its own tasks, on stubs of the libraries it needs.
+    """
     shutil.copytree(
         HERE / "image", root, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
     )
     programs = root / "opt/stand-in/bin"
     programs.mkdir(parents=True)
     (programs / "python").symlink_to("/usr/bin/python3")
+    (root / "plan.json").write_text(json.dumps(plan or {}))
+    if checkout is not None:
+        _use_own_client(root, checkout)
+        return root
     examples = root / "client/evaluation_examples_windows"
     for level in ("examples", "examples_noctxt"):
         for domain, ids in tasks.items():
@@ -48,8 +58,20 @@ def build_files(root: Path, tasks: Tasks = FEW, plan: Mapping[str, Any] | None =
             for task in ids:
                 (examples / level / domain / f"{task}.json").write_text(json.dumps(_example(domain, task)))
     (examples / "test_all.json").write_text(json.dumps({domain: list(ids) for domain, ids in tasks.items()}))
-    (root / "plan.json").write_text(json.dumps(plan or {}))
     return root
+
+
+def _use_own_client(root: Path, checkout: Path) -> None:
+    """The client of a checkout in place of the stand-in's, and the guest that it can be run against."""
+    shutil.rmtree(root / "client")
+    shutil.copytree(checkout / "src/win-arena-container/client", root / "client")
+    shutil.copytree(STUBS, root / "opt/stand-in/stubs", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "guest/server.py").rename(root / "guest/plain.py")
+    (root / "opt/stand-in/stubs/guest.py").rename(root / "guest/server.py")
+    python = root / "opt/stand-in/bin/python"
+    python.unlink()
+    python.write_text('#!/bin/sh\nPYTHONPATH=/opt/stand-in/stubs exec /usr/bin/python3 "$@"\n')
+    python.chmod(0o755)
 
 
 def _example(domain: str, task: str) -> dict[str, Any]:
@@ -68,11 +90,12 @@ def publish(
     *,
     tasks: Tasks = FEW,
     plan: Mapping[str, Any] | None = None,
+    checkout: Path | None = None,
     **offer: Any,
 ) -> Path:
     """Offer the image in `registry`. `offer`: pull_s (how long it takes), pull_fails (words), private."""
     folder = registry / quote(reference, safe="")
-    build_files(folder / "rootfs", tasks, plan)
+    build_files(folder / "rootfs", tasks, plan, checkout)
     path = "/opt/stand-in/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     image = {
         "reference": reference,

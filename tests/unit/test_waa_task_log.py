@@ -219,6 +219,26 @@ def test_an_agent_that_stumbles_over_what_it_was_not_shown_is_not_to_blame(tmp_p
     assert found.error == "the guest failed: Failed to get accessibility tree. Status code: 500"
 
 
+@pytest.mark.parametrize(
+    ("evaluator", "score"),
+    [
+        ([("ERROR", "python", "Failed to get file. Status code: 404")], 0.0),
+        ([("ERROR", "python", "Failed to get file. Status code: 500")], None),
+        ([], None),
+    ],
+)
+def test_an_evaluator_that_stumbles_over_what_the_agent_left_undone_scores_zero(
+    evaluator: list[Line], score: float | None, tmp_path: Path
+) -> None:
+    write_log(tmp_path, setup=[], steps=[], evaluator=evaluator)
+    frame = 'File \\"/client/desktop_env/evaluators/metrics/chrome.py\\", line 1, in is_expected_bookmarks'
+    told = f"Traceback (most recent call last):\\n  {frame}\\nTypeError: 'NoneType' object is not iterable"
+    (tmp_path / "traj.jsonl").write_text(f'{{"Error": "x", "Exception": "e", "Traceback": "{told}"}}\n')
+    found = read_task(str(tmp_path))
+    assert (found.score, found.part) == (score, "evaluator")
+    assert found.error == "the evaluator failed: TypeError: 'NoneType' object is not iterable"
+
+
 def test_an_agent_cannot_forge_a_failed_set_up(tmp_path: Path) -> None:
     forged = (
         "Step 1: x\n" + LINE.format(*NOT_LAUNCHED) + LINE.format("INFO", "setup", "SETUP: _launch_setup(")

@@ -144,14 +144,20 @@ def _judge(found: Reading, directory: str) -> None:
     else:
         found.cause = "result"
         found.error = score or f"no {RESULT} and no Error line in {TRAJECTORY}"
-    if found.score == 0 or found.cause == "result":
+    if not found.score and found.part in (None, "agent", "client", "evaluator"):
         _doubt(found, read_log(directory))
 
 
 def _doubt(found: Reading, log: TaskLog) -> None:
-    """A zero, or no result at all: the log may tell that the agent had no chance, or was not judged."""
+    """A zero, or no result at all: the log may tell that the agent had no chance, or was not judged.
+
+    The other way round, an evaluator may stumble over what the agent left undone: some of WAA's cannot bear
+    that a file is not there.
+    """
+    if found.part == "evaluator" and "NoneType" in found.error and log.absent and not log.evaluator:
+        found.score, found.cause = 0.0, ""
     unjudged = log.evaluator if found.score == 0 and found.part is None else ""
-    unseen = log.observation or (log.unseen if found.part == "agent" else "")
+    unseen = log.observation or (log.unseen if found.part in ("agent", "client") else "")
     faults: tuple[tuple[Part, str], ...] = (
         ("set-up", log.setup),
         ("controller", unseen),

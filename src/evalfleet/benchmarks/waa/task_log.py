@@ -58,7 +58,7 @@ _MACHINE = re.compile(r"No space left on device|Cannot allocate memory|Too many 
 class TaskLog:
     """What one task's log tells of failures. Each is the line that tells it, or empty."""
 
-    __slots__ = ("acted", "evaluator", "observation", "setup", "unseen")
+    __slots__ = ("absent", "acted", "evaluator", "observation", "setup", "unseen")
 
     def __init__(self) -> None:
         self.setup = ""
@@ -66,6 +66,8 @@ class TaskLog:
         self.evaluator = ""
         self.unseen = ""
         """What was missing in the last observation that the agent was given."""
+        self.absent = ""
+        """What the guest told an evaluator was not there."""
         self.acted = False
         """The agent had its turn before the observation failed."""
 
@@ -163,8 +165,10 @@ def _take_evaluation(log: TaskLog, steps: _Steps, level: str, module: str, messa
         if step := _STEP.match(message):
             steps.end(step.group(1))
         fault = steps.failed
-    elif level == "ERROR":
-        fault = message if _is_guests_failure(message) else ""
+    elif level == "ERROR" and _is_guests_failure(message):
+        fault = message
+    elif level == "ERROR" and _STATUS.search(message):
+        log.absent = log.absent or message
     log.evaluator = log.evaluator or fault
 
 
