@@ -170,6 +170,7 @@ class Controller:
                 folder_of(order.home, order.run),
                 controller=ControllerStarted(holder.host, holder.pid, __version__),
                 rules=POOL if is_pool else RUN,
+                secrets=order.secrets,
             )
             stack.push_async_callback(self._start_scribe(is_pool))
             if not is_pool:

@@ -17,6 +17,7 @@ from .model import (
     AttemptId,
     Cause,
     Collected,
+    Grade,
     Limits,
     MachineId,
     Micros,
@@ -262,6 +263,25 @@ class AttemptCollected(_Event, frozen=True):
     superseded: Outcome | None = None
 
 
+class AttemptGraded(_Event, frozen=True):
+    """The benchmark has graded what the attempt left. The first grade of an attempt counts, and stays."""
+
+    attempt: AttemptId
+    grade: Grade
+
+
+class GradingFailed(_Event, frozen=True):
+    """The benchmark could not grade, for a reason that is not in the answers. They stay as they are."""
+
+    detail: str
+
+
+class GradingRequested(_Event, frozen=True):
+    """The user asked to grade again what has a score. The new grades are kept beside the first."""
+
+    attempts: tuple[AttemptId, ...]
+
+
 class TasksReopened(_Event, frozen=True):
     """The user asked to run these broken tasks again, with a fresh allowance."""
 
@@ -318,6 +338,9 @@ Event = (
     | AttemptStarted
     | AttemptEnded
     | AttemptCollected
+    | AttemptGraded
+    | GradingFailed
+    | GradingRequested
     | TasksReopened
     | RunResumed
     | StopRequested
@@ -339,8 +362,9 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 UPGRADES: dict[tuple[int, str], Upgrade] = {}
 """(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
 
-Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused), and limits of silence
-moved from the plan to the offers: bodies of schema 1 are read as they are.
+Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused, AttemptGraded,
+GradingFailed, GradingRequested) and a new outcome (Answered), and limits of silence moved from the plan to
+the offers: bodies of schema 1 are read as they are.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -275,7 +275,21 @@ class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
     cost_usd: float | None = None
 
 
-Outcome = Scored | Broken
+class Answered(Struct, frozen=True, tag="answered", omit_defaults=True):
+    """The agent has submitted an answer that nobody has graded yet. It proves that the machine works, but is
+    no score: the benchmark grades what the attempt left, after the last task. Never retried.
+    """
+
+    num_steps: int | None = None
+    cost_usd: float | None = None
+    screenshots: tuple[str, ...] = ()
+    seconds: float | None = None
+    """How long the task itself took, where the benchmark tells that apart from getting ready."""
+
+
+Grade = Scored | Broken
+"""What an answer is worth. Broken: it cannot be graded."""
+Outcome = Scored | Broken | Answered
 
 ScheduleName = Literal["dynamic", "round-robin", "slices"]
 StopReason = Literal["user", "budget", "time", "refused"]

@@ -11,7 +11,7 @@ Three kinds of place fit one protocol:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -25,6 +25,7 @@ from .model import (
     Collected,
     Command,
     Ended,
+    Grade,
     Job,
     Machine,
     MachineId,
@@ -62,6 +63,39 @@ class Benchmark(Protocol):
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         """What the end of an attempt means. `healthy`: the machine answered its probe afterwards."""
+        ...
+
+    @property
+    def grader(self) -> Grader | None:
+        """What grades answers after the last task. None: `outcome` scores every attempt when it ends."""
+        ...
+
+
+class Answer(Struct, frozen=True):
+    """What one attempt has left to be graded."""
+
+    task: Task
+    attempt: AttemptId
+    folder: Path
+    """Its artefacts and its log, as they came home."""
+    wanted: bool
+    """False: it has a grade already, and is here for graders that must see all answers of a run."""
+
+
+class Grader(Protocol):
+    """Grades answers where the controller is, in whatever environment the benchmark needs for it."""
+
+    def grade(
+        self, answers: Sequence[Answer], scratch: Path, secrets: Mapping[str, str]
+    ) -> AsyncIterator[tuple[AttemptId, Grade]]:
+        """The grade of each answer that is wanted, in any order, as soon as it is known.
+
+        It may take hours, but must not hold up the event loop: what computes belongs into a process or a
+        thread. Each grade is recorded when it is given, so after a crash only the others are asked for;
+        `scratch` is a folder to make and to keep things in, which is then still there. An answer without a
+        grade, or whose grade is `Broken`, is broken for good. Whatever is raised leaves the answers as they
+        are, to be graded later. Repeats of a task are told apart by their attempts only.
+        """
         ...
 
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from evalfleet.engine import Engine
-from evalfleet.events import AttemptEnded, Event
+from evalfleet.events import AttemptEnded, AttemptGraded, Event
 from evalfleet.model import SECOND, Ended, Job, Machine, MachineId, Micros, Needs, Offer, Scored
 from evalfleet.policy import changed_effects
 from evalfleet.ports import Journal
@@ -52,6 +52,24 @@ class OverwritesScores(SimJournal):
             if isinstance(event, AttemptEnded) and isinstance(event.outcome, Scored)
         ]
         await super().append(at, [*events, *again], answered)
+
+
+class GradesTwice(SimJournal):
+    """Writes each grade a second time, as another one."""
+
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+        again = [
+            AttemptGraded(each.attempt, Scored(0.25)) for each in events if isinstance(each, AttemptGraded)
+        ]
+        await super().append(at, [*events, *again], answered)
+
+
+class LosesGrades(SimJournal):
+    """Acknowledges grades without writing them."""
+
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+        kept = [each for each in events if not isinstance(each, AttemptGraded)]
+        await super().append(at, kept, answered)
 
 
 class AcknowledgesEarly(SimJournal):
@@ -215,10 +233,13 @@ class Bug:
     place: str | None = None
     budget_usd: float | None = None
     one_controller: bool = False
+    answers: bool | None = None
 
     def scenario(self, seed: int) -> Scenario:
         """The seed's, in a place that has the bug; a fold of a damaged journal need not get far."""
         drawn = draw(seed)
+        if self.answers is not None:
+            drawn = replace(drawn, answers=self.answers)
         plan = drawn.plan
         if self.place is not None:
             plan = structs.replace(plan, places=(self.place,))
@@ -241,6 +262,16 @@ BUGS = {
     ),
     "a score overwritten": Bug(
         Parts(journal=OverwritesScores), checks.one_score_a_task, "was overwritten", one_controller=True
+    ),
+    "a second grade": Bug(
+        Parts(journal=GradesTwice), checks.one_score_a_task, "was graded twice", answers=True
+    ),
+    "a lost grade": Bug(
+        Parts(journal=LosesGrades),
+        checks.every_task_is_accounted_for,
+        "answered and never graded",
+        one_controller=True,
+        answers=True,
     ),
     "acknowledged before durable": Bug(
         Parts(journal=AcknowledgesEarly), seen_by_the_world, "before it was durable"

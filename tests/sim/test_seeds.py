@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, Task, TaskId
 from evalfleet.sim.checks import violations
 from evalfleet.sim.faults import Faults
@@ -32,6 +33,7 @@ def test_the_seeds_exercise_what_they_claim_to() -> None:
     assert any(scenario.outage for scenario in scenarios)
     assert {what for scenario in scenarios for what in scenario.resumes} == {"broken", "unrun"}
     assert any(scenario.abandoned for scenario in scenarios)
+    assert any(scenario.answers and scenario.faults.grader_fails for scenario in scenarios)
     assert any(scenario.api_loss and "service" in scenario.plan.places for scenario in scenarios)
 
 
@@ -54,6 +56,27 @@ def test_in_a_perfect_world_every_task_is_scored_at_its_first_attempt(seed: int)
     sim = checked(calm(seed))
     assert sim.state.status == "done"
     assert len(sim.state.attempts) == sim.state.scored == len(sim.scenario.tasks)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_are_graded_once_whatever_crashes_meanwhile(seed: int) -> None:
+    crashes = Faults(controller_crashes=5, crash_every_s=300.0)
+    sim = checked(replace(calm(seed), answers=True, faults=crashes))
+    graded = [record.event for record in sim.store.read() if isinstance(record.event, AttemptGraded)]
+    assert sim.crashes
+    assert sim.state.status == "done"
+    assert len(graded) == len(sim.scenario.tasks) == sim.state.scored + sim.state.broken
+    assert all(len(known.attempts) == 1 for known in sim.state.tasks.values()), "no answer is asked for twice"
+
+
+def test_answers_stay_when_the_grader_fails_and_are_graded_when_the_run_is_resumed() -> None:
+    failing = replace(calm(1), answers=True, faults=Faults(grader_fails=0.2))
+    left = checked(failing)
+    assert left.state.answered
+    assert left.state.status == "stopped"
+    resumed = checked(replace(failing, resumes=("unrun", "unrun", "unrun")))
+    assert resumed.state.answered < left.state.answered
+    assert all(len(known.attempts) == 1 for known in resumed.state.tasks.values())
 
 
 @pytest.mark.parametrize("seed", range(8))

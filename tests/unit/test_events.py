@@ -12,6 +12,7 @@ from evalfleet import events as ev
 from evalfleet.errors import JournalForeign
 from evalfleet.events import SCHEMA, Event, Upgrade, decode, encode, kind_of, upgrade
 from evalfleet.model import (
+    Answered,
     AttemptId,
     Broken,
     Cause,
@@ -59,6 +60,11 @@ EVENTS: tuple[Event, ...] = (
     ev.AttemptEnded(A, Scored(0.1 + 0.2, True, 3, 0.01, "e", ("a.png",), 10.0), 1.25, "node"),
     ev.AttemptEnded(A, Broken(Cause.MACHINE_LOST, "gone", 0.25)),
     ev.AttemptCollected(A, Collected(1, 2, 3, "p"), Scored(1.0)),
+    ev.AttemptEnded(A, Answered(3, 0.25, ("a.png",), 10.0), 1.25),
+    ev.AttemptGraded(A, Scored(0.5)),
+    ev.AttemptGraded(A, Broken(Cause.RESULT, "no number")),
+    ev.GradingFailed("no environment"),
+    ev.GradingRequested((A,)),
     ev.TasksReopened((T,)),
     ev.RunResumed(Limits(workers=3), (T,)),
     ev.StopRequested("budget", "spent", True),

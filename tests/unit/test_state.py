@@ -24,7 +24,7 @@ from evalfleet.events import (
     StopRequested,
     TasksReopened,
 )
-from evalfleet.model import Broken, Cause, MachineId, Scored, TaskId, after
+from evalfleet.model import Answered, Broken, Cause, MachineId, Scored, TaskId, after
 from evalfleet.policy import changed_effects, decide, effects, next_deadline
 from evalfleet.policy.effects import Effect, Owner
 from evalfleet.sim.scenario import draw
@@ -60,7 +60,8 @@ def check_attempts(state: RunState) -> None:
         a for a, machine in open_on.items() if machine.phase in ("condemned", "mending")
     }
     assert state.uncollected == sum(a.outcome is not None and a.collected is None for a in attempts)
-    assert state.causes == Counter(a.outcome.cause for a in attempts if isinstance(a.outcome, Broken))
+    ends = [a.grades[0] if isinstance(a.outcome, Answered) and a.grades else a.outcome for a in attempts]
+    assert state.causes == Counter(end.cause for end in ends if isinstance(end, Broken))
     for machine in state.machines.values():
         assert set(machine.open) == {a for a, on in open_on.items() if on is machine}
         assert set(machine.uncollected) == {

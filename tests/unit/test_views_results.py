@@ -34,6 +34,8 @@ CONTRACT = json.loads("""
 """)
 BEYOND = {
     "mean_score",
+    "answered",
+    "grading_problem",
     "running",
     "places",
     "workers",

@@ -20,6 +20,7 @@ from evalfleet.controller import Controller, Order, folder_of
 from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.events import (
     Event,
+    GradingRequested,
     PoolPlanned,
     Record,
     RunPlanned,
@@ -38,6 +39,7 @@ from evalfleet.planning.history import known_durations
 from evalfleet.planning.plan import (
     PlaceSettings,
     Resolved,
+    benchmark_of,
     resolve,
     vetted,
     weigh,
@@ -427,6 +429,35 @@ def resume_order(
     return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
 
 
+def grade_order(
+    name: str | None = None, *, again: bool = False, env_file: str | None = None, home: Path | None = None
+) -> Order:
+    """What it takes to grade the answers of a run, and to run nothing. Raises RequestError.
+
+    `again`: what has a score is graded again. The first grade of an attempt stays; the new one is kept too.
+    """
+    found = open(name, home=home)
+    state = found.state()
+    if state.plan.places == (IMPORTED,):
+        raise RequestError(f"run {found.name!r} was imported: there is nothing of it to grade")
+    if state.running or state.undeleted or (state.ended_at is None and state.waiting):
+        finish = f"`evalfleet resume {found.name}` finishes it, and grades its answers"
+        raise RequestError(f"run {found.name!r} is not over: {finish}")
+    scored = tuple(known.decided_by for known in state.tasks.values() if known.status == "scored")
+    attempts = tuple(attempt for attempt in scored if attempt is not None) if again else ()
+    if not attempts and not state.answered:
+        hint = "; `--again` grades once more what has a score" if scored and not again else ""
+        raise RequestError(f"run {found.name!r} has no answers to grade{hint}")
+    if benchmark_of(state.plan).grader is None:
+        raise RequestError(f"the benchmark of run {found.name!r} scores its attempts itself: it cannot grade")
+    first: list[Event] = [RunResumed(only=())]
+    if attempts:
+        first.append(GradingRequested(attempts))
+    workspace = Workspace.here(found.home)
+    secrets, environ = workspace.secrets(state.plan, env_file)
+    return Order(found.home, found.name, secrets, environ, first=tuple(first))
+
+
 def cancelling_order(run: Run) -> Order:
     """For a run that nobody controls: take it, stop it, clean up.
 
@@ -465,7 +496,7 @@ def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float])
         if not broken:
             raise RequestError(f"run {state.plan.run!r} has no broken tasks")
         return [TasksReopened(broken), RunResumed(_limits(state, limits), only=broken)]
-    unrun = state.waiting + state.counts["held"]
+    unrun = state.waiting + state.answered + state.counts["held"]
     if state.ended_at is not None and not unrun:
         return []
     if state.ended_at is not None or state.stop is not None or limits:

@@ -40,6 +40,7 @@ class CommandBenchmark:
     that cause and tried again, instead of scored.
     """
 
+    grader = None
     Settings = CommandSettings
     free_settings = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -11,8 +11,20 @@ from msgspec import Struct
 
 from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.benchmarks.past_results import ResultReader
-from evalfleet.model import AttemptId, Broken, Bundle, Cause, Command, Ended, Needs, Outcome, Task, TaskId
-from evalfleet.ports import Benchmark
+from evalfleet.model import (
+    AttemptId,
+    Broken,
+    Bundle,
+    Cause,
+    Command,
+    Ended,
+    Grade,
+    Needs,
+    Outcome,
+    Task,
+    TaskId,
+)
+from evalfleet.ports import Answer, Benchmark, Grader
 
 
 class Loaded(Struct, frozen=True):
@@ -49,6 +61,9 @@ class BenchmarkKind(Protocol):
     """What can be done by hand with machines that were set up for it."""
     result_reader: ResultReader | None = None
     """How results are read that another program made."""
+
+    grader: Grader | None = None
+    """What grades answers after the last task, unless its benchmarks have one each: see `Benchmark`."""
 
     def load(self, name: str, settings: Any, base: Path, home: Path) -> Loaded:
         """Read it. Relative paths in the settings are beside `base`; a `TaskLister` keeps tasks in `home`.
@@ -92,14 +107,34 @@ class Repeated:
     def probe(self) -> Command | None:
         return self._inner.probe
 
+    @property
+    def grader(self) -> Grader | None:
+        return None if self._inner.grader is None else _RepeatedGrader(self._inner.grader)
+
     def command(self, task: Task, attempt: AttemptId) -> Command:
         origin, _, k = task.id.rpartition("~")
         command = self._inner.command(msgspec.structs.replace(task, id=TaskId(origin)), attempt)
         return msgspec.structs.replace(command, env={**command.env, "EVALFLEET_REPEAT": k})
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
-        origin = TaskId(task.id.rpartition("~")[0])
-        return self._inner.outcome(msgspec.structs.replace(task, id=origin), ended, healthy)
+        return self._inner.outcome(_origin(task), ended, healthy)
+
+
+class _RepeatedGrader:
+    """Shows a grader the tasks that it knows, and the attempts of all their repeats."""
+
+    def __init__(self, inner: Grader) -> None:
+        self._inner = inner
+
+    def grade(
+        self, answers: Sequence[Answer], scratch: Path, secrets: Mapping[str, str]
+    ) -> AsyncIterator[tuple[AttemptId, Grade]]:
+        of_origins = [msgspec.structs.replace(answer, task=_origin(answer.task)) for answer in answers]
+        return self._inner.grade(of_origins, scratch, secrets)
+
+
+def _origin(task: Task) -> Task:
+    return msgspec.structs.replace(task, id=TaskId(task.id.rpartition("~")[0]))
 
 
 class Bare:
@@ -109,6 +144,7 @@ class Bare:
     needs = Needs()
     bundle = Bundle()
     probe: Command | None = None
+    grader = None
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         raise NotImplementedError("a pool runs no tasks")

@@ -157,6 +157,28 @@ def _limits(args: argparse.Namespace) -> dict[str, float]:
     return limits
 
 
+def grade_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument(
+        "--again", action="store_true", help="grade once more what has a score, and keep both grades"
+    )
+    parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+
+
+def grade(args: argparse.Namespace) -> int:
+    """Grade the answers of a run that were not graded at its end. Nothing is run again.
+
+    A score never changes: with --again the new grades are kept beside the first; `show RUN TASK` has all.
+    """
+    from evalfleet.api import runs
+
+    from .follow import follow
+
+    order = runs.grade_order(args.run, again=args.again, env_file=args.env_file)
+    return follow(runs.control(order), as_json=args.json)
+
+
 def cancel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")

@@ -12,9 +12,20 @@ import threading
 from collections.abc import Sequence
 
 from evalfleet.errors import FleetError, StaleController
-from evalfleet.events import AttemptCollected, MachineCondemned
+from evalfleet.events import AttemptCollected, GradingFailed, MachineCondemned
 from evalfleet.model import AttemptId, Cause, Collected, Needs, Offer
-from evalfleet.policy import BringUp, Collect, Effect, Extend, Listen, Mend, RunAttempt, Stop, TearDown
+from evalfleet.policy import (
+    BringUp,
+    Collect,
+    Effect,
+    Extend,
+    GradeAnswers,
+    Listen,
+    Mend,
+    RunAttempt,
+    Stop,
+    TearDown,
+)
 from evalfleet.ports import Place
 
 from . import attempts, machines, mending
@@ -79,9 +90,13 @@ class Performer:
                 for _ in range(2):  # what is to be started goes out first: a machine waits for it
                     await asyncio.sleep(0)
                 await attempts.collect(tools, state.attempts[attempt], self._downloads)
+            case GradeAnswers():
+                await attempts.grade_answers(tools)
 
     def _report(self, effect: Effect, detail: str, cause: Cause) -> None:
         match effect:
+            case GradeAnswers():
+                self._tools.report(GradingFailed(detail))
             case Collect(attempt):
                 self._tools.report(AttemptCollected(attempt, Collected(problem=detail)))
             case RunAttempt(attempt):

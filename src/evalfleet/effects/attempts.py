@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import shutil
 from pathlib import Path
 
+from msgspec import structs
+
+from evalfleet.channels.secrecy import Secrets
 from evalfleet.errors import ChannelError, FleetError, MachineForged, StaleController
-from evalfleet.events import AttemptCollected, AttemptEnded, MachineCondemned, MachineHeard, MachineSilent
+from evalfleet.events import (
+    AttemptCollected,
+    AttemptEnded,
+    AttemptGraded,
+    GradingFailed,
+    MachineCondemned,
+    MachineHeard,
+    MachineSilent,
+)
 from evalfleet.model import (
     CAUSES,
     Broken,
@@ -17,6 +29,7 @@ from evalfleet.model import (
     Collected,
     Command,
     Ended,
+    Grade,
     Job,
     Outcome,
     Scored,
@@ -24,8 +37,8 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.names import INCOMING, PARTIAL, safe_name
-from evalfleet.ports import Channel
-from evalfleet.state import AttemptState, MachineState
+from evalfleet.ports import Answer, Channel
+from evalfleet.state import AttemptState, MachineState, is_ungraded
 
 from .machines import RESTARTED, forged, silent_since
 from .tools import Tools
@@ -34,6 +47,10 @@ COLLECT_LIMIT_S = 600.0
 COLLECT_TRIES = 3
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOKS = 2
+SCRATCH = ".grading"
+"""Where in the run's folder a grader may keep things."""
+
+log = logging.getLogger(__name__)
 
 
 async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
@@ -80,7 +97,7 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
 
 def _seconds(outcome: Outcome, ended: Ended) -> float:
     """The task's own, where the benchmark knows it: what got the machine ready is not the task's."""
-    own = outcome.seconds if isinstance(outcome, Scored) else None
+    own = None if isinstance(outcome, Broken) else outcome.seconds
     return ended.seconds if own is None else own
 
 
@@ -154,6 +171,51 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
             if isinstance(err, OSError) or not await _answers_again(tools, machine):
                 break
     tools.report(found)
+
+
+async def grade_answers(tools: Tools) -> None:
+    """Let the benchmark grade what attempts have left, and report each grade as it comes."""
+    hidden = Secrets(tools.secrets, tools.secrets)
+    try:
+        await _grade(tools, hidden)
+    except Exception as err:  # a plug-in's, or its environment's: whatever it is, the answers stay
+        log.info("grading failed", exc_info=True)
+        detail = str(err) if isinstance(err, FleetError) else f"{type(err).__name__}: {err}"
+        tools.report(GradingFailed(hidden.mask_text(detail)))
+
+
+async def _grade(tools: Tools, hidden: Secrets) -> None:
+    grader = tools.benchmark.grader
+    if grader is None:
+        raise FleetError(f"the benchmark {tools.benchmark.name!r} has no grader for what its tasks answered")
+    answers = _answers_of(tools)
+    wanted = {answer.attempt for answer in answers if answer.wanted}
+    async for attempt, grade in grader.grade(answers, tools.artefacts / SCRATCH, tools.secrets):
+        if attempt in wanted:
+            wanted.remove(attempt)
+            tools.report(AttemptGraded(attempt, _masked(grade, hidden)))
+    for attempt in sorted(wanted):
+        tools.report(AttemptGraded(attempt, Broken(Cause.RESULT, "the grader gave no grade for it")))
+
+
+def _answers_of(tools: Tools) -> list[Answer]:
+    """All that the run's tasks were answered or scored by; those that are to be graded now are wanted."""
+    state, answers = tools.state, list[Answer]()
+    for known in state.tasks.values():
+        if known.decided_by is not None and known.status in ("answered", "scored"):
+            attempt = state.attempts[known.decided_by]
+            wanted = attempt.id in state.regrading or is_ungraded(state, attempt)
+            answers.append(Answer(known.task, attempt.id, _home_of(tools, attempt), wanted))
+    return answers
+
+
+def _masked(grade: Grade, hidden: Secrets) -> Grade:
+    """What a grader says may have been said by the agent, which knows secrets."""
+    if isinstance(grade, Broken):
+        return structs.replace(grade, detail=hidden.mask_text(grade.detail))
+    if not 0.0 <= grade.score <= 1.0:
+        raise FleetError(f"the grader gave a score of {grade.score!r}, which is not between 0 and 1")
+    return grade if grade.error is None else structs.replace(grade, error=hidden.mask_text(grade.error))
 
 
 async def discard_halves(tools: Tools) -> None:

@@ -44,6 +44,7 @@ class Tools:
     epoch: int
     pace: Pace
     report: Callable[[Event], None]
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     _channels: dict[MachineId, Channel] = field(default_factory=dict[MachineId, Channel])
     _listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
 

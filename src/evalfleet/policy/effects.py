@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from evalfleet.model import AttemptId, MachineId, Micros
 from evalfleet.state import AttemptState, MachineState, RunState
+
+from .finish import grading_is_due
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,22 @@ class TearDown:
     machine: MachineId
 
 
-Effect = BringUp | Extend | Listen | Mend | RunAttempt | Collect | Stop | TearDown
-Owner = MachineId | AttemptId
+@dataclass(frozen=True, slots=True)
+class GradeAnswers:
+    """Let the benchmark grade the answers of the run, all at once."""
+
+
+Effect = BringUp | Extend | Listen | Mend | RunAttempt | Collect | Stop | TearDown | GradeAnswers
+THE_RUN: Literal["the run"] = "the run"
+"""What is not about one machine or one attempt."""
+Owner = MachineId | AttemptId | Literal["the run"]
 
 
 def effects(state: RunState) -> dict[Owner, tuple[Effect, ...]]:
     """All that must be under way, by what it is about. Owners with nothing to do are left out."""
     wanted: dict[Owner, tuple[Effect, ...]] = {m.id: _of_machine(m) for m in state.machines.values()}
     wanted.update((a.id, _of_attempt(state, a)) for a in state.attempts.values())
+    wanted[THE_RUN] = _of_run(state)
     return {owner: theirs for owner, theirs in wanted.items() if theirs}
 
 
@@ -86,6 +97,11 @@ def changed_effects(state: RunState) -> Iterator[tuple[Owner, tuple[Effect, ...]
         yield attempt, _of_attempt(state, state.attempts[attempt])
     state.touched_machines.clear()
     state.touched_attempts.clear()
+    yield THE_RUN, _of_run(state)
+
+
+def _of_run(state: RunState) -> tuple[Effect, ...]:
+    return (GradeAnswers(),) if grading_is_due(state) else ()
 
 
 def _of_machine(machine: MachineState) -> tuple[Effect, ...]:

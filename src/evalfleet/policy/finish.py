@@ -27,12 +27,24 @@ def finish(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]
         return []
     if leaving := (*state.coming, *state.ready, *state.mending):
         return [MachineCondemned(machine, "the run is over") for machine in leaving]
-    if state.undeleted or state.uncollected:
+    if state.undeleted or state.uncollected or grading_is_due(state):
         return []
     return [RunEnded(_status(state))]
 
 
+def grading_is_due(state: RunState) -> bool:
+    """Is there something to grade, and all of it here, because no task can run any more?
+
+    Who cancels a run does not want to wait for that, nor can it be had once it has failed: the answers stay.
+    """
+    if not (state.answered or state.regrading) or state.grading_problem or state.ended_at is not None:
+        return False
+    cancelled = state.stop is not None and state.stop.reason == "user" and not state.stop.drain
+    over = not state.running and (not state.waiting or state.stop is not None)
+    return over and not cancelled and not state.uncollected
+
+
 def _status(state: RunState) -> RunStatus:
-    if not (state.waiting or state.counts["held"]):
+    if not (state.waiting or state.answered or state.counts["held"]):
         return "done"
     return "failed" if state.stop is not None and state.stop.reason == "refused" else "stopped"

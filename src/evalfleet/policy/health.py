@@ -69,7 +69,7 @@ def condemn_suspects(state: RunState, now: Micros, offers: Sequence[Offer]) -> l
     """A machine that breaks every attempt is given up, but only while others score."""
     for machine in islice(state.suspects, 4):
         known = state.machines[machine]
-        if state.scored > known.streak_mark:
+        if state.proofs > known.streak_mark:
             detail = f"{known.streak} attempts in a row broke on it while others scored"
             return [MachineCondemned(machine, detail, Cause.STUCK)]
     return []
@@ -94,7 +94,7 @@ def _hopeless(state: RunState, offers: Sequence[Offer]) -> str:
         if count >= limits.same_failure_machines:
             where = failure.replace(":", " ", 1).strip()
             return f"{count} machines failed alike ({where}): {state.last_failure}"
-    if state.first_broken and not state.scored:
+    if state.first_broken and not state.proofs:
         for cause, count in state.first_broken.items():
             if count >= limits.first_attempts_alike and _not_one_machine_alone(state):
                 return f"the first {count} attempts all broke alike ({cause}) and none scored"

@@ -8,6 +8,7 @@ from evalfleet.cost import billed_usd, idle_usd
 from evalfleet.events import AttemptStarted, MachineAllocated, MachineRequested
 from evalfleet.model import Cause, MachineId, Micros, after
 from evalfleet.policy import effects
+from evalfleet.policy.effects import THE_RUN
 from evalfleet.state import MachineState
 
 from . import ledger
@@ -23,7 +24,9 @@ def violations(sim: Simulated) -> list[str]:
 
 
 def every_task_is_accounted_for(sim: Simulated) -> Iterator[str]:
-    """1: scored once, broken after its allowed attempts, or unrun because the run was stopped."""
+    """1: scored once, broken after its allowed attempts or as an answer that cannot be graded, or unrun
+    because the run was stopped.
+    """
     if set(sim.state.tasks) != {task.id for task in sim.scenario.tasks}:
         yield "planned tasks and tasks of the journal differ"
     if sim.scenario.abandoned:
@@ -35,10 +38,12 @@ def every_task_is_accounted_for(sim: Simulated) -> Iterator[str]:
             spent = (
                 known.used >= sim.state.limits.attempts or known.tries >= sim.state.limits.attempts_ceiling
             )
-            if not spent:
+            if not spent and not ledger.was_ungradable(sim.state, known):
                 yield f"{task} was given up after {known.used} attempts"
         elif known.status == "held" and sim.scenario.resumes:
             continue  # the user asked for others
+        elif known.status == "answered":
+            yield from ledger.may_stay_ungraded(sim.state, known)
         elif known.status != "scored" and sim.state.stop is None:
             yield f"{task} is {known.status} although nobody stopped the run"
         elif known.status == "running":
@@ -119,7 +124,7 @@ def effects_are_kept_current(sim: Simulated) -> Iterator[str]:
     if not sim.scenario.abandoned:
         yield from ledger.nothing_under_way(sim.state)
     touched = {*sim.state.touched_machines, *sim.state.touched_attempts}
-    if missing := set(effects(sim.state)) - touched:
+    if missing := set(effects(sim.state)) - touched - {THE_RUN}:
         yield f"effects that no change announced: {missing}"
 
 

@@ -27,6 +27,7 @@ class Faults:
     channel_fails: float = 0.0
     job_hangs: float = 0.0
     job_breaks: float = 0.0
+    grader_fails: float = 0.0
     queue_s: tuple[float, float] = (0.0, 3600.0)
     service_restarts_every_s: float = 0.0
     controller_crashes: int = 0
@@ -74,6 +75,7 @@ def draw_faults(rng: random.Random) -> Faults:
         channel_fails=0.02 * misery,
         job_hangs=0.03 * misery,
         job_breaks=0.08 * misery,
+        grader_fails=0.01 * misery,
         queue_s=rng.choice(((0.0, 60.0), (0.0, 3600.0), (0.0, 3600.0))),
         service_restarts_every_s=rng.choice((0.0, 5000.0)) * (misery > 0),
         controller_crashes=rng.choice((0, 2, 5, 9)),

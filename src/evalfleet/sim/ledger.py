@@ -8,22 +8,35 @@ from itertools import pairwise
 from evalfleet.events import (
     AttemptCollected,
     AttemptEnded,
+    AttemptGraded,
     AttemptStarted,
     MachineCondemned,
     MachineMending,
     MachineReady,
     Record,
 )
-from evalfleet.model import AttemptId, Broken, Cause, MachineId, Micros, Scored, TaskId, after
+from evalfleet.model import (
+    Answered,
+    AttemptId,
+    Broken,
+    Cause,
+    MachineId,
+    Micros,
+    Outcome,
+    Scored,
+    TaskId,
+    after,
+)
 from evalfleet.policy import effects
-from evalfleet.state import RunState
+from evalfleet.state import RunState, TaskState
 
 
 def started_and_scored_once(records: Sequence[Record], state: RunState) -> Iterator[str]:
     """2: a score is never overwritten; each attempt is started and ended at most once."""
     started: set[AttemptId] = set()
     ended: set[AttemptId] = set()
-    scored: dict[TaskId, AttemptEnded] = {}
+    scored: dict[TaskId, tuple[AttemptId, Outcome]] = {}
+    graded: set[AttemptId] = set()
     for record in records:
         match record.event:
             case AttemptStarted(attempt, task):
@@ -38,22 +51,51 @@ def started_and_scored_once(records: Sequence[Record], state: RunState) -> Itera
                 ended.add(attempt)
                 if isinstance(outcome, Scored):
                     task = state.attempts[attempt].task
-                    if scored.setdefault(task, record.event) is not record.event:
+                    if scored.setdefault(task, (attempt, outcome)) != (attempt, outcome):
+                        yield f"{task} was scored twice"
+            case AttemptGraded(attempt, grade):
+                yield from _graded_once(attempt, ended, graded, state)
+                if isinstance(grade, Scored):
+                    task = state.attempts[attempt].task
+                    if scored.setdefault(task, (attempt, grade)) != (attempt, grade):
                         yield f"{task} was scored twice"
             case _:
                 pass
     yield from _scores_kept(state, scored)
 
 
-def _scores_kept(state: RunState, scored: dict[TaskId, AttemptEnded]) -> Iterator[str]:
+def _graded_once(
+    attempt: AttemptId, ended: set[AttemptId], graded: set[AttemptId], state: RunState
+) -> Iterator[str]:
+    if attempt in graded:
+        yield f"{attempt} was graded twice, and nobody asked for it"
+    if attempt not in ended or not isinstance(state.attempts[attempt].outcome, Answered):
+        yield f"{attempt} was graded, but had not answered"
+    graded.add(attempt)
+
+
+def _scores_kept(state: RunState, scored: dict[TaskId, tuple[AttemptId, Outcome]]) -> Iterator[str]:
     for task, known in state.tasks.items():
         if (known.status == "scored") != (task in scored):
             yield f"{task} is {known.status} against the journal"
-        elif (first := scored.get(task)) and (known.decided_by, known.outcome) != (
-            first.attempt,
-            first.outcome,
-        ):
+        elif (first := scored.get(task)) and (known.decided_by, known.outcome) != first:
             yield f"the score of {task} was overwritten"
+
+
+def was_ungradable(state: RunState, known: TaskState) -> bool:
+    """Is the task broken because its answer could not be graded?"""
+    grades = state.attempts[known.decided_by].grades if known.decided_by else []
+    return bool(grades) and grades[0] == known.outcome
+
+
+def may_stay_ungraded(state: RunState, known: TaskState) -> Iterator[str]:
+    """An answer is left without a grade only if the grader failed, or somebody cancelled the run."""
+    cancelled = state.stop is not None and state.stop.reason == "user" and not state.stop.drain
+    if not state.grading_problem and not cancelled:
+        yield f"{known.task.id} was answered and never graded"
+    attempt = state.attempts[known.decided_by] if known.decided_by else None
+    if attempt is None or attempt.collected is None or attempt.collected.problem:
+        yield f"{known.task.id} is answered, but the answer is not here"
 
 
 def one_writer_at_a_time(records: Sequence[Record]) -> Iterator[str]:
@@ -79,7 +121,7 @@ def causes_are_told(state: RunState) -> Iterator[str]:
 
 
 def artefacts_come_home(records: Sequence[Record], state: RunState) -> Iterator[str]:
-    """Those of scored attempts, unless the machine was given up, or silent for long when it was let go."""
+    """Those of attempts that did not break, unless the machine was given up, or long silent when let go."""
     for record in records:
         if not isinstance(record.event, AttemptCollected) or not record.event.collected.problem:
             continue
@@ -87,7 +129,7 @@ def artefacts_come_home(records: Sequence[Record], state: RunState) -> Iterator[
         machine = state.machines[attempt.machine]
         since = machine.silent_since or machine.condemned_at
         waited = since is not None and record.at >= after(since, machine.offer.lost_s)
-        if isinstance(attempt.outcome, Scored) and machine.cause is None and not waited:
+        if not isinstance(attempt.outcome, Broken) and machine.cause is None and not waited:
             yield f"the artefacts of {attempt.id} were lost: {record.event.collected.problem}"
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
 from evalfleet.model import (
+    Answered,
     AttemptId,
     Broken,
     Bundle,
     Cause,
     Command,
     Ended,
+    Grade,
     Limits,
     Needs,
     Offer,
@@ -26,7 +30,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.ports import Place
+from evalfleet.ports import Answer, Place
 
 from .faults import Faults, draw_faults
 from .places import SimHosts, SimService, SimVms
@@ -80,11 +84,35 @@ LEFTOVERS: dict[str, tuple[Offer, ...]] = {
 given more time."""
 
 
+class SimGrader:
+    """Grades answers one by one, slowly. Some it cannot grade, some it forgets, and it may fall over."""
+
+    def __init__(self, world: World, life: Life) -> None:
+        self._world, self._life = world, life
+
+    async def grade(
+        self, answers: Sequence[Answer], scratch: Path, secrets: Mapping[str, str]
+    ) -> AsyncGenerator[tuple[AttemptId, Grade]]:
+        world = self._world
+        for answer in answers:
+            await world.call(self._life)
+            await asyncio.sleep(world.rng.uniform(1.0, 600.0))
+            world.tick(self._life)
+            fate = world.rng.random()
+            if fate < world.faults.grader_fails:
+                raise OSError("the grader's environment is gone")
+            if fate < 0.05:
+                yield answer.attempt, Broken(Cause.RESULT, "the answer cannot be read")
+            elif fate > 0.05 + world.faults.grader_fails:
+                yield answer.attempt, Scored(float(fate > 0.5), fate > 0.5)
+
+
 class SimBenchmark:
     """Tasks whose command means nothing, or `sleep N` when the scenario gives durations."""
 
-    def __init__(self, durations: Sequence[float] = ()) -> None:
+    def __init__(self, durations: Sequence[float] = (), grader: SimGrader | None = None) -> None:
         self._durations = durations
+        self.grader = grader
 
     @property
     def name(self) -> str:
@@ -110,6 +138,8 @@ class SimBenchmark:
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         if ended.result is not None:
+            if self.grader is not None:
+                return Answered()
             score = msgspec.json.decode(ended.result, type=dict[str, float])["score"]
             return Scored(score, score == 1.0)
         match ended.reason:
@@ -144,7 +174,7 @@ class Scenario:
     """What is simulated.
 
     `outage`: our own network is down. `api_loss`: the service answers nobody, nor do its machines through it.
-    `nap`: the controller's computer sleeps.
+    `nap`: the controller's computer sleeps. `answers`: attempts are graded after the last task.
     """
 
     seed: int
@@ -158,6 +188,7 @@ class Scenario:
     nap: Span | None = None
     resumes: tuple[Resumption, ...] = ()
     durations: tuple[float, ...] = ()
+    answers: bool = False
     offers: dict[str, tuple[Offer, ...]] = field(default_factory=lambda: OFFERS)
 
 
@@ -196,6 +227,7 @@ def draw(seed: int) -> Scenario:
         api_loss=_span(random.Random(f"api {seed}"), 0.4, (30.0, 420.0)),
         nap=_span(rng, 0.1, (600.0, 30_000.0)),
         resumes=rng.choice(((), (), ("broken",), ("unrun",), ("broken", "unrun"))),
+        answers=random.Random(f"answers {seed}").random() < 0.25,
         offers=random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS)),
     )
 

@@ -22,7 +22,7 @@ from evalfleet.state import RunState, fold
 from .journal import SimJournal, SimStore
 from .loop import SimLoop
 from .nap import LIFE, NapLoop, fall_asleep, wake
-from .scenario import PLACES, PlaceClass, Resumption, Scenario, SimBenchmark
+from .scenario import PLACES, PlaceClass, Resumption, Scenario, SimBenchmark, SimGrader
 from .world import Life, World
 
 SIM_TEMPO = Tempo(
@@ -112,7 +112,7 @@ class _Simulation:
         broken = tuple(task for task, known in state.tasks.items() if known.status == "broken")
         if what == "broken" and broken:
             events: list[Event] = [TasksReopened(broken), RunResumed(only=broken)]
-        elif what == "unrun" and (state.waiting or state.counts["held"]):
+        elif what == "unrun" and (state.waiting or state.answered or state.counts["held"]):
             workers = self.rng.randint(1, 8)
             events = [RunResumed(structs.replace(state.limits, workers=workers))]
         else:
@@ -149,10 +149,11 @@ class _Simulation:
             name: classes[name](self.world, life, name, self.scenario.offers[name])
             for name in self.scenario.plan.places
         }
+        grader = SimGrader(self.world, life) if self.scenario.answers else None
         engine = self.parts.engine(
             journal,
             places,
-            SimBenchmark(self.scenario.durations),
+            SimBenchmark(self.scenario.durations, grader),
             self.loop,
             Path("artefacts"),
             tempo=self.tempo,

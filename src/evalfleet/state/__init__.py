@@ -6,7 +6,17 @@ machines: every question that policy asks has its answer kept current here.
 
 from .blocks import scopes
 from .fold import accepts, apply, apply_record, fold
-from .nouns import AttemptState, Block, Deadline, Line, MachineState, Refusal, RunState, TaskState
+from .nouns import (
+    AttemptState,
+    Block,
+    Deadline,
+    Line,
+    MachineState,
+    Refusal,
+    RunState,
+    TaskState,
+    is_ungraded,
+)
 from .queue import lane_of
 
 __all__ = [
@@ -22,6 +32,7 @@ __all__ = [
     "apply",
     "apply_record",
     "fold",
+    "is_ungraded",
     "lane_of",
     "scopes",
 ]

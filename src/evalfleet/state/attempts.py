@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evalfleet import events as ev
-from evalfleet.model import CAUSES, Broken, Cause, Limits, Micros, Scored, after
+from evalfleet.model import CAUSES, Answered, Broken, Cause, Limits, Micros, Scored, after
 
 from .machines import heard, refresh_idle
 from .nouns import AttemptState, MachineState, RunState, TaskState
@@ -33,25 +33,32 @@ def attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
     machine.uncollected[event.attempt] = None
     state.uncollected += 1
     state.orphans.pop(event.attempt, None)
-    if isinstance(event.outcome, Scored):
-        _scored(state, attempt, machine, known, event.outcome)
-    else:
+    if isinstance(event.outcome, Broken):
         _broke(state, at, attempt, machine, known, event.outcome)
+    else:
+        _worked(state, attempt, machine)
+        if isinstance(event.outcome, Scored):
+            _scored(state, attempt, known, event.outcome)
+        else:
+            known.decided_by = attempt.id
+            set_status(state, known, "answered")
     refresh_idle(state, machine)
     state.touched_attempts[event.attempt] = None
     state.touched_machines[attempt.machine] = None
 
 
-def _scored(
-    state: RunState, attempt: AttemptState, machine: MachineState, known: TaskState, outcome: Scored
-) -> None:
-    machine.scored += 1
+def _worked(state: RunState, attempt: AttemptState, machine: MachineState) -> None:
     machine.streak = 0
     state.suspects.pop(machine.id, None)
+    state.proofs += 1
+    state.proof_seconds += attempt.seconds
+
+
+def _scored(state: RunState, attempt: AttemptState, known: TaskState, outcome: Scored) -> None:
+    state.machines[attempt.machine].scored += 1
     known.outcome, known.decided_by = outcome, attempt.id
     set_status(state, known, "scored")
     state.succeeded += outcome.success
-    state.scored_seconds += attempt.seconds
 
 
 def _broke(
@@ -70,10 +77,16 @@ def _broke(
         enqueue(state, known, at)
         return
     _suspect(state, machine, cause)
-    known.tries += 1
-    known.used += not CAUSES[cause].free
     if machine.id not in known.broken_on:
         known.broken_on.append(machine.id)
+    _retry_or_give_up(state, at, attempt, known, outcome)
+
+
+def _retry_or_give_up(
+    state: RunState, at: Micros, attempt: AttemptState, known: TaskState, outcome: Broken
+) -> None:
+    known.tries += 1
+    known.used += not CAUSES[outcome.cause].free
     if known.used >= state.limits.attempts or known.tries >= state.limits.attempts_ceiling:
         known.outcome, known.decided_by = outcome, attempt.id
         set_status(state, known, "broken")
@@ -93,7 +106,7 @@ def _suspect(state: RunState, machine: MachineState, cause: Cause) -> None:
     if cause is Cause.MODEL:
         return
     if machine.streak == 0:
-        machine.streak_mark = state.scored
+        machine.streak_mark = state.proofs
     machine.streak += 1
     if machine.streak >= state.limits.machine_streak and machine.phase == "ready":
         state.suspects[machine.id] = None
@@ -103,6 +116,38 @@ def attempt_collected(state: RunState, at: Micros, event: ev.AttemptCollected) -
     attempt = state.attempts[event.attempt]
     attempt.collected, attempt.superseded = event.collected, event.superseded
     state.uncollected -= 1
-    state.machines[attempt.machine].uncollected.pop(event.attempt, None)
+    machine = state.machines[attempt.machine]
+    machine.uncollected.pop(event.attempt, None)
     state.touched_attempts[event.attempt] = None
     state.touched_machines[attempt.machine] = None
+    if isinstance(attempt.outcome, Answered) and event.collected.problem:
+        _answer_lost(state, at, attempt, machine, event.collected.problem)
+
+
+def _answer_lost(
+    state: RunState, at: Micros, attempt: AttemptState, machine: MachineState, problem: str
+) -> None:
+    """What the attempt left did not come home: there is nothing to grade, so the task is tried again."""
+    known = state.tasks[attempt.task]
+    cause = machine.cause or Cause.CONNECTION
+    state.causes[cause] += 1
+    known.decided_by = None
+    lost = Broken(cause, f"its answer did not come home: {problem}")
+    attempt.grades.append(lost)
+    _retry_or_give_up(state, at, attempt, known, lost)
+
+
+def attempt_graded(state: RunState, at: Micros, event: ev.AttemptGraded) -> None:
+    """The first grade settles the task. Later ones are kept, and change nothing."""
+    attempt = state.attempts[event.attempt]
+    attempt.grades.append(event.grade)
+    state.regrading.pop(event.attempt, None)
+    known = state.tasks[attempt.task]
+    if known.status != "answered" or known.decided_by != attempt.id:
+        return
+    if isinstance(event.grade, Scored):
+        _scored(state, attempt, known, event.grade)
+    else:
+        state.causes[event.grade.cause] += 1
+        known.outcome = event.grade
+        set_status(state, known, "broken")

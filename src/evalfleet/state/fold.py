@@ -9,7 +9,7 @@ from evalfleet import events as ev
 from evalfleet.errors import JournalForeign
 from evalfleet.model import Micros
 
-from .attempts import attempt_collected, attempt_ended, attempt_started
+from .attempts import attempt_collected, attempt_ended, attempt_graded, attempt_started
 from .machines import (
     controller_started,
     machine_allocated,
@@ -33,8 +33,10 @@ from .machines import (
     machine_unreachable,
     machine_up,
 )
-from .nouns import MachinePhase, RunState
+from .nouns import MachinePhase, RunState, is_ungraded
 from .run import (
+    grading_failed,
+    grading_requested,
     pool_planned,
     pool_resized,
     run_ended,
@@ -79,6 +81,8 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return state.attempts[attempt].outcome is None
         case ev.AttemptCollected(attempt):
             return state.attempts[attempt].collected is None
+        case ev.AttemptGraded(attempt):
+            return attempt in state.regrading or is_ungraded(state, state.attempts[attempt])
         case ev.StopRequested(_, _, drain):
             return state.ended_at is None and (state.stop is None or (state.stop.drain and not drain))
         case ev.MachineAnswered(machine):
@@ -154,6 +158,9 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.AttemptStarted: attempt_started,
     ev.AttemptEnded: attempt_ended,
     ev.AttemptCollected: attempt_collected,
+    ev.AttemptGraded: attempt_graded,
+    ev.GradingFailed: grading_failed,
+    ev.GradingRequested: grading_requested,
     ev.TasksReopened: tasks_reopened,
     ev.RunResumed: run_resumed,
     ev.StopRequested: stop_requested,

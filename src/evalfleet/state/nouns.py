@@ -13,6 +13,7 @@ from evalfleet.model import (
     AttemptId,
     Cause,
     Collected,
+    Grade,
     Limits,
     MachineId,
     Micros,
@@ -25,7 +26,7 @@ from evalfleet.model import (
     after,
 )
 
-TaskStatus = Literal["waiting", "running", "scored", "broken", "held"]
+TaskStatus = Literal["waiting", "running", "answered", "scored", "broken", "held"]
 MachinePhase = Literal[
     "requested",
     "queued",
@@ -76,6 +77,7 @@ class AttemptState:
     node: str = ""
     collected: Collected | None = None
     superseded: Outcome | None = None
+    grades: list[Grade] = field(default_factory=list[Grade])  # the first one counts
 
 
 @dataclass(slots=True, eq=False)
@@ -236,12 +238,17 @@ class RunState:
 
     # what reports and the stop rules count
     succeeded: int = 0
-    scored_seconds: float = 0.0
+    proofs: int = 0  # attempts that were scored or answered: their machines work
+    proof_seconds: float = 0.0
     causes: Counter[str] = field(default_factory=Counter[str])
     first_broken: Counter[str] = field(default_factory=Counter[str])
     same_failures: Counter[str] = field(default_factory=Counter[str])
     last_failure: str = ""
     uncollected: int = 0
+
+    # what is to be graded again, and why grading was given up
+    regrading: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    grading_problem: str = ""
 
     touched_machines: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     touched_attempts: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
@@ -253,6 +260,10 @@ class RunState:
     @property
     def broken(self) -> int:
         return self.counts["broken"]
+
+    @property
+    def answered(self) -> int:
+        return self.counts["answered"]
 
     @property
     def waiting(self) -> int:
@@ -270,3 +281,9 @@ class RunState:
     def live(self) -> int:
         """Machines that take or will take work."""
         return len(self.coming) + len(self.ready)
+
+
+def is_ungraded(state: RunState, attempt: AttemptState) -> bool:
+    """Is it the answer of a task that waits for its grade?"""
+    known = state.tasks[attempt.task]
+    return known.status == "answered" and known.decided_by == attempt.id

@@ -79,6 +79,7 @@ def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None
 def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
     state.stop, state.ended_at, state.status = None, None, "running"
     state.started_at = at
+    state.grading_problem = ""
     _ask_anew(state)
     set_limits(state, event.limits or state.limits)
     only = None if event.only is None else set(event.only)
@@ -104,3 +105,12 @@ def stop_requested(state: RunState, at: Micros, event: ev.StopRequested) -> None
 
 def run_ended(state: RunState, at: Micros, event: ev.RunEnded) -> None:
     state.status, state.ended_at = event.status, at
+
+
+def grading_failed(state: RunState, at: Micros, event: ev.GradingFailed) -> None:
+    state.grading_problem = event.detail
+    state.regrading.clear()
+
+
+def grading_requested(state: RunState, at: Micros, event: ev.GradingRequested) -> None:
+    state.regrading = dict.fromkeys(event.attempts)

@@ -100,7 +100,7 @@ def _bar(state: RunState, width: int, ascii_only: bool) -> Row:
     total = max(1, state.total)
     label = f" {settled:,}/{state.total:,} {100 * settled // total:3d}%"
     room = max(10, width - len(label))
-    parts = [("good", state.scored), ("bad", state.broken), ("busy", state.running)]
+    parts = [("good", state.scored), ("bad", state.broken), ("busy", state.answered + state.running)]
     chars = _ASCII if ascii_only else _UNICODE
     row: Row = []
     upto = drawn = 0
@@ -115,6 +115,8 @@ def _bar(state: RunState, width: int, ascii_only: bool) -> Row:
 
 def _numbers(state: RunState, now: Micros) -> list[Row]:
     counts: Row = [(f"{state.scored:,} scored", "good")]
+    if state.answered:
+        counts += [("  ", ""), (f"{state.answered:,} answered", "busy")]
     counts += [("  ", ""), (f"{state.broken:,} broken", "bad" if state.broken else "dim")]
     counts += [("  ", ""), (f"{state.running:,} running", "busy" if state.running else "dim")]
     counts += [("  ", ""), (f"{state.waiting:,} {'waiting' if state.ended_at is None else 'unrun'}", "dim")]

@@ -111,6 +111,8 @@ def start_line(state: RunState) -> str:
 def progress_line(state: RunState, now: Micros) -> str:
     """Where the run stands, in one line."""
     parts = [f"{state.scored + state.broken:,} of {state.total:,} settled"]
+    if state.answered:
+        parts.append(f"{state.answered:,} answered")
     if state.broken:
         parts.append(f"{state.broken:,} broken")
     parts.append(f"success rate {percent(rate(state.succeeded, state.scored))}")

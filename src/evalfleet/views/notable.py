@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from evalfleet import events as ev
 from evalfleet.model import (
+    Answered,
     AttemptId,
     Broken,
     Cause,
@@ -58,6 +59,8 @@ def notable(state: RunState, record: ev.Record) -> Notice | None:
             return Notice(at, "news", f"pool {state.plan.run} is to be deleted")
         case ev.StopRequested(reason, detail):
             return Notice(at, "trouble", f"stopping: {clean(detail) or _REASONS[reason]}", good=False)
+        case ev.AttemptGraded() | ev.GradingRequested() | ev.GradingFailed():
+            return _grading(state, record)
         case ev.RunEnded(status):
             return Notice(at, "end", f"the run is over: {status}", good=status == "done")
         case ev.AttemptCollected(attempt, collected) if collected.problem and _counts(state, attempt):
@@ -69,7 +72,7 @@ def notable(state: RunState, record: ev.Record) -> Notice | None:
 
 def _counts(state: RunState, attempt: AttemptId) -> bool:
     """That a lost machine's files are lost, too, is no news."""
-    return isinstance(state.attempts[attempt].outcome, Scored)
+    return isinstance(state.attempts[attempt].outcome, Scored | Answered)
 
 
 _REASONS = {
@@ -168,6 +171,8 @@ def _attempt_ended(
     if isinstance(outcome, Scored):
         text = f"{where}: {_score(outcome)} in {duration(seconds)}"
         return Notice(at, "task", text, outcome.success, outcome, settles=True)
+    if isinstance(outcome, Answered):
+        return Notice(at, "task", f"{where}: answered in {duration(seconds)}", outcome=outcome)
     what = words(outcome.cause) + (f" ({clean(outcome.detail, 120)})" if outcome.detail else "")
     # By the task as it is now: in a batch of records it may already be further.
     last = task.decided_by == known.id
@@ -175,6 +180,25 @@ def _attempt_ended(
         "broken for good" if last else "not counted" if outcome.cause is Cause.CANCELLED else "to be retried"
     )
     return Notice(at, "trouble", f"{where}: {what}, {fate}", False, outcome, settles=last)
+
+
+def _grading(state: RunState, record: ev.Record) -> Notice | None:
+    at = record.at
+    match record.event:
+        case ev.AttemptGraded(attempt, grade):
+            known = state.attempts[attempt]
+            first = len(known.grades) == 1  # in a batch of records it may already have more
+            what = f"{clean(known.task)} graded{'' if first else ' again'}"
+            if isinstance(grade, Scored):
+                return Notice(at, "task", f"{what}: {_score(grade)}", grade.success, grade, settles=first)
+            text = f"{what}: {words(grade.cause)} ({clean(grade.detail, 120)})"
+            return Notice(at, "trouble", text, False, grade, settles=first)
+        case ev.GradingRequested(attempts):
+            return Notice(at, "news", f"{plural(len(attempts), 'answer')} to be graded again")
+        case ev.GradingFailed(detail):
+            return Notice(at, "trouble", f"grading failed: {clean(detail)}", good=False)
+        case _:
+            return None
 
 
 def _score(outcome: Scored) -> str:
@@ -187,10 +211,12 @@ def together(lines: list[Notice]) -> str:
     """Many lines as one: how many, and what the attempts among them came to."""
     outcomes = [line.outcome for line in lines if line.outcome is not None]
     scored = [outcome for outcome in outcomes if isinstance(outcome, Scored)]
+    answered = sum(isinstance(outcome, Answered) for outcome in outcomes)
     causes = Counter(str(outcome.cause) for outcome in outcomes if isinstance(outcome, Broken))
     rest = len(lines) - len(outcomes)
     parts = [
         f"{len(scored):,} scored, {sum(o.success for o in scored):,} of them succeeded" if scored else "",
+        f"{answered:,} answered" if answered else "",
         f"broken: {counted(causes)}" if causes else "",
         plural(rest, "notice") + " about machines and the run" if rest else "",
     ]

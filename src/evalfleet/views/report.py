@@ -71,11 +71,15 @@ def _headline(results: Document) -> str:
 
 def _task_counts(results: Document) -> str:
     names = ("scored", "broken", "unrun")
-    return f"{results['total_tasks']:,}: " + ", ".join(f"{results[name]:,} {name}" for name in names)
+    counts = ", ".join(f"{results[name]:,} {name}" for name in names)
+    answered = f" (of these, {results['answered']:,} answered and not graded yet)"
+    return f"{results['total_tasks']:,}: {counts}{answered if results['answered'] else ''}"
 
 
 def _status(results: Document) -> str:
     stop = results["stop"]
+    if results["grading_problem"]:
+        return f"{results['status']} (its answers could not be graded: {results['grading_problem']})"
     return f"{results['status']} ({stop['detail'] or stop['reason']})" if stop else results["status"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Broken, Micros, Outcome, Scored, TaskId, seconds_between
+from evalfleet.model import Answered, Broken, Micros, Outcome, Scored, TaskId, seconds_between
 from evalfleet.names import hint, safe_name
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
@@ -31,7 +31,8 @@ Document = dict[str, Any]
 def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Document:
     """All there is to say about the run at `now` (by default: when its last event was recorded).
 
-    `scored + broken + unrun = total_tasks` always: while the run goes on, what is not settled is unrun.
+    `scored + broken + unrun = total_tasks` always: while the run goes on, what is not settled is unrun, and
+    so is what is `answered` and not graded yet.
     Costs time proportional to the number of tasks.
     """
     at = state.last_at if now is None else max(now, state.last_at)
@@ -65,6 +66,7 @@ def _counts(state: RunState, whole: Tally) -> Document:
         "scored": state.scored,
         "broken": state.broken,
         "unrun": state.total - state.scored - state.broken,
+        "answered": state.answered,
         "succeeded": whole.succeeded,
         "failed": whole.scored - whole.succeeded,
         "success_rate": _rounded(whole.success_rate),
@@ -115,14 +117,15 @@ def _unpriced(state: RunState) -> int:
 
 def _model_usd(attempt: AttemptState) -> float | None:
     """What its model cost, as it told: money spent on attempts that broke, or came too late, is spent."""
-    told = (outcome.cost_usd for outcome in (attempt.outcome, attempt.superseded) if outcome is not None)
+    outcomes = (attempt.outcome, attempt.superseded, *attempt.grades)
+    told = (outcome.cost_usd for outcome in outcomes if outcome is not None)
     return next((usd for usd in told if usd is not None), None)
 
 
 def _beyond(state: RunState, now: Micros) -> Document:
     """What the contract does not ask for, and people do."""
     ended = now if state.ended_at is None else state.ended_at
-    scored = [a.seconds for a in state.attempts.values() if isinstance(a.outcome, Scored)]
+    scored = [a.seconds for a in state.attempts.values() if isinstance(a.outcome, Scored | Answered)]
     shares = {"p50": 0.5, "p90": 0.9, "max": 1.0}
     begun = sum(1 for known in state.tasks.values() if known.attempts)
     broken = Counter(str(t.outcome.cause) for t in state.tasks.values() if isinstance(t.outcome, Broken))
@@ -137,6 +140,7 @@ def _beyond(state: RunState, now: Micros) -> Document:
         "broken_causes": dict(broken.most_common()),
         "task_seconds": {name: _rounded(percentile(scored, share)) for name, share in shares.items()},
         "stop": None if stop is None else {"reason": stop.reason, "detail": stop.detail},
+        "grading_problem": state.grading_problem or None,
         "controllers": state.controllers,
         "refusals": refusals(state),
     }
@@ -153,7 +157,7 @@ def artefacts_path(run: str, task: str, attempt: str) -> str:
 def task_status(state: RunState, known: TaskState) -> str:
     """`unrun`: not settled, and nothing will change that unless the run is taken up again."""
     over = state.ended_at is not None or known.status == "held"
-    return "unrun" if over and known.status not in ("scored", "broken") else known.status
+    return "unrun" if over and known.status not in ("scored", "broken", "answered") else known.status
 
 
 def _task(state: RunState, known: TaskState, run: str, now: Micros) -> Document:
@@ -163,7 +167,7 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> Document:
     return {
         "task_id": known.task.id,
         "domain": known.task.domain,
-        **_verdict(known.outcome),
+        **_verdict(known.outcome, _answer(attempt)),
         "duration_seconds": _seconds(attempt),
         "attempts": len(known.attempts),
         "machine_usd": _rounded(sum(attempt_usd(state, state.attempts[a], now) for a in known.attempts)),
@@ -173,16 +177,23 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> Document:
     }
 
 
-def _verdict(outcome: Outcome | None) -> Document:
+def _answer(attempt: AttemptState | None) -> Answered | None:
+    outcome = None if attempt is None else attempt.outcome
+    return outcome if isinstance(outcome, Answered) else None
+
+
+def _verdict(outcome: Outcome | None, answer: Answered | None = None) -> Document:
+    """An outcome as data. Of an answer that was graded, the answer tells the steps and the screenshots."""
     scored = outcome if isinstance(outcome, Scored) else None
+    told = answer or scored
     broken = outcome if isinstance(outcome, Broken) else None
     return {
         "success": None if scored is None else scored.success,
         "score": None if scored is None else scored.score,
-        "num_steps": None if scored is None else scored.num_steps,
+        "num_steps": None if told is None else told.num_steps,
         "error": scored.error if scored else broken.detail or None if broken else None,
         "cause": None if broken is None else str(broken.cause),
-        "screenshots": [] if scored is None else list(scored.screenshots),
+        "screenshots": [] if told is None else list(told.screenshots),
         "limit_seconds": None if scored is None else scored.limit_s,
     }
 
@@ -211,11 +222,14 @@ def task_detail(state: RunState, task: TaskId) -> Document:
     }
 
 
+_OUTCOMES = {type(None): "running", Scored: "scored", Broken: "broken", Answered: "answered"}
+
+
 def attempt_entry(state: RunState, attempt: AttemptState) -> Document:
     outcome, collected = attempt.outcome, attempt.collected
     return {
         "attempt": attempt.id,
-        "outcome": "running" if outcome is None else "scored" if isinstance(outcome, Scored) else "broken",
+        "outcome": _OUTCOMES[type(outcome)],
         "machine": state.machines[attempt.machine].name,
         "machine_id": attempt.machine,
         "node": attempt.node or state.machines[attempt.machine].node or None,
@@ -223,7 +237,8 @@ def attempt_entry(state: RunState, attempt: AttemptState) -> Document:
         "ended_at": iso(attempt.ended_at),
         "duration_seconds": _seconds(attempt),
         "machine_usd": _rounded(attempt_usd(state, attempt, state.last_at)),
-        **_verdict(outcome),
+        **_verdict(outcome, _answer(attempt)),
+        "grades": [_verdict(grade) for grade in attempt.grades],
         "artifacts": artefacts_path(state.plan.run, attempt.task, attempt.id),
         "files": None if collected is None else collected.files,
         "problem": None if collected is None else collected.problem or None,

@@ -25,7 +25,7 @@ def show_run(results: Document) -> str:
 
 
 def _tasks(tasks: list[Document]) -> str:
-    troubled = {"broken": 0, "running": 1, "waiting": 2, "unrun": 3, "scored": 4}
+    troubled = {"broken": 0, "running": 1, "waiting": 2, "unrun": 3, "answered": 4, "scored": 5}
     shown = sorted(tasks, key=lambda task: troubled.get(task["status"], 2))[:TASKS_SHOWN]
     rows = [
         (
@@ -118,5 +118,11 @@ def _attempt(attempt: Document) -> str:
         ("artefacts", attempt["artifacts"]),
         ("error", attempt["error"]),
         ("problem", attempt["problem"]),
+        *((f"grade {n}", _grade(grade)) for n, grade in enumerate(attempt["grades"], start=1)),
     ]
     return pairs([row for row in rows if row[1] is not None], indent="  ")
+
+
+def _grade(grade: Document) -> str:
+    verdict = f"broken: {grade['cause']}" if grade["cause"] else f"score {grade['score']:g}"
+    return f"{verdict} ({clean(grade['error'], 100)})" if grade["error"] else verdict

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from evalfleet.model import Cause, MachineId, Micros, Scored, TaskId, seconds_between
+from evalfleet.model import Answered, Cause, MachineId, Micros, Scored, TaskId, seconds_between
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 _Z95 = 1.959963984540054
@@ -137,20 +137,20 @@ def prices_as_of(state: RunState) -> str | None:
 
 
 def mean_seconds(state: RunState) -> float | None:
-    """The mean duration of scored attempts."""
-    return state.scored_seconds / state.scored if state.scored else None
+    """The mean duration of attempts that were scored or answered."""
+    return state.proof_seconds / state.proofs if state.proofs else None
 
 
 def retries(state: RunState) -> int:
     """Attempts beyond each task's first."""
-    begun = state.scored + state.broken + state.running + len(state.retries)
+    begun = state.scored + state.answered + state.broken + state.running + len(state.retries)
     if state.counts["held"]:  # rare: tasks tried before, left alone by `resume --only broken`
         begun = sum(1 for known in state.tasks.values() if known.attempts)
     return len(state.attempts) - begun
 
 
 def per_minute(state: RunState, now: Micros) -> float | None:
-    """Scored tasks a minute, lately. None before the first.
+    """Scored or answered tasks a minute, lately. None before the first.
 
     Looks at the newest attempts only, so that it stays cheap, and true after a break or a resume.
     """
@@ -162,8 +162,8 @@ def per_minute(state: RunState, now: Micros) -> float | None:
     if len(recent) == len(newest) < len(state.attempts):
         # Older attempts that end in the window's first part are not seen: count in its last part only.
         since += 3 * (until - since) // 4
-    scored = (a.ended_at for a in recent if isinstance(a.outcome, Scored) and a.ended_at is not None)
-    count = sum(1 for end in scored if end >= since)
+    worked = (a.ended_at for a in recent if isinstance(a.outcome, Scored | Answered))
+    count = sum(1 for end in worked if end is not None and end >= since)
     return 60 * count / seconds_between(since, until) if count and until > since else None
 
 
@@ -185,7 +185,7 @@ def eta_s(state: RunState, now: Micros) -> float | None:
 def _lost_work(state: RunState) -> float:
     """How many attempts a score takes here: what was broken so far will go on to be."""
     lost = state.causes.total() - state.causes[Cause.CANCELLED]
-    return min(3.0, 1 + lost / state.scored)
+    return min(3.0, 1 + lost / state.proofs)
 
 
 def _open_seconds(state: RunState, now: Micros) -> Iterable[float]:

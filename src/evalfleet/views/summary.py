@@ -31,9 +31,9 @@ def exit_code(state: RunState) -> int:
 
 
 def as_asked(state: RunState, verdict: Verdict) -> bool:
-    """Few enough broken, and enough of the scored ones solved."""
+    """All answers are graded, few enough broken, and enough of the scored ones solved."""
     allowed = verdict.allow_broken * state.total if verdict.allow_broken_is_share else verdict.allow_broken
-    if state.broken > allowed:
+    if state.broken > allowed or state.answered:
         return False
     if verdict.fail_under is None:
         return True
@@ -64,15 +64,19 @@ def _headline(results: Document) -> str:
     said = {"done": "done", "stopped": "stopped", "failed": "failed", "running": "not finished"}
     head = f"{results['run']}: {said[results['status']]} after {duration(results['duration_seconds'])}"
     stop = results["stop"]
-    if stop is not None and results["status"] != "done":
+    if results["grading_problem"]:
+        head += f" (its answers could not be graded: {clean(results['grading_problem'])})"
+    elif stop is not None and results["status"] != "done":
         head += f" ({clean(stop['detail']) or stop['reason']})"
     return head
 
 
 def _tasks(results: Document) -> str:
     parts = [f"{results['scored']:,} scored", f"{results['broken']:,} broken"]
-    if results["unrun"]:
-        parts.append(f"{results['unrun']:,} unrun")
+    if results["answered"]:
+        parts.append(f"{results['answered']:,} answered and not graded yet")
+    if unrun := results["unrun"] - results["answered"]:
+        parts.append(f"{unrun:,} unrun")
     return f"{results['total_tasks']:,}: {', '.join(parts)}"
 
 
@@ -116,8 +120,10 @@ def next_steps(results: Document) -> list[str]:
         return [f"evalfleet watch {run}", f"evalfleet resume {run}, if nothing works on it any more"]
     if results["places"] == [IMPORTED]:
         return []
-    if results["unrun"]:
+    if results["unrun"] > results["answered"]:
         steps.append(f"evalfleet resume {run}")
+    elif results["answered"]:
+        steps.append(f"evalfleet grade {run}")
     if results["broken"]:
         steps.append(f"evalfleet resume {run} --only broken")
     return steps

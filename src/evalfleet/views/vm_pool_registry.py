@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from evalfleet import events as ev
-from evalfleet.model import MachineId, Micros, Plan, Scored
+from evalfleet.model import Broken, MachineId, Micros, Plan
 from evalfleet.state import MachineState, RunState
 
 from .files import alone_in, replace, to_json
@@ -68,7 +68,7 @@ class Registrar:
                     self._updated[machine] = record.at
                 case ev.AttemptEnded(attempt, outcome):
                     where, which = self._where.pop(attempt)
-                    if isinstance(outcome, Scored):
+                    if not isinstance(outcome, Broken):
                         self._completed.setdefault(where, []).append(which)
                     self._updated[where] = record.at
                 case event:

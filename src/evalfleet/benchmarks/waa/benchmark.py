@@ -110,6 +110,7 @@ class WaaSpec(Struct, frozen=True):
 class WaaBenchmark:
     """Windows Agent Arena: tasks in real Windows, in a container on machines with KVM."""
 
+    grader = None
     Settings = WaaSettings
     machine_names = "waa-eval"
     appliance = WAA_APPLIANCE
