@@ -21,6 +21,7 @@ from .result import Result, table
 BENCHES: dict[str, str] = {
     "shape": "how large the parts of the source are, how much they explain, what knows what",
     "startup": "CPU seconds until the command line answers",
+    "ls": "1,000 runs listed by `evalfleet ls`, and one run's journal checked by `evalfleet verify`",
     "sim-scale": "100,000 tasks on 1,000 machines, simulated; what an event costs",
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
     "makespan": "how near the schedules come to the shortest possible run",

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .clock import WallClock
 from .engine import Engine
-from .errors import FleetError, LeaseLost
+from .errors import FleetError, JournalError, LeaseLost
 from .events import ControllerStarted, Event, StopRequested
 from .journal import Holder, Holds, Store
 from .model import NOBODY, MachineId, Micros, Notify, Plan
@@ -24,10 +26,11 @@ from .planning.plugins import KindFields
 from .policy import POOL, RUN
 from .pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .ports import Place, PlaceContext
-from .state import fold
+from .state import RunState, fold
 from .version import __version__
 from .views import notify
 from .views.live import PoolScribe, Scribe
+from .views.results import RunSummary, summarised
 
 SCRIBE_S = 0.4
 PROGRAM_S = 0.2
@@ -177,7 +180,15 @@ class Controller:
                 notify.expect(order.notify, order.home, order.run)
             self._loop.create_task(self._leave_with_the_program())
             self._started.set()
-            await self._engine.run()
+            state = await self._engine.run()
+            if not is_pool:
+                self._keep_summary(state)
+
+    def _keep_summary(self, state: RunState) -> None:
+        """For `ls`, which would otherwise fold the journal. If it cannot be written, that is what happens."""
+        summary = msgspec.json.encode(summarised(state)).decode()
+        with suppress(JournalError):
+            self._store.keep_summaries(RunSummary.VERSION, [(self._order.run, state.events, summary)])
 
     def _borrowed(self, plan: Plan, place: Place, epoch: int, is_pool: bool) -> Place:
         """The place as this stream may use it."""

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from evalfleet.api.home import list_runs
 from evalfleet.api.imports import Keep, import_results
-from evalfleet.api.runs import Run, list_runs
+from evalfleet.api.runs import Run
 from evalfleet.benchmarks.waa.past_results import find_tasks
 from evalfleet.channels.artefacts import Caps
 from evalfleet.cli import main

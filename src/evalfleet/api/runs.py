@@ -17,7 +17,7 @@ from evalfleet.channels.artefacts import LOG
 from evalfleet.channels.live import live_log
 from evalfleet.clock import WallClock
 from evalfleet.controller import Controller, Order, folder_of
-from evalfleet.errors import JournalForeign, RequestError
+from evalfleet.errors import RequestError
 from evalfleet.events import (
     Event,
     GradingRequested,
@@ -346,59 +346,6 @@ def latest(home: Path) -> str:
     if not runs:
         raise RequestError(f"there are no runs in {home}; start one with `evalfleet run BENCHMARK`")
     return max(runs, key=lambda info: info.created_at).name
-
-
-def list_runs(home: Path | None = None) -> list[dict[str, Any]]:
-    """All runs of a home, newest first, each in a few figures."""
-    home = Workspace.here(home).home
-    refuse_file(home)
-    if not (home / FILE).exists():
-        return []
-    names = [
-        info.name for info in Store.open(home, create=False, read_only=True).streams() if info.kind == "run"
-    ]
-    return [overview(Run(home, name)) for name in reversed(names)]
-
-
-def overview(run: Run) -> dict[str, Any]:
-    found = run.results()
-    live = found["status"] != "running" or run.is_live()
-    keys = (
-        "run",
-        "benchmark",
-        "model",
-        "total_tasks",
-        "scored",
-        "broken",
-        "unrun",
-        "success_rate",
-        "started_at",
-    )
-    return {
-        **{key: found[key] for key in keys},
-        "status": found["status"] if live else "left",
-        "machines_usd": found["cost"]["machines_usd"],
-    }
-
-
-def verify(name: str | None = None, home: Path | None = None) -> list[dict[str, Any]]:
-    """What is found when all events of a run or pool, or of all of them, are compared with their checksums.
-
-    Each is applied as well, as every command does that shows or takes up a run.
-    """
-    store = Workspace.here(home).records()
-    names = [info.name for info in store.streams()] if name is None else [store.stream(name).name]
-    return [_verified(store, each) for each in names]
-
-
-def _verified(store: Store, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "events": None, "not_covered": None, "problem": None}
-    follower = Follower(store, name)
-    try:
-        follower.poll()
-        return {**found, "events": follower.seq, "not_covered": store.uncovered(name)}
-    except JournalForeign as err:
-        return {**found, "events": follower.seq, "problem": str(err)}
 
 
 def resume_order(

@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evalfleet.views.results import RunSummary
 
 
 def ls_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--benchmark", metavar="NAME", help="only runs of this benchmark")
+    parser.add_argument("--model", metavar="NAME", help="only runs with this model")
+    parser.add_argument(
+        "--status",
+        choices=("running", "left", "done", "stopped", "failed", "damaged"),
+        help="only runs in this state; left: not over, and nobody works on it",
+    )
+    parser.add_argument("--since", metavar="7d", help="only runs that were started so long ago, or later")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def ls(args: argparse.Namespace) -> int:
     """List the runs of this home, newest first."""
-    import json
+    import msgspec
 
-    from evalfleet.api import runs
+    from evalfleet.api import home
+    from evalfleet.planning.values import parse_duration
     from evalfleet.views.format import table
 
-    rows = runs.list_runs()
+    since_s = None if args.since is None else parse_duration(args.since, "--since")
+    wanted = {"benchmark": args.benchmark, "model": args.model, "status": args.status}
+    runs = home.list_runs(since_s=since_s, **wanted)
     if args.json:
-        print(json.dumps(rows))
-    elif not rows:
-        print("no runs yet: start one with `evalfleet run BENCHMARK`, or try `evalfleet demo`")
+        print(msgspec.json.encode(runs).decode())
+    elif runs:
+        print(table(_HEADER, [_cells(run) for run in runs]))
+    elif since_s or any(wanted.values()):
+        print("no runs like that: `evalfleet ls` shows all")
     else:
-        header = ("run", "benchmark", "status", "tasks", "scored", "broken", "unrun", "success", "started")
-        print(table(header, [_cells(row) for row in rows]))
+        print("no runs yet: start one with `evalfleet run BENCHMARK`, or try `evalfleet demo`")
     return 0
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    rate = row["success_rate"]
-    success = "-" if rate is None else f"{rate:.1%}"
-    counts = (str(row[key]) for key in ("total_tasks", "scored", "broken", "unrun"))
-    return (row["run"], row["benchmark"], row["status"], *counts, success, row["started_at"][:19])
+_HEADER = (
+    *("run", "benchmark", "status", "tasks", "scored", "broken", "unrun", "success", "started"),
+    *("took", "cost", "model"),
+)
+
+
+def _cells(run: RunSummary) -> tuple[str, ...]:
+    from evalfleet.views.format import duration, usd
+
+    success = "-" if run.success_rate is None else f"{run.success_rate:.1%}"
+    counts = (str(count) for count in (run.total_tasks, run.scored, run.broken, run.unrun))
+    took = "-" if run.duration_seconds is None else duration(run.duration_seconds)
+    cost = usd((run.machines_usd or 0.0) + (run.models_usd or 0.0))
+    started = (run.started_at or "-")[:19]
+    return (run.run, run.benchmark, run.status, *counts, success, started, took, cost, run.model or "-")
 
 
 def verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +73,9 @@ def verify(args: argparse.Namespace) -> int:
     import json
     import sys
 
-    from evalfleet.api import runs
+    from evalfleet.api import home
 
-    checked = runs.verify(args.run)
+    checked = home.verify(args.run)
     damaged = [each for each in checked if each["problem"]]
     if args.json:
         print(json.dumps(checked))

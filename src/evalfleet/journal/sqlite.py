@@ -137,6 +137,26 @@ class Store(Struct, frozen=True):
             ).fetchone()
         return None if row is None else str(row[0])
 
+    def keeps_summaries(self) -> bool:
+        """Can they be kept here? Not in an older home that was opened for reading only."""
+        with self.connected() as conn:
+            return bool(conn.execute("PRAGMA user_version").fetchone() >= (checksums.CHECKSUMS_SINCE,))
+
+    def summaries(self, version: int) -> list[tuple[StreamInfo, str | None]]:
+        """All streams, oldest first, each with its summary of this version, if that is of all its events."""
+        if not self.keeps_summaries():
+            return [(info, None) for info in self.streams()]
+        with self.connected() as conn:
+            rows = conn.execute(_SUMMARIES, (version,))
+            return [(_info(row[:6]), row[6]) for row in rows]
+
+    def keep_summaries(self, version: int, summaries: Sequence[tuple[str, int, str]]) -> None:
+        """Keep summaries: stream, number of its newest event, text. Events that follow make it void."""
+        statement = "INSERT OR REPLACE INTO summary (stream, seq, v, body) VALUES (?, ?, ?, ?)"
+        rows = [(stream, seq, version, body) for stream, seq, body in summaries]
+        with self.connected() as conn, transaction(conn):
+            conn.executemany(statement, rows)
+
     def create_stream(self, name: str, kind: StreamKind, at: Micros, events: Sequence[Event]) -> None:
         """A new stream with its first events, all in one transaction. Raises RequestError: name taken."""
         self.create_streams(at, [(name, kind, events)])
@@ -249,6 +269,11 @@ class Store(Struct, frozen=True):
 
 
 _STREAMS = "SELECT name, kind, created_at, epoch, holder, lease_until FROM stream"
+_SUMMARIES = (
+    "SELECT name, kind, created_at, epoch, holder, lease_until, summary.body FROM stream "
+    "LEFT JOIN summary ON summary.stream = name AND summary.seq = stream.seq AND summary.v = ? "
+    "ORDER BY created_at, name"
+)
 
 
 def _connection(path: Path, read_only: bool, busy_s: float) -> sqlite3.Connection:

@@ -1,4 +1,7 @@
-"""Where commands work: the one place that reads the environment and the current folder."""
+"""Where commands work: the one place that reads the environment and the current folder.
+
+Plans are loaded when they are needed: to list runs takes none.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evalfleet.clock import WallClock
 from evalfleet.errors import RequestError
@@ -16,7 +20,9 @@ from evalfleet.model import Micros, Notify, Plan
 from evalfleet.ports import Place, PlaceContext
 
 from .config import Config, environment, find_config, home_of, load_config, notify_of
-from .plan import PlaceSettings, changed_settings, places_of, secret_names, secret_values
+
+if TYPE_CHECKING:
+    from .plan import PlaceSettings
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,14 @@ class Workspace:
 
     def changed_settings(self, plan: Plan) -> PlaceSettings:
         """Place -> what evalfleet.toml says now of settings that may change while machines live."""
+        from .plan import changed_settings
+
         return changed_settings(plan, self.config)
 
     def secrets(self, plan: Plan, env_file: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """The values of the plan's secrets, and the environment, for a run that is taken up again."""
+        from .plan import secret_names, secret_values
+
         merged = self.environment(env_file)
         return secret_values(secret_names(plan), merged), merged
 
@@ -91,6 +101,8 @@ class Workspace:
         changed: PlaceSettings | None = None,
     ) -> AsyncGenerator[dict[str, Place]]:
         """The plan's places by name; closed afterwards, whatever happens."""
+        from .plan import places_of
+
         merged = self.environment() if environ is None else environ
         context = PlaceContext(self.home, plan.home, secrets or {}, merged)
         places = places_of(plan, context, changed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from msgspec import Struct
 
 from evalfleet.errors import RequestError
 from evalfleet.model import Answered, Broken, Micros, Outcome, Scored, TaskId, seconds_between
@@ -47,6 +49,59 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Docume
         **_beyond(state, at),
         "machines": [machine_entry(machine, at) for machine in state.machines.values()],
     }
+
+
+class RunSummary(Struct, frozen=True):
+    """A run in the few figures that `ls` shows. The store keeps it, so that a list folds no journals."""
+
+    VERSION: ClassVar[int] = 1
+    """To be raised when a field changes: what was kept before is then computed anew."""
+
+    run: str
+    benchmark: str = ""
+    model: str | None = None
+    status: str = "running"
+    """As in the results; `left`: it is not over, and nobody works on it; `damaged`: it cannot be read."""
+    total_tasks: int = 0
+    scored: int = 0
+    broken: int = 0
+    unrun: int = 0
+    answered: int = 0
+    success_rate: float | None = None
+    mean_score: float | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    duration_seconds: float | None = None
+    machines_usd: float | None = None
+    models_usd: float | None = None
+    places: tuple[str, ...] = ()
+    events: int = 0
+    """How many events it was made of."""
+
+
+def summarised(state: RunState) -> RunSummary:
+    """The run as of its last event."""
+    at, whole = state.last_at, tally(state.tasks.values())
+    cost = _cost(state, at)
+    return RunSummary(
+        **_head(state),
+        total_tasks=state.total,
+        scored=state.scored,
+        broken=state.broken,
+        unrun=state.total - state.scored - state.broken,
+        answered=state.answered,
+        success_rate=_rounded(whole.success_rate),
+        mean_score=_rounded(whole.mean_score),
+        duration_seconds=_duration(state, at),
+        machines_usd=cost["machines_usd"],
+        models_usd=cost["models_usd"],
+        places=state.plan.places,
+        events=state.events,
+    )
+
+
+def _duration(state: RunState, now: Micros) -> float | None:
+    return _rounded(seconds_between(state.planned_at, now if state.ended_at is None else state.ended_at))
 
 
 def _head(state: RunState) -> Document:
@@ -124,7 +179,6 @@ def _model_usd(attempt: AttemptState) -> float | None:
 
 def _beyond(state: RunState, now: Micros) -> Document:
     """What the contract does not ask for, and people do."""
-    ended = now if state.ended_at is None else state.ended_at
     scored = [a.seconds for a in state.attempts.values() if isinstance(a.outcome, Scored | Answered)]
     shares = {"p50": 0.5, "p90": 0.9, "max": 1.0}
     begun = sum(1 for known in state.tasks.values() if known.attempts)
@@ -134,7 +188,7 @@ def _beyond(state: RunState, now: Micros) -> Document:
         "running": state.running,
         "places": list(state.plan.places),
         "workers": state.limits.workers,
-        "duration_seconds": _rounded(seconds_between(state.planned_at, ended)),
+        "duration_seconds": _duration(state, now),
         "attempts": len(state.attempts),
         "retries": len(state.attempts) - begun,
         "broken_causes": dict(broken.most_common()),
