@@ -37,11 +37,33 @@ def test_the_first_machine_proves_that_it_works_before_more_are_asked_for() -> N
     assert len(requested(run.score("t0.0"))) == 3
 
 
-def test_a_canary_that_breaks_is_proof_enough_that_machines_come_up() -> None:
+def test_a_canary_that_breaks_is_tried_again_before_more_machines_are_made() -> None:
     run = Run(9, workers=4, canary=1)
     run.turn()
     run.ready()
-    assert len(requested(run.breaks("t0.0"))) == 3
+    for _ in range(2):
+        told = run.breaks(_only_running(run))
+        assert requested(told) == []
+    assert len(requested(run.score(_only_running(run), 0.0))) == 3
+
+
+def test_a_canary_that_breaks_three_times_stops_the_run_and_says_why() -> None:
+    run = Run(9, workers=4, canary=1)
+    run.turn()
+    run.ready()
+    run.breaks(_only_running(run), Cause.READINESS)
+    run.breaks(_only_running(run), Cause.EVICTED)
+    run.breaks(_only_running(run), Cause.READINESS)
+    told = run.breaks(_only_running(run), Cause.MODEL)
+    (stop,) = [event for event in told if isinstance(event, StopRequested)]
+    assert stop == StopRequested(
+        "refused", "the first 3 attempts broke and none scored, the last one by model: "
+    )
+
+
+def _only_running(run: Run) -> str:
+    (attempt,) = [each.id for each in run.state.attempts.values() if each.outcome is None]
+    return attempt
 
 
 def test_no_more_machines_of_an_offer_than_it_has() -> None:

@@ -29,13 +29,16 @@ class Api(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {KEY}":
             self._answer(401, {"error": {"message": "Incorrect API key provided"}})
         elif self.path == "/v1/models":
-            self._answer(200, {"data": [{"id": "gpt-4o"}, {"id": "org/listed"}]})
+            self._answer(200, {"data": [{"id": id} for id in ("gpt-4o", "org/listed", "thinker", "odd")]})
         else:
             known = self.path == "/v1/models/gpt-4o"
             self._answer(200 if known else 404, {"id": "gpt-4o"} if known else {"error": {}})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/v1/chat/completions":
+            self._complete(body)
+            return
         assert body["max_tokens"] == 1
         if self.path != "/openai/deployments/mine/chat/completions?api-version=1":
             self._answer(404, {"error": {"code": "DeploymentNotFound"}})
@@ -43,6 +46,17 @@ class Api(http.server.BaseHTTPRequestHandler):
             self._answer(200, {"choices": []})
         else:
             self._answer(429, {"error": {"code": "insufficient_quota"}})
+
+    def _complete(self, body: dict[str, Any]) -> None:
+        """As models that think do: they refuse what navi always sends."""
+        if body["model"] == "thinker" and "max_tokens" in body:
+            message = "Unsupported parameter: 'max_tokens' is not supported with this model."
+            self._answer(400, {"error": {"message": message, "param": "max_tokens"}})
+        elif body["model"] == "odd":
+            self._answer(422, {"detail": "temperature must be 1"})
+        else:
+            assert (body["max_tokens"], body["temperature"]) == (4096, 0.25)
+            self._answer(200, {"choices": []})
 
     def _answer(self, code: int, what: object) -> None:
         raw = json.dumps(what).encode()
@@ -78,14 +92,21 @@ def check(model: str, secrets: dict[str, str], **settings: Any) -> Check:
         ("gpt-4o", KEY, "good", "gpt-4o answers"),
         ("org/listed", KEY, "good", "answers"),
         ("gpt-5o", KEY, "bad", "has no model 'gpt-5o'"),
+        ("thinker", KEY, "bad", "(answer 400): Unsupported parameter: 'max_tokens' is not supported"),
+        ("odd", KEY, "bad", """(answer 422): {"detail": "temperature must be 1"}"""),
         ("gpt-4o", "sk-wrong", "bad", "refuses OPENAI_API_KEY (answer 401)"),
         ("", KEY, "bad", "no model is named"),
     ],
 )
 def test_an_api_like_openais(origin: str, model: str, key: str, verdict: str, words: str) -> None:
-    found = check(model, {"OPENAI_API_KEY": key}, base_url=f"{origin}/v1")
+    found = check(model, {"OPENAI_API_KEY": key}, base_url=f"{origin}/v1", temperature=0.25)
     assert found.verdict == verdict
     assert words in found.found
+
+
+def test_what_another_agent_sends_is_not_known_and_not_tried(origin: str) -> None:
+    found = check("thinker", {"OPENAI_API_KEY": KEY}, base_url=f"{origin}/v1", agent="mine")
+    assert found.verdict == "good"
 
 
 @pytest.mark.parametrize(

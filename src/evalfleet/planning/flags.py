@@ -81,7 +81,9 @@ class RunOptions(TypedDict, total=False):
     keep: Annotated[bool, Flag("where", "switch", "", "leave the machines behind, as pool RUN-pool")]
     canary: Annotated[
         Count,
-        Flag("where", "count", "N", "attempts that must end before more machines are made", low=0, high=1000),
+        Flag(
+            "where", "count", "N", "attempts that must score before more machines are made", low=0, high=1000
+        ),
     ]
     tasks: Annotated[
         Count, Flag("which tasks", "count", "N", "a seeded sample of N tasks, spread over the domains")

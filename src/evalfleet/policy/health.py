@@ -12,6 +12,9 @@ from evalfleet.state import MachineState, RunState
 from .scale import refused_for_good
 from .silence import first_given_up, proven_online
 
+CANARY_ATTEMPTS = 3
+"""So many broken attempts, and no score, before more machines are made: more would not help."""
+
 
 def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Attempts on machines that are condemned, or mended, are over: broken by what broke the machine."""
@@ -94,6 +97,9 @@ def _hopeless(state: RunState, offers: Sequence[Offer]) -> str:
         if count >= limits.same_failure_machines:
             where = failure.replace(":", " ", 1).strip()
             return f"{count} machines failed alike ({where}): {state.last_failure}"
+    if state.proofs < limits.canary and len(state.canary_breaks) >= CANARY_ATTEMPTS:
+        many = len(state.canary_breaks)
+        return f"the first {many} attempts broke and none scored, the last one by {state.canary_breaks[-1]}"
     if state.first_broken and not state.proofs:
         for cause, count in state.first_broken.items():
             if count >= limits.first_attempts_alike and _not_one_machine_alone(state):

@@ -36,7 +36,7 @@ def _wanted(state: RunState) -> int:
     """How many machines are missing."""
     if not state.waiting:
         return int(_needs_witness(state))
-    proved = len(state.attempts) - state.running >= state.limits.canary
+    proved = state.proofs >= state.limits.canary
     ceiling = (state.limits.workers if proved else 1) - state.live
     if len(state.fresh) > 1:
         return max(0, min(ceiling, len(_lanes_without_machine(state))))

@@ -73,6 +73,8 @@ def _broke(
     state.causes[cause] += 1
     if len(known.attempts) == 1 and not CAUSES[cause].free:
         state.first_broken[cause] += 1
+    if not CAUSES[cause].free and state.proofs < state.limits.canary:
+        state.canary_breaks.append(f"{cause}: {outcome.detail}"[:300])
     if cause is Cause.CANCELLED:
         enqueue(state, known, at)
         return

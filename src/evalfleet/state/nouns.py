@@ -242,6 +242,8 @@ class RunState:
     proof_seconds: float = 0.0
     causes: Counter[str] = field(default_factory=Counter[str])
     first_broken: Counter[str] = field(default_factory=Counter[str])
+    canary_breaks: list[str] = field(default_factory=list[str])
+    """Why attempts broke, by causes that are not free, before as many scored as the canary has to."""
     same_failures: Counter[str] = field(default_factory=Counter[str])
     last_failure: str = ""
     uncollected: int = 0

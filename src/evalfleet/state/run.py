@@ -40,6 +40,7 @@ def _ask_anew(state: RunState) -> None:
     state.refusals.clear()
     state.same_failures.clear()
     state.first_broken.clear()
+    state.canary_breaks.clear()
 
 
 def set_limits(state: RunState, limits: Limits) -> None:

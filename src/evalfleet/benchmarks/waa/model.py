@@ -1,9 +1,10 @@
-"""Is the model there, and does the key open it? One cheap call, before machines cost anything."""
+"""Is the model there, does the key open it, does it take the agent's calls? Asked before money is spent."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,7 +17,12 @@ from .settings import WaaSettings
 
 OPENAI = "https://api.openai.com/v1"
 ANSWER_S = 15.0
+THINK_S = 60.0
+NAVI_MAX_TOKENS = 4096
+"""navi always sends `max_tokens`, whatever the settings say; newer models refuse it."""
+REFUSED = "take a model that knows max_tokens and temperature, such as gpt-4o"
 NAME = "model"
+_KEY = re.compile(r"\bsk-[\w*-]{8,}")
 
 
 class HttpAnswer(NamedTuple):
@@ -42,6 +48,27 @@ def _ask_openai(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -
     answer = _call(f"{base}/models/{urllib.parse.quote(model, safe='/')}", headers)
     if answer.code == 404 and _lists(_call(f"{base}/models", headers), model):
         answer = HttpAnswer(200)  # some APIs like OpenAI's list models and tell nothing of one
+    check = _judged(answer, model, base, "OPENAI_API_KEY")
+    if check.verdict == "good" and settings.agent == "navi":
+        return _ask_as_navi(settings, model, base, headers)
+    return check
+
+
+def _ask_as_navi(settings: WaaSettings, model: str, base: str, headers: Mapping[str, str]) -> Check:
+    """A short question with the parameters that navi sends. What refuses them, it asks 30 times a step."""
+    question = {"role": "user", "content": "Answer with one word: ready?"}
+    body = {
+        "model": model,
+        "messages": [question],
+        "max_tokens": NAVI_MAX_TOKENS,
+        "temperature": settings.temperature,
+    }
+    answer = _call(
+        f"{base}/chat/completions",
+        {**headers, "Content-Type": "application/json"},
+        json.dumps(body).encode(),
+        THINK_S,
+    )
     return _judged(answer, model, base, "OPENAI_API_KEY")
 
 
@@ -62,6 +89,9 @@ def _judged(answer: HttpAnswer, model: str, where: str, key: str) -> Check:
         return Check(NAME, "bad", f"{where} has no model {model!r} for {key}", "check --model, or base_url")
     if answer.code == 429 and "insufficient_quota" in answer.text:
         return Check(NAME, "bad", f"the account of {key} is out of quota", "add credit, or take another key")
+    if answer.code in (400, 422):
+        told = f"{where} refuses the agent's call to {model!r} (answer {answer.code}): {_message(answer)}"
+        return Check(NAME, "bad", told, REFUSED)
     if answer.code == 0 or answer.code >= 400:
         what = f"answer {answer.code}" if answer.code else answer.text
         return Check(NAME, "warn", f"the model could not be checked at {where}: {what}")
@@ -76,10 +106,22 @@ def _lists(answer: HttpAnswer, model: str) -> bool:
         return False
 
 
-def _call(url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpAnswer:
+def _message(answer: HttpAnswer) -> str:
+    """What the API says is wrong, in a line."""
+    try:
+        told: Any = json.loads(answer.text)
+        text = str(told["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        text = answer.text
+    return _KEY.sub("sk-***", " ".join(text.split()))[:300]
+
+
+def _call(
+    url: str, headers: Mapping[str, str], body: bytes | None = None, patience_s: float = ANSWER_S
+) -> HttpAnswer:
     try:
         request = urllib.request.Request(url, body, dict(headers))
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        with urllib.request.urlopen(request, timeout=patience_s) as answer:
             return HttpAnswer(answer.status, answer.read(4 << 20).decode("utf-8", "replace"))
     except urllib.error.HTTPError as err:
         with err:
