@@ -251,6 +251,19 @@ class Collected(Struct, frozen=True, omit_defaults=True):
     problem: str = ""
 
 
+class Piece(Struct, frozen=True):
+    """A piece of a file that is followed while a job writes it."""
+
+    offset: int
+    """Where it begins in the file."""
+    data: bytes
+    """Its bytes, with the values of secrets masked."""
+    next: int
+    """Where the next piece begins: who follows the file from there misses nothing and sees nothing twice."""
+    at_end: bool = False
+    """There was no more when it was read."""
+
+
 class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
     """The benchmark produced a result. A score of 0 is a result: never retried.
 

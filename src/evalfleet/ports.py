@@ -11,7 +11,7 @@ Three kinds of place fit one protocol:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -33,6 +33,7 @@ from .model import (
     Needs,
     Offer,
     Outcome,
+    Piece,
     Task,
 )
 
@@ -105,6 +106,8 @@ class Fence(Struct, frozen=True):
     run: str
     epoch: int
     silent_s: float = 8.0
+    looks_on: bool = False
+    """It only follows files: it is no controller, takes nothing over, and keeps no lease alive."""
 
 
 TellStep = Callable[[str, str], None]
@@ -151,6 +154,15 @@ class Channel(Protocol):
 
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         """Bring an ended job's artefacts and log into a new directory `into`, whole or not at all."""
+        ...
+
+    def follow(self, job: AttemptId, path: str = "log", offset: int = 0) -> AsyncGenerator[Piece]:
+        """What a file below the job's folder holds from `offset` on, and what is added, until the job ends.
+
+        Its output is `log`, its artefacts are below `out`. A piece comes at once, if only to tell that there
+        is nothing yet. Values of secrets are masked, also across pieces; a log that is cut leaves a gap in
+        the offsets. Nothing comes if the machine knows no such job.
+        """
         ...
 
     def forget(self, job: AttemptId) -> None:

@@ -66,6 +66,27 @@ async def test_no_end_is_missed_when_connections_are_cut(hosts: Fleet) -> None:
             assert end.result == b"{}\n"  # type: ignore[attr-defined]
 
 
+async def test_a_log_is_followed_by_another_process_while_connections_are_cut(hosts: Fleet) -> None:
+    script = 'for i in 1 2 3; do echo "$i $KEY"; until [ -e "$EVALFLEET_OUT/$i" ]; do sleep 0.02; done; done'
+    async with machine(hosts, secrets={"KEY": "s3cret"}) as (_, made, channel):
+        await channel.start(shell("t.0", script, "KEY"))
+        host = next(host for host in hosts.hosts if host.name == made.address)
+        looker = hosts.place(secrets={"KEY": "s3cret"}).channel(made, Fence("run", 0, 60.0, looks_on=True))
+        shown, position = b"", 0
+        try:
+            async for piece in looker.follow(AttemptId("t.0")):
+                assert piece.offset == position
+                position = piece.next
+                shown += piece.data
+                if piece.data:
+                    host.cut()
+                    (on(hosts, made) / "jobs/t.0/out" / str(shown.count(b"\n"))).touch()
+        finally:
+            await looker.close()
+        assert shown == b"1 ***\n2 ***\n3 ***\n"
+        assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
+
+
 async def test_who_waits_in_our_own_queue_is_not_silent(hosts: Fleet) -> None:
     async with machine(hosts) as (_, made, _):
         turns = asyncio.Semaphore(1)

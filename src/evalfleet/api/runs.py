@@ -14,7 +14,6 @@ from typing import Any, Unpack
 import msgspec
 
 from evalfleet.channels.artefacts import LOG
-from evalfleet.channels.live import live_log
 from evalfleet.clock import WallClock
 from evalfleet.controller import Controller, Order, folder_of
 from evalfleet.errors import RequestError
@@ -53,6 +52,7 @@ from evalfleet.views.follow import Follower
 from evalfleet.views.results import results, task_detail
 from evalfleet.views.summary import exit_code
 
+from .live_log import LiveLog
 from .pools import keep_plan, tend
 
 CHUNK = 1000
@@ -110,7 +110,7 @@ class Run:
         return Store.open(self.home, create=False, read_only=True).read(self.name, after)
 
     def log_of(self, name: str) -> tuple[AttemptState | None, Path | None]:
-        """A task's newest attempt (or the attempt named), and where its output is now, if anywhere."""
+        """A task's newest attempt (or the attempt named), and its output, if that has come home."""
         state = self.state()
         if name not in state.tasks and name not in state.attempts:
             raise RequestError(f"run {self.name!r} has no task {name!r}; {hint(name, state.tasks)}")
@@ -119,8 +119,11 @@ class Run:
             return None, None
         attempt = state.attempts[attempts[-1]]
         home = self.folder / safe_name(attempt.task) / safe_name(attempt.id) / LOG
-        on_machine = live_log(state.machines[attempt.machine].address, attempt.id)
-        return attempt, next((path for path in (home, on_machine) if path.exists()), None)
+        return attempt, home if home.exists() else None
+
+    def live_log(self, attempt: AttemptState) -> LiveLog:
+        """An attempt's output while it runs, from its machine."""
+        return LiveLog(self.home, self.state(), attempt)
 
     def cost(self) -> dict[str, Any]:
         cost: dict[str, Any] = self.results()["cost"]

@@ -44,6 +44,10 @@ class Incoming(Struct):
     memory: float = 0.0
     disk: float = 0.0
     data: bytes | None = None
+    follower: int = 0
+    offset: int = 0
+    at_end: bool = False
+    over: bool = False
 
 
 class Pulse(Struct):

@@ -7,16 +7,17 @@ import contextlib
 import os
 import random
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from evalfleet.errors import ChannelError, MachineForged, RequestError, SetupFailed, StaleController
-from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job
+from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job, Piece
 from evalfleet.ports import Fence, TellStep
 
+from .follow import Follows
 from .link import UNREADABLE, Dial, Incoming, Link, Lost, said_in
 from .secrecy import Secrets
 
@@ -85,6 +86,7 @@ class Resident:
         self._forgets: list[str] = []
         self._flush: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._follows = Follows(self.ask, self._unfollow)
         self._asking = 0
         self._probes = 0
         self._set_up_said: tuple[AttemptId, str, Callable[[str], None]] | None = None
@@ -243,6 +245,15 @@ class Resident:
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         return await self._mover.collect(job, into)
 
+    def follow(self, job: AttemptId, path: str = "log", offset: int = 0) -> AsyncGenerator[Piece]:
+        # all that this channel could hand to a job: who looks on has started none, and learned no names
+        return self._follows.pieces(job, path, offset, Secrets(self._values, self._values))
+
+    def _unfollow(self, follower: int) -> None:
+        if self._link is not None:
+            self._link.queue("unfollow", {"follower": follower})
+            self._link.flush()
+
     async def clear(self, once: str = "") -> None:
         await self._ask("clear", {"once": once})
         for known in (self._ended, self._running, self._seen, self._ours, self._forgets):
@@ -382,7 +393,8 @@ class Resident:
             line = await self._dial(link)
             link.connection_made(line.transport)
             hello = {"protocols": PROTOCOLS, "epoch": self._fence.epoch, "run": self._fence.run}
-            answer = await link.ask("hello", {**hello, "key": line.key})
+            op = "ping" if self._fence.looks_on else "hello"
+            answer = await link.ask(op, {**hello, "key": line.key})
             if answer.error:
                 raise self._error(answer)
             jobs = self._jobs_in(answer)
@@ -426,6 +438,8 @@ class Resident:
     # -- what the link hears -----------------------------------------------------------------
 
     def on_push(self, message: Incoming) -> None:
+        if message.push == "piece" and not self._follows.on_piece(message):
+            self.on_nonsense("a piece of a file that nobody follows")
         if message.push == "beat":
             self._on_beat(message)
         if message.push == "ended" and self.is_ours(message.job):
@@ -464,6 +478,7 @@ class Resident:
             return
         self._link = None
         self._running.clear()
+        self._follows.on_lost()
         if self._refusal is None and (self._waiters or self._asking):
             self._connect_since(link.heard)
 
@@ -492,6 +507,7 @@ class Resident:
         )
 
     def _fail(self, err: BaseException) -> None:
+        self._follows.on_lost()
         for waiters in self._waiters.values():
             for future in waiters:
                 if not future.done():
@@ -514,7 +530,7 @@ class Resident:
         now = asyncio.get_running_loop().time()
         late_s = now - self._watch.when() if self._watch is not None else 0.0
         self._watch = None
-        if self._refusal is not None or not (self._waiters or self._asking):
+        if self._refusal is not None or not (self._waiters or self._asking or self._follows):
             return
         self._arm()
         if self._link is None:

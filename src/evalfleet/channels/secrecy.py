@@ -44,17 +44,29 @@ class Secrets:
     def mask_end(self, text: str) -> str:
         """Of a text that is the end of a longer one: it may begin in the middle of a value."""
         data = text.encode("utf-8", "surrogateescape")
-        for form in self._forms:
-            for start in range(1, len(form) - SHORTEST + 1):
-                if data.startswith(form[start:]):
-                    data = MASK.encode() + data[len(form) - start :]
-                    break
+        # the longest: the end of one value may be the beginning of another that is here as a whole
+        begun = max((self._end_of(form, data) for form in self._forms), default=0)
+        if begun:
+            data = MASK.encode() + data[begun:]
         return self.mask(data).decode("utf-8", "surrogateescape")
+
+    def _end_of(self, form: bytes, data: bytes) -> int:
+        """How much of a value, up to its end, the data begins with."""
+        starts = range(max(len(form) - SHORTEST + 1, 1))
+        return next((len(form) - start for start in starts if data.startswith(form[start:])), 0)
+
+    def mask_head(self, data: bytes) -> bytes:
+        """As `mask_end`, of bytes."""
+        return self.mask_end(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def begun_at_end(self, data: bytes) -> int:
         """How many bytes at the end may be the beginning of a value whose rest is yet to come."""
         lengths = range(min(self._overlap, len(data)), 0, -1)
         return next((n for n in lengths if any(form.startswith(data[-n:]) for form in self._forms)), 0)
+
+    def is_inside(self, data: bytes) -> bool:
+        """Might all of it be a part of a value?"""
+        return any(data in form for form in self._forms)
 
     def in_name(self, name: str) -> bool:
         raw = os.fsencode(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,9 @@ from evalfleet.model import AttemptId
 from .terminal import reader_left
 
 if TYPE_CHECKING:
+    from evalfleet.api.live_log import LiveLog
     from evalfleet.api.runs import Run
-    from evalfleet.channels.secrecy import Secrets
+    from evalfleet.state import AttemptState
 
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +40,8 @@ def watch(args: argparse.Namespace) -> int:
 
 
 LOOK_S = 0.3
+FIRST_S = 60.0
+"""How long a machine may take to tell what a log holds now: a connection may have to be made."""
 _SHOWN = {
     **{code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\r\t"},
     **{code: f"\\x{code:02x}" for code in range(128, 160)},
@@ -95,70 +99,60 @@ def _concerns(run: Run, event: object, machine: str) -> bool:
 
 def print_task_log(run: Run, name: str, *, follow: bool) -> int:
     """The newest attempt's output, from its machine while it runs, from the run's folder afterwards."""
-    secrets = _secrets_of(run)
-    current, tail = "", _Tail(secrets, run.folder)
-    while True:
-        live = run.is_live()
-        attempt, path = run.log_of(name)
-        if attempt is None and not follow:
-            print(f"{name} has not been started yet", file=sys.stderr)
-            return 0
-        if attempt is not None and attempt.id != current:
-            current, tail = attempt.id, _Tail(secrets, run.folder)
-        over = attempt is not None and attempt.outcome is not None and attempt.collected is not None
-        tail.show(path)
-        if not follow or over or not live or reader_left(LOOK_S):
-            return 0
-
-
-def _secrets_of(run: Run) -> Secrets | None:
-    """What must not be shown of a log that is still as the task wrote it. None: we do not know it."""
-    from evalfleet.channels.secrecy import Secrets
-    from evalfleet.errors import RequestError
-    from evalfleet.planning.workspace import Workspace
-
+    tail: _Tail | None = None
     try:
-        values, _ = Workspace.here(run.home).secrets(run.state().plan)
-    except RequestError:
-        return None
-    return Secrets(values, values)
+        while True:
+            live = run.is_live()
+            attempt, path = run.log_of(name)
+            if attempt is None and not follow:
+                print(f"{name} has not been started yet", file=sys.stderr)
+                return 0
+            if attempt is not None:
+                if tail is None or tail.attempt.id != attempt.id:
+                    if tail is not None:
+                        tail.close()
+                    tail = _Tail(run, attempt)
+                tail.show(path, attempt.outcome is None, follow)
+            over = attempt is not None and attempt.outcome is not None and attempt.collected is not None
+            if not follow or over or not live or reader_left(LOOK_S):
+                return 0
+    finally:
+        if tail is not None:
+            tail.close()
 
 
 class _Tail:
-    """Prints what is new in an attempt's log: on its machine as it was written, at home masked already."""
+    """Prints what is new in an attempt's log: from its machine while it runs, then as it came home."""
 
-    def __init__(self, secrets: Secrets | None, folder: Path) -> None:
-        self._secrets = secrets
-        self._folder = folder
-        self._read = 0
-        self._rest = b""
+    def __init__(self, run: Run, attempt: AttemptState) -> None:
+        self.attempt = attempt
+        self._run = run
+        self._live: LiveLog | None = None
         self._shown = 0
-        self._told = False
+        # a character may lie across two pieces
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def show(self, path: Path | None) -> None:
-        if path is None:
-            return
-        if path.is_relative_to(self._folder):
+    def show(self, path: Path | None, running: bool, follow: bool) -> None:
+        if path is not None:
             self._write(_read_from(path, self._shown))
-        elif self._secrets is not None:
-            self._show_raw(path, self._secrets)
-        elif not self._told:
-            self._told = True
-            why = "the run's secrets are not set here, and it may hold them"
+            return
+        if self._live is None and running:
+            self._live = self._run.live_log(self.attempt)
+        if self._live is None or self._live.over:
+            return
+        self._write(self._live.read(LOOK_S if follow else FIRST_S))
+        if self._live.problem:
+            why = self._live.problem
             print(f"evalfleet: the log is shown once the attempt has ended: {why}", file=sys.stderr)
-
-    def _show_raw(self, path: Path, secrets: Secrets) -> None:
-        new = _read_from(path, self._read)
-        self._read += len(new)
-        data = secrets.mask(self._rest + new)
-        cut = len(data) - secrets.begun_at_end(data)
-        self._rest = data[cut:]
-        self._write(data[:cut])
 
     def _write(self, data: bytes) -> None:
         self._shown += len(data)
-        sys.stdout.write(data.decode("utf-8", "replace").translate(_SHOWN))
+        sys.stdout.write(self._text.decode(data).translate(_SHOWN))
         sys.stdout.flush()
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.close()
 
 
 def _read_from(path: Path, position: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from evalfleet.model import (
     Micros,
     Needs,
     Offer,
+    Piece,
     after,
 )
 from evalfleet.ports import Channel, Dialled, Estate, Fence, Hosts, Mendable, Place, ReusableChannel, TellStep
@@ -97,7 +98,7 @@ def estate_at(place: Place) -> Estate:
 def pool_fence(pool: str, hold: Hold | None, fence: Fence) -> Fence:
     """Whoever has the machine now is above all who had it before."""
     number = 0 if hold is None else hold.number
-    return Fence(pool, number * EPOCHS + fence.epoch, fence.silent_s)
+    return structs.replace(fence, run=pool, epoch=number * EPOCHS + fence.epoch)
 
 
 class LentPlace:
@@ -303,6 +304,10 @@ class Unreachable:
 
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         raise ChannelError(self._why)
+
+    async def follow(self, job: AttemptId, path: str = "log", offset: int = 0) -> AsyncGenerator[Piece]:
+        raise ChannelError(self._why)
+        yield  # it is a generator, as the others are
 
     def forget(self, job: AttemptId) -> None:
         """Whoever had the machine next has cleared it."""

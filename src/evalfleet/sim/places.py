@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ from evalfleet.model import (
     MachineId,
     Needs,
     Offer,
+    Piece,
     seconds_between,
 )
 from evalfleet.ports import Channel, Fence, TellStep
@@ -95,6 +96,13 @@ class SimChannel:
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         await self._reach()
         return Collected(files=1, bytes=100)
+
+    async def follow(self, job: AttemptId, path: str = "log", offset: int = 0) -> AsyncGenerator[Piece]:
+        """Simulated jobs write nothing."""
+        machine = await self._reach_any_start()
+        if job in machine.jobs:
+            yield Piece(offset, b"", offset, at_end=True)
+            await self.ended(job)
 
     def forget(self, job: AttemptId) -> None:
         return

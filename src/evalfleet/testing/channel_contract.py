@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable
 
 import msgspec
@@ -55,6 +56,17 @@ class ChannelContract:
     async def test_an_unknown_job_is_lost(self, h: Harness) -> None:
         channel = await _channel(h)
         assert (await _end(h, channel, AttemptId("never.0"))).reason == "lost"
+
+    @promise
+    async def test_following_a_job_begins_at_once_and_ends_with_it(self, h: Harness) -> None:
+        channel = await _channel(h)
+        assert [piece async for piece in channel.follow(AttemptId("never.0"))] == []
+        await channel.start(_job(h, h.command(seconds=h.unit_s)))
+        async with asyncio.timeout(h.patience_s + 20 * h.unit_s):
+            pieces = [piece async for piece in channel.follow(JOB)]
+        assert pieces[0].offset == 0
+        assert all(one.next == other.offset for one, other in itertools.pairwise(pieces))
+        assert (await _end(h, channel)).reason == "exited"
 
     @promise
     async def test_the_host_enforces_the_time_limit(self, h: Harness) -> None:

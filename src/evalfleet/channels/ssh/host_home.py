@@ -132,7 +132,9 @@ class HostHome(Struct, frozen=True):
         return msgspec.json.encode({"home": self.home, "folder": job_name(machine), **more}) + b"\n"
 
     def connect_request(self, machine: str, fence: Fence) -> bytes:
-        about = {"run": fence.run, "epoch": fence.epoch, "protocols": PROTOCOLS, "hash": shipped().content}
+        # who only looks on takes the supervisor as it is
+        ours = None if fence.looks_on else shipped().content
+        about = {"run": fence.run, "epoch": fence.epoch, "protocols": PROTOCOLS, "hash": ours}
         return self.request(machine, about)
 
     def command(self, verb: Verb, machine: str) -> str:

@@ -33,6 +33,8 @@ class Log:
         self.capped = False
         self.seen = 0
         self.interval = 0.1
+        self.joined: tuple[int, int, int] | None = None
+        """Of a log that was cut and is one file again: where its gap begins and ends, and where it ends."""
 
     def size(self) -> int:
         try:
@@ -71,8 +73,10 @@ class Log:
         if not self.capped or live > self.half:
             self._rotate(live)
             live = 0
-        tail = self._length(".tail")
+        head, tail = self._length(".head"), self._length(".tail")
         skip = max(tail + live - self.half, 0)
+        total = head + self.dropped + tail + live
+        self.joined = (head, total - (tail + live - skip), total)
         with open(self.path + ".part", "wb") as out:
             self._copy(".head", 0, out)
             if self.dropped + skip:
@@ -90,6 +94,38 @@ class Log:
                 return file.read().decode("utf-8", "replace")
         except OSError:
             return ""
+
+    def read(self, offset: int, most: int) -> tuple[int, bytes]:
+        """What was written from an offset on, and where that begins: further on, if it was cut meanwhile.
+
+        Offsets count everything that was ever written.
+        """
+        if self.joined is not None:
+            gap, resumes, total = self.joined
+            if offset < gap:
+                return offset, self._read("", offset, min(most, gap - offset))
+            offset = max(offset, resumes)
+            left = max(total - offset, 0)
+            return offset, self._read("", max(self._length("") - left, 0), min(most, left))
+        live = self._length("")
+        base = self.size() - live if self.capped else 0
+        head, tail = (self._length(".head"), self._length(".tail")) if self.capped else (0, 0)
+        if offset < head:
+            return offset, self._read(".head", offset, min(most, head - offset))
+        if offset < base:
+            offset = max(offset, base - tail)
+            return offset, self._read(".tail", offset - (base - tail), min(most, base - offset))
+        return offset, self._read("", offset - base, most)
+
+    def _read(self, suffix: str, start: int, most: int) -> bytes:
+        try:
+            fd = os.open(self.path + suffix, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            return b""
+        try:
+            return os.pread(fd, most, start) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        finally:
+            os.close(fd)
 
     def last_line(self) -> str:
         """What it said last, as a terminal would show it."""

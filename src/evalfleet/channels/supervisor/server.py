@@ -14,6 +14,7 @@ from binascii import a2b_base64, b2a_base64
 
 from .clients import Client, Clients
 from .files import SOCKET, make_key, read_file, sha256, write_atomic
+from .follow import Follower, Followers
 from .host import boot_id, cpu_times, memory_used
 from .job import NEVER, Job
 from .jobs import Jobs
@@ -34,10 +35,10 @@ AFTERLIFE_S = 600.0
 LONGEST_LIFE_S = 400 * 86400.0
 """Beyond the longest run: a machine whose life is longer would have none."""
 EVICTED_GRACE_S = 3.0
-WITHOUT_HELLO = frozenset(("hello", "ping", "expire", "leave", "quit", "watch", "anew"))
-"""What a place itself asks. Nothing is answered to who does not show the machine's key."""
+WITHOUT_HELLO = frozenset(("hello", "ping", "follow", "unfollow", "expire", "leave", "quit", "watch", "anew"))
+"""What a place asks, or who only looks on. Nothing is answered to who does not show the machine's key."""
 MODULES = (
-    *("clients", "files", "host", "job", "jobs", "machine", "main"),
+    *("clients", "files", "follow", "host", "job", "jobs", "machine", "main"),
     *("notices", "parcel", "processes", "server", "verbs"),
 )
 
@@ -56,6 +57,7 @@ class Server:
     def __init__(self, home: str) -> None:
         self.selector = selectors.DefaultSelector()
         self.clients = Clients(self.selector, self.receive)
+        self.followers = Followers(self.clients)
         self.jobs = Jobs(home, host_environment(os.environ), self.selector, self.tell)
         self.waiting: dict[str, list[tuple[Client, Any]]] = {}
         self.epochs: dict[str, int] = {}
@@ -112,7 +114,7 @@ class Server:
 
     def run(self) -> None:
         while not self.done:
-            due = min(self.jobs.due, self.clients.late_due, self.beat_at, self.expires)
+            due = min(self.jobs.due, self.clients.late_due, self.followers.due, self.beat_at, self.expires)
             if self.notices is not None:
                 due = min(due, self.notices.due)
             for key, events in self.selector.select(max(due - time.monotonic(), 0.0)):
@@ -137,6 +139,8 @@ class Server:
         if now >= self.clients.late_due:
             self.clients.hurry()
         self.jobs.tick(now, self.heard)
+        if now >= self.followers.due:
+            self.followers.tick(now)
         if self.notices is not None and now >= self.notices.due:
             self.notices.tick(now)
         if now >= self.expires:
@@ -258,6 +262,19 @@ class Server:
         if job is None:
             return {"state": "unknown"}
         return {"state": "running"} if job.reason is None else {"state": "ended", **job.how()}
+
+    def follow(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """Send what a file below the job's folder holds, and what is added to it. Changes nothing here."""
+        job, offset = self.jobs.known.get(message["job"]), int(message["offset"])
+        if job is None:
+            return {"state": "unknown"}
+        path, number = str(message["path"]), int(message["follower"])
+        self.followers.add(Follower(client, number, job, path, max(offset, 0)))
+        return {"state": "following"}
+
+    def unfollow(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        self.followers.remove(client, int(message["follower"]))
+        return {}
 
     def forget(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         self.jobs.forget(message["jobs"], bool(message.get("again")))
@@ -388,6 +405,8 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "start": Server.start,
     "stop": Server.stop,
     "how": Server.how,
+    "follow": Server.follow,
+    "unfollow": Server.unfollow,
     "forget": Server.forget,
     "ping": Server.ping,
     "fetch": Server.fetch,

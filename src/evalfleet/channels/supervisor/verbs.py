@@ -143,7 +143,7 @@ def upgraded(request: dict[str, Any]) -> socket.socket:
     sock = reach()
     with sock.makefile("rwb") as file:
         about = ask(file, {"op": "ping"})
-        if about.get("hash") == request["hash"]:
+        if request["hash"] is None or about.get("hash") == request["hash"]:
             return sock
         try:
             now = not set(about.get("protocols", [1])).intersection(request["protocols"])
