@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from .clock import WallClock
+from .clock import RunClock, WallClock
 from .engine import Engine
 from .errors import FleetError, JournalError, LeaseLost
 from .events import ControllerStarted, Event, StopRequested
@@ -26,7 +26,7 @@ from .planning.plugins import KindFields
 from .policy import POOL, RUN
 from .pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .ports import Place, PlaceContext
-from .state import RunState, fold
+from .state import RunState, apply, fold
 from .version import __version__
 from .views import notify
 from .views.live import PoolScribe, Scribe
@@ -142,22 +142,27 @@ class Controller:
             log.warning("the notification was not sent: %s", err)
 
     async def _run(self) -> None:
-        order, clock = self._order, WallClock()
+        order, wall = self._order, WallClock()
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         async with AsyncExitStack() as stack:
-            holder = Holder.here(clock.now())
-            journal = self._store.acquire(order.run, holder, clock.now(), order.take_over)
+            holder = Holder.here(wall.now())
+            journal = self._store.acquire(order.run, holder, wall.now(), order.take_over)
             stack.push_async_callback(journal.close)
+            state = fold(journal.read())
+            is_pool = self._store.stream(order.run).kind == "pool"
+            clock = clock_of(state, is_pool)
             first = order.first
             if order.change is not None:
                 change = order.change(look_at(self._store, order.run), clock.now())
                 self._hold(change.holds, journal.epoch, stack)
                 first = (*first, *change.events)
             if first:
-                await journal.append(clock.now(), first)
-            is_pool = self._store.stream(order.run).kind == "pool"
-            plan = _plan_of(self._store, order.run, is_pool)
+                now = clock.now()
+                await journal.append(now, first)
+                for event in first:
+                    apply(state, now, event)
+            plan = state.plan
             context = PlaceContext(order.home, self._store.home_id, order.secrets, order.environ)
             places = {
                 name: self._borrowed(plan, place, journal.epoch, is_pool)
@@ -171,11 +176,12 @@ class Controller:
                 Bare() if is_pool else benchmark_of(plan),
                 clock,
                 folder_of(order.home, order.run),
-                controller=ControllerStarted(holder.host, holder.pid, __version__),
+                controller=ControllerStarted(holder.host, holder.pid, __version__, clock.boot, clock.zero),
                 rules=POOL if is_pool else RUN,
                 secrets=order.secrets,
+                state=state,
             )
-            stack.push_async_callback(self._start_scribe(is_pool))
+            stack.push_async_callback(self._start_scribe(is_pool, clock))
             if not is_pool:
                 notify.expect(order.notify, order.home, order.run)
             self._loop.create_task(self._leave_with_the_program())
@@ -215,7 +221,7 @@ class Controller:
         )
         self._cancel()
 
-    def _start_scribe(self, is_pool: bool) -> Callable[[], Awaitable[None]]:
+    def _start_scribe(self, is_pool: bool, clock: RunClock) -> Callable[[], Awaitable[None]]:
         """Live files are written beside the engine, from the journal: they never hold it up.
 
         Returns how to have the last of them written.
@@ -223,7 +229,12 @@ class Controller:
         kind = PoolScribe if is_pool else Scribe
         store, name = self._store, self._order.run
         scribe = kind(
-            self._order.home, store, name, is_newest=lambda: store.newest() == name, fields=KindFields()
+            self._order.home,
+            store,
+            name,
+            clock.now,
+            is_newest=lambda: store.newest() == name,
+            fields=KindFields(),
         )
         done = threading.Event()
 
@@ -245,6 +256,13 @@ class Controller:
         return finish
 
 
-def _plan_of(store: Store, stream: str, is_pool: bool) -> Plan:
-    """A run's is in its first event; a pool may have been made anew."""
-    return look_at(store, stream).state.plan if is_pool else fold([next(iter(store.read(stream)))]).plan
+def clock_of(state: RunState, is_pool: bool) -> RunClock:
+    """A run's time goes on as its last controller had it.
+
+    The times of a pool's machines are compared with the wall clock by whoever borrows them: each of its
+    controllers is anchored to that anew.
+    """
+    if is_pool:
+        return RunClock(last_at=state.last_at)
+    last = state.controller
+    return RunClock(boot=last.boot, zero=last.zero, last_at=state.last_at)

@@ -31,7 +31,7 @@ class Tempo(Struct, frozen=True):
     poll_s: float = 0.2
     poll_cap_s: float = 10.0
     linger_s: float = 0.05
-    longest_wait_s: float = 30.0  # a computer that slept must notice what is due by the wall clock
+    longest_wait_s: float = 30.0  # a computer that slept must notice what fell due meanwhile
 
 
 class Engine:
@@ -49,6 +49,7 @@ class Engine:
         tempo: Tempo | None = None,
         rules: Rules = RUN,
         secrets: Mapping[str, str] | None = None,
+        state: RunState | None = None,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -57,7 +58,7 @@ class Engine:
         self._controller = controller or ControllerStarted()
         self._places = places
         self._benchmark = benchmark
-        self.state: RunState = fold(journal.read())
+        self.state: RunState = fold(journal.read()) if state is None else state
         self._performer = Performer(
             Tools(
                 *(self.state, places, benchmark, clock, artefacts, journal.epoch, self._tempo, self.report),

@@ -63,11 +63,16 @@ class PoolResized(_Event, frozen=True):
 
 
 class ControllerStarted(_Event, frozen=True):
-    """A controller took the run (anew): the epoch in the envelope is its fence."""
+    """A controller took the run (anew): the epoch in the envelope is its fence.
+
+    `zero` is what the zero of its steady clock, in this `boot` of its computer, is in the run's time.
+    """
 
     host: str = ""
     pid: int = 0
     version: str = ""
+    boot: str = ""
+    zero: Micros = 0
 
 
 class MachineRequested(_Event, frozen=True):

@@ -20,6 +20,7 @@ import pytest
 
 from evalfleet.channels.program import FOLDER, archive
 from evalfleet.channels.supervisor.files import job_name, read_key
+from evalfleet.channels.supervisor.host import expiry_in, seconds_to
 from evalfleet.channels.supervisor.machine import open_socket, remove_machine
 from evalfleet.channels.supervisor.processes import birth, marked, marker, parse_stat
 from evalfleet.names import safe_name
@@ -512,6 +513,16 @@ def test_an_expiry_outlives_the_supervisor(host: Host) -> None:
     pid = host.pid
     until(lambda: dead(pid), "the expiry")
     assert (host.directory / "expired").exists()
+
+
+def test_after_a_reboot_a_wall_clock_that_was_set_back_prolongs_no_life() -> None:
+    expiry = expiry_in(60.0)
+    assert 59 < seconds_to(expiry) <= 60
+    set_back = {**expiry, "boot": "an earlier one", "wall": expiry["wall"] + 7200}
+    assert seconds_to(set_back) == 60
+    assert 59 < seconds_to({**expiry, "boot": "an earlier one"}) <= 60
+    of_an_earlier_version = {"mono": time.monotonic() + 60, "wall": 0.0, "boot": expiry["boot"]}
+    assert 59 < seconds_to(of_an_earlier_version) <= 60
 
 
 def test_secrets_are_only_in_the_jobs_environment(host: Host) -> None:

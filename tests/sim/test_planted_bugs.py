@@ -17,10 +17,12 @@ from evalfleet.policy import changed_effects
 from evalfleet.ports import Journal
 from evalfleet.sim import checks
 from evalfleet.sim.journal import SimJournal
+from evalfleet.sim.loop import SimComputer
 from evalfleet.sim.places import SimService, SimVms
 from evalfleet.sim.scenario import PLACES, Scenario, draw
 from evalfleet.sim.simulate import Parts, Simulated, simulate
-from evalfleet.sim.world import Life, SimMachine, World
+from evalfleet.sim.world import Life, SimJob, SimMachine, World
+from evalfleet.state import RunState
 
 SEEDS = range(150)
 
@@ -155,6 +157,15 @@ class ObeysAnybody(World):
         return
 
 
+class MixesResults(World):
+    """Every tenth job is told to have ended as another one did."""
+
+    def end_job(self, job: SimJob, ended: Ended) -> None:
+        super().end_job(job, ended)
+        if len(self.ended) % 10 == 0:
+            job.ended = Ended("exited", 0, 1.0, b'{"score": 0.5}')
+
+
 class NeverExpires(World):
     def _expire(self, machine: SimMachine) -> None:
         return
@@ -219,6 +230,13 @@ def places(**changed: Any) -> Mapping[str, Any]:
 
 
 # -- which check must see which bug --------------------------------------------------------------
+
+
+class ByTheWallClock:
+    """The time of a run as its computer's wall clock tells it."""
+
+    def __init__(self, computer: SimComputer, state: RunState) -> None:
+        self.now = computer.wall
 
 
 def seen_by_the_world(sim: Simulated) -> Iterator[str]:
@@ -310,6 +328,10 @@ BUGS = {
         "which it could outlive",
         place="service",
     ),
+    "durations by the wall clock": Bug(
+        Parts(clock=ByTheWallClock), checks.within_limits, "of a budget of", place="vms", budget_usd=0.1
+    ),
+    "a result of another": Bug(Parts(world=MixesResults), checks.no_score_is_forged, "did not get"),
     "a crowded slot": Bug(Parts(engine=CrowdsSlots), seen_by_the_world, "attempts at once"),
 }
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from evalfleet.events import AttemptGraded
-from evalfleet.model import CAUSES, Cause, Task, TaskId
+from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
 from evalfleet.sim.checks import violations
 from evalfleet.sim.faults import Faults
-from evalfleet.sim.scenario import OFFERS, Scenario, Span, draw
+from evalfleet.sim.scenario import OFFERS, Scenario, Span, Step, draw
 from evalfleet.sim.seeds import check_seed, run_seeds
-from evalfleet.sim.simulate import Simulated, simulate
+from evalfleet.sim.simulate import Parts, Simulated, simulate
+from evalfleet.sim.world import World
 
 
 @pytest.mark.parametrize("seed", range(0, 300, 15))
@@ -34,6 +36,8 @@ def test_the_seeds_exercise_what_they_claim_to() -> None:
     assert {what for scenario in scenarios for what in scenario.resumes} == {"broken", "unrun"}
     assert any(scenario.abandoned for scenario in scenarios)
     assert any(scenario.answers and scenario.faults.grader_fails for scenario in scenarios)
+    assert any(scenario.steps and scenario.strobe and scenario.faults.reboots for scenario in scenarios)
+    assert any(scenario.faults.lies for scenario in scenarios)
     assert any(scenario.api_loss and "service" in scenario.plan.places for scenario in scenarios)
 
 
@@ -146,6 +150,58 @@ def test_a_controller_whose_computer_slept_keeps_what_ended_meanwhile(seed: int)
 def test_a_controller_that_slept_past_every_expiry_starts_over(seed: int) -> None:
     sim = checked(replace(calm(seed), nap=Span(300.0, 100_000.0)))
     assert sim.state.scored == len(sim.scenario.tasks)
+
+
+@pytest.mark.parametrize("seed", range(7))  # of 7, the first controller dies before it has written a word
+@pytest.mark.parametrize("strobe", [None, (0.7, 7200.0)])
+def test_a_wall_clock_that_is_set_changes_nothing(seed: int, strobe: tuple[float, float] | None) -> None:
+    """Hours either way, while a controller runs and between two of them: the same journal, byte for byte."""
+    crashes = Faults(controller_crashes=3, crash_every_s=300.0)
+    plain = replace(calm(seed), faults=crashes)
+    steps = tuple(Step(200.0 + 400 * n, hours * 3600.0) for n, hours in enumerate((-2, 5, -100, 0, 9)))
+    assert checked(plain).crashes
+    assert checked(replace(plain, steps=steps, strobe=strobe)).store.digest() == checked(plain).store.digest()
+
+
+class Asked(World):
+    """Keeps how long machines were to live."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lives_s: list[float] = []
+
+    def bring_up(self, machine: MachineId, offer: Offer, expires_s: float, boot_s: float) -> None:
+        self.lives_s.append(expires_s)
+        super().bring_up(machine, offer, expires_s, boot_s)
+
+    def extend(self, machine: MachineId, expires_s: float) -> None:
+        self.lives_s.append(expires_s)
+        super().extend(machine, expires_s)
+
+
+@pytest.mark.parametrize("hours", [-2, -100])
+def test_after_a_reboot_with_a_clock_that_went_back_no_absurd_life_is_asked_for(hours: int) -> None:
+    crashes = Faults(controller_crashes=4, crash_every_s=300.0, reboots=1.0)
+    asked: list[float] = []
+    for seed in range(8):
+        scenario = replace(calm(seed), faults=crashes, steps=(Step(1.0, hours * 3600.0),))
+        sim = simulate(scenario, Parts(world=Asked))
+        assert violations(sim) == []
+        assert sim.state.scored == len(scenario.tasks)
+        assert isinstance(sim.world, Asked)
+        lease_s = scenario.plan.limits.lease_s
+        asked += [life_s - lease_s for life_s in sim.world.lives_s]
+    assert asked
+    assert max(asked) <= 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_machines_that_lie_lose_their_own_tasks_and_no_others(seed: int) -> None:
+    sim = checked(replace(calm(seed), faults=Faults(lies=0.3)))
+    honest = [m for m in sim.state.machines.values() if m.id not in sim.world.liars]
+    assert not any(machine.cause for machine in honest)
+    if sim.state.stop is None:
+        assert sim.state.status == "done"
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from evalfleet.benchmarks.results import outcome_of
 from evalfleet.cost import billed_usd, idle_usd
 from evalfleet.events import AttemptStarted, MachineAllocated, MachineRequested
-from evalfleet.model import Cause, MachineId, Micros, after
+from evalfleet.model import Cause, MachineId, Micros, Scored, after
 from evalfleet.policy import effects
 from evalfleet.policy.effects import THE_RUN
 from evalfleet.state import MachineState
@@ -60,6 +61,17 @@ def one_score_a_task(sim: Simulated) -> Iterator[str]:
             yield f"{attempt} ran but the journal does not know it"
 
 
+def no_score_is_forged(sim: Simulated) -> Iterator[str]:
+    """A machine that lies may do so about its own attempts: all others have the score that they got."""
+    for attempt in sim.state.attempts.values():
+        if attempt.machine in sim.world.liars or not isinstance(attempt.outcome, Scored):
+            continue
+        ended = sim.world.ended.get(attempt.id)
+        task = sim.state.tasks[attempt.task].task
+        if ended is None or outcome_of(task, ended, healthy=True) != attempt.outcome:
+            yield f"{attempt.id} has a score that it did not get"
+
+
 def nothing_left_behind(sim: Simulated) -> Iterator[str]:
     """4: no machine when the run has ended; by its expiry in any case."""
     for machine in sim.world.machines.values():
@@ -82,10 +94,12 @@ def within_limits(sim: Simulated) -> Iterator[str]:
 
     What is left of machines that nobody deleted costs on: a budget covers `sweep_s` of that, the journal all.
     Where a place cannot end a machine soon, or starts it late, one that nobody ends may outlive the time
-    limit.
+    limit. What passed while no clock counted it (a reboot, with a wall clock that went back) no controller
+    can know of.
     """
-    limits, meters = sim.state.limits, sim.world.meters
-    one_step = sum(m.offer.billing_step_s * m.offer.usd_per_hour / 3600 for m in meters)
+    limits, meters, untold_s = sim.state.limits, sim.world.meters, sim.world.untold_s
+    one_step = sum((m.offer.billing_step_s + untold_s) * m.offer.usd_per_hour / 3600 for m in meters)
+    untold_usd = one_step if untold_s else 0.0
     spent = sum(billed_usd(m.offer, m.start, m.end or m.expires_at) + _idle(m) for m in meters)
     late = sum(_idle(m, m.offer.sweep_s) for m in meters)
     if limits.budget_usd is not None and spent - late > limits.budget_usd + one_step + 1e-9:
@@ -95,10 +109,10 @@ def within_limits(sim: Simulated) -> Iterator[str]:
         yield f"the journal accounts for ${booked:.4f} of a budget of ${limits.budget_usd:g}"
     # a machine that its place ended begins one more step than the journal knows of
     begun = sum(m.offer.billing_step_s * m.offer.idle_usd_per_hour / 3600 for m in meters)
-    if not sim.scenario.abandoned and spent > booked + begun + 1e-9:
+    if not sim.scenario.abandoned and spent > booked + begun + untold_usd + 1e-9:
         yield f"the places billed ${spent:.4f} but the journal accounts for ${booked:.4f}"
     if limits.max_duration_s is not None:
-        end = after(sim.state.started_at, limits.max_duration_s)
+        end = after(sim.state.started_at, limits.max_duration_s + untold_s)
         for meter in (m for m in meters if m.offer.usd_per_hour > 0):
             last = max(end, after(meter.start, meter.offer.least_life_s))
             if meter.offer.queues:
@@ -134,15 +148,20 @@ def causes_are_told(sim: Simulated) -> Iterator[str]:
 
 
 def artefacts_come_home(sim: Simulated) -> Iterator[str]:
-    """Those of scored attempts, unless their machine was given up."""
-    yield from ledger.artefacts_come_home(list(sim.store.read()), sim.state)
+    """Those of scored attempts, unless their machine was given up, or lies."""
+    yield from ledger.artefacts_come_home(list(sim.store.read()), sim.state, sim.world.liars)
 
 
 def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:
-    """In a world whose machines do not fail none is given up, also not when our own network is down."""
+    """In a world whose machines do not fail none is given up, also not when our own network is down.
+
+    Those that lie may be, and take no other with them.
+    """
     if not sim.scenario.faults.calm or sim.scenario.nap is not None:
         return
     for machine in sim.state.machines.values():
+        if machine.id in sim.world.liars:
+            continue
         if machine.mends and machine.cause is not Cause.MACHINE_LOST:  # one that expired is silent, too
             yield f"{machine.id} was mended ({', '.join(machine.mends)}) although it was well"
         if machine.cause in (Cause.CONNECTION, Cause.STUCK, Cause.SETUP, Cause.READINESS):
@@ -179,6 +198,7 @@ def no_task_outlives_its_machine(sim: Simulated) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     every_task_is_accounted_for,
     one_score_a_task,
+    no_score_is_forged,
     nothing_left_behind,
     one_writer_at_a_time,
     within_limits,

@@ -33,12 +33,14 @@ class Faults:
     controller_crashes: int = 0
     crash_every_s: float = 2000.0
     take_over: float = 0.0
+    reboots: float = 0.0  # that a crash of the controller is one of its computer
+    lies: float = 0.0  # that a machine answers anything: see places.LyingChannel
     latency_s: tuple[float, float] = (0.05, 2.0)
     commit_s: tuple[float, float] = (0.001, 0.02)
 
     @property
     def calm(self) -> bool:
-        """Nothing fails but, perhaps, controllers and their own network."""
+        """Nothing fails but, perhaps, controllers, their own network, and machines that lie."""
         return not (
             self.call_fails
             or self.never_boots
@@ -81,4 +83,6 @@ def draw_faults(rng: random.Random) -> Faults:
         controller_crashes=rng.choice((0, 2, 5, 9)),
         crash_every_s=rng.choice((300.0, 2000.0)),
         take_over=rng.choice((0.0, 0.5)),
+        reboots=rng.choice((0.0, 0.0, 0.5)),
+        lies=rng.choice((0.0, 0.0, 0.1, 0.3)),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 from evalfleet.events import (
@@ -120,13 +120,17 @@ def causes_are_told(state: RunState) -> Iterator[str]:
                 yield f"{attempt.id} was cancelled on a machine that was kept"
 
 
-def artefacts_come_home(records: Sequence[Record], state: RunState) -> Iterator[str]:
+def artefacts_come_home(
+    records: Sequence[Record], state: RunState, liars: Collection[MachineId] = ()
+) -> Iterator[str]:
     """Those of attempts that did not break, unless the machine was given up, or long silent when let go."""
     for record in records:
         if not isinstance(record.event, AttemptCollected) or not record.event.collected.problem:
             continue
         attempt = state.attempts[record.event.attempt]
         machine = state.machines[attempt.machine]
+        if machine.id in liars:
+            continue
         since = machine.silent_since or machine.condemned_at
         waited = since is not None and record.at >= after(since, machine.offer.lost_s)
         if not isinstance(attempt.outcome, Broken) and machine.cause is None and not waited:

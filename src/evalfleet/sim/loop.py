@@ -7,7 +7,7 @@ import selectors
 from collections.abc import Mapping
 from typing import Any
 
-from evalfleet.model import SECOND, Micros
+from evalfleet.model import SECOND, Micros, after
 
 EPOCH: Micros = 1_800_000_000 * SECOND
 """Where simulated time begins. Any instant will do, as long as it is the same one every time."""
@@ -57,3 +57,31 @@ class SimLoop(asyncio.SelectorEventLoop):
 
     def now(self) -> Micros:
         return EPOCH + round(self._jump.now * SECOND)
+
+
+class SimComputer:
+    """The controllers' computer: its wall clock is set now and then, its steady one counts since its boot."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self._boots = 1
+        self._booted_at = loop.now()
+        self.ahead_s = 0.0  # by how much its wall clock is wrong
+        self.strobe: tuple[float, float] | None = None  # (every, by): also by so much in every second period
+
+    @property
+    def boot(self) -> str:
+        return f"boot {self._boots}"
+
+    def reboot(self) -> None:
+        self._boots += 1
+        self._booted_at = self._loop.now()
+
+    def wall(self) -> Micros:
+        ahead_s = self.ahead_s
+        if self.strobe is not None and self._loop.time() // self.strobe[0] % 2:
+            ahead_s += self.strobe[1]
+        return after(self._loop.now(), ahead_s)
+
+    def steady(self) -> Micros:
+        return self._loop.now() - self._booted_at

@@ -6,15 +6,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from evalfleet.errors import ChannelError, MachineMute, PlaceError, SetupFailed
+from evalfleet.errors import (
+    ChannelError,
+    MachineForged,
+    MachineMute,
+    PlaceError,
+    SetupFailed,
+    StaleController,
+)
 from evalfleet.model import (
     AttemptId,
     Bundle,
     Collected,
     Command,
     Ended,
+    EndReason,
     Job,
     Machine,
     MachineId,
@@ -111,6 +119,79 @@ class SimChannel:
         return
 
 
+class LyingChannel(SimChannel):
+    """Reaches a machine that may answer anything: jobs it never ran, results of others, nonsense, refusals.
+
+    It says what a real channel lets through of a hostile machine: that bounds each value, and raises nothing
+    but these errors.
+    """
+
+    async def _tempted(self) -> World | None:
+        """The world to draw a lie from; None: this time the machine is honest, or it is no liar."""
+        self._lying = self._world.lying
+        if self._machine not in self._world.liars or self._lying.random() < 0.5:
+            return None
+        await self._reach_any_start()
+        return self._world
+
+    async def _refuse(self) -> None:
+        if await self._tempted() is not None:
+            match self._lying.randrange(4):
+                case 0:
+                    raise StaleController("the machine obeys another controller: epoch 999999999")
+                case 1:
+                    raise MachineForged("what answers there is no supervisor of ours")
+                case 2:
+                    raise ChannelError("the supervisor answered nonsense")
+                case _:
+                    return
+
+    async def prepare(
+        self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
+    ) -> Mapping[str, float]:
+        await self._refuse()
+        return await super().prepare(bundle, left, tell)
+
+    async def probe(self, command: Command | None) -> bool:
+        await self._refuse()
+        return await super().probe(command)
+
+    async def start(self, job: Job) -> None:
+        await self._refuse()
+        if await self._tempted() is None:
+            await super().start(job)
+
+    async def ended(self, job: AttemptId) -> Ended:
+        if (world := await self._tempted()) is None:
+            return await super().ended(job)
+        others = [*world.ended.values()]
+        match self._lying.randrange(5):
+            case 0 if others:  # an old result, or another's
+                return self._lying.choice(others)
+            case 1:
+                reasons: Sequence[EndReason] = get_args(EndReason)
+                return Ended(self._lying.choice(reasons), -1, self._lying.choice((0.0, 31_536_000.0)))
+            case 2:
+                nonsense = (
+                    b"",
+                    b"\xff",
+                    b"[]",
+                    b'{"score": 1e400}',
+                    b'{"score": -1}',
+                    b'{"broken": "evicted"}',
+                )
+                return Ended("exited", 0, 0.0, self._lying.choice(nonsense))
+            case 3:
+                return Ended("exited", 0, 0.0, b'{"score": 1.0}')
+            case _:
+                await self._refuse()
+                return await super().ended(job)
+
+    async def collect(self, job: AttemptId, into: Path) -> Collected:
+        await self._refuse()
+        return await super().collect(job, into)
+
+
 def name_of_start(machine: SimMachine) -> str:
     return f"start {machine.starts}" if machine.starts else ""
 
@@ -194,7 +275,8 @@ class _SimPlace:
         return Machine(machine.id, "up" if up else "pending", "10.0.0.1", f"host-of-{machine.id}")
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        return SimChannel(self._world, self._life, machine, fence)
+        kind = LyingChannel if self._world.faults.lies else SimChannel
+        return kind(self._world, self._life, machine, fence)
 
     async def close(self) -> None:
         return

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from evalfleet.benchmarks.results import outcome_of
 from evalfleet.model import (
     Answered,
     AttemptId,
@@ -137,24 +138,9 @@ class SimBenchmark:
         return Command(("sleep", str(self._durations[index])))
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
-        if ended.result is not None:
-            if self.grader is not None:
-                return Answered()
-            score = msgspec.json.decode(ended.result, type=dict[str, float])["score"]
-            return Scored(score, score == 1.0)
-        match ended.reason:
-            case "timed_out":
-                return Scored(0.0, limit_s=task.timeout_s) if healthy else Broken(Cause.STUCK)
-            case "stalled":
-                return Broken(Cause.STUCK)
-            case "evicted":
-                return Broken(Cause.EVICTED)
-            case "lost":
-                return Broken(Cause.MACHINE_LOST)
-            case "stopped":
-                return Broken(Cause.CANCELLED)
-            case _:
-                return Broken(Cause.RESULT)
+        if ended.result is not None and self.grader is not None:
+            return Answered()
+        return outcome_of(task, ended, healthy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +149,14 @@ class Span:
 
     start_s: float
     length_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The wall clock of the controllers' computer is set at `at_s`: so far from the truth it is then."""
+
+    at_s: float
+    ahead_s: float
 
 
 Resumption = Literal["unrun", "broken"]
@@ -174,7 +168,8 @@ class Scenario:
     """What is simulated.
 
     `outage`: our own network is down. `api_loss`: the service answers nobody, nor do its machines through it.
-    `nap`: the controller's computer sleeps. `answers`: attempts are graded after the last task.
+    `nap`: the controller's computer sleeps. `steps`: its wall clock is set, and with `strobe` (every, by) it
+    jumps to and fro all the time. `answers`: attempts are graded after the last task.
     """
 
     seed: int
@@ -186,6 +181,8 @@ class Scenario:
     outage: Span | None = None
     api_loss: Span | None = None
     nap: Span | None = None
+    steps: tuple[Step, ...] = ()
+    strobe: tuple[float, float] | None = None
     resumes: tuple[Resumption, ...] = ()
     durations: tuple[float, ...] = ()
     answers: bool = False
@@ -226,6 +223,8 @@ def draw(seed: int) -> Scenario:
         outage=_span(rng, 0.2, (30.0, 420.0)),
         api_loss=_span(random.Random(f"api {seed}"), 0.4, (30.0, 420.0)),
         nap=_span(rng, 0.1, (600.0, 30_000.0)),
+        steps=_steps(random.Random(f"wall {seed}")),
+        strobe=random.Random(f"strobe {seed}").choice((None, None, (0.7, 7200.0), (40.0, -9000.0))),
         resumes=rng.choice(((), (), ("broken",), ("unrun",), ("broken", "unrun"))),
         answers=random.Random(f"answers {seed}").random() < 0.25,
         offers=random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS)),
@@ -244,3 +243,9 @@ def _tasks(rng: random.Random, stall_s: float) -> tuple[Task, ...]:
 
 def _span(rng: random.Random, chance: float, length_s: tuple[float, float]) -> Span | None:
     return Span(rng.uniform(100, 4000), rng.uniform(*length_s)) if rng.random() < chance else None
+
+
+def _steps(rng: random.Random) -> tuple[Step, ...]:
+    """Hours either way, days now and then."""
+    hours = rng.choice((0.0, 2.0, 5.0, 100.0)) * 3600
+    return tuple(Step(rng.uniform(0, 8000), rng.uniform(-hours, hours)) for _ in range(rng.randint(0, 4)))

@@ -13,14 +13,24 @@ from typing import Any
 
 from msgspec import structs
 
+from evalfleet.clock import RunClock
 from evalfleet.engine import Engine, Tempo
 from evalfleet.errors import LeaseLost
-from evalfleet.events import Event, RunPlanned, RunResumed, StopRequested, TasksPlanned, TasksReopened
-from evalfleet.ports import Place
+from evalfleet.events import (
+    ControllerStarted,
+    Event,
+    RunPlanned,
+    RunResumed,
+    StopRequested,
+    TasksPlanned,
+    TasksReopened,
+)
+from evalfleet.model import Micros, seconds_between
+from evalfleet.ports import Clock, Place
 from evalfleet.state import RunState, fold
 
 from .journal import SimJournal, SimStore
-from .loop import SimLoop
+from .loop import SimComputer, SimLoop
 from .nap import LIFE, NapLoop, fall_asleep, wake
 from .scenario import PLACES, PlaceClass, Resumption, Scenario, SimBenchmark, SimGrader
 from .world import Life, World
@@ -28,6 +38,12 @@ from .world import Life, World
 SIM_TEMPO = Tempo(
     requests_s=30.0, survey_s=60.0, poll_s=2.0, poll_cap_s=30.0, linger_s=2.0, longest_wait_s=3600.0
 )
+
+
+def clock_of(computer: SimComputer, state: RunState) -> RunClock:
+    """As a real controller makes it."""
+    last = state.controller
+    return RunClock(computer, boot=last.boot, zero=last.zero, last_at=state.last_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +54,7 @@ class Parts:
     journal: type[SimJournal] = SimJournal
     world: type[World] = World
     places: Mapping[str, PlaceClass] | None = None
+    clock: Callable[[SimComputer, RunState], Clock] = clock_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,8 @@ class _Simulation:
         self.loop = NapLoop() if scenario.nap else SimLoop()
         self.world = parts.world(scenario.seed, self.loop, scenario.faults, scenario.plan.slots)
         self.store = SimStore(self.world)
+        self.computer = SimComputer(self.loop)
+        self.ahead: Micros = 0  # by how much the run's time is
         self.rng = random.Random(f"fate {scenario.seed}")
         self.crashes = 0
         self._lives: list[Life] = []
@@ -98,6 +117,9 @@ class _Simulation:
             self.loop.call_later(outage.start_s, self.world.cut_off, outage.length_s)
         if (loss := self.scenario.api_loss) is not None:
             self.loop.call_later(loss.start_s, self.world.lose_api, loss.length_s)
+        self.computer.strobe = self.scenario.strobe
+        for step in self.scenario.steps:
+            self.loop.call_later(step.at_s, setattr, self.computer, "ahead_s", step.ahead_s)
         if (nap := self.scenario.nap) is not None:
             self.loop.call_later(nap.start_s, self._nap, nap.length_s)
 
@@ -118,8 +140,16 @@ class _Simulation:
         else:
             return False
         self.store.epoch += 1
-        self.store.write(self.store.epoch, self.loop.now(), events)
+        self.store.write(self.store.epoch, self._clock(state).now(), events)
         return True
+
+    def _clock(self, state: RunState) -> Clock:
+        """Of the next controller. What it does not know to have passed is noted: nobody could tell it."""
+        clock = self.parts.clock(self.computer, state)
+        ahead = clock.now() - self.loop.now()
+        self.world.untold_s += max(0.0, seconds_between(ahead, self.ahead))
+        self.ahead = ahead
+        return clock
 
     async def _until_ended(self) -> None:
         while True:
@@ -135,6 +165,13 @@ class _Simulation:
                 await self._kill(life)
                 break
             await asyncio.sleep(self.rng.expovariate(1 / (60.0 if zombie else 600.0)))
+            if not zombie and self.world.chance(self.scenario.faults.reboots):
+                await self._reboot()
+
+    async def _reboot(self) -> None:
+        for life in self._lives:
+            await self._kill(life)
+        self.computer.reboot()
 
     def _first_events(self) -> list[Event]:
         return [RunPlanned(self.scenario.plan, len(self.scenario.tasks)), TasksPlanned(self.scenario.tasks)]
@@ -149,14 +186,18 @@ class _Simulation:
             name: classes[name](self.world, life, name, self.scenario.offers[name])
             for name in self.scenario.plan.places
         }
+        state = fold(journal.read())
+        clock = self._clock(state)
         grader = SimGrader(self.world, life) if self.scenario.answers else None
         engine = self.parts.engine(
             journal,
             places,
             SimBenchmark(self.scenario.durations, grader),
-            self.loop,
+            clock,
             Path("artefacts"),
+            controller=ControllerStarted(boot=self.computer.boot, zero=clock.now() - self.computer.steady()),
             tempo=self.tempo,
+            state=state,
         )
         task = context.run(self.loop.create_task, engine.run())
         task.add_done_callback(self._heed)

@@ -81,6 +81,7 @@ class SimMachine:
     frozen_until: float = 0.0
     hangs: int = 0  # nothing reaches it until so many mends more
     leaving: bool = False  # its place has announced to take it back
+    lies: bool = False  # what it says may be anything
     epoch: int = 0
     jobs: dict[AttemptId, SimJob] = field(default_factory=dict[AttemptId, SimJob])
     open: list[SimJob] = field(default_factory=list[SimJob])  # those of `jobs` that may still run
@@ -97,6 +98,10 @@ class World:
         self.machines: dict[MachineId, SimMachine] = {}
         self.meters: list[Meter] = []
         self.started: dict[AttemptId, MachineId] = {}
+        self.ended: dict[AttemptId, Ended] = {}  # of all jobs, how they ended in truth
+        self.liars: set[MachineId] = set()
+        self.lying = random.Random(f"lies {seed}")
+        self.untold_s = 0.0  # that passed, and no clock could tell the run's controllers
         self.durable: set[str] = set()  # ids whose intent is on disk: the only ones we may act on
         self.marks: Counter[str] = Counter()  # what scripts left behind, to be counted by tests
         self.violations: list[str] = []
@@ -153,6 +158,7 @@ class World:
         meter = Meter(machine, offer, now, after(now, expires_s))
         made = SimMachine(machine, loop.time() + boot_s, meter)
         self.machines[machine] = made
+        self._corrupt(made)
         self.meters.append(meter)
         self.later(expires_s, self._expire, made)
         self._schedule_fate(made, self.faults.machine_dies_every_s, self.kill)
@@ -169,7 +175,13 @@ class World:
         if machine not in self.machines:
             meter = Meter(machine, offer, self.loop.now(), self.loop.now())
             made = self.machines[machine] = SimMachine(machine, 0.0, meter, queued=True)
+            self._corrupt(made)
             self.later(self.rng.uniform(*self.faults.queue_s), self._allocate, made, life_s)
+
+    def _corrupt(self, machine: SimMachine) -> None:
+        if self.faults.lies and self.lying.random() < self.faults.lies:
+            machine.lies = True
+            self.liars.add(machine.id)
 
     def _allocate(self, machine: SimMachine, life_s: float) -> None:
         if machine.gone:
@@ -242,8 +254,7 @@ class World:
 
     def _end_jobs(self, machine: SimMachine, ended: Ended) -> None:
         for job in machine.jobs.values():
-            job.ended = job.ended or ended
-            job.wake()
+            self.end_job(job, ended)
 
     def _announce(self, machine: SimMachine) -> None:
         """A machine that is told beforehand ends its jobs itself, and takes no more."""
@@ -324,7 +335,7 @@ class World:
         machine.open = [known for known in machine.open if known.ended is None]
         if job.bundle and (job.bundle, "") not in machine.prepared:
             self.violations.append(f"{job.id} was started on {machine.id}, which is not set up")
-        if len(machine.open) >= self.slots:
+        if len(machine.open) >= self.slots and not machine.lies:  # one that lies says what ended, too
             self.violations.append(f"{machine.id} runs more than {self.slots} attempts at once")
         self.started[job.id] = machine.id
         self.marks[marks[0]] += 1
@@ -350,5 +361,5 @@ class World:
 
     def end_job(self, job: SimJob, ended: Ended) -> None:
         """The job is over, unless it was before; whoever waits is told."""
-        job.ended = job.ended or ended
+        job.ended = self.ended[job.id] = job.ended or ended
         job.wake()

@@ -189,6 +189,7 @@ def machine_heard(state: RunState, at: Micros, event: ev.MachineHeard) -> None:
 def controller_started(state: RunState, at: Micros, event: ev.ControllerStarted) -> None:
     """Nobody listened for a while, so no machine has been silent: each has all the time to answer."""
     state.controllers += 1
+    state.controller = event
     for machine in list(state.silent):
         unsilence(state, state.machines[machine])
 

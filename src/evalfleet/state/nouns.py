@@ -197,6 +197,7 @@ class RunState:
     last_at: Micros = 0
     events: int = 0
     controllers: int = 0
+    controller: ev.ControllerStarted = field(default_factory=ev.ControllerStarted)  # the last one
     stop: ev.StopRequested | None = None
     status: RunStatus = "running"
     ended_at: Micros | None = None

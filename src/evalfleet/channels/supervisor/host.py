@@ -17,6 +17,28 @@ def boot_id() -> str:
     return (read_file("/proc/sys/kernel/random/boot_id") or b"").decode()
 
 
+STEADY = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def steady() -> float:
+    """Seconds by a clock that nobody sets and that counts while the host is suspended, if it has one."""
+    return time.monotonic() if STEADY is None else time.clock_gettime(STEADY)
+
+
+def expiry_in(seconds: float) -> dict[str, Any]:
+    """What to keep of a moment so many seconds from now, for whoever looks after a restart or a reboot."""
+    return {"steady": steady() + seconds, "wall": time.time() + seconds, "boot": boot_id(), "life": seconds}
+
+
+def seconds_to(expiry: dict[str, Any]) -> float:
+    """Until then. After a reboot only the wall clock tells, and that may have been set back since."""
+    if expiry["boot"] != boot_id():
+        return min(float(expiry["wall"]) - time.time(), float(expiry.get("life", float("inf"))))
+    if "steady" not in expiry:  # of an earlier version
+        return float(expiry["mono"]) - time.monotonic()
+    return float(expiry["steady"]) - steady()
+
+
 def cpu_times() -> tuple[float, float]:
     """(busy, total) of the host's processors since boot, in any unit."""
     line = (read_file("/proc/stat") or b"").partition(b"\n")[0].split()[1:9]

@@ -15,7 +15,7 @@ from binascii import a2b_base64, b2a_base64
 from .clients import Client, Clients
 from .files import SOCKET, make_key, read_file, sha256, write_atomic
 from .follow import Follower, Followers
-from .host import boot_id, cpu_times, memory_used
+from .host import boot_id, cpu_times, expiry_in, memory_used, seconds_to, steady
 from .job import NEVER, Job
 from .jobs import Jobs
 from .notices import Notices
@@ -101,12 +101,10 @@ class Server:
         self.epochs = json.loads(read_file("epoch") or b"{}")
         expiry = json.loads(read_file("expiry") or b"null")
         if expiry:
-            same_boot = expiry["boot"] == boot_id()
-            left = expiry["mono"] - time.monotonic() if same_boot else expiry["wall"] - time.time()
-            self.expires = time.monotonic() + left
+            self.expires = steady() + seconds_to(expiry)
         if os.path.exists("expired"):  # we are here only to tell how jobs ended
             self.expired = True
-            self.expires = time.monotonic() + AFTERLIFE_S
+            self.expires = steady() + AFTERLIFE_S
         self.jobs.restore()
         # not `watch`: earlier versions kept another form of it there
         if watched := json.loads(read_file("notices") or b"null"):
@@ -114,9 +112,10 @@ class Server:
 
     def run(self) -> None:
         while not self.done:
-            due = min(self.jobs.due, self.clients.late_due, self.followers.due, self.beat_at, self.expires)
+            due = min(self.jobs.due, self.clients.late_due, self.followers.due, self.beat_at)
             if self.notices is not None:
                 due = min(due, self.notices.due)
+            due = min(due, time.monotonic() + self.expires - steady())
             for key, events in self.selector.select(max(due - time.monotonic(), 0.0)):
                 self.guarded(key.data, key, key, events)
             now = time.monotonic()
@@ -143,8 +142,8 @@ class Server:
             self.followers.tick(now)
         if self.notices is not None and now >= self.notices.due:
             self.notices.tick(now)
-        if now >= self.expires:
-            self.expire(now)
+        if steady() >= self.expires:
+            self.expire()
         elif now >= self.beat_at:
             self.beat(now)
 
@@ -171,10 +170,10 @@ class Server:
                 return
             self.clients.add(sock)
 
-    def expire(self, now: float) -> None:
+    def expire(self) -> None:
         """The dead-man switch: nobody asked for more time. Results wait on the disk."""
         if self.expired and any(client.known for client in self.clients.all):
-            self.expires = now + AFTERLIFE_S
+            self.expires = steady() + AFTERLIFE_S
             return
         self.done = True
         with open("expired", "w"):
@@ -317,14 +316,12 @@ class Server:
         left = float(message["seconds"])
         if not abs(left) < NEVER:
             raise ValueError(f"no time to live: {left}")
-        left = min(left, LONGEST_LIFE_S)
-        expires = time.monotonic() + left
-        expiry = {"mono": expires, "wall": time.time() + left, "boot": boot_id()}
+        expiry = expiry_in(min(left, LONGEST_LIFE_S))
         write_atomic("expiry", json.dumps(expiry), durable=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink("expired")
         self.expired = False
-        self.expires = expires
+        self.expires = expiry["steady"]
         return {}
 
     def watch(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:

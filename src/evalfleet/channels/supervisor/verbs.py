@@ -22,7 +22,7 @@ import sys
 import time
 
 from .files import SOCKET, make_key, read_file, read_key, write_atomic
-from .host import boot_id, cloud_init
+from .host import cloud_init, expiry_in, seconds_to
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -243,9 +243,7 @@ def holds(directory: str) -> bool:
         expiry = json.loads(read_file(directory + "/expiry") or b"null")
         if expiry is None:  # it is just being made
             return time.time() - os.stat(directory).st_mtime < NEW_S
-        if expiry["boot"] == boot_id():
-            return bool(expiry["mono"] > time.monotonic())
-        return bool(expiry["wall"] > time.time())
+        return seconds_to(expiry) > 0
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -270,8 +268,7 @@ def lock(directory: str, request: dict[str, Any], make: bool) -> dict[str, Any]:
         return {"error": "taken", "detail": ", ".join(sorted(others))}
     if make:
         os.makedirs(directory, 0o700, exist_ok=True)
-        left = float(request["expires_s"])
-        expiry = {"mono": time.monotonic() + left, "wall": time.time() + left, "boot": boot_id()}
+        expiry = expiry_in(float(request["expires_s"]))
         write_atomic(directory + "/expiry", json.dumps(expiry), durable=True)
         make_key(directory, str(request.get("key") or ""))
     return {}
