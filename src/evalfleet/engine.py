@@ -63,6 +63,7 @@ class Engine:
             Tools(
                 *(self.state, places, benchmark, clock, artefacts, journal.epoch, self._tempo, self.report),
                 secrets=secrets or {},
+                began_at=clock.now(),
             )
         )
         self._offers: Sequence[Offer] = ()

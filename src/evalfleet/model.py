@@ -48,7 +48,10 @@ class CauseTraits(NamedTuple):
     """What follows from a cause."""
 
     free: bool = False
-    """It uses up none of the task's allowed attempts: the task never had its chance."""
+    """It uses up none of the task's allowed attempts, if its place or the controller itself saw it.
+
+    What a machine says, or a file on it, may be the task's own doing: see `Broken.counts`.
+    """
     systematic: bool = True
     """When it kept one machine from becoming ready, the next may fare alike: several of them stop the run."""
     unreachable: bool = False
@@ -60,7 +63,7 @@ class CauseTraits(NamedTuple):
 CAUSES = {
     Cause.PROVISIONING: CauseTraits(free=True, unreachable=True),
     Cause.BOOT: CauseTraits(free=True, unreachable=True),
-    Cause.SETUP: CauseTraits(free=True, declarable=True),
+    Cause.SETUP: CauseTraits(declarable=True),
     Cause.READINESS: CauseTraits(declarable=True),
     Cause.CONNECTION: CauseTraits(free=True, systematic=False, unreachable=True),
     Cause.STUCK: CauseTraits(declarable=True),
@@ -281,11 +284,20 @@ class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
 
 
 class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
-    """The attempt says nothing about the agent: retried. What its model cost is spent all the same."""
+    """The attempt says nothing about the agent: retried. What its model cost is spent all the same.
+
+    `counts`: it uses up an attempt whatever its cause, because the task may have brought it about.
+    """
 
     cause: Cause
     detail: str = ""
     cost_usd: float | None = None
+    counts: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Does it use up none of the task's allowed attempts?"""
+        return CAUSES[self.cause].free and not self.counts
 
 
 class Answered(Struct, frozen=True, tag="answered", omit_defaults=True):
@@ -341,6 +353,8 @@ class Verdict(Struct, frozen=True, omit_defaults=True):
     allow_broken: float = 0.0
     allow_broken_is_share: bool = False
     fail_under: float | None = None
+    strict: bool = False
+    """A broken task is a failed one: it is in the denominator of every rate."""
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):

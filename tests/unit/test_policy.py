@@ -12,7 +12,7 @@ from evalfleet.events import (
     RunEnded,
     StopRequested,
 )
-from evalfleet.model import CAUSES, Broken, Cause, MachineId, Offer, Task, TaskId, after
+from evalfleet.model import CAUSES, AttemptId, Broken, Cause, MachineId, Offer, Task, TaskId, after
 from evalfleet.policy import decide, next_deadline
 from evalfleet.state.attempts import retry_delay_s
 
@@ -296,7 +296,37 @@ def test_a_task_is_broken_after_its_allowed_attempts() -> None:
     assert run.task("t0").outcome == Broken(Cause.RESULT)
 
 
-@pytest.mark.parametrize("cause", [c for c, traits in CAUSES.items() if traits.free and c != Cause.CANCELLED])
+AGAIN_AND_AGAIN = [
+    cause
+    for cause, traits in CAUSES.items()
+    if traits.free and cause not in (Cause.CANCELLED, Cause.MACHINE_LOST)
+]
+
+
+def test_what_a_job_may_say_of_itself_is_never_free() -> None:
+    assert not [cause for cause, traits in CAUSES.items() if traits.free and traits.declarable]
+
+
+@pytest.mark.parametrize("cause", list(CAUSES))
+def test_what_a_task_may_have_caused_uses_up_an_attempt_whatever_it_is_called(cause: Cause) -> None:
+    run = Run(1, workers=1, attempts=1)
+    run.turn()
+    run.ready()
+    run.tell(AttemptEnded(AttemptId("t0.0"), Broken(cause, counts=True)))
+    assert run.task("t0").status == "broken"
+
+
+def test_a_task_is_forgiven_the_loss_of_its_machine_once() -> None:
+    run = Run(1, workers=1, attempts=1)
+    run.turn()
+    run.ready()
+    run.breaks("t0.0", Cause.MACHINE_LOST)
+    assert run.task("t0").status == "running"
+    run.breaks("t0.1", Cause.MACHINE_LOST)
+    assert run.task("t0").status == "broken"
+
+
+@pytest.mark.parametrize("cause", AGAIN_AND_AGAIN)
 def test_free_causes_use_no_attempt_up_but_there_is_a_ceiling(cause: Cause) -> None:
     run = Run(1, workers=1, attempts=2, attempts_ceiling=10)
     run.turn()
@@ -338,6 +368,19 @@ def test_a_machine_is_condemned_only_while_others_score() -> None:
     assert break_in_a_row(run, M1, 4) == []
     other = next(a for a, m in run.open().items() if m == M2)
     assert condemned(run.score(other)) == [M1]
+
+
+def test_what_runs_on_a_machine_that_is_condemned_for_earlier_attempts_is_not_charged() -> None:
+    run = Run(40, workers=2, attempts=9)
+    run.turn()
+    run.ready()
+    break_in_a_row(run, M1, 4)
+    innocent = next(a for a, m in run.open().items() if m == M1)
+    decided = run.score(next(a for a, m in run.open().items() if m == M2))
+    (ended,) = of(AttemptEnded, decided)
+    assert (ended.attempt, isinstance(ended.outcome, Broken) and ended.outcome.is_free) == (innocent, True)
+    task = run.task(innocent.partition(".")[0])
+    assert (task.used, task.tries) == (0, 0)
 
 
 def test_a_model_that_fails_says_nothing_about_the_machine() -> None:

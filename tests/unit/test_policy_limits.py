@@ -45,6 +45,7 @@ def test_a_machine_that_is_silent_while_another_answers_is_given_up_soon() -> No
     decided = run.wait(seconds_between(run.now, due))
     assert condemned(decided) == [M1]
     assert of(MachineCondemned, decided)[0].cause is Cause.CONNECTION
+    assert run.task("t0").used == 1, "its task may have cut it off"
 
 
 def test_what_was_heard_before_its_silence_was_noticed_proves_nothing() -> None:

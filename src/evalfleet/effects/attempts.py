@@ -7,12 +7,13 @@ import errno
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import structs
 
 from evalfleet.channels.secrecy import Secrets
-from evalfleet.errors import ChannelError, FleetError, MachineForged, StaleController
+from evalfleet.errors import ChannelError, FleetError, MachineForged, PlaceError, StaleController
 from evalfleet.events import (
     AttemptCollected,
     AttemptEnded,
@@ -40,13 +41,16 @@ from evalfleet.names import INCOMING, PARTIAL, safe_name
 from evalfleet.ports import Answer, Channel
 from evalfleet.state import AttemptState, MachineState, is_ungraded
 
-from .machines import RESTARTED, forged, silent_since
+from .machines import forged, report_gone, silent_since
 from .tools import Tools
 
 COLLECT_LIMIT_S = 600.0
 COLLECT_TRIES = 3
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOKS = 2
+LOOK_S = 60.0
+EVICTION_S = 300.0
+"""So long after its machine has announced it, a place may take to show that it took a machine back."""
 SCRATCH = ".grading"
 """Where in the run's folder a grader may keep things."""
 
@@ -85,14 +89,41 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
         except MachineForged as err:
             tools.report(forged(machine, err))
             return
+        if isinstance(outcome, Broken) and outcome.is_free:
+            if await _is_gone(tools, machine, ended):
+                return  # what was said of the machine ends its attempts, too
+            away = (
+                ended.reason == "lease" and attempt.started_at < tools.began_at
+            )  # it was we who were silent
+            outcome = structs.replace(outcome, counts=not away)
         seconds, node = round(_seconds(outcome, ended), 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node))
         if ended.reason == "evicted":
-            detail = RESTARTED if machine.offer.queues else "its place announced to take it back"
-            tools.report(MachineCondemned(machine.id, detail, Cause.EVICTED))
+            detail = "it said that its place takes it back, and its place does not"
+            tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
         return
     detail = f"{attempt.id} was not ended at its limit of {task.limit_s:g} s"
     tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
+
+
+async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
+    """Does its place confirm that the machine is gone, or was started anew? Then that is reported.
+
+    A job can write what its machine reads: nothing that is said there is believed where it would give the
+    task another attempt for nothing. A machine that is told beforehand is still there for a while.
+    """
+    patience_s = EVICTION_S if ended.reason == "evicted" else LOOK_S
+    with suppress(TimeoutError, PlaceError):
+        async with asyncio.timeout(patience_s):
+            while True:
+                seen = await tools.find(machine)
+                if seen is None or seen.phase not in ("pending", "up") or seen.start != machine.start:
+                    report_gone(tools, machine, seen)
+                    return True
+                if ended.reason != "evicted":
+                    return False
+                await asyncio.sleep(tools.pace.poll_s * 5)
+    return False
 
 
 def _seconds(outcome: Outcome, ended: Ended) -> float:

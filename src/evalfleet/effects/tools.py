@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from evalfleet.errors import FleetError, PlaceError
 from evalfleet.events import Event
-from evalfleet.model import Machine, MachineId
+from evalfleet.model import Machine, MachineId, Micros
 from evalfleet.ports import Benchmark, Channel, Clock, Fence, Place
 from evalfleet.single_flight import SingleFlight
 from evalfleet.state import MachineState, RunState
@@ -45,6 +45,7 @@ class Tools:
     pace: Pace
     report: Callable[[Event], None]
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    began_at: Micros = 0  # this controller
     _channels: dict[MachineId, Channel] = field(default_factory=dict[MachineId, Channel])
     _listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
 

@@ -134,6 +134,7 @@ class RunOptions(TypedDict, total=False):
         Number, Flag("limits", "allow_broken", "N|P%", "exit 0 with so many broken tasks")
     ]
     fail_under: Annotated[Number, Flag("limits", "share", "RATE", "exit 1 below this success rate")]
+    strict: Annotated[bool, Flag("limits", "switch", "", "count broken tasks as failed")]
     name: Annotated[
         str,
         Flag("how", "line", "RUN", "the run's name (default: made from benchmark and time)", scope="one run"),

@@ -354,7 +354,7 @@ def _limits(flags: Flags, canary: int, tasks: Sequence[Task], setup_s: float) ->
 
 
 def _verdict(flags: Flags) -> Verdict:
-    return msgspec.structs.replace(flags.allow_broken, fail_under=flags.fail_under)
+    return msgspec.structs.replace(flags.allow_broken, fail_under=flags.fail_under, strict=flags.strict)
 
 
 def _doubts(plan: Plan, tasks: Sequence[Task]) -> list[str]:

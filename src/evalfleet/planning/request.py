@@ -57,6 +57,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     keep: bool = False
     allow_broken: Verdict = Verdict()
     fail_under: float | None = None
+    strict: bool = False
 
 
 class _Given(NamedTuple):

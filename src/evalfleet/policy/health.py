@@ -17,14 +17,22 @@ CANARY_ATTEMPTS = 3
 
 
 def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """Attempts on machines that are condemned, or mended, are over: broken by what broke the machine."""
+    """Attempts on machines that are condemned, or mended, are over: broken by what broke the machine.
+
+    That one machine falls silent while others are heard may be the doing of what ran on it.
+    """
     decided: list[Event] = []
     for attempt in state.orphans:
         known = state.attempts[attempt]
         machine = state.machines[known.machine]
-        outcome = Broken(machine.cause or Cause.CANCELLED, machine.detail)
+        alone = machine.cause is Cause.CONNECTION and _fell_silent_alone(state, machine)
+        outcome = Broken(machine.cause or Cause.CANCELLED, machine.detail, counts=alone)
         decided.append(AttemptEnded(attempt, outcome, seconds_between(known.started_at, now)))
     return decided
+
+
+def _fell_silent_alone(state: RunState, machine: MachineState) -> bool:
+    return machine.silent_since is None or proven_online(state, machine)
 
 
 def heed_silence(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -69,12 +77,20 @@ def mend_or_give_up(machine: MachineState, hopeful: bool) -> Event:
 
 
 def condemn_suspects(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """A machine that breaks every attempt is given up, but only while others score."""
+    """A machine that breaks every attempt is given up, but only while others score.
+
+    What runs there now is not to blame for those before it.
+    """
     for machine in islice(state.suspects, 4):
         known = state.machines[machine]
         if state.proofs > known.streak_mark:
             detail = f"{known.streak} attempts in a row broke on it while others scored"
-            return [MachineCondemned(machine, detail, Cause.STUCK)]
+            spared = Broken(Cause.CANCELLED, f"its machine was given up: {detail}")
+            innocent: list[Event] = [
+                AttemptEnded(attempt, spared, seconds_between(state.attempts[attempt].started_at, now))
+                for attempt in known.open
+            ]
+            return [*innocent, MachineCondemned(machine, detail, Cause.STUCK)]
     return []
 
 

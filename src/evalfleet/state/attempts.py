@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evalfleet import events as ev
-from evalfleet.model import CAUSES, Answered, Broken, Cause, Limits, Micros, Scored, after
+from evalfleet.model import Answered, Broken, Cause, Limits, Micros, Scored, after
 
 from .machines import heard, refresh_idle
 from .nouns import AttemptState, MachineState, RunState, TaskState
@@ -71,16 +71,18 @@ def _broke(
 ) -> None:
     cause = outcome.cause
     state.causes[cause] += 1
-    if len(known.attempts) == 1 and not CAUSES[cause].free:
+    free = _is_forgiven(known, outcome)
+    if len(known.attempts) == 1 and not free:
         state.first_broken[cause] += 1
-    if not CAUSES[cause].free and state.proofs < state.limits.canary:
+    if not free and state.proofs < state.limits.canary:
         state.canary_breaks.append(f"{cause}: {outcome.detail}"[:300])
-    if cause is Cause.CANCELLED:
+    if cause is Cause.CANCELLED and free:
         enqueue(state, known, at)
         return
     _suspect(state, machine, cause)
     if machine.id not in known.broken_on:
         known.broken_on.append(machine.id)
+    known.used += not free
     _retry_or_give_up(state, at, attempt, known, outcome)
 
 
@@ -88,12 +90,20 @@ def _retry_or_give_up(
     state: RunState, at: Micros, attempt: AttemptState, known: TaskState, outcome: Broken
 ) -> None:
     known.tries += 1
-    known.used += not CAUSES[outcome.cause].free
     if known.used >= state.limits.attempts or known.tries >= state.limits.attempts_ceiling:
         known.outcome, known.decided_by = outcome, attempt.id
         set_status(state, known, "broken")
     else:
         enqueue(state, known, after(at, retry_delay_s(state.limits, known.tries)))
+
+
+def _is_forgiven(known: TaskState, outcome: Broken) -> bool:
+    """Does the task keep its attempt? Once, a machine that is gone is the machine's trouble; twice, it may be
+    the task that switches it off."""
+    if outcome.cause is not Cause.MACHINE_LOST or not outcome.is_free:
+        return outcome.is_free
+    first, known.lost = not known.lost, True
+    return first
 
 
 def retry_delay_s(limits: Limits, tries: int) -> float:
@@ -134,8 +144,11 @@ def _answer_lost(
     cause = machine.cause or Cause.CONNECTION
     state.causes[cause] += 1
     known.decided_by = None
-    lost = Broken(cause, f"its answer did not come home: {problem}")
+    # unless its place has taken the machine away, the task may have seen to it
+    counts = cause not in (Cause.EVICTED, Cause.MACHINE_LOST)
+    lost = Broken(cause, f"its answer did not come home: {problem}", counts=counts)
     attempt.grades.append(lost)
+    known.used += not _is_forgiven(known, lost)
     _retry_or_give_up(state, at, attempt, known, lost)
 
 

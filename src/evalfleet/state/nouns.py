@@ -54,6 +54,7 @@ class TaskState:
     used: int = 0
     tries: int = 0
     broken_on: list[MachineId] = field(default_factory=list[MachineId])
+    lost: bool = False  # a machine that ran it was lost, and that was forgiven
     not_before: Micros = 0
     retrying: bool = False
     outcome: Outcome | None = None

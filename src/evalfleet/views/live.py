@@ -23,6 +23,7 @@ from .stats import (
     current_task,
     estimated_usd,
     hourly_usd,
+    judged,
     lane_share,
     machines_usd,
     mean_seconds,
@@ -71,7 +72,7 @@ def _performance(state: RunState) -> Document:
     begun = len(state.attempts)
     return {
         "avg_task_duration": _rounded(mean_seconds(state)),
-        "task_success_rate": _rounded(rate(state.succeeded, state.scored)),
+        "task_success_rate": _rounded(rate(state.succeeded, judged(state))),
         "retry_rate": _rounded(retries(state) / begun) if begun else 0.0,
     }
 

@@ -43,6 +43,7 @@ def _markdown(results: Document) -> str:
         _cost(results),
         _slowest(results),
         _broken(results),
+        _retried(results),
         _unrun(results),
         _machines(results),
         _next(results),
@@ -52,8 +53,11 @@ def _markdown(results: Document) -> str:
 
 def _headline(results: Document) -> str:
     rate = percent(results["success_rate"])
+    of = f"{results['scored']:,} scored tasks"
+    if results.get("strict"):
+        of = f"{results['scored'] + results['broken']:,} tasks, broken ones counted as failed"
     rows = [
-        ("Success rate", f"**{rate}** ({results['succeeded']:,} of {results['scored']:,} scored tasks)"),
+        ("Success rate", f"**{rate}** ({results['succeeded']:,} of {of})"),
         ("95% interval", interval(results["success_rate_ci"])),
         ("Mean score", _number(results["mean_score"])),
         ("Tasks", _task_counts(results)),
@@ -166,6 +170,20 @@ def _broken(results: Document) -> str:
     return "## Broken tasks\n\n" + _table(head, rows, right=(3,)) + _rest(len(broken), "tasks")
 
 
+def _retried(results: Document) -> str:
+    """Scores that are not of a first attempt: whoever compares rates wants to know."""
+    retried = [task for task in results["tasks"] if task["success"] is not None and task["broken_attempts"]]
+    rows = [
+        (task["task_id"], _verdict(task), counted(task["broken_attempts"]), task["attempts"])
+        for task in retried[:MOST]
+    ]
+    if not rows:
+        return ""
+    head = ["Task", "Outcome", "Broken before", "Attempts"]
+    title = "## Scores after broken attempts\n\n"
+    return title + _table(head, rows, right=(3,)) + _rest(len(retried), "tasks")
+
+
 def _unrun(results: Document) -> str:
     names = [_cell(task["task_id"]) for task in results["tasks"] if task["status"] == "unrun"]
     if not names:
@@ -246,6 +264,7 @@ COLUMNS = (
     "error",
     "machine",
     "artifacts",
+    "broken_attempts",
 )
 
 
@@ -254,7 +273,9 @@ def _csv(results: Document) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(COLUMNS)
-    writer.writerows([_field(task[column]) for column in COLUMNS] for task in results["tasks"])
+    for task in results["tasks"]:
+        row = {**task, "broken_attempts": counted(task["broken_attempts"])}
+        writer.writerow([_field(row[column]) for column in COLUMNS])
     return out.getvalue()
 
 

@@ -38,11 +38,14 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Docume
     Costs time proportional to the number of tasks.
     """
     at = state.last_at if now is None else max(now, state.last_at)
-    whole = tally(state.tasks.values())
+    strict = state.plan.verdict.strict
+    whole = tally(state.tasks.values(), strict)
     return {
         **_head(state),
         **_counts(state, whole),
-        "by_domain": {domain: _shares(part) for domain, part in by_domain(state.tasks.values()).items()},
+        "by_domain": {
+            domain: _shares(part) for domain, part in by_domain(state.tasks.values(), strict).items()
+        },
         "causes": {str(cause): n for cause, n in state.causes.most_common()},
         "cost": _cost(state, at),
         "tasks": [_task(state, known, run_dir.name, at) for known in state.tasks.values()],
@@ -123,7 +126,7 @@ def _counts(state: RunState, whole: Tally) -> Document:
         "unrun": state.total - state.scored - state.broken,
         "answered": state.answered,
         "succeeded": whole.succeeded,
-        "failed": whole.scored - whole.succeeded,
+        "failed": whole.judged - whole.succeeded,
         "success_rate": _rounded(whole.success_rate),
         "success_rate_ci": _ci(whole),
         "mean_score": _rounded(whole.mean_score),
@@ -192,6 +195,7 @@ def _beyond(state: RunState, now: Micros) -> Document:
         "attempts": len(state.attempts),
         "retries": len(state.attempts) - begun,
         "broken_causes": dict(broken.most_common()),
+        "strict": state.plan.verdict.strict,
         "task_seconds": {name: _rounded(percentile(scored, share)) for name, share in shares.items()},
         "stop": None if stop is None else {"reason": stop.reason, "detail": stop.detail},
         "grading_problem": state.grading_problem or None,
@@ -224,11 +228,18 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> Document:
         **_verdict(known.outcome, _answer(attempt)),
         "duration_seconds": _seconds(attempt),
         "attempts": len(known.attempts),
+        "broken_attempts": _broken_attempts(state, known),
         "machine_usd": _rounded(sum(attempt_usd(state, state.attempts[a], now) for a in known.attempts)),
         "machine": None if attempt is None else state.machines[attempt.machine].name,
         "artifacts": None if attempt is None else artefacts_path(run, known.task.id, attempt.id),
         "status": task_status(state, known),
     }
+
+
+def _broken_attempts(state: RunState, known: TaskState) -> dict[str, int]:
+    """Cause -> how many attempts at the task it broke: those before its score, or all."""
+    outcomes = (state.attempts[attempt].outcome for attempt in known.attempts)
+    return dict(Counter(str(outcome.cause) for outcome in outcomes if isinstance(outcome, Broken)))
 
 
 def _answer(attempt: AttemptState | None) -> Answered | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .format import clean, duration, pairs, table, usd
+from .format import clean, counted, duration, pairs, table, usd
 from .notable import refusals_table
 from .summary import summary
 
@@ -48,7 +48,9 @@ def _tasks(tasks: list[Document]) -> str:
 
 def _verdict(task: Document) -> str:
     if task["status"] == "scored":
-        return "success" if task["success"] else f"score {task['score']:g}"
+        scored = "success" if task["success"] else f"score {task['score']:g}"
+        broken = counted(task["broken_attempts"])
+        return f"{scored} after {broken}" if broken else scored
     return f"broken: {task['cause']}" if task["status"] == "broken" else str(task["status"])
 
 

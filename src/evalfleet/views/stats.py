@@ -35,45 +35,58 @@ def rate(succeeded: int, scored: int) -> float | None:
 
 @dataclass(slots=True)
 class Tally:
-    """What some tasks came to."""
+    """What some tasks came to. `strict`: broken ones count as failed."""
 
+    strict: bool = False
     total: int = 0
     scored: int = 0
+    broken: int = 0
     succeeded: int = 0
     score_sum: float = 0.0
 
     def add(self, known: TaskState) -> None:
         self.total += 1
+        self.broken += known.status == "broken"
         if isinstance(known.outcome, Scored):
             self.scored += 1
             self.succeeded += known.outcome.success
             self.score_sum += known.outcome.score
 
     @property
+    def judged(self) -> int:
+        """How many of them every rate is of."""
+        return self.scored + self.broken if self.strict else self.scored
+
+    @property
     def success_rate(self) -> float | None:
-        return rate(self.succeeded, self.scored)
+        return rate(self.succeeded, self.judged)
 
     @property
     def ci(self) -> tuple[float, float] | None:
-        return wilson(self.succeeded, self.scored)
+        return wilson(self.succeeded, self.judged)
 
     @property
     def mean_score(self) -> float | None:
-        return self.score_sum / self.scored if self.scored else None
+        return self.score_sum / self.judged if self.judged else None
 
 
-def tally(tasks: Iterable[TaskState]) -> Tally:
-    whole = Tally()
+def judged(state: RunState) -> int:
+    """How many tasks the run's success rate is of, by now."""
+    return state.scored + state.broken if state.plan.verdict.strict else state.scored
+
+
+def tally(tasks: Iterable[TaskState], strict: bool = False) -> Tally:
+    whole = Tally(strict)
     for known in tasks:
         whole.add(known)
     return whole
 
 
-def by_domain(tasks: Iterable[TaskState]) -> dict[str, Tally]:
+def by_domain(tasks: Iterable[TaskState], strict: bool = False) -> dict[str, Tally]:
     """Domains in alphabetical order."""
     found: dict[str, Tally] = {}
     for known in tasks:
-        found.setdefault(known.task.domain, Tally()).add(known)
+        found.setdefault(known.task.domain, Tally(strict)).add(known)
     return dict(sorted(found.items()))
 
 

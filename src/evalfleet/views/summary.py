@@ -10,6 +10,7 @@ from evalfleet.state import RunState
 
 from .format import clean, counted, duration, interval, models_usd, pairs, percent, plural, usd
 from .results import Document
+from .stats import judged
 
 DONE = 0
 NOT_AS_ASKED = 1
@@ -31,13 +32,17 @@ def exit_code(state: RunState) -> int:
 
 
 def as_asked(state: RunState, verdict: Verdict) -> bool:
-    """All answers are graded, few enough broken, and enough of the scored ones solved."""
+    """All answers are graded, few enough broken, and enough of the scored ones solved.
+
+    Strictly, a broken one is not solved.
+    """
     allowed = verdict.allow_broken * state.total if verdict.allow_broken_is_share else verdict.allow_broken
-    if state.broken > allowed or state.answered:
+    if state.answered or (state.broken > allowed and not verdict.strict):
         return False
     if verdict.fail_under is None:
         return True
-    return state.scored > 0 and state.succeeded / state.scored >= verdict.fail_under
+    of = judged(state)
+    return of > 0 and state.succeeded / of >= verdict.fail_under
 
 
 def summary(results: Document, run_dir: Path | None = None) -> str:
@@ -83,7 +88,10 @@ def _tasks(results: Document) -> str:
 def _success(results: Document) -> str:
     if results["success_rate"] is None:
         return "nothing was scored"
-    share = f"{percent(results['success_rate'])} ({results['succeeded']:,} of {results['scored']:,})"
+    of = results["scored"] + results["broken"] if results.get("strict") else results["scored"]
+    share = f"{percent(results['success_rate'])} ({results['succeeded']:,} of {of:,})"
+    if results.get("strict") and results["broken"]:
+        share += ", broken counted as failed"
     return f"{share}, 95% interval {interval(results['success_rate_ci'])}"
 
 

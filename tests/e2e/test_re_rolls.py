@@ -1,0 +1,44 @@
+"""An agent that breaks its own attempt gets no other one for nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.harness import Fleet, task
+
+SABOTAGE = {
+    "its wrapper killed": "kill -9 $PPID; sleep 60",
+    "the pid in its folder killed": 'kill -9 $(cut -d" " -f1 "${EVALFLEET_OUT%/out}/pid"); sleep 60',
+    "an eviction made up": 'printf evicted > "${EVALFLEET_OUT%/out}/why"; kill -9 $PPID; sleep 60',
+    "a stop made up": 'printf stopped > "${EVALFLEET_OUT%/out}/why"; kill -9 $PPID; sleep 60',
+    "broken, it says: setup": 'result "{\\"broken\\": \\"setup\\"}"',
+    "broken, it says: evicted": 'result "{\\"broken\\": \\"evicted\\"}"',
+    "broken, it says: cancelled": 'result "{\\"broken\\": \\"cancelled\\"}"',
+}
+
+
+@pytest.mark.parametrize("way", SABOTAGE)
+def test_an_agent_that_breaks_its_attempt_has_had_it(fleet: Fleet, way: str) -> None:
+    fleet.bench([task("a", SABOTAGE[way]), task("b", "score 1")])
+    done = fleet.run("--attempts", "1", "--json")
+    assert done.code == 1
+    (sabotaged,) = [each for each in fleet.results()["tasks"] if each["task_id"] == "a"]
+    assert (sabotaged["status"], sabotaged["attempts"]) == ("broken", 1)
+
+
+def test_strictly_a_broken_task_is_a_failed_one(fleet: Fleet) -> None:
+    fleet.bench([task("a", "exit 3"), task("b", "score 1")])
+    done = fleet.run("--attempts", "1", "--strict", "--json")
+    found = fleet.results()
+    assert (done.code, found["success_rate"], found["failed"], found["broken"]) == (0, 0.5, 1, 1)
+    assert "broken ones counted as failed" in fleet("report", "r").out
+    assert fleet.run("--name", "r2", "--attempts", "1", "--strict", "--fail-under", "0.6").code == 1
+
+
+def test_a_score_tells_what_broke_before_it(fleet: Fleet) -> None:
+    fleet.bench([task("a", 'case "$EVALFLEET_OUT" in *a.0/out) exit 3;; esac; score 1')])
+    assert fleet.run().code == 0
+    (only,) = fleet.results()["tasks"]
+    assert only["broken_attempts"] == {"result": 1}
+    assert "success after result 1" in fleet("show", "r").out
+    assert "Scores after broken attempts" in fleet("report", "r").out
