@@ -520,13 +520,14 @@ def test_a_step_that_is_interrupted_is_resumed(tmp_path: Path) -> None:
 def test_secrets_come_back_masked_or_not_at_all(tmp_path: Path) -> None:
     script = (
         "echo the key is $KEY; cd $EVALFLEET_OUT; mkdir d; echo $KEY > d/leak; echo fine > ok;"
+        'rm ../job.json; echo \'{"id": "a", "secret_names": []}\' > ../job.json;'
         'echo "{\\"error\\": \\"$KEY\\"}" > result.json; echo OTHER=$OTHER; exit 1'
     )
 
     async def test(world: World) -> None:
         ended = await run(await world.channel(), job("a", script, "KEY"))
         assert ended.detail == "the key is ***\nOTHER=\n"
-        assert ended.result == b'{"error": "***"}\n'
+        assert json.loads(ended.result or b"") == {"error": "***"}
         collected = await world.channels[0].collect(AttemptId("a"), tmp_path / "a")
         assert (collected.files, collected.left_out) == (1, 2)
         assert "secret" in collected.problem

@@ -339,9 +339,31 @@ def test_a_bad_run_name_is_refused(cwd: Path) -> None:
     )
 
 
+def test_a_secret_in_an_argument_is_refused_and_not_shown(cwd: Path) -> None:
+    for option in ({"agent": {"key": "Bearer sk-0123456789"}}, {"model": "sk-0123456789"}):
+        with pytest.raises(RequestError, match="holds the value of API_KEY") as refused:
+            resolved(cwd, env={"API_KEY": "sk-0123456789"}, **option)
+        assert "0123456789" not in str(refused.value)
+
+
+def test_a_secret_that_cannot_be_masked_is_told(cwd: Path) -> None:
+    for value in ("true", "5000", "x"):
+        (told,) = resolved(cwd, env={"API_KEY": value}).warnings
+        assert told.startswith("the value of API_KEY is so short or common that it is not masked")
+
+
+def test_files_with_secrets_that_others_can_read_are_told(cwd: Path) -> None:
+    for name, options in ((".env", {}), ("my.env", {"env_file": "my.env"})):
+        (cwd / name).write_text("API_KEY=sk-0123456789\n")
+        (cwd / name).chmod(0o640)
+        assert f"chmod 600 {cwd / name}" in " ".join(resolved(cwd, env={}, **options).warnings)
+        (cwd / name).chmod(0o600)
+        assert resolved(cwd, env={}, **options).warnings == ()
+
+
 def test_doubts_are_told(cwd: Path) -> None:
     found = resolved(
-        cwd, workers=9, max_duration="60s", tasks=9, env={"API_KEY": "k", "EVALFLEET_MODLE": "x"}
+        cwd, workers=9, max_duration="60s", tasks=9, env={"API_KEY": "hunter2", "EVALFLEET_MODLE": "x"}
     )
     assert found.warnings == (
         "variable EVALFLEET_MODLE is ignored; did you mean 'model'?",

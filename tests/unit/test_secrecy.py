@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
+import re
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
 
-from evalfleet.channels.secrecy import Secrets
+from evalfleet.channels.secrecy import Secrets, is_maskable
 
 VALUE = 'key-"0123456789"-end'
 SECRETS = Secrets({"KEY": VALUE, "SHORT": "abc", "OTHER": "unused"}, ("KEY", "SHORT"))
@@ -46,3 +51,60 @@ def test_a_value_across_two_chunks_is_masked(before: int) -> None:
     SECRETS.copy_masked(io.BytesIO(data), masked)
     assert masked.getvalue() == b"x" * before + b"***" + b"y" * 10
     assert SECRETS.found_in(io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda value: base64.b64encode(value),
+        lambda value: base64.b64encode(b"x" + value + b"yz"),
+        lambda value: base64.b64encode(b"user:" + value),
+        lambda value: base64.urlsafe_b64encode(b"\xff\xfe" + value),
+        lambda value: value.hex().encode(),
+        lambda value: value.hex().upper().encode(),
+        lambda value: quote(value, safe="").encode(),
+        lambda value: quote_plus(value).encode(),
+        lambda value: re.sub(b"%..", lambda found: found[0].lower(), quote_plus(value).encode()),
+        lambda value: json.dumps(value.decode()).encode(),
+    ],
+)
+def test_encoded_values_are_masked(encode: Callable[[bytes], bytes]) -> None:
+    value = 'sk-p/roj "+" 0123456789?&=ümlaut'
+    secrets = Secrets({"KEY": value}, ("KEY",))
+    said = b"it said " + encode(value.encode()) + b" and no more"
+    masked = secrets.mask(said)
+    assert masked.startswith(b"it said ")
+    assert masked.endswith(b" and no more")
+    left = masked.removeprefix(b"it said ").removesuffix(b" and no more").replace(b"***", b"")
+    assert len(left) <= 8, left  # the neighbours that were encoded with it
+
+
+@pytest.mark.parametrize("cut", range(4, 29))
+def test_a_value_that_was_cut_with_its_log_is_masked(cut: int) -> None:
+    value = "sk-0123456789abcdefghijklmnopqr"
+    mark = b"\n[... 4096 bytes left out ...]\n"
+    secrets = Secrets({"KEY": value}, ("KEY",))
+    for filler in (b"", b"x" * ((1 << 20) - 40), b"x" * (1 << 20)):
+        for log in (
+            filler + b"key: " + value[:cut].encode() + mark + b"tail" + filler,
+            filler + b"head" + mark + value[cut - 1 :].encode() + b" was the key" + filler,
+        ):
+            out = io.BytesIO()
+            secrets.copy_masked(io.BytesIO(log), out)
+            assert value[:cut].encode() not in out.getvalue()
+            assert value[cut - 1 :].encode() not in out.getvalue()
+            assert b"***" in out.getvalue()
+            assert mark in out.getvalue()
+
+
+@pytest.mark.parametrize("value", ["true", "5000", "null", "1e10", "-0.125", "False", "score", "abc"])
+def test_a_value_that_is_short_or_common_breaks_no_result(value: str) -> None:
+    assert not is_maskable(value)
+    result = b'{"score": 1, "success": true, "num_steps": 5000, "error": null}'
+    assert Secrets({"KEY": value}, ("KEY",)).mask_result(result) == result
+
+
+def test_what_is_masked_in_a_result_leaves_it_a_result() -> None:
+    secrets = Secrets({"KEY": "num_steps", "OTHER": "123456789"}, ("KEY", "OTHER"))
+    told = json.loads(secrets.mask_result(b'{"score": 1, "cost_usd": 123456789, "error": "of 123456789"}'))
+    assert told == {"score": 1, "cost_usd": 123456789, "error": "of ***"}

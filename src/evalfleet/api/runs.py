@@ -40,6 +40,7 @@ from evalfleet.planning.plan import (
     Resolved,
     benchmark_of,
     resolve,
+    secret_names,
     vetted,
     weigh,
 )
@@ -411,12 +412,13 @@ def grade_order(
 def cancelling_order(run: Run) -> Order:
     """For a run that nobody controls: take it, stop it, clean up.
 
-    Nothing is started, so no secret is needed; those that are known here are masked in what is collected.
+    Nothing is started, so no secret is needed; where one has no value here, no artefact is collected.
     """
-    workspace, state, secrets = Workspace.here(run.home), run.state(), dict[str, str]()
+    workspace, state = Workspace.here(run.home), run.state()
     environ = workspace.environ
     with suppress(RequestError):
-        secrets, environ = workspace.secrets(state.plan)
+        environ = workspace.environment()
+    secrets = {name: environ.get(name, "") for name in secret_names(state.plan)}
     stopped = state.stop is not None and not state.stop.drain
     first = () if stopped else (StopRequested("user", "cancelled"),)
     settings: PlaceSettings = {}

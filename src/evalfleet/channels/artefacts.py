@@ -54,14 +54,11 @@ class LeftOut(Struct, frozen=True):
     bytes: int = 0
 
 
-class JobNote(Struct, frozen=True):
-    """What job.json tells that matters here."""
-
-    secret_names: tuple[str, ...] = ()
-
-
 class LocalMover:
-    """Moves files between here and a machine's directory on this computer."""
+    """Moves files between here and a machine's directory on this computer.
+
+    All `secrets` are masked in what comes from there, whatever a job says that it was given.
+    """
 
     def __init__(self, directory: Path, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS) -> None:
         self._directory = directory
@@ -80,28 +77,18 @@ class LocalMover:
 
     async def collect(self, job: AttemptId, into: Path) -> Collected:
         folder = f"{self._directory}/jobs/{job_name(job)}"
-        names = _secret_names(folder)
-        unknown = [name for name in names if name not in self._secrets]
-        if unknown:
-            return Collected(problem=no_value(unknown[0]))
-        if not names and (plain := bring_home_plain(folder, str(into))) is not None:
+        if problem := no_value(self._secrets):
+            return Collected(problem=problem)
+        if not self._secrets and (plain := bring_home_plain(folder, str(into))) is not None:
             return plain  # a thread would cost more than the work
-        secrets = Secrets(self._secrets, names)
+        secrets = Secrets(self._secrets, self._secrets)
         return await asyncio.to_thread(bring_home, Path(folder), into, secrets, self._caps)
 
 
-def _secret_names(folder: str) -> tuple[str, ...]:
-    try:
-        note = read_file(f"{folder}/job.json", _NOTE_CAP) or b""
-        return msgspec.json.decode(note, type=JobNote).secret_names
-    except UNREADABLE:
-        return ()
-
-
-def no_value(secret: str) -> str:
-    """The problem of artefacts whose secrets are not known here. A job may have made the name up."""
-    shown = "".join(c if c.isprintable() else "?" for c in secret[:80])
-    return f"left out: {shown} has no value here, so nothing could be masked"
+def no_value(secrets: Mapping[str, str]) -> str:
+    """The problem of artefacts one of whose secrets has no value here; empty if all have one."""
+    unknown = next((name for name, value in secrets.items() if not value), None)
+    return f"left out: {unknown} has no value here, so nothing could be masked" if unknown else ""
 
 
 def bring_home_plain(folder: str, into: str) -> Collected | None:

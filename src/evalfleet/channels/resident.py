@@ -72,8 +72,7 @@ class Resident:
         self._fence = fence
         self._values = secrets
         self._on_load = on_load
-        self._secrets = Secrets({}, ())
-        self._secret_names: set[str] = set()
+        self._secrets = Secrets(secrets, secrets)
         self._link: Link | None = None
         self._connecting: asyncio.Task[Link] | None = None
         self._refusal: ChannelError | None = None
@@ -181,7 +180,6 @@ class Resident:
     async def _start(self, job: Job, in_bundle: bool = False) -> None:
         if self._link is None:
             await self._connected()
-        self._learn_secrets(job.command)
         self._ours.add(job.id)
         if job.id in self._seen or job.id in self._running or job.id in self._ended:
             return
@@ -191,7 +189,7 @@ class Resident:
 
     def _spec(self, job: Job, in_bundle: bool) -> dict[str, Any]:
         command = job.command
-        missing = [name for name in command.secrets if name not in self._values]
+        missing = [name for name in command.secrets if not self._values.get(name)]
         if missing:
             raise RequestError(f"secret {missing[0]} has no value here; set it in the environment")
         spec: dict[str, Any] = {
@@ -204,18 +202,13 @@ class Resident:
             "bundle": job.bundle,
         }
         if command.secrets:
-            spec["secret_names"] = command.secrets
+            spec["secret_names"] = command.secrets  # for controllers of earlier versions
             spec["secrets"] = {name: self._values[name] for name in command.secrets}
         if job.stall_s:
             spec["stall_s"] = job.stall_s
         if in_bundle:
             spec["in_bundle"] = True
         return spec
-
-    def _learn_secrets(self, command: Command) -> None:
-        if not self._secret_names.issuperset(command.secrets):
-            self._secret_names.update(command.secrets)
-            self._secrets = Secrets(self._values, self._secret_names)
 
     async def ended(self, job: AttemptId) -> Ended:
         if (known := self._ended.get(job)) is not None:
@@ -465,7 +458,7 @@ class Resident:
             )
         if self._set_up_said is not None:
             job, last, tell = self._set_up_said
-            said = self._secrets.mask_text(said_in(message, job))
+            said = self._secrets.mask_end(said_in(message, job))
             if said and said != last:
                 self._set_up_said = (job, said, tell)
                 tell(said)
@@ -501,7 +494,7 @@ class Resident:
             message.reason,
             code if code is not None and abs(code) < HIGHEST_CODE else None,
             min(max(message.seconds, 0.0), LONGEST_S),
-            self._secrets.mask(result) if result is not None else None,
+            self._secrets.mask_result(result) if result is not None else None,
             detail=self._secrets.mask_end(detail),
             unusable=unusable,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -148,6 +148,16 @@ def environment(
     beside = read_dotenv(config.path.parent) if config.path else {}
     path = env_file_of(env_file, environ, cwd)
     return {**beside, **environ, **(read_env_file(path) if path else {})}
+
+
+def readable_by_others(names: Iterable[str], config: Config, env_file: Path | None) -> list[str]:
+    """Of the files that hold one of these: those that not only their owner can read, and what to do."""
+    beside = [config.path.parent / ".env"] if config.path else []
+    return [
+        f"{path} holds secrets and others can read it: chmod 600 {shlex.quote(str(path))}"
+        for path in (*beside, *([env_file] if env_file else []))
+        if path.is_file() and path.stat().st_mode & 0o044 and set(names) & read_env_file(path).keys()
+    ]
 
 
 def environment_warnings(environ: Mapping[str, str]) -> list[str]:

@@ -19,6 +19,7 @@ from msgspec import Struct
 from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.benchmarks.loaded import Loaded, Repeated
 from evalfleet.benchmarks.selection import Selection, select
+from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
 from evalfleet.model import NOBODY, Limits, Micros, Notify, Plan, Task, Verdict
 from evalfleet.names import check_run_name, default_run_name
@@ -34,6 +35,7 @@ from .config import (
     home_of,
     load_config,
     notify_of,
+    readable_by_others,
 )
 from .plugins import benchmark_kind, place_kind
 from .request import Flags, RunRequest, settle
@@ -107,19 +109,23 @@ def resolve(
     loaded = given.benchmark.load(home)
     if loaded.tasks_missing and not only_setup:
         raise RequestError(loaded.tasks_missing)
-    _check_env_file(request, environ, cwd, loaded)
+    env_file = env_file_of(request.options.get("env_file"), environ, cwd)
+    _check_env_file(env_file, loaded)
     selection = Selection(()) if only_setup else _selected(flags, loaded)
     tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
     chosen = request.options.get("name")
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if pool is None else pool.run)
+    secrets = secret_values(setup_secrets(plan) if only_setup else loaded.secrets, merged)
+    _refuse_shown(flags, secrets)
     doubts = [] if only_setup else _doubts(plan, tasks)
+    doubts += _weak_secrets(secrets) + readable_by_others(secrets, config, env_file)
     return Resolved(
         plan=msgspec.structs.replace(plan, settings=given.free, home=home_id),
         tasks=tasks,
         home=home,
         warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
-        secrets=secret_values(setup_secrets(plan) if only_setup else loaded.secrets, merged),
+        secrets=secrets,
         environ=merged,
         keep=flags.keep and pool is None,
         notify=notify_of(config, merged),
@@ -258,6 +264,32 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     return {name: environ[name] for name in names}
 
 
+CHANCE = 8
+"""A value shorter than this may be part of another word."""
+
+
+def _refuse_shown(flags: Flags, secrets: Mapping[str, str]) -> None:
+    """A secret's value must not be in the plan: that is in the journal, and on command lines."""
+    given = {f"-A {key}": value for key, value in flags.agent.items()}
+    given |= {f"--set {key}": value for key, value in flags.set.items()} | {"--model": flags.model}
+    for name, value in secrets.items():
+        by_chance = not is_maskable(value) or len(value) < CHANCE
+        shown = next((flag for flag, text in given.items() if value in text), None)
+        if shown is not None and (not by_chance or given[shown] == value):
+            raise RequestError(
+                f"{shown} holds the value of {name}, which would be kept in the journal; leave it out: "
+                f"the task's command finds it in ${name}"
+            )
+
+
+def _weak_secrets(secrets: Mapping[str, str]) -> list[str]:
+    return [
+        f"the value of {name} is so short or common that it is not masked in logs and artefacts"
+        for name, value in secrets.items()
+        if not is_maskable(value)
+    ]
+
+
 def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, ...]:
     """Tasks with what earlier runs tell of their durations; a repeat weighs what its task does."""
 
@@ -272,8 +304,7 @@ def _config(given: str | Path | None, environ: Mapping[str, str], cwd: Path) -> 
     return load_config(cwd / expand(given) if given else find_config(cwd, environ), cwd)
 
 
-def _check_env_file(request: RunRequest, environ: Mapping[str, str], cwd: Path, loaded: Loaded) -> None:
-    path = env_file_of(request.options.get("env_file"), environ, cwd)
+def _check_env_file(path: Path | None, loaded: Loaded) -> None:
     if path is None:
         return
     real = Path(os.path.realpath(path))

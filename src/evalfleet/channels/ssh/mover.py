@@ -21,7 +21,6 @@ from evalfleet.channels.artefacts import (
     MOST_LEFT_OUT,
     STANDARD_CAPS,
     Caps,
-    JobNote,
     LeftOut,
     bring_home,
     no_value,
@@ -30,7 +29,6 @@ from evalfleet.channels.artefacts import (
 )
 from evalfleet.channels.link import UNREADABLE, Incoming
 from evalfleet.channels.secrecy import Secrets
-from evalfleet.channels.supervisor.files import read_file
 from evalfleet.channels.supervisor.parcel import (
     BadParcel,
     ForgedParcel,
@@ -61,7 +59,6 @@ EXPECTED = {"job.json": "file", "log": "file", "out": "folder"}
 MOST_TOLD = 2 * MOST_LEFT_OUT
 NAME_CAP = 4096
 REASON_CAP = 200
-NOTE_CAP = 16 << 20
 
 T = TypeVar("T")
 Ask = Callable[[str, dict[str, Any]], Awaitable[Incoming]]
@@ -149,7 +146,7 @@ class SshMover:
 
     def _unpack_light(self, parcel: bytes, into: Path) -> Collected:
         plain = flat(parcel, self._caps.files)
-        if plain is not None and not secret_names(plain.note):
+        if plain is not None and not self._values:
             return plain.make(into)
         stage = Stage(into, self._caps)
         try:
@@ -229,12 +226,10 @@ class Stage:
         if self.unpacker.end is None:
             raise BadParcel("the stream ended before it was whole")
         stayed = self._stayed(self.unpacker.end)
-        names = secret_names(read_file(str(self._job / "job.json"), NOTE_CAP) or b"")
-        unknown = [name for name in names if name not in values]
-        if unknown:
-            return Collected(problem=no_value(unknown[0]))
+        if problem := no_value(values):
+            return Collected(problem=problem)
         note = self._folder / LEFT_OUT
-        return bring_home(self._job, self._into, Secrets(values, names), self._caps, stayed, note)
+        return bring_home(self._job, self._into, Secrets(values, values), self._caps, stayed, note)
 
     def _stayed(self, told: dict[str, Any]) -> list[LeftOut]:
         """What did not come, or came and is no good: that is removed. Raises ForgedParcel."""
@@ -259,14 +254,6 @@ class Stage:
     def remove(self) -> None:
         self.unpacker.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def secret_names(note: bytes) -> tuple[str, ...]:
-    """Those of a job, by its job.json. Raises ForgedParcel."""
-    try:
-        return msgspec.json.decode(note, type=JobNote).secret_names
-    except UNREADABLE as err:
-        raise ForgedParcel(f"its job.json cannot be read: {err}") from None
 
 
 # -- bundles -------------------------------------------------------------------------------------
@@ -348,7 +335,6 @@ class Flat(Struct, frozen=True):
     """Files only, all of them in out/ itself, none left out: nothing to be sieved."""
 
     files: dict[str, tuple[Entry, memoryview]]
-    note: bytes
 
     def make(self, into: Path) -> Collected:
         """All at once: under its own name the directory is complete. One that is there already stays."""
@@ -384,17 +370,15 @@ def _make(folder: str, name: str, entry: Entry, content: memoryview) -> int:
 def flat(parcel: bytes, most: int) -> Flat | None:
     """The parcel, if it is so plain, with no more files than `most`. Raises BadParcel if it is not whole."""
     files: dict[str, tuple[Entry, memoryview]] = {}
-    note = b""
     for entry, content in _entries(parcel):
         if entry.end is not None:
-            return Flat(files, note) if not entry.changed and not entry.left_out else None
+            return Flat(files) if not entry.changed and not entry.left_out else None
         if entry.folder == "out":
             continue
         if entry.file is None:
             return None  # the long way tells what is wrong with it, if anything is
         name = inner_name(entry.file)
         if name == "job.json":
-            note = bytes(content)
             continue
         last = LOG if name == "log" else name.removeprefix("out/")
         ours = name in (f"out/{LOG}", f"out/{LEFT_OUT}")
