@@ -345,6 +345,8 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     same_failure_machines: int = 3
     first_attempts_alike: int = 10
     offer_tries: int = 3
+    outage_tries: int = 24
+    """How often a place that answers nothing for now is asked, further and further apart: for three hours."""
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):

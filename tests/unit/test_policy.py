@@ -146,10 +146,22 @@ def test_an_offer_that_only_ever_refuses_for_now_is_given_up_after_three_times()
     run.turn()
     for n in (1, 2, 3):
         assert run.state.stop is None
-        run.tell(MachineCondemned(MachineId(f"r-h-{n}"), "busy", Cause.PROVISIONING, scope="place"))
+        run.tell(MachineCondemned(MachineId(f"r-h-{n}"), "no capacity", Cause.PROVISIONING, scope="offer"))
         run.wait(300.0)
     assert run.stop.reason == "refused"
     assert [refusal.tries for refusal in run.state.refusals.values()] == [3]
+
+
+def test_an_outage_of_a_whole_place_at_the_start_is_waited_for() -> None:
+    run = Run(9, workers=1)
+    run.turn()
+    begun, n = run.now, 0
+    while run.state.stop is None:
+        n += 1
+        run.tell(MachineCondemned(MachineId(f"r-h-{n}"), "503", Cause.PROVISIONING, scope="place"))
+        run.wait(600.0)
+    assert run.now > after(begun, 3 * 3600.0)
+    assert run.stop.reason == "refused"
 
 
 def test_what_others_have_borrowed_is_waited_for() -> None:

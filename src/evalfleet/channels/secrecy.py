@@ -110,7 +110,7 @@ class Secrets:
         if isinstance(value, str):
             return self.mask_text(value)
         if isinstance(value, list):
-            return [self._mask_texts(item) for item in cast("list[Any]", value)]
+            return [self._mask_texts(item) for item in value]
         if isinstance(value, dict):
             items = cast("dict[str, Any]", value).items()
             return {self.mask_text(name): self._mask_texts(item) for name, item in items}

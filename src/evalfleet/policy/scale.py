@@ -122,14 +122,21 @@ def _blocked(state: RunState, now: Micros, offer: Offer) -> bool:
 def refused_for_good(state: RunState, offers: Sequence[Offer]) -> bool:
     """Every offer said no, and asking again does not help, or did not help often enough.
 
-    What others have only borrowed (an offer with a capacity) will be free again some time.
+    What others have only borrowed (an offer with a capacity) will be free again some time. A whole place that
+    answers nothing for now has an outage: that is waited for, for hours, because it costs nothing.
     """
+    return all(_is_final(state, offer) for offer in offers)
 
-    def is_final(offer: Offer) -> bool:
-        most = state.limits.offer_tries if offer.capacity is None else 1 << 62
-        return any(block.permanent or block.failures >= most for block in _blocks(state, offer))
 
-    return all(map(is_final, offers))
+def _is_final(state: RunState, offer: Offer) -> bool:
+    for scope, key in scopes(offer).items():
+        block = state.blocks.get(key)
+        if block is None:
+            continue
+        most = state.limits.outage_tries if scope == "place" else state.limits.offer_tries
+        if block.permanent or (offer.capacity is None and block.failures >= most):
+            return True
+    return False
 
 
 def _out_of_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
