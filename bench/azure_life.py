@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ import msgspec
 from evalfleet.api import places
 from evalfleet.effects.machines import CALL_MARGIN_S
 from evalfleet.errors import PlaceError
-from evalfleet.model import Limits, MachineId, Needs, Offer
+from evalfleet.model import Limits, MachineId, Micros, Needs, Offer
 from evalfleet.places.azure import AzurePlace, AzureSettings
+from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import PlaceContext
 
 HOME = "be9c4a11ea4b"
@@ -94,10 +96,21 @@ def live(
     asyncio.run(main())
 
 
+@dataclass(frozen=True)
+class StoppedClock:
+    """A clock that stands still."""
+
+    at: Micros
+
+    def now(self) -> Micros:
+        return self.at
+
+
 def clean_up(folder: str, now: float, answer: str) -> None:
     """`evalfleet reap` at a later time, on a computer that has the place in evalfleet.toml and no home."""
     os.chdir(folder)
     os.environ["EVALFLEET_HOME"] = f"{folder}/nowhere"
-    found = places.machines(round(now * 1e6))
-    problems = places.reap([each for each in found if each.why])
+    workspace = replace(Workspace.here(), clock=StoppedClock(round(now * 1e6)))
+    found = asyncio.run(places.machines(workspace))
+    problems = asyncio.run(places.reap(workspace, [each for each in found if each.why]))
     Path(answer).write_text(json.dumps({"found": len(found), "problems": problems}))

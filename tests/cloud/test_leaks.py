@@ -5,10 +5,12 @@ Machines, disks, addresses, interfaces, schedules and deployments are counted af
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import pytest
 
 from evalfleet.api import places
 from evalfleet.lab import Lab, LabError, system
-from evalfleet.model import SECOND, after
+from evalfleet.model import SECOND, Micros, after
+from evalfleet.planning.workspace import Workspace
 from standins.azure import StandIn
 from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
@@ -145,9 +148,20 @@ def test_killed_and_never_seen_again(
     for name, value in other.environ.items():
         monkeypatch.setenv(name, value)
     now = after(round(time.time()) * SECOND, DAY_S)
-    found = [each for each in places.machines(now) if each.why]
+    workspace = replace(Workspace.here(), clock=StoppedClock(now))
+    found = [each for each in asyncio.run(places.machines(workspace)) if each.why]
     assert found
-    assert set(places.reap(found).values()) == {""}
+    assert set(asyncio.run(places.reap(workspace, found)).values()) == {""}
+
+
+@dataclass(frozen=True)
+class StoppedClock:
+    """A clock that stands still."""
+
+    at: Micros
+
+    def now(self) -> Micros:
+        return self.at
 
 
 def active(azure: StandIn) -> list[str]:

@@ -198,7 +198,11 @@ def test_ctrl_c_ends_what_was_run_on_a_machine_by_hand(fleet: Fleet) -> None:
     pool(fleet, "create")
     mark = fleet.folder / "begun"
     argv = ["sh", "-c", f"touch {mark}; exec sleep 987"]
-    script = f"import evalfleet.api.pools as k; k.open_pool('p').execute(['worker-vm'], {argv}, 999)"
+    script = (
+        "import asyncio; from evalfleet.api.pools import open_pool; "
+        "from evalfleet.planning.workspace import Workspace; "
+        f"asyncio.run(open_pool(Workspace.here(), 'p').execute(['worker-vm'], {argv}, 999))"
+    )
     popen = subprocess.Popen(
         [sys.executable, "-c", script], cwd=fleet.folder, env=fleet.environ, stderr=subprocess.DEVNULL
     )

@@ -13,6 +13,8 @@ from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Limits, Plan, Task, TaskId, Verdict
 from evalfleet.planning.config import find_config, load_config
 from evalfleet.planning.plan import (
+    HomeFacts,
+    LentPool,
     Resolved,
     benchmark_of,
     changed_settings,
@@ -104,7 +106,7 @@ def resolved(
     given.setdefault("on", "shed")
     request = RunRequest(benchmark=benchmark, **given)
     environ = {"API_KEY": "hunter2"} if env is None else env
-    return resolve(request, environ=environ, cwd=cwd, now=NOW, home_id="0123456789")
+    return resolve(request, environ=environ, cwd=cwd, now=NOW, facts=lambda: HomeFacts("0123456789"))
 
 
 def fails(cwd: Path, message: str, benchmark: str = "bench/b.toml", **given: Any) -> None:
@@ -129,10 +131,10 @@ def test_machines_of_a_pool_are_there_so_no_canary_is_waited_for(cwd: Path) -> N
     pool = msgspec.structs.replace(resolved(cwd).plan, run="p")
     request = RunRequest(benchmark="bench/b.toml", pool="p")
     environ = {"API_KEY": "hunter2"}
-    plan = resolve(request, environ=environ, cwd=cwd, now=NOW, home_id="h", pool=pool).plan
+    plan = resolve(request, environ=environ, cwd=cwd, now=NOW, pool=LentPool(pool)).plan
     assert (plan.pool, plan.places, plan.limits.canary) == ("p", ("shed",), 0)
     asked = request.but(canary=1)
-    assert resolve(asked, environ=environ, cwd=cwd, now=NOW, home_id="h", pool=pool).plan.limits.canary == 1
+    assert resolve(asked, environ=environ, cwd=cwd, now=NOW, pool=LentPool(pool)).plan.limits.canary == 1
 
 
 def test_every_flag_reaches_the_plan(cwd: Path) -> None:
@@ -211,7 +213,7 @@ def test_missing_secrets_are_all_named_before_anything_starts(cwd: Path) -> None
 def test_a_machine_is_set_up_without_what_only_attempts_need(cwd: Path) -> None:
     configure(cwd, SHED_PLACE)
     request = RunRequest(benchmark="bench/b.toml", on="shed")
-    found = resolve(request, environ={}, cwd=cwd, now=NOW, home_id="0123456789", only_setup=True)
+    found = resolve(request, environ={}, cwd=cwd, now=NOW, only_setup=True)
     assert found.secrets == {}
     assert secret_names(found.plan) == ("API_KEY",)
 
@@ -270,7 +272,7 @@ def test_a_benchmark_of_the_config_is_beside_it_and_has_default_settings(cwd: Pa
     deep = cwd / "deep"
     deep.mkdir()
     request = RunRequest(benchmark="mine", on="shed", settings={"a": "2"})
-    found = resolve(request, environ={"API_KEY": "k"}, cwd=deep, now=NOW, home_id="h")
+    found = resolve(request, environ={"API_KEY": "k"}, cwd=deep, now=NOW)
     assert found.plan.settings == {"a": "2", "b": "true"}
     assert found.home == cwd / "benchmark_results"
 

@@ -17,6 +17,7 @@ from evalfleet.benchmarks.waa.past_results import find_tasks
 from evalfleet.channels.artefacts import Caps
 from evalfleet.cli import main
 from evalfleet.errors import RequestError
+from evalfleet.planning.workspace import Workspace
 from evalfleet.sim import ledger
 from evalfleet.views.show import show_run
 from tests.unit.test_waa_task_folder import TRACEBACKS
@@ -69,7 +70,7 @@ def imported(
     *roots: Path, name: str | None = None, trial: str | None = None, keep: Keep | None = None
 ) -> Run:
     """The run, whose journal keeps what every journal must."""
-    run = import_results("waa", roots, name=name, trial=trial, keep=keep)
+    run = import_results(Workspace.here(), "waa", roots, name=name, trial=trial, keep=keep)
     records, state = list(run.records()), run.state()
     wrong = [
         *ledger.started_and_scored_once(records, state),
@@ -257,7 +258,7 @@ def test_artefacts_have_caps_and_links_stay_behind(tmp_path: Path, home: Path) -
     (folder / "secret").symlink_to("/etc/passwd")
     os.mkfifo(folder / "pipe")
     (folder / "zz").write_bytes(b"x" * 5000)
-    run = import_results("waa", [tmp_path / "r"], name="capped", caps=Caps(bytes=4000))
+    run = import_results(Workspace.here(), "waa", [tmp_path / "r"], name="capped", caps=Caps(bytes=4000))
     copied = home / run.tasks()[0]["artifacts"]
     assert (copied / "result.txt").exists()
     left_out = {drop["name"]: drop["reason"] for drop in json.loads((copied / "left_out.json").read_text())}
@@ -333,4 +334,4 @@ def test_folders_are_found_in_order(tmp_path: Path) -> None:
 
 def test_results_of_a_benchmark_that_reads_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"results of command cannot be imported; .* whose can: waa"):
-        import_results("command", [tmp_path])
+        import_results(Workspace.here(), "command", [tmp_path])

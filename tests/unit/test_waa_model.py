@@ -17,6 +17,7 @@ from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from evalfleet.errors import RequestError
 from evalfleet.planning.request import RunRequest
+from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import Check
 
 KEY = "sk-good"
@@ -139,8 +140,8 @@ def test_a_run_with_a_wrong_key_is_refused_and_nothing_is_written(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
     settings = {"waa": ".", "base_url": f"{origin}/v1"}
     request = RunRequest(benchmark="waa", model="gpt-4o", settings=settings, repeat=2)
-    resolved = runs.resolve_request(request, dry=True)
+    resolved = runs.resolve_request(Workspace.here(), request, dry=True)
     with pytest.raises(RequestError, match="refuses OPENAI_API_KEY") as refusal:
-        runs.vet(resolved)
+        asyncio.run(runs.vet(resolved))
     assert refusal.value.exit_code == 2
     assert not (tmp_path / "home").exists()

@@ -107,13 +107,13 @@ def test_what_cannot_work_is_refused(checkout: Path, settings: dict[str, Any], w
 def test_an_unknown_setting_is_refused_with_a_suggestion(checkout: Path) -> None:
     request = RunRequest(benchmark="waa", model="m", settings={"som_orgin": "oss"})
     with pytest.raises(RequestError, match="did you mean 'som_origin'"):
-        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0, home_id="h")
+        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0)
 
 
 def test_a_value_that_is_none_of_those_there_are_is_refused_with_those(checkout: Path) -> None:
     request = RunRequest(benchmark="waa", model="m", settings={"som_origin": "os"})
     with pytest.raises(RequestError, match="write one of oss, a11y, mixed-oss, omni, mixed-omni"):
-        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0, home_id="h")
+        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0)
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -238,11 +238,11 @@ def test_a_kept_list_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 def test_a_machine_can_be_set_up_before_the_tasks_are_known(tmp_path: Path) -> None:
     (tmp_path / "evalfleet.toml").write_text('[defaults]\ntasks = 30\n[benchmarks.waa]\ntask_list = "new"\n')
     request = RunRequest(benchmark="waa")
-    found = resolve(request, environ={}, cwd=tmp_path, now=0, home_id="", only_setup=True)
+    found = resolve(request, environ={}, cwd=tmp_path, now=0, only_setup=True)
     assert found.tasks == ()
     assert benchmark_of(found.plan).bundle.steps
     with pytest.raises(RequestError, match="git clone"):
-        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=tmp_path, now=0, home_id="")
+        resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=tmp_path, now=0)
 
 
 # -- a plan ----------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_machine_can_be_set_up_before_the_tasks_are_known(tmp_path: Path) -> N
 
 def test_a_plan_has_what_people_expect(checkout: Path) -> None:
     request = RunRequest(benchmark="waa", model="gpt-4o", domains=["notepad"], schedule="slices")
-    resolved = resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0, home_id="h")
+    resolved = resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0)
     plan = resolved.plan
     assert (plan.machine_names, plan.schedule, plan.slots) == ("waa-eval-{n}", "slices", 1)
     assert [task.id for task in resolved.tasks] == ["n1", "n2"]
@@ -338,10 +338,10 @@ def test_preparing_asks_for_the_registrys_password_and_never_for_the_models_key(
     given = {"waa": str(checkout), "registry_user": "me", "registry_password": "ACR"}
     request = RunRequest(benchmark="waa", settings=given)
     environ = {"ACR": "hunter2", "HOME": str(checkout)}
-    found = resolve(request, environ=environ, cwd=checkout, now=0, home_id="", only_setup=True)
+    found = resolve(request, environ=environ, cwd=checkout, now=0, only_setup=True)
     assert found.secrets == {"ACR": "hunter2"}
     with pytest.raises(RequestError, match="OPENAI_API_KEY"):
-        resolve(request, environ=environ, cwd=checkout, now=0, home_id="")
+        resolve(request, environ=environ, cwd=checkout, now=0)
 
 
 @pytest.mark.parametrize(
@@ -379,18 +379,18 @@ def test_a_large_guest_needs_a_large_machine() -> None:
 def test_a_wrong_number_is_refused_in_words(checkout: Path, text: str, hint: str) -> None:
     request = RunRequest(benchmark="waa", model="m", settings={"waa": str(checkout), "boot_s": text})
     with pytest.raises(RequestError, match=rf"--set 'boot_s' is '{text}'; write {hint}"):
-        resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0, home_id="h")
+        resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0)
 
 
 def test_an_endless_number_in_a_file_is_refused(checkout: Path) -> None:
     (checkout / "evalfleet.toml").write_text("[benchmarks.waa]\nboot_s = inf\n")
     request = RunRequest(benchmark="waa", model="m", settings={"waa": str(checkout)})
     with pytest.raises(RequestError, match="key 'boot_s' is no finite number; write one"):
-        resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0, home_id="h")
+        resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0)
 
 
 def test_no_more_secrets_are_none(checkout: Path) -> None:
     request = RunRequest(benchmark="waa", model="m", settings={"waa": str(checkout), "secrets": ""})
-    assert set(
-        resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0, home_id="h").secrets
-    ) == {"OPENAI_API_KEY"}
+    assert set(resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0).secrets) == {
+        "OPENAI_API_KEY"
+    }

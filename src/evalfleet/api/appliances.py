@@ -90,7 +90,8 @@ def _chosen(
             "--benchmark, or the machines"
         )
     if prepared:
-        appliance = _of_named(prepared[0]) if named else _of_prepared(prepared[0])
+        find = _of_named if named else _of_prepared
+        appliance = find(pool.workspace, prepared[0])
         if appliance is None or not can(appliance):
             options = hint(verb, appliance.verbs) if verb and appliance is not None else ""
             other = "" if named else "--benchmark names another"
@@ -107,16 +108,15 @@ def _chosen(
     return able[0]
 
 
-def _of_named(benchmark: str) -> Appliance | None:
+def _of_named(workspace: Workspace, benchmark: str) -> Appliance | None:
     """Raises RequestError if there is no such benchmark."""
-    workspace = Workspace.here()
     return benchmark_source(benchmark, workspace.config, workspace.cwd).kind.appliance
 
 
-def _of_prepared(benchmark: str) -> Appliance | None:
+def _of_prepared(workspace: Workspace, benchmark: str) -> Appliance | None:
     """By the name that was written down; that of a benchmark in a file tells nothing, and needs not."""
     try:
-        return _of_named(benchmark)
+        return _of_named(workspace, benchmark)
     except RequestError:
         return None
 
@@ -133,10 +133,12 @@ def _installed() -> list[BenchmarkAppliance]:
 # -- doing ---------------------------------------------------------------------------------------
 
 
-def do(pool: Pool, names: Sequence[str], owner: BenchmarkAppliance, verb: HostVerb) -> list[ActionResult]:
+async def do(
+    pool: Pool, names: Sequence[str], owner: BenchmarkAppliance, verb: HostVerb
+) -> list[ActionResult]:
     """Run a verb on machines that nobody else has meanwhile."""
     undone = tuple(verb.says) if verb.undoes else ()
-    ends = pool.execute(names, verb.command, verb.limit_s, undone)
+    ends = await pool.execute(names, verb.command, verb.limit_s, undone)
     return [_judged(pool, owner, verb, answer, ended) for answer, ended in ends]
 
 
@@ -189,22 +191,18 @@ async def look(pool: Pool, machine: MachineState, command: Sequence[str], limit_
     return Look(process.returncode, output)
 
 
-def probe(pool: Pool) -> list[ActionResult]:
+async def probe(pool: Pool) -> list[ActionResult]:
     """Do the machines answer, and what was set up on them?"""
-    answers = pool.probe()
+    answers = await pool.probe()
     installed = _installed()
-
-    async def ask_all() -> list[ActionResult]:
-        return await asyncio.gather(*(_probe(pool, answer, installed) for answer in answers))
-
-    return asyncio.run(ask_all())
+    return await asyncio.gather(*(_probe(pool, answer, installed) for answer in answers))
 
 
 async def _probe(pool: Pool, answer: ActionResult, installed: Sequence[BenchmarkAppliance]) -> ActionResult:
     machine = answer.machine
     if answer.problem:
         return answer
-    prepared = _of_prepared(machine.prepared) if machine.prepared else None
+    prepared = _of_prepared(pool.workspace, machine.prepared) if machine.prepared else None
     able = [prepared] if machine.prepared else [one.appliance for one in installed]
     for appliance in able:
         if appliance is not None and appliance.probe:

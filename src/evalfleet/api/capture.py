@@ -6,12 +6,10 @@ there, and goes on; whoever changes the pool instead lets it go.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 
 from evalfleet.benchmarks.appliance import Appliance
-from evalfleet.clock import WallClock
 from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.model import AttemptId, Command, Job
 from evalfleet.pools import PoolView, changes, estate_at, machine_of
@@ -24,18 +22,14 @@ from .pools import Pool
 REST_S = 2 * 3600.0
 
 
-def check(pool: Pool, image: str) -> None:
+async def check(pool: Pool, image: str) -> None:
     """Can the pool's place do it, and is the name free? Raises RequestError, PlaceError."""
-    asyncio.run(_check(pool, image))
-
-
-async def _check(pool: Pool, image: str) -> None:
     machine = chosen(pool.view(), image)
     async with pool.places() as places:
         await estate_at(places[machine.offer.place]).reserve(machine.id, image)
 
 
-def capture(pool: Pool, appliance: Appliance | None, image: str, tell: Callable[[str], None]) -> Image:
+async def capture(pool: Pool, appliance: Appliance | None, image: str, tell: Callable[[str], None]) -> Image:
     """Make an image of a machine, once what the benchmark runs there rests.
 
     The machine is left to the pool's controller to delete. Raises RequestError, PlaceError.
@@ -43,7 +37,7 @@ def capture(pool: Pool, appliance: Appliance | None, image: str, tell: Callable[
     made: list[Image] = []
 
     async def work(site: PoolMachine) -> None:
-        await site.journal.append(WallClock().now(), changes.captured(pool.view(), site.machine.id, image))
+        await site.journal.append(pool.workspace.now(), changes.captured(pool.view(), site.machine.id, image))
 
         async def rest() -> None:
             if appliance is not None and appliance.rest:
@@ -52,7 +46,7 @@ def capture(pool: Pool, appliance: Appliance | None, image: str, tell: Callable[
         machine = machine_of(site.machine)
         made.append(await site.place.estate.capture(machine, image, rest, tell))
 
-    (answer,) = asyncio.run(pool.on(lambda view: [chosen(view, image)], work, {}))
+    (answer,) = await pool.on(lambda view: [chosen(view, image)], work, {})
     if answer.problem:
         raise PlaceError(
             f"{answer.machine.name}: {answer.problem}; the same command goes on, and "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import subprocess
 import sys
@@ -44,8 +44,12 @@ class ControllerInput(msgspec.Struct, frozen=True):
         )
 
 
-def detach(order: Order, *, as_json: bool) -> int:
-    """Start the controller and return once the run is its own."""
+async def detach(order: Order) -> int:
+    """Start the controller in a process of its own, whose id is returned once the run is its own."""
+    return await asyncio.to_thread(_detach, order)
+
+
+def _detach(order: Order) -> int:
     folder = folder_of(order.home, order.run)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "controller.log").open("ab") as log:
@@ -77,12 +81,7 @@ def detach(order: Order, *, as_json: bool) -> int:
         refusal.exit_code = process.wait() or 1
         raise refusal
     process.returncode = 0  # it outlives us, and is nobody's to wait for
-    if as_json:
-        print(json.dumps({"run": order.run, "pid": process.pid, "home": str(order.home)}))
-    else:
-        print(f"run {order.run} goes on in the background (pid {process.pid})")
-        print(f"follow it: evalfleet watch {order.run}    stop it: evalfleet cancel {order.run}")
-    return 0
+    return process.pid
 
 
 def let_go_of_output() -> None:

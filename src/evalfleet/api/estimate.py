@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,15 +16,12 @@ from evalfleet.pools.lending import SIZE as BORROWED
 from evalfleet.ports import Preflight
 from evalfleet.views.format import plural, table
 
-from .runs import kept_pool
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from evalfleet.model import MachineId, Offer
     from evalfleet.planning.plan import Resolved
-    from evalfleet.ports import Made, Place
+    from evalfleet.ports import Made
 
 
 MACHINES_SHOWN = OFFERS_SHOWN = 8
@@ -58,7 +54,7 @@ class Estimate:
         return self.offers[0].priced if self.offers else ""
 
 
-def estimate(resolved: Resolved) -> Estimate:
+async def estimate(workspace: Workspace, resolved: Resolved) -> Estimate:
     """Tasks over workers times the time of a task, and the time of a machine, at the cheapest prices."""
     tasks, limits = resolved.tasks, resolved.plan.limits
     known = [task.weight_s for task in tasks if task.weight_s is not None]
@@ -66,7 +62,7 @@ def estimate(resolved: Resolved) -> Estimate:
     seconds = [task.weight_s or (mean_known if known else task.timeout_s) for task in tasks]
     slots = max(1, min(limits.workers * resolved.plan.slots, len(tasks)))
     machines = -(-slots // resolved.plan.slots)
-    prospect = asyncio.run(_ask(resolved, machines))
+    prospect = await _ask(workspace, resolved, machines)
     duration_s = max(sum(seconds) / slots, max(seconds)) + prospect.machine_s
     hours = duration_s / HOUR_S
     usd = sum(offer.usd_per_hour * hours for _, offer in prospect.machines) if prospect.offers else None
@@ -97,17 +93,17 @@ class _Prospect:
     machine_basis: str
 
 
-async def _ask(resolved: Resolved, count: int) -> _Prospect:
+async def _ask(workspace: Workspace, resolved: Resolved, count: int) -> _Prospect:
     needs = benchmark_of(resolved.plan).needs
-    async with _places(resolved) as places:
+    async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         found = [offer for place in places.values() for offer in await place.offers(needs)]
         offers = tuple(sorted(found, key=lambda offer: offer.usd_per_hour))
-        pool = kept_pool(resolved.plan.run) if resolved.keep else resolved.plan.run
+        pool = resolved.plan.pool if resolved.keep else resolved.plan.run
         machines = _assigned(offers, pool, resolved.plan.home or NO_HOME, count)
         made: dict[str, Sequence[Made]] = {}
         for name, place in places.items():
             own = [(machine, offer) for machine, offer in machines if offer.place == name]
-            if own and isinstance(place, Preflight) and not resolved.plan.pool:
+            if own and isinstance(place, Preflight) and not resolved.borrowed:
                 made[name] = place.outline(own)
         waits = [p.machine_s for name, p in places.items() if name in made and isinstance(p, Preflight)]
         if (known := _known_machine_s(resolved)) is not None:
@@ -117,13 +113,9 @@ async def _ask(resolved: Resolved, count: int) -> _Prospect:
 
 def _known_machine_s(resolved: Resolved) -> float | None:
     """Of machines that are to be made."""
-    if resolved.plan.pool:
+    if resolved.borrowed:
         return None
     return known_machine_s(resolved.home, resolved.plan.benchmark, resolved.plan.places, BORROWED)
-
-
-def _places(resolved: Resolved) -> AbstractAsyncContextManager[dict[str, Place]]:
-    return Workspace.here(resolved.home).places(resolved.plan, resolved.secrets, resolved.environ)
 
 
 def _assigned(offers: Sequence[Offer], pool: str, home: str, count: int) -> Sequence[tuple[MachineId, Offer]]:
@@ -132,16 +124,12 @@ def _assigned(offers: Sequence[Offer], pool: str, home: str, count: int) -> Sequ
     return [(machine_id(pool, home, n), offer) for n, offer in enumerate(each[:count], 1)]
 
 
-def forewarned(resolved: Resolved, expected: Estimate) -> Sequence[str]:
+async def forewarned(workspace: Workspace, resolved: Resolved, expected: Estimate) -> Sequence[str]:
     """What may go wrong with it, as its places tell: looked up before it is started."""
     limit = resolved.plan.limits.max_duration_s
     lasts_s = limit if limit is not None else expected.duration_s
-    return asyncio.run(_doubts(resolved, lasts_s))
-
-
-async def _doubts(resolved: Resolved, lasts_s: float) -> list[str]:
     told: list[str] = []
-    async with _places(resolved) as places:
+    async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         for place in places.values():
             if isinstance(place, Preflight):
                 told += await place.doubts(lasts_s)
@@ -193,7 +181,7 @@ def _offers(offers: Sequence[Offer]) -> str:
 
 def _where(resolved: Resolved) -> str:
     places = ", ".join(resolved.plan.places)
-    return f"pool {resolved.plan.pool} ({places})" if resolved.plan.pool else places
+    return f"pool {resolved.borrowed} ({places})" if resolved.borrowed else places
 
 
 def _offer(offer: Offer) -> str:

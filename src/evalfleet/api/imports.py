@@ -60,18 +60,17 @@ Keep = Literal["first", "newest"]
 
 
 def import_results(
+    workspace: Workspace,
     benchmark: str,
     roots: Sequence[Path],
     *,
     name: str | None = None,
     trial: str | None = None,
     keep: Keep | None = None,
-    home: Path | None = None,
     caps: Caps = STANDARD_CAPS,
 ) -> Run:
     """Make a run of the results in `roots`, and copy their files. Raises RequestError."""
     reader = _reader(benchmark)
-    workspace = Workspace.here(home)
     home, now = workspace.home, workspace.now()
     run = check_run_name(name) if name is not None else default_run_name(f"{benchmark}-import", now)
     tries = _chosen(reader.find(roots), reader, trial, keep)

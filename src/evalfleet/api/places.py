@@ -7,14 +7,13 @@ of this home have ended and which pools still live.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from evalfleet.errors import FleetError, PlaceError, RequestError
-from evalfleet.model import Micros, Needs
-from evalfleet.planning.plan import PoolRequest, resolve_pool
+from evalfleet.model import SECOND, Micros, Needs
 from evalfleet.planning.plugins import known, place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import Belonging, Check, Estate, Image, Place, Preflight, Priced, PriceTable
@@ -47,24 +46,21 @@ class Local:
 # -- examine -------------------------------------------------------------------------------------
 
 
-def examine(
-    names: Sequence[str], needs: Needs, settings: Mapping[str, str] | None = None, workers: int = 1
+async def examine(
+    workspace: Workspace,
+    names: Sequence[str],
+    needs: Needs,
+    settings: Mapping[str, str] | None = None,
+    workers: int = 1,
 ) -> dict[str, Sequence[Check]]:
     """Place -> what was found about so many machines. Of all places of evalfleet.toml if none is named.
 
     Raises RequestError.
     """
-    return asyncio.run(_examine(names or configured() or ("local",), needs, settings or {}, workers))
-
-
-async def _examine(
-    names: Sequence[str], needs: Needs, settings: Mapping[str, str], workers: int
-) -> dict[str, Sequence[Check]]:
     found: dict[str, Sequence[Check]] = {}
-    home_id = _local_id()
-    for name in names:
+    for name in names or tuple(workspace.config.places) or ("local",):
         try:
-            async with _opened(name, home_id, settings) as place:
+            async with workspace.place(name, settings) as place:
                 found[name] = await _checks(place, needs, workers)
         except RequestError as err:
             found[name] = (Check("settings", "bad", str(err)),)
@@ -85,16 +81,14 @@ async def _checks(place: Place, needs: Needs, workers: int) -> Sequence[Check]:
 # -- what exists ---------------------------------------------------------------------------------
 
 
-def machines(now: Micros, *, all_owners: bool = False, pools: bool = False) -> list[FoundBelonging]:
+async def machines(
+    workspace: Workspace, *, all_owners: bool = False, pools: bool = False
+) -> list[FoundBelonging]:
     """All that evalfleet has made at the places of evalfleet.toml. Raises RequestError, PlaceError."""
-    return asyncio.run(_machines(now, all_owners, pools))
-
-
-async def _machines(now: Micros, all_owners: bool, pools: bool) -> list[FoundBelonging]:
-    local = _local()
+    local, now = _local(workspace), workspace.now()
     found: list[FoundBelonging] = []
-    for name in configured():
-        async with _opened(name, local.home_id) as place:
+    for name in workspace.config.places:
+        async with workspace.place(name) as place:
             if isinstance(place, Estate):
                 owner = place.owner
                 for each in await place.belongings():
@@ -117,16 +111,11 @@ def reason(belonging: Belonging, local: Local, now: Micros, may: bool, pools: bo
     return "its run has ended" if here and pool in local.ended else ""
 
 
-def reap(found: Sequence[FoundBelonging]) -> dict[str, str]:
+async def reap(workspace: Workspace, found: Sequence[FoundBelonging]) -> dict[str, str]:
     """Delete them, all at once. Machine -> what went wrong, empty if nothing."""
-    return asyncio.run(_reap(found))
-
-
-async def _reap(found: Sequence[FoundBelonging]) -> dict[str, str]:
     answers: dict[str, str] = {}
-    home_id = _local_id()
     for name in dict.fromkeys(each.place for each in found):
-        async with _opened(name, home_id) as place:
+        async with workspace.place(name) as place:
             if isinstance(place, Estate):
                 these = [each.belonging for each in found if each.place == name]
                 told = await asyncio.gather(*(_reap_one(place, each) for each in these))
@@ -154,15 +143,12 @@ class FoundImage:
     is_own: bool
 
 
-def images() -> list[FoundImage]:
+async def images(workspace: Workspace) -> list[FoundImage]:
     """All that evalfleet has captured at the places of evalfleet.toml. Raises RequestError, PlaceError."""
-    return asyncio.run(_images(_local_id()))
-
-
-async def _images(home_id: str) -> list[FoundImage]:
     found: list[FoundImage] = []
-    for name in configured():
-        async with _opened(name, home_id) as place:
+    home_id = workspace.home_id
+    for name in workspace.config.places:
+        async with workspace.place(name) as place:
             if isinstance(place, Estate):
                 owner = place.owner
                 for each in await place.images():
@@ -173,44 +159,15 @@ async def _images(home_id: str) -> list[FoundImage]:
     return list(seen.values())
 
 
-def delete_image(found: FoundImage) -> None:
+async def delete_image(workspace: Workspace, found: FoundImage) -> None:
     """Raises PlaceError."""
-    asyncio.run(_delete_image(found))
-
-
-async def _delete_image(found: FoundImage) -> None:
-    async with _opened(found.place, _local_id()) as place:
+    async with workspace.place(found.place) as place:
         if isinstance(place, Estate):
             await place.drop_image(found.image)
 
 
-# -- here ----------------------------------------------------------------------------------------
-
-
-def configured() -> tuple[str, ...]:
-    """The places of evalfleet.toml."""
-    return tuple(Workspace.here().config.places)
-
-
-@asynccontextmanager
-async def _opened(
-    name: str, home_id: str, settings: Mapping[str, str] | None = None
-) -> AsyncGenerator[Place]:
-    """One place by name, closed afterwards. Raises RequestError."""
-    workspace = Workspace.here()
-    request = PoolRequest(name="survey", on=name, settings=settings or {})
-    plan, environ = resolve_pool(request, environ=workspace.environ, cwd=workspace.cwd, home_id=home_id)
-    async with workspace.places(plan, environ=environ) as places:
-        yield places[name]
-
-
-def _local_id() -> str:
-    store = Workspace.here().records_if_any()
-    return store.home_id if store is not None else ""
-
-
-def _local() -> Local:
-    store = Workspace.here().records_if_any()
+def _local(workspace: Workspace) -> Local:
+    store = workspace.records_if_any()
     if store is None:
         return Local()
     states = {info.name: fold(store.read(info.name)) for info in store.streams()}
@@ -225,6 +182,9 @@ def _local() -> Local:
     return Local(store.home_id, frozenset(name for name, ended in over.items() if ended), pools, refused)
 
 
+# -- prices --------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Listed:
     """The prices of one kind of place, and which of them (what, region) our places would use."""
@@ -234,20 +194,20 @@ class Listed:
     wanted: frozenset[tuple[str, str]]
 
 
-def prices() -> list[Listed]:
+def prices(workspace: Workspace) -> list[Listed]:
     """Of every kind of place that has prices. Nothing is asked."""
-    home = Workspace.here().home
     return [
-        Listed(name, kind.prices(home), frozenset(kind.wanted(_tables(name))))
+        Listed(name, kind.prices(workspace.home), frozenset(kind.wanted(_tables(workspace, name))))
         for name, kind in _kinds().items()
     ]
 
 
-def update_prices(today: str, source: str | None) -> None:
-    """Raises PlaceError, RequestError; then the prices are what they were."""
-    home = Workspace.here().home
+async def update_prices(workspace: Workspace, source: str | None) -> None:
+    """Fetch today's. Raises PlaceError, RequestError; then the prices are what they were."""
+    today = datetime.fromtimestamp(workspace.now() // SECOND, UTC).date().isoformat()
     for name, kind in _kinds().items():
-        kind.update_prices(home, _tables(name), source or kind.price_source, today)
+        url = source or kind.price_source
+        await asyncio.to_thread(kind.update_prices, workspace.home, _tables(workspace, name), url, today)
 
 
 def _kinds() -> dict[str, Priced]:
@@ -262,7 +222,7 @@ def _kinds() -> dict[str, Priced]:
     return found
 
 
-def _tables(kind: str) -> list[Mapping[str, Any]]:
+def _tables(workspace: Workspace, kind: str) -> list[Mapping[str, Any]]:
     """The settings of our places of this kind."""
-    places = Workspace.here().config.places
+    places = workspace.config.places
     return [table for name, table in places.items() if table.get("kind", name) == kind]

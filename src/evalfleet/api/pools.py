@@ -8,9 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from pathlib import Path
 
-from evalfleet.clock import WallClock
 from evalfleet.controller import Controller, Order
 from evalfleet.effects.machines import MACHINES
 from evalfleet.errors import ChannelError, FleetError, RequestError, RunHeld, StaleController
@@ -54,37 +52,38 @@ Observer = Callable[[RunState, Sequence[Record]], None]
 class Pool:
     """A named pool. Verbs that change it take its stream, so two never do at once."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, workspace: Workspace, name: str) -> None:
         self.name = name
-        self.store = store
+        self.workspace = workspace
+        self.store = Store.open(workspace.home, create=False)
         self._controller: Controller | None = None
-        self._follower = Follower(store, name)
+        self._follower = Follower(self.store, name)
 
     def view(self) -> PoolView:
         return read_pool(self.store, self.name)
 
     # -- what its controller does ----------------------------------------------------------------
 
-    def control(self, change: Callable[[PoolView, Micros], Change] | None = None) -> None:
+    async def control(self, change: Callable[[PoolView, Micros], Change] | None = None) -> None:
         """Change it, and bring it to where it shall be, in a thread of this process."""
-        workspace = Workspace.here(self.store.home)
+        workspace = self.workspace
         plan = look_at(self.store, self.name).state.plan
         settings: PlaceSettings = {} if change is None else workspace.changed_settings(plan)
         environ = workspace.environment()
         order = Order(self.store.home, self.name, {}, environ, change=change, settings=settings)
         self._controller = Controller(order)
-        self._controller.start()
+        await asyncio.to_thread(self._controller.start)
 
     def catch_up(self) -> None:
         """What has happened until now is no news."""
         self._follower.poll()
 
-    def wait(self, observe: Observer | None = None) -> RunState:
+    async def wait(self, observe: Observer | None = None) -> RunState:
         """Until it is there. Raises what stopped the controller."""
         controller = self._controller
         over = controller is None
         while not over:
-            over = controller is None or controller.join(0.1)
+            over = controller is None or await asyncio.to_thread(controller.join, 0.1)
             records = self._follower.poll()
             if observe is not None:
                 observe(self._follower.state, records)
@@ -97,41 +96,36 @@ class Pool:
         if self._controller is not None:
             self._controller.leave()
 
-    def resize(self, workers: int) -> None:
+    async def resize(self, workers: int) -> None:
         """More are made; of too many, those that nobody has go, the newest first."""
-        self.control(functools.partial(changes.resized, workers=workers))
+        await self.control(functools.partial(changes.resized, workers=workers))
 
-    def delete(self) -> None:
-        self.control(changes.deleted)
+    async def delete(self) -> None:
+        await self.control(changes.deleted)
 
-    def stop(self) -> None:
-        asyncio.run(self._check_stoppable())
-        self.control(changes.stopped)
-
-    async def _check_stoppable(self) -> None:
+    async def stop(self) -> None:
+        """Stop all machines. Raises RequestError where that cannot be."""
         async with self.places() as places:
             for place in places.values():
                 if not isinstance(place, Hosts):
                     hint = f"`evalfleet pool delete {self.name}` ends them"
                     raise RequestError(f"machines of {place.name} cannot be stopped; {hint}")
+        await self.control(changes.stopped)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Those that were stopped or have expired, and those that are missing."""
-        self.control(changes.started)
+        await self.control(changes.started)
 
     # -- what is done to machines directly -------------------------------------------------------
 
-    def extend(self, expires_s: float) -> list[ActionResult]:
+    async def extend(self, expires_s: float) -> list[ActionResult]:
         """All machines may live for so long from now. A run that has some is not disturbed."""
-        return asyncio.run(self._extend(expires_s))
-
-    async def _extend(self, expires_s: float) -> list[ActionResult]:
         async with self._alone({}) as (journal, places):
             staying = [m for m in changes.in_use(self.view()).machines if m.phase in ("ready", "stopped")]
             check_life([machine.offer for machine in staying], expires_s)
             return [await prolong(m, places[m.offer.place], journal, expires_s) for m in staying]
 
-    def prepare(self, resolved: Resolved, tell: Callable[[str], None]) -> list[ActionResult]:
+    async def prepare(self, resolved: Resolved, tell: Callable[[str], None]) -> list[ActionResult]:
         """Bring a benchmark's files to all machines and set it up there, so that runs need not."""
         benchmark = benchmark_of(resolved.plan)
 
@@ -148,20 +142,20 @@ class Pool:
             took = round(time.monotonic() - begun, 3)
             timings = {"prepare": took, **{f"setup.{name}": round(s, 3) for name, s in steps.items()}}
             prepared = MachinePrepared(site.machine.id, benchmark.name, timings)
-            await site.journal.append(WallClock().now(), [prepared])
+            await site.journal.append(self.workspace.now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
             try:
                 await learn_tasks(site, benchmark, self.store.home)
             except RequestError as err:  # it is prepared all the same, and the list may be in a checkout
                 tell(f"{site.machine.name}: {err}")
 
-        return asyncio.run(self.on(self._all, work, resolved.secrets))
+        return await self.on(self._all, work, resolved.secrets)
 
-    def restart(self, name: str) -> list[ActionResult]:
+    async def restart(self, name: str) -> list[ActionResult]:
         """End all that runs on one machine, bring it up anew, and see that it answers."""
-        return asyncio.run(self.on(self._only(name), restart, {}))
+        return await self.on(self._only(name), restart, {})
 
-    def execute(
+    async def execute(
         self, names: Sequence[str], argv: Sequence[str], limit_s: float, undone: Collection[int] = ()
     ) -> list[tuple[ActionResult, Ended | None]]:
         """Run a command on machines that nobody else has meanwhile, and wait for its end.
@@ -185,7 +179,7 @@ class Pool:
         def which(view: PoolView) -> list[MachineState]:
             return [machine for name in names for machine in self._only(name)(view)]
 
-        answers = asyncio.run(self.on(which, work, {}))
+        answers = await self.on(which, work, {})
         return [(answer, ends.get(answer.machine.id)) for answer in answers]
 
     def _all(self, view: PoolView) -> list[MachineState]:
@@ -215,7 +209,7 @@ class Pool:
             machines = which(changes.in_use(self.view()))
             ids = [machine.id for machine in machines]
             holds = Holds(self.store, self.name)
-            holds.take_all(ids, journal.epoch, WallClock().now())
+            holds.take_all(ids, journal.epoch, self.workspace.now())
             fence = Fence(self.name, journal.epoch)
             try:
                 return await asyncio.gather(
@@ -229,8 +223,8 @@ class Pool:
         self, secrets: Mapping[str, str]
     ) -> AsyncGenerator[tuple[SqliteJournal, dict[str, OwnPlace]]]:
         """The pool's stream, and its places, while nobody else changes it."""
-        clock = WallClock()
-        journal = self.store.acquire(self.name, Holder.here(clock.now()), clock.now())
+        now = self.workspace.now()
+        journal = self.store.acquire(self.name, Holder.here(now), now)
         holds = Holds(self.store, self.name)
         try:
             async with self.places(secrets) as places:
@@ -240,11 +234,8 @@ class Pool:
 
     # -- looking ---------------------------------------------------------------------------------
 
-    def probe(self, machines: Sequence[MachineState] | None = None) -> list[ActionResult]:
+    async def probe(self, machines: Sequence[MachineState] | None = None) -> list[ActionResult]:
         """Ask these, or all that should run, whether they do. Whoever has them is not disturbed."""
-        return asyncio.run(self._probe(machines))
-
-    async def _probe(self, machines: Sequence[MachineState] | None) -> list[ActionResult]:
         view = self.view()
         asked_for = running_in(view) if machines is None else machines
         async with self.places() as places:
@@ -255,8 +246,8 @@ class Pool:
         self, secrets: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[dict[str, Place]]:
         """The pool's places, with settings as they are now; closed afterwards."""
-        workspace, plan = Workspace.here(self.store.home), self.view().state.plan
-        return workspace.places(plan, secrets, changed=workspace.changed_settings(plan))
+        plan = self.view().state.plan
+        return self.workspace.places(plan, secrets, changed=self.workspace.changed_settings(plan))
 
     def running(self, names: Sequence[str] = ()) -> list[MachineState]:
         """Of these machines, or of all, those that run. Raises RequestError if there is none."""
@@ -296,19 +287,19 @@ class Pool:
             return place.shell(machine_of(machine), command)
 
 
-def create(request: PoolRequest, home: Path | None = None) -> Pool:
+async def create(workspace: Workspace, request: PoolRequest) -> Pool:
     """Write the pool down and begin to make its machines."""
-    workspace = Workspace.here(home)
     store = workspace.store()
     plan, environ = resolve_pool(request, environ=workspace.environ, cwd=workspace.cwd, home_id=store.home_id)
-    asyncio.run(_try_places(workspace, plan, environ))
-    pool = Pool(store, plan.run)
+    await _try_places(workspace, plan, environ)
     if _was_deleted(store, plan.run):
+        pool = Pool(workspace, plan.run)
         pool.catch_up()
-        pool.control(functools.partial(changes.made_anew, plan=plan))
+        await pool.control(functools.partial(changes.made_anew, plan=plan))
     else:
         store.create_stream(plan.run, "pool", workspace.now(), [PoolPlanned(plan)])
-        pool.control()
+        pool = Pool(workspace, plan.run)
+        await pool.control()
     return pool
 
 
@@ -337,27 +328,26 @@ def keep_plan(plan: Plan, name: str) -> Plan:
     )
 
 
-def tend(store: Store, name: str) -> None:
+async def tend(workspace: Workspace, name: str) -> None:
     """Go on with a pool whose machines are still to be made, unless somebody does."""
-    pool = Pool(store, name)
-    state = look_at(store, name).state
+    pool = Pool(workspace, name)
+    state = look_at(pool.store, name).state
     if state.ended_at is None and (not state.machines or not POOL.settled(state)):
         with suppress(RunHeld):
-            pool.control()
+            await pool.control()
 
 
-def open_pool(name: str, home: Path | None = None) -> Pool:
+def open_pool(workspace: Workspace, name: str) -> Pool:
     """Raises RequestError when there is none."""
-    store = Store.open(Workspace.here(home).home, create=False)
-    read_pool(store, name)
-    pool = Pool(store, name)
+    pool = Pool(workspace, name)
+    pool.view()
     pool.catch_up()
     return pool
 
 
-def pools(home: Path | None = None) -> list[PoolView]:
+def pools(workspace: Workspace) -> list[PoolView]:
     """All that exist, newest first."""
-    store = Workspace.here(home).records_if_any()
+    store = workspace.records_if_any()
     if store is None:
         return []  # nothing was ever made here
     found: list[PoolView] = []

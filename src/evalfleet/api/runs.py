@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,20 +30,21 @@ from evalfleet.events import (
     TasksReopened,
 )
 from evalfleet.journal import Store
-from evalfleet.journal.database import FILE, refuse_file
 from evalfleet.journal.sqlite import StreamKind
-from evalfleet.model import IMPORTED, AttemptId, Limits, Micros, Plan, RunStatus, TaskId
+from evalfleet.model import IMPORTED, AttemptId, Limits, RunStatus, TaskId
 from evalfleet.names import hint, safe_name
 from evalfleet.planning.flags import RunOptions
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.plan import (
+    HomeFacts,
+    LentPool,
     PlaceSettings,
     Resolved,
     benchmark_of,
+    free_name,
     resolve,
     secret_names,
     vetted,
-    weigh,
 )
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
@@ -145,6 +147,13 @@ class Run:
         self._raise_failure()
         return results(follower.state, self.folder)
 
+    async def ended(self) -> dict[str, Any]:
+        """As `wait`, for programs with an event loop."""
+        while not self._over(self._follower, 0.0):
+            await asyncio.sleep(0.1)
+            self._follower.poll()
+        return self.wait()
+
     def _over(self, follower: Follower, patience_s: float) -> bool:
         if self._controller is not None:
             return self._controller.join(patience_s)
@@ -196,87 +205,71 @@ def run(benchmark: str, **options: Unpack[RunOptions]) -> Run:
 
     The run goes on in a thread of this process until it ends; `wait()` waits for it.
     """
-    request = RunRequest(str(benchmark), **options)
-    return start(vet(resolve_request(request)))
+    workspace, request = Workspace.here(), RunRequest(str(benchmark), **options)
+
+    async def begin() -> Run:
+        return await start(workspace, await vet(resolve_request(workspace, request)))
+
+    with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread has an event loop already
+        return thread.submit(asyncio.run, begin()).result()
 
 
-def resolve_request(request: RunRequest, *, dry: bool = False, only_setup: bool = False) -> Resolved:
+def resolve_request(
+    workspace: Workspace, request: RunRequest, *, dry: bool = False, only_setup: bool = False
+) -> Resolved:
     """The request with everything settled, checked before anything starts.
 
     `dry`: nothing is written. `only_setup`: machines are set up, and no attempt is run.
     """
-    workspace = Workspace.here()
-    environ, cwd, now = workspace.environ, workspace.cwd, workspace.now()
-    request, pool = _borrowed(request, workspace.home, dry)
-    resolved = resolve(
-        request, environ=environ, cwd=cwd, now=now, home_id="", pool=pool, only_setup=only_setup
+    return resolve(
+        request,
+        environ=workspace.environ,
+        cwd=workspace.cwd,
+        now=workspace.now(),
+        home=workspace.home,
+        facts=lambda: _facts(workspace, dry),
+        pool=_lent(workspace, request, dry),
+        only_setup=only_setup,
     )
-    store = _store_of(resolved.home, dry)
-    name, home_id = resolved.plan.run, "" if store is None else store.home_id
-    taken: set[str] = set() if store is None else {info.name for info in store.streams()}
-    made_up = "name" not in request.options
-    if made_up:
-        name = _free_name(name, taken)
-    elif name in taken:
-        raise RequestError(f"the name {name!r} is taken; choose another with --name")
-    plan = msgspec.structs.replace(resolved.plan, run=name, home=home_id)
-    tasks = weigh(resolved.tasks, known_durations(resolved.home, plan.benchmark))
-    warnings = (*resolved.warnings, *_expiry(resolved.home, plan.pool, now))
-    return replace(resolved, plan=plan, tasks=tasks, made_up=made_up, warnings=warnings)
 
 
-def _expiry(home: Path, pool: str, now: Micros) -> list[str]:
-    """A pool whose end is near may take the run's machines away."""
-    if not pool:
-        return []
-    told = read_pool(Store.open(home, create=False, read_only=True), pool).expiry(now)
-    return [told] if told else []
+def _facts(workspace: Workspace, dry: bool) -> HomeFacts:
+    """The home is made if need be; when nothing may be written, it may be that there is none."""
+    store = workspace.records_if_any() if dry else workspace.store()
+    if store is None:
+        return HomeFacts()
+    taken = {info.name for info in store.streams()}
+    return HomeFacts(store.home_id, taken, functools.partial(known_durations, workspace.home))
 
 
-def vet(resolved: Resolved) -> Resolved:
-    """Ask the benchmark whether this can work (a model's key), before anything is made or written down."""
-    with ThreadPoolExecutor(1) as pool:  # in a notebook, this thread has an event loop already
-        doubts = pool.submit(asyncio.run, vetted(resolved.plan, resolved.secrets)).result()
-    return replace(resolved, warnings=(*resolved.warnings, *doubts))
-
-
-def _borrowed(request: RunRequest, home: Path, dry: bool) -> tuple[RunRequest, Plan | None]:
-    """The request as its pool makes it, and the pool's plan: as many workers as it has, unless fewer do."""
+def _lent(workspace: Workspace, request: RunRequest, dry: bool) -> LentPool | None:
+    """The pool that the request names. Raises RequestError if it cannot be borrowed from."""
     options = request.options
     pool = options.get("pool")
     if not pool:
-        return request, None
+        return None
     if "on" in options:
         raise RequestError("--on and --pool exclude each other: a pool's machines are where they are")
-    view = read_pool(Store.open(home, create=False, read_only=True), pool)
+    view, now = read_pool(workspace.records(), pool), workspace.now()
     if options.get("keep"):
         raise RequestError(f"--keep makes a pool, and {pool!r} is one: leave --keep out")
     if options.get("spot"):
         raise RequestError(f"--spot: the machines of pool {pool!r} are there already: leave it out")
-    if not dry and (problem := view.unusable(WallClock().now())):
+    if not dry and (problem := view.unusable(now)):
         raise RequestError(problem)
-    return request.but(workers=options.get("workers", max(1, len(view.machines)))), view.state.plan
+    return LentPool(view.state.plan, len(view.machines), view.expiry(now) or "")
 
 
-def _store_of(home: Path, dry: bool) -> Store | None:
-    """The home's store, made if need be; when nothing may be written, only if there is one."""
-    if not dry:
-        return Store.open(home)
-    refuse_file(home)
-    return Store.open(home, create=False, read_only=True) if (home / FILE).exists() else None
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    """A made-up name must not collide with that of a run started in the same second."""
-    candidates = (name, *(f"{name}-{n}" for n in range(2, len(taken) + 3)))
-    return next(candidate for candidate in candidates if candidate not in taken)
+async def vet(resolved: Resolved) -> Resolved:
+    """Ask the benchmark whether this can work (a model's key), before anything is made or written down."""
+    doubts = await vetted(resolved.plan, resolved.secrets)
+    return replace(resolved, warnings=(*resolved.warnings, *doubts))
 
 
 def plan_run(resolved: Resolved) -> Resolved:
     """Write the run down, and return it as it was written. From here on it exists, whoever runs it."""
     store = Store.open(resolved.home)
     while True:
-        resolved = _with_kept_pool(resolved)
         try:
             store.create_streams(WallClock().now(), _streams(resolved))
             break
@@ -284,8 +277,7 @@ def plan_run(resolved: Resolved) -> Resolved:
             if not resolved.made_up:
                 raise
             # another process made up the same name at the same time, and was faster
-            name = _free_name(resolved.plan.run, {info.name for info in store.streams()})
-            resolved = replace(resolved, plan=msgspec.structs.replace(resolved.plan, run=name))
+            resolved = resolved.named(free_name(resolved.plan.run, {info.name for info in store.streams()}))
     folder_of(resolved.home, resolved.plan.run).mkdir(parents=True, exist_ok=True)
     return resolved
 
@@ -296,13 +288,6 @@ def _streams(resolved: Resolved) -> list[tuple[str, StreamKind, Sequence[Event]]
     if not resolved.keep:
         return [run]
     return [(resolved.plan.pool, "pool", [PoolPlanned(keep_plan(resolved.plan, resolved.plan.pool))]), run]
-
-
-def _with_kept_pool(resolved: Resolved) -> Resolved:
-    if not resolved.keep:
-        return resolved
-    pool = kept_pool(resolved.plan.run)
-    return replace(resolved, plan=msgspec.structs.replace(resolved.plan, pool=pool))
 
 
 def _first_events(resolved: Resolved) -> list[Event]:
@@ -316,33 +301,33 @@ def order_of(resolved: Resolved) -> Order:
     return Order(resolved.home, plan.run, resolved.secrets, resolved.environ, notify=notify)
 
 
-def kept_pool(run: str) -> str:
-    """The pool that a run with --keep makes and leaves."""
-    return f"{run}-pool"
+async def start(workspace: Workspace, resolved: Resolved) -> Run:
+    """Write the run down, take it and run it, in a thread of this process."""
+    return await control(workspace, order_of(plan_run(resolved)))
 
 
-def start(resolved: Resolved) -> Run:
-    return control(order_of(plan_run(resolved)))
-
-
-def control(order: Order) -> Run:
+async def control(workspace: Workspace, order: Order) -> Run:
     """Take the run and run it, in a thread of this process."""
     controller = Controller(order)
-    controller.start()
+    await asyncio.to_thread(controller.start)
     run = Run(order.home, order.run, controller)
     state = run.state()
     if state.plan.pool and state.stop is None:
-        tend(Store.open(order.home), state.plan.pool)
+        await tend(workspace, state.plan.pool)
     return run
 
 
 def open(name: str | None = None, *, home: Path | None = None) -> Run:
     """A past or live run by name; without one, the latest."""
-    home = Workspace.here(home).home
-    name = name or latest(home)
-    if Store.open(home, create=False, read_only=True).stream(name).kind == "pool":
+    return open_run(Workspace.here(home), name)
+
+
+def open_run(workspace: Workspace, name: str | None = None) -> Run:
+    """A past or live run by name; without one, the latest. Raises RequestError."""
+    name = name or latest(workspace.home)
+    if workspace.records().stream(name).kind == "pool":
         raise RequestError(f"{name!r} is a pool, not a run: `evalfleet pool status {name}` shows it")
-    return Run(home, name)
+    return Run(workspace.home, name)
 
 
 def latest(home: Path) -> str:
@@ -353,16 +338,16 @@ def latest(home: Path) -> str:
 
 
 def resume_order(
+    workspace: Workspace,
     name: str | None = None,
     *,
     only_broken: bool = False,
     take_over: bool = False,
     limits: Mapping[str, float] | None = None,
     env_file: str | None = None,
-    home: Path | None = None,
 ) -> Order:
     """What it takes to take a run up again. Raises RequestError when there is nothing left to do."""
-    found = open(name, home=home)
+    found = open_run(workspace, name)
     state = found.state()
     if state.plan.places == (IMPORTED,):
         raise RequestError(
@@ -373,21 +358,20 @@ def resume_order(
         hint = "; `--only broken` runs the broken ones again" if state.broken else ""
         raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")
     if state.plan.pool:
-        read_pool(Store.open(found.home, create=False, read_only=True), state.plan.pool)
-    workspace = Workspace.here(found.home)
+        read_pool(workspace.records(), state.plan.pool)
     secrets, environ = workspace.secrets(state.plan, env_file)
     settings, notify = workspace.changed_settings(state.plan), workspace.notify(env_file)
     return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
 
 
 def grade_order(
-    name: str | None = None, *, again: bool = False, env_file: str | None = None, home: Path | None = None
+    workspace: Workspace, name: str | None = None, *, again: bool = False, env_file: str | None = None
 ) -> Order:
     """What it takes to grade the answers of a run, and to run nothing. Raises RequestError.
 
     `again`: what has a score is graded again. The first grade of an attempt stays; the new one is kept too.
     """
-    found = open(name, home=home)
+    found = open_run(workspace, name)
     state = found.state()
     if state.plan.places == (IMPORTED,):
         raise RequestError(f"run {found.name!r} was imported: there is nothing of it to grade")
@@ -404,17 +388,16 @@ def grade_order(
     first: list[Event] = [RunResumed(only=())]
     if attempts:
         first.append(GradingRequested(attempts))
-    workspace = Workspace.here(found.home)
     secrets, environ = workspace.secrets(state.plan, env_file)
     return Order(found.home, found.name, secrets, environ, first=tuple(first))
 
 
-def cancelling_order(run: Run) -> Order:
+def cancelling_order(workspace: Workspace, run: Run) -> Order:
     """For a run that nobody controls: take it, stop it, clean up.
 
     Nothing is started, so no secret is needed; where one has no value here, no artefact is collected.
     """
-    workspace, state = Workspace.here(run.home), run.state()
+    state = run.state()
     environ = workspace.environ
     with suppress(RequestError):
         environ = workspace.environment()
@@ -429,16 +412,17 @@ def cancelling_order(run: Run) -> Order:
     )
 
 
-def tell_overdue() -> None:
-    """Of runs of this home that ended when nobody was there to tell it, to whom [notify] names."""
-    workspace = Workspace.here()
-    notify.overdue(workspace.notify(), workspace.home, workspace.now())
+async def tell_overdue(workspace: Workspace) -> None:
+    """Tell whom [notify] names of runs of this home that ended when nobody was there to tell it."""
+    await asyncio.to_thread(notify.overdue, workspace.notify(), workspace.home, workspace.now())
 
 
-def tell_reaped(found: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> None:
-    """That something was left behind, and deleted, or not."""
-    workspace = Workspace.here()
-    notify.reaped(workspace.notify(), [dict(each) for each in found], problems, workspace.now())
+async def tell_reaped(
+    workspace: Workspace, found: Sequence[Mapping[str, Any]], problems: Sequence[str]
+) -> None:
+    """Tell whom [notify] names that something was left behind, and deleted, or not."""
+    reaped = [dict(each) for each in found]
+    await asyncio.to_thread(notify.reaped, workspace.notify(), reaped, problems, workspace.now())
 
 
 def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:

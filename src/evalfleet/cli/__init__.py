@@ -1,4 +1,4 @@
-"""The command line. A verb is a function; its module is loaded only when the verb is called."""
+"""The command line. A verb is a function, plain or async; its module is loaded when the verb is called."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from evalfleet.errors import FleetError, RequestError
@@ -129,8 +129,12 @@ def _dispatch(verb: str, words: list[str]) -> int:
         return USAGE_ERROR
     args = parser_of(verb).parse_args(words)
     _check_folder()
-    code: int = _function(verb)(args)
-    return code
+    code: int | Coroutine[Any, Any, int] = _function(verb)(args)
+    if isinstance(code, int):
+        return code
+    import asyncio
+
+    return asyncio.run(code)
 
 
 def _function(verb: str, suffix: str = "") -> Callable[..., Any]:

@@ -58,15 +58,19 @@ def controller_arguments(parser: argparse.ArgumentParser) -> None:
 
 def controller(args: argparse.Namespace) -> int:
     """The process of a detached run. Reads its errand from standard input; not meant to be typed."""
+    import asyncio
+    from pathlib import Path
+
     import msgspec
 
     from evalfleet.api import runs
     from evalfleet.api.detach import TAKEN, ControllerInput, let_go_of_output
     from evalfleet.errors import FleetError
+    from evalfleet.planning.workspace import Workspace
 
     errand = msgspec.json.decode(sys.stdin.buffer.read(), type=ControllerInput)
     try:
-        run = runs.control(errand.order())
+        run = asyncio.run(runs.control(Workspace.here(Path(errand.home)), errand.order()))
     except FleetError as err:
         print(str(err), flush=True)
         return err.exit_code

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from evalfleet.api.places import FoundImage
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.ports import Image
 
 HEAD = ("place", "image", "state", "regions", "GB", "cost", "owner")
@@ -24,7 +25,7 @@ def images_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
-def images(args: argparse.Namespace) -> int:
+async def images(args: argparse.Namespace) -> int:
     """List the images that evalfleet has captured at the places of evalfleet.toml, or delete one.
 
     `evalfleet pool prepare POOL BENCHMARK --capture NAME` makes them. An image costs money until it is
@@ -33,10 +34,12 @@ def images(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import places
+    from evalfleet.planning.workspace import Workspace
 
-    found = places.images()
+    workspace = Workspace.here()
+    found = await places.images(workspace)
     if args.delete is not None:
-        return _delete(args.delete, found, sure=args.yes)
+        return await _delete(workspace, args.delete, found, sure=args.yes)
     if args.json:
         print(json.dumps([document(each) for each in found]))
     elif found:
@@ -84,7 +87,7 @@ def told(image: Image) -> dict[str, Any]:
     }
 
 
-def _delete(name: str, found: Sequence[FoundImage], *, sure: bool) -> int:
+async def _delete(workspace: Workspace, name: str, found: Sequence[FoundImage], *, sure: bool) -> int:
     from evalfleet.api import places
     from evalfleet.errors import RequestError
     from evalfleet.names import hint
@@ -101,6 +104,6 @@ def _delete(name: str, found: Sequence[FoundImage], *, sure: bool) -> int:
     where = ", ".join(chosen[0].image.regions) or chosen[0].place
     if not sure and not agreed(f"delete image {name} in {where}"):
         return 2
-    places.delete_image(chosen[0])
+    await places.delete_image(workspace, chosen[0])
     print(f"image {name} is deleted; machines that were made from it stay")
     return 0

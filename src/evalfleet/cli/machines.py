@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ def machines_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
-def machines(args: argparse.Namespace) -> int:
+async def machines(args: argparse.Namespace) -> int:
     """List everything of evalfleet's that exists at the places of evalfleet.toml, by what the places say.
 
     No journal is needed: machines, what is left of them, and images are known by their tags.
@@ -30,8 +29,10 @@ def machines(args: argparse.Namespace) -> int:
 
     from evalfleet.api import places
     from evalfleet.cli import images
+    from evalfleet.planning.workspace import Workspace
 
-    found, kept = places.machines(round(time.time() * 1e6)), places.images()
+    workspace = Workspace.here()
+    found, kept = await places.machines(workspace), await places.images(workspace)
     if args.json:
         print(json.dumps([*map(document, found), *map(image_document, kept)]))
         return 0
@@ -111,7 +112,7 @@ def reap_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
-def reap(args: argparse.Namespace) -> int:
+async def reap(args: argparse.Namespace) -> int:
     """Delete what is ours and has expired, and what a run of this home that has ended left behind.
 
     Never what evalfleet did not make, never another home's machines before they expire. Works from tags
@@ -120,11 +121,12 @@ def reap(args: argparse.Namespace) -> int:
     if args.install or args.uninstall:
         return _schedule(args)
     from evalfleet.api import places, runs
+    from evalfleet.planning.workspace import Workspace
 
-    now = round(time.time() * 1e6)
+    workspace = Workspace.here()
     if not args.dry_run:
-        runs.tell_overdue()
-    found = places.machines(now, all_owners=args.all_owners, pools=args.pools)
+        await runs.tell_overdue(workspace)
+    found = await places.machines(workspace, all_owners=args.all_owners, pools=args.pools)
     going = [each for each in found if each.why]
     show(going, "nothing of ours has expired", as_json=args.json)
     if args.dry_run or not going:
@@ -132,11 +134,12 @@ def reap(args: argparse.Namespace) -> int:
     others = sum(not each.is_own for each in going)
     if others and not args.yes and not _agreed(others):
         return 2
-    answers = places.reap(going)
+    answers = await places.reap(workspace, going)
     for machine, problem in answers.items():
         if problem:
             print(f"evalfleet: {machine}: {problem}", file=sys.stderr)
-    _tell(going, answers)
+    problems = [f"{machine}: {problem}" for machine, problem in answers.items() if problem]
+    await runs.tell_reaped(workspace, [document(each) for each in going], problems)
     left = sum(bool(problem) for problem in answers.values())
     if not args.json:
         print(f"deleted: {len(answers) - left}" + (f"; still there: {left}" if left else ""))
@@ -162,17 +165,11 @@ def _schedule(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(going: Sequence[FoundBelonging], answers: Mapping[str, str]) -> None:
-    """Whom evalfleet.toml names under [notify]: something was left behind."""
-    from evalfleet.api import runs
-
-    problems = [f"{machine}: {problem}" for machine, problem in answers.items() if problem]
-    runs.tell_reaped([document(each) for each in going], problems)
-
-
 def _agreed(many: int) -> bool:
     """Only `yes` is yes. Where nobody can answer, nothing is deleted."""
     if not sys.stdin.isatty():
         print(f"evalfleet: {many} of these are not yours: say --yes", file=sys.stderr)
         return False
-    return input(f"{many} of these are not yours. Type yes to delete them: ").strip() == "yes"
+    from .terminal import ask
+
+    return ask(f"{many} of these are not yours. Type yes to delete them: ") == "yes"

@@ -91,7 +91,7 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
-def doctor(args: argparse.Namespace) -> int:
+async def doctor(args: argparse.Namespace) -> int:
     """Look at a place before money is spent: each check with what to do about it. Nothing is made.
 
     Without a PLACE, all places of evalfleet.toml are looked at. Exit code 4 if machines cannot be had
@@ -104,9 +104,11 @@ def doctor(args: argparse.Namespace) -> int:
     from evalfleet.api import places
     from evalfleet.model import Needs
     from evalfleet.planning.values import parse_pairs
+    from evalfleet.planning.workspace import Workspace
 
     needs = Needs(args.cpus, args.memory_gb, args.disk_gb, args.nested)
-    found = places.examine(args.places, needs, parse_pairs(args.settings or (), "--set"), args.workers)
+    settings = parse_pairs(args.settings or (), "--set")
+    found = await places.examine(Workspace.here(), args.places, needs, settings, args.workers)
     if args.json:
         print(json.dumps(msgspec.to_builtins(found)))
     for place, checks in () if args.json else found.items():
@@ -127,7 +129,7 @@ def prices_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document, with all that are known")
 
 
-def prices(args: argparse.Namespace) -> int:
+async def prices(args: argparse.Namespace) -> int:
     """Show the list prices that estimates, budgets and reports rest on, and of when they are.
 
     By default those of the sizes and regions of your places. `--update` fetches today's from the cloud's
@@ -135,16 +137,17 @@ def prices(args: argparse.Namespace) -> int:
     in force.
     """
     import json
-    from datetime import UTC, datetime
 
     from evalfleet.api import places
     from evalfleet.errors import RequestError
+    from evalfleet.planning.workspace import Workspace
 
     if args.source and not args.update:
         raise RequestError("--from says where to fetch prices: say --update, too")
+    workspace = Workspace.here()
     if args.update:
-        places.update_prices(datetime.now(UTC).date().isoformat(), args.source)
-    found = places.prices()
+        await places.update_prices(workspace, args.source)
+    found = places.prices(workspace)
     if args.json:
         print(json.dumps([_document(each) for each in found]))
     else:

@@ -17,9 +17,10 @@ def show(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import runs
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run, show_task
 
-    run = runs.open(args.run)
+    run = runs.open_run(Workspace.here(), args.run)
     if args.task is not None:
         detail = run.task(args.task)
         print(json.dumps(detail) if args.json else show_task(detail))
@@ -41,9 +42,10 @@ def report(args: argparse.Namespace) -> int:
 
     from evalfleet.api import runs
     from evalfleet.errors import RequestError
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.report import report
 
-    text = report(runs.open(args.run).results(), args.format)
+    text = report(runs.open_run(Workspace.here(), args.run).results(), args.format)
     if args.path is None:
         print(text)
         return 0
@@ -82,9 +84,12 @@ def import_results(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api.imports import import_results
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run
 
-    run = import_results(args.benchmark, args.results, name=args.name, trial=args.trial, keep=args.keep)
+    run = import_results(
+        Workspace.here(), args.benchmark, args.results, name=args.name, trial=args.trial, keep=args.keep
+    )
     results = run.results()
     print(json.dumps(results) if args.json else show_run(results))
     return 0

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from evalfleet.planning.flags import Flag, flags, word_of
 
 if TYPE_CHECKING:
+    from evalfleet.api.runs import Run
+    from evalfleet.controller import Order
     from evalfleet.planning.plan import Resolved
     from evalfleet.planning.request import RunRequest
+    from evalfleet.planning.workspace import Workspace
 
 
 ASK_ABOVE_USD = 20.0
@@ -47,35 +50,66 @@ def run(args: argparse.Namespace) -> int:
     BENCHMARK is a file (./mybench.toml), a name from evalfleet.toml, an installed benchmark, or a dotted
     path.
     """
+    import asyncio
+
     from evalfleet.api import runs
-    from evalfleet.api.estimate import describe, estimate, forewarned
+    from evalfleet.planning.workspace import Workspace
 
-    from .follow import follow
-
-    resolved = runs.vet(runs.resolve_request(_request(args), dry=args.dry_run))
-    for warning in resolved.warnings:
-        print(f"evalfleet: note: {warning}", file=sys.stderr)
-    expected = estimate(resolved)
-    if args.dry_run:
-        print(describe(resolved, expected, as_json=args.json))
-        return 0
-    for warning in forewarned(resolved, expected):
-        print(f"evalfleet: note: {warning}", file=sys.stderr)
-    if not _agreed(expected.usd, resolved, args):
+    workspace = Workspace.here()
+    resolved = asyncio.run(_resolved(workspace, args))
+    if resolved is None:
         return 2
+    if args.dry_run:
+        return 0
     if args.detach:
-        from evalfleet.api.detach import detach
-
-        return detach(runs.order_of(runs.plan_run(resolved)), as_json=args.json)
-    run = runs.start(resolved)
-    code = follow(run, as_json=args.json)
+        return _detach(runs.order_of(runs.plan_run(resolved)), as_json=args.json)
+    started = asyncio.run(runs.start(workspace, resolved))
+    code = _follow(started, as_json=args.json)
     if resolved.keep:
-        pool = runs.kept_pool(run.name)
+        pool = started.state().plan.pool
         print(
             f"evalfleet: the machines stay, as pool {pool}; `evalfleet pool delete {pool}` ends them",
             file=sys.stderr,
         )
     return code
+
+
+async def _resolved(workspace: Workspace, args: argparse.Namespace) -> Resolved | None:
+    """What is to be run, once all doubts were told; None if somebody said no."""
+    from evalfleet.api import runs
+    from evalfleet.api.estimate import describe, estimate, forewarned
+
+    resolved = await runs.vet(runs.resolve_request(workspace, _request(args), dry=args.dry_run))
+    for warning in resolved.warnings:
+        print(f"evalfleet: note: {warning}", file=sys.stderr)
+    expected = await estimate(workspace, resolved)
+    if args.dry_run:
+        print(describe(resolved, expected, as_json=args.json))
+        return resolved
+    for warning in await forewarned(workspace, resolved, expected):
+        print(f"evalfleet: note: {warning}", file=sys.stderr)
+    return resolved if _agreed(expected.usd, resolved, args) else None
+
+
+def _detach(order: Order, *, as_json: bool) -> int:
+    import asyncio
+    import json
+
+    from evalfleet.api.detach import detach
+
+    pid = asyncio.run(detach(order))
+    if as_json:
+        print(json.dumps({"run": order.run, "pid": pid, "home": str(order.home)}))
+    else:
+        print(f"run {order.run} goes on in the background (pid {pid})")
+        print(f"follow it: evalfleet watch {order.run}    stop it: evalfleet cancel {order.run}")
+    return 0
+
+
+def _follow(run: Run, *, as_json: bool) -> int:
+    from .follow import follow
+
+    return follow(run, as_json=as_json)
 
 
 def _request(args: argparse.Namespace) -> RunRequest:
@@ -101,7 +135,9 @@ def _agreed(usd: float | None, resolved: Resolved, args: argparse.Namespace) -> 
             file=sys.stderr,
         )
         return False
-    return input(f"{question}. Go on? [y/N] ").strip().lower() in ("y", "yes")
+    from .terminal import ask
+
+    return ask(f"{question}. Go on? [y/N] ").lower() in ("y", "yes")
 
 
 def resume_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,12 +161,15 @@ def resume(args: argparse.Namespace) -> int:
 
     Attempts that still run on their machines are adopted, not started again.
     """
+    import asyncio
+
     from evalfleet.api import runs
+    from evalfleet.planning.workspace import Workspace
 
-    from .follow import follow
-
-    runs.tell_overdue()
+    workspace = Workspace.here()
+    asyncio.run(runs.tell_overdue(workspace))
     order = runs.resume_order(
+        workspace,
         args.run,
         only_broken=args.only == "broken",
         take_over=args.take_over,
@@ -138,10 +177,8 @@ def resume(args: argparse.Namespace) -> int:
         env_file=args.env_file,
     )
     if args.detach:
-        from evalfleet.api.detach import detach
-
-        return detach(order, as_json=args.json)
-    return follow(runs.control(order), as_json=args.json)
+        return _detach(order, as_json=args.json)
+    return _follow(asyncio.run(runs.control(workspace, order)), as_json=args.json)
 
 
 def _limits(args: argparse.Namespace) -> dict[str, float]:
@@ -171,12 +208,14 @@ def grade(args: argparse.Namespace) -> int:
 
     A score never changes: with --again the new grades are kept beside the first; `show RUN TASK` has all.
     """
+    import asyncio
+
     from evalfleet.api import runs
+    from evalfleet.planning.workspace import Workspace
 
-    from .follow import follow
-
-    order = runs.grade_order(args.run, again=args.again, env_file=args.env_file)
-    return follow(runs.control(order), as_json=args.json)
+    workspace = Workspace.here()
+    order = runs.grade_order(workspace, args.run, again=args.again, env_file=args.env_file)
+    return _follow(asyncio.run(runs.control(workspace, order)), as_json=args.json)
 
 
 def cancel_arguments(parser: argparse.ArgumentParser) -> None:
@@ -189,19 +228,22 @@ def cancel(args: argparse.Namespace) -> int:
 
     Where no controller is at work on the run any more, this command cleans up itself.
     """
+    import asyncio
     import json
 
     from evalfleet.api import runs
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.terminal import summary
 
-    run = runs.open(args.run)
+    workspace = Workspace.here()
+    run = runs.open_run(workspace, args.run)
     if run.state().ended_at is None:
         run.cancel()
         run.wait()  # returns at once where no controller is at work
     if run.state().ended_at is None:
-        run = runs.control(runs.cancelling_order(run))
+        run = asyncio.run(runs.control(workspace, runs.cancelling_order(workspace, run)))
         run.wait()
-    runs.tell_overdue()
+    asyncio.run(runs.tell_overdue(workspace))
     results = run.results()
     print(json.dumps(results) if args.json else summary(results))
     return 0
@@ -218,23 +260,23 @@ def demo(args: argparse.Namespace) -> int:
 
     The first time it fetches the benchmark's packages; a run takes about a minute.
     """
+    import asyncio
+
     from evalfleet.api import runs
     from evalfleet.demo.prepare import prepare
     from evalfleet.planning.request import RunRequest
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.report import report
 
-    from .follow import follow
-
     def say(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
 
-    home = Workspace.here().home
-    demo = prepare(home / ".demo", say)
+    workspace = Workspace.here()
+    demo = prepare(workspace.home / ".demo", say)
     say(demo.why)
     request = RunRequest(str(demo.benchmark), workers=args.workers, first=args.first)
-    run = runs.start(runs.resolve_request(request))
-    code = follow(run, as_json=args.json)
+    run = asyncio.run(runs.start(workspace, runs.resolve_request(workspace, request)))
+    code = _follow(run, as_json=args.json)
     path = run.folder / "report.md"
     path.write_text(report(run.results(), "md"), encoding="utf-8")
     say(f"the report: {path}")

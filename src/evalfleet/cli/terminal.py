@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import signal
 import sys
 
 
@@ -12,12 +13,23 @@ def agreed(what: str) -> bool:
         print(f"evalfleet: this would {what}: say --yes", file=sys.stderr)
         return False
     try:
-        said = input(f"This will {what}. Type yes to go on: ").strip() == "yes"
+        said = ask(f"This will {what}. Type yes to go on: ") == "yes"
     except EOFError:
         said = False
     if not said:
         print("evalfleet: nothing was deleted", file=sys.stderr)
     return said
+
+
+def ask(question: str) -> str:
+    """What somebody answers. Ctrl-C ends the command at once, although an event loop may be running."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input(question).strip()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def reader_left(seconds: float) -> bool:

@@ -30,10 +30,11 @@ def watch(args: argparse.Namespace) -> int:
     Ctrl-C stops watching, not the run.
     """
     from evalfleet.api import runs
+    from evalfleet.planning.workspace import Workspace
 
     from .follow import watch_run
 
-    run = runs.open(args.run)
+    run = runs.open_run(Workspace.here(), args.run)
     if args.task is not None:
         return print_task_log(run, args.task, follow=True)
     return watch_run(run, as_json=args.json)
@@ -62,8 +63,9 @@ def logs(args: argparse.Namespace) -> int:
     """
     from evalfleet.api import runs
     from evalfleet.errors import RequestError
+    from evalfleet.planning.workspace import Workspace
 
-    run = runs.open(args.run)
+    run = runs.open_run(Workspace.here(), args.run)
     state = run.state()
     if args.about is None:
         return _print_events(run, None, args.follow)

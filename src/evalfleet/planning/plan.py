@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,22 +63,64 @@ class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """A request, resolved. `secrets` and `environ` hold values: for channels and places alone.
+class HomeFacts:
+    """What a home knows that a plan depends on."""
 
-    `made_up`: nobody chose the run's name, so that another one does as well. `keep`: its machines shall
-    stay, as a named pool.
-    """
+    id: str = ""
+    taken: Collection[str] = ()
+    """The names of all runs and pools that it has."""
+    durations: Callable[[str], Mapping[str, float]] = lambda benchmark: {}
+    """Benchmark -> seconds by task id, as earlier runs took."""
+
+
+@dataclass(frozen=True)
+class LentPool:
+    """The pool that a run is to borrow its machines from."""
+
+    plan: Plan
+    machines: int = 1
+    """How many it has: a run has as many workers, unless it is asked to have fewer."""
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request, resolved: the plan of a run, its tasks, and what is needed to start it."""
 
     plan: Plan
     tasks: tuple[Task, ...]
     home: Path
     warnings: tuple[str, ...]
     secrets: Mapping[str, str] = field(repr=False)
+    """Values, for channels and places alone."""
     environ: Mapping[str, str] = field(repr=False)
+    """With values of secrets, too."""
     made_up: bool = False
+    """Nobody chose the run's name, so that another one does as well."""
     keep: bool = False
+    """Its machines shall stay, as the pool that the plan names."""
     notify: Notify = NOBODY
+
+    @property
+    def borrowed(self) -> str:
+        """The pool whose machines are borrowed; empty if the run makes its own."""
+        return "" if self.keep else self.plan.pool
+
+    def named(self, name: str) -> Resolved:
+        """The same run under another name."""
+        pool = kept_pool(name) if self.keep else self.plan.pool
+        return replace(self, plan=msgspec.structs.replace(self.plan, run=name, pool=pool))
+
+
+def kept_pool(run: str) -> str:
+    """The pool that a run with --keep makes and leaves."""
+    return f"{run}-pool"
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """A made-up name must not collide with that of a run started in the same second."""
+    candidates = (name, *(f"{name}-{n}" for n in range(2, len(taken) + 3)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def resolve(
@@ -87,49 +129,59 @@ def resolve(
     environ: Mapping[str, str],
     cwd: Path,
     now: Micros,
-    home_id: str,
-    durations: Mapping[str, float] | None = None,
-    pool: Plan | None = None,
+    home: Path | None = None,
+    facts: Callable[[], HomeFacts] = HomeFacts,
+    pool: LentPool | None = None,
     only_setup: bool = False,
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
-    `home_id` is that of the home `config.home_of(environ, cwd)`; `durations` are seconds by task id;
-    `pool` is the plan of the pool that the request names. `only_setup`: no attempt will be run, so that no
-    tasks are needed or chosen.
+    `home` is by default the one that the environment and the folder say. `facts` is asked for what the home
+    knows once all else was found to be right, because a home may have to be made for that. `only_setup`: no
+    attempt will be run, so that no tasks are needed or chosen.
     """
+    if pool is not None:
+        request = request.but(workers=request.options.get("workers", max(1, pool.machines)))
     config = _config(request.options.get("config"), environ, cwd)
     merged = environment(environ, cwd, config, request.options.get("env_file"))
     flags = settle(
         request, merged, config, request.options.get("profile") or merged.get("EVALFLEET_PROFILE", "")
     )
     source = benchmark_source(request.benchmark, config, cwd)
-    given = _given(flags, source, config, pool, spot_asked=bool(request.options.get("spot")))
-    home = home_of(environ, cwd)
+    lent = None if pool is None else pool.plan
+    given = _given(flags, source, config, lent, spot_asked=bool(request.options.get("spot")))
+    home = home or home_of(environ, cwd)
     loaded = given.benchmark.load(home)
     if loaded.tasks_missing and not only_setup:
         raise RequestError(loaded.tasks_missing)
     env_file = env_file_of(request.options.get("env_file"), environ, cwd)
     _check_env_file(env_file, loaded)
     selection = Selection(()) if only_setup else _selected(flags, loaded)
-    tasks = weigh(_limited(selection.tasks, flags.task_timeout), durations or {})
+    tasks = _limited(selection.tasks, flags.task_timeout)
     chosen = request.options.get("name")
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
-    plan = _plan(name, flags, given, loaded, tasks, "" if pool is None else pool.run)
+    plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run)
     secrets = secret_values(setup_secrets(plan) if only_setup else loaded.secrets, merged)
     _refuse_shown(flags, secrets)
     doubts = [] if only_setup else _doubts(plan, tasks)
     doubts += _weak_secrets(secrets) + readable_by_others(secrets, config, env_file)
+    if pool is not None and pool.warning:
+        doubts.append(pool.warning)
+    notify = notify_of(config, merged)
+    known = facts()
+    if chosen is not None and name in known.taken:
+        raise RequestError(f"the name {name!r} is taken; choose another with --name")
     return Resolved(
-        plan=msgspec.structs.replace(plan, settings=given.free, home=home_id),
-        tasks=tasks,
+        plan=msgspec.structs.replace(plan, settings=given.free, home=known.id),
+        tasks=weigh(tasks, known.durations(loaded.name)),
         home=home,
         warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
         secrets=secrets,
         environ=merged,
+        made_up=chosen is None,
         keep=flags.keep and pool is None,
-        notify=notify_of(config, merged),
-    )
+        notify=notify,
+    ).named(name if chosen is not None else free_name(name, known.taken))
 
 
 def _given(

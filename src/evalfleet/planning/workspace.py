@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalfleet.clock import WallClock
-from evalfleet.errors import RequestError
 from evalfleet.journal import Store
+from evalfleet.journal.database import FILE, refuse_file
 from evalfleet.model import Micros, Notify, Plan
-from evalfleet.ports import Place, PlaceContext
+from evalfleet.ports import Clock, Place, PlaceContext
 
 from .config import Config, environment, find_config, home_of, load_config, notify_of
 
@@ -34,7 +34,7 @@ class Workspace:
     cwd: Path
     home: Path
     """Where runs are kept. It need not exist yet."""
-    clock: WallClock = field(default_factory=WallClock)
+    clock: Clock = field(default_factory=WallClock)
 
     @classmethod
     def here(cls, home: Path | None = None) -> Workspace:
@@ -56,11 +56,15 @@ class Workspace:
         return Store.open(self.home, create=False, read_only=True)
 
     def records_if_any(self) -> Store | None:
-        """The home's store, to read from; None when nothing was ever run here."""
-        try:
-            return self.records()
-        except RequestError:
-            return None
+        """The home's store, to read from; None when nothing was ever run here. Raises RequestError."""
+        refuse_file(self.home)
+        return self.records() if (self.home / FILE).exists() else None
+
+    @property
+    def home_id(self) -> str:
+        """The home's id; empty when nothing was ever run here."""
+        store = self.records_if_any()
+        return store.home_id if store is not None else ""
 
     # -- configuration ---------------------------------------------------------------------------
 
@@ -111,3 +115,13 @@ class Workspace:
         finally:
             for place in places.values():
                 await place.close()
+
+    @asynccontextmanager
+    async def place(self, name: str, settings: Mapping[str, str] | None = None) -> AsyncGenerator[Place]:
+        """One place by name, to look at it; closed afterwards. Raises RequestError."""
+        from .plan import PoolRequest, resolve_pool
+
+        request = PoolRequest(name="survey", on=name, settings=settings or {})
+        plan, environ = resolve_pool(request, environ=self.environ, cwd=self.cwd, home_id=self.home_id)
+        async with self.places(plan, environ=environ) as places:
+            yield places[name]

@@ -19,7 +19,7 @@ from evalfleet.events import Record
 from evalfleet.journal import Store
 from evalfleet.lab import Lab, NamespaceHost
 from evalfleet.model import AttemptId, Broken, MachineId, Offer
-from evalfleet.planning.plan import resolve
+from evalfleet.planning.plan import HomeFacts, resolve
 from evalfleet.planning.request import RunRequest
 from evalfleet.state import AttemptState, MachineState, RunState, apply
 from tests.waiting import PATIENCE_S, suspend, until
@@ -114,7 +114,9 @@ class Arena:
         request = RunRequest(benchmark="chaos.toml", on="lab", workers=len(self.hosts), name=RUN)
         environ = {"EVALFLEET_HOME": str(self.home)}
         now = time.time_ns() // 1000
-        resolved = resolve(request, environ=environ, cwd=self.folder, now=now, home_id=store.home_id)
+        resolved = resolve(
+            request, environ=environ, cwd=self.folder, now=now, facts=lambda: HomeFacts(store.home_id)
+        )
         limited = msgspec.structs.replace(resolved.plan.limits, **limits)
         plan_run(replace(resolved, plan=msgspec.structs.replace(resolved.plan, limits=limited)))
         return self.resume()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Coroutine
 from types import ModuleType
+from typing import Any
 
 VERBS: dict[str, str] = {
     "create": "make a pool and its machines",
@@ -58,8 +60,8 @@ def add_verb_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     getattr(_module(verb), f"{verb}_arguments")(parser)
 
 
-def pool(args: argparse.Namespace) -> int:
-    code: int = getattr(_module(args.verb), args.verb)(args)
+def pool(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
+    code: int | Coroutine[Any, Any, int] = getattr(_module(args.verb), args.verb)(args)
     return code
 
 

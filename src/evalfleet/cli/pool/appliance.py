@@ -29,12 +29,12 @@ def do_arguments(parser: argparse.ArgumentParser) -> None:
     add_yes(parser)
 
 
-def do(args: argparse.Namespace) -> int:
+async def do(args: argparse.Namespace) -> int:
     """Do something to machines of a pool that the benchmark has a verb for which they were set up for.
 
     `pool reset` and `pool clean` are two such verbs. Nobody else can have the machines meanwhile.
     """
-    return _do(args.name, args.word, args.machines, args.benchmark, sure=args.yes)
+    return await _do(args.name, args.word, args.machines, args.benchmark, sure=args.yes)
 
 
 def reset_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +43,12 @@ def reset_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
 
 
-def reset(args: argparse.Namespace) -> int:
+async def reset(args: argparse.Namespace) -> int:
     """Bring what a benchmark runs on one machine of a pool back to its golden state.
 
     What is in it now is lost.
     """
-    return _do(args.name, "reset", [args.machine], args.benchmark, sure=True)
+    return await _do(args.name, "reset", [args.machine], args.benchmark, sure=True)
 
 
 def clean_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,28 +58,29 @@ def clean_arguments(parser: argparse.ArgumentParser) -> None:
     add_yes(parser)
 
 
-def clean(args: argparse.Namespace) -> int:
+async def clean(args: argparse.Namespace) -> int:
     """Undo what setting up a benchmark left on a pool's machines, which may be much.
 
     For hosts that were lent, which otherwise keep it. Those of a cloud need it not: `pool delete` deletes
     their disks.
     """
-    return _do(args.name, "clean", args.machines, args.benchmark, sure=args.yes)
+    return await _do(args.name, "clean", args.machines, args.benchmark, sure=args.yes)
 
 
-def _do(name: str, word: str, machines: Sequence[str], benchmark: str | None, *, sure: bool) -> int:
+async def _do(name: str, word: str, machines: Sequence[str], benchmark: str | None, *, sure: bool) -> int:
     from evalfleet.api import appliances, pools
     from evalfleet.cli.terminal import agreed
+    from evalfleet.planning.workspace import Workspace
 
     from .show import print_problems
 
-    pool = pools.open_pool(name)
+    pool = pools.open_pool(Workspace.here(), name)
     running = pool.running(machines)
     owner, verb = appliances.verb_of(pool, running, word, benchmark)
     names = [machine.name for machine in running]
     if verb.asks and not sure and not agreed(f"{verb.asks} on {', '.join(names)}"):
         return 2
-    answers = appliances.do(pool, names, owner, verb)
+    answers = await appliances.do(pool, names, owner, verb)
     for answer in answers:
         if answer.said:
             print(answer.said)
@@ -92,16 +93,17 @@ def vnc_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
 
 
-def vnc(args: argparse.Namespace) -> int:
+async def vnc(args: argparse.Namespace) -> int:
     """Look at the screens of a pool's machines in a browser, until Ctrl-C: a link a machine.
 
     Everything goes through the SSH connection: the screens are open to nobody but this computer.
     """
     from evalfleet.api import appliances, pools
+    from evalfleet.planning.workspace import Workspace
 
     from .shell import carry
 
-    pool = pools.open_pool(args.name)
+    pool = pools.open_pool(Workspace.here(), args.name)
     machines = pool.running(args.machines)
     owner, screen = appliances.screen_of(pool, machines, args.benchmark)
 
@@ -112,7 +114,7 @@ def vnc(args: argparse.Namespace) -> int:
             hint = f"{owner.set_up(pool.name)} {owner.appliance.what} up"
             print(f"evalfleet: note: {', '.join(bare)}: nothing was prepared; {hint}", file=sys.stderr)
 
-    return carry(pool, machines, [(screen.port, screen.port)], show)
+    return await carry(pool, machines, [(screen.port, screen.port)], show)
 
 
 def screenshot_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,25 +124,25 @@ def screenshot_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
 
 
-def screenshot(args: argparse.Namespace) -> int:
+async def screenshot(args: argparse.Namespace) -> int:
     """Save what the screens of a pool's machines show, one PNG a machine: MACHINE.png.
 
     It comes from the guest's server, or, where that is silent, from the virtual machine around it.
     """
-    import asyncio
     from pathlib import Path
 
     from evalfleet.api import appliances, pools
+    from evalfleet.planning.workspace import Workspace
 
     from .show import print_problems
 
-    pool = pools.open_pool(args.name)
+    pool = pools.open_pool(Workspace.here(), args.name)
     machines = pool.running(args.machines)
     owner, _ = appliances.screen_of(pool, machines, args.benchmark)
-    answers = pool.probe(machines)
+    answers = await pool.probe(machines)
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
-    return print_problems(asyncio.run(_save_all(pool, owner, answers, folder)))
+    return print_problems(await _save_all(pool, owner, answers, folder))
 
 
 async def _save_all(

@@ -23,12 +23,13 @@ def create_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def create(args: argparse.Namespace) -> int:
+async def create(args: argparse.Namespace) -> int:
     """Make a pool and its machines. They stay, and may cost money, until they are deleted or expire."""
     from evalfleet.api import pools
     from evalfleet.errors import PlaceError
     from evalfleet.planning.plan import PREFIX, PoolRequest
     from evalfleet.planning.values import parse_count, parse_duration, parse_pairs
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.notable import refusals, refusals_table
 
     from .show import follow, show
@@ -42,13 +43,13 @@ def create(args: argparse.Namespace) -> int:
         settings=parse_pairs(args.settings or (), "--set"),
         config=args.config,
     )
-    pool = pools.create(request)
-    state = follow(pool)
+    pool = await pools.create(Workspace.here(), request)
+    state = await follow(pool)
     view = pool.view()
     if not view.machines:
         why = "; ".join(sorted({block.detail for block in state.blocks.values()})) or state.last_failure
-        pool.delete()
-        pool.wait()
+        await pool.delete()
+        await pool.wait()
         why = why or "no place offers any"
         if table := refusals_table(refusals(state)):
             print(table, file=sys.stderr)
@@ -62,15 +63,16 @@ def start_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def start(args: argparse.Namespace) -> int:
+async def start(args: argparse.Namespace) -> int:
     """Start what was stopped in a pool, and make machines that are missing."""
     from evalfleet.api import pools
+    from evalfleet.planning.workspace import Workspace
 
     from .show import follow, show
 
-    pool = pools.open_pool(args.name)
-    pool.start()
-    follow(pool)
+    pool = pools.open_pool(Workspace.here(), args.name)
+    await pool.start()
+    await follow(pool)
     show(pool.view(), as_json=args.json)
     return 0
 
@@ -78,15 +80,16 @@ def start(args: argparse.Namespace) -> int:
 stop_arguments = start_arguments
 
 
-def stop(args: argparse.Namespace) -> int:
+async def stop(args: argparse.Namespace) -> int:
     """Stop all machines of a pool: no longer billed, their disks kept. `pool start` brings them back."""
     from evalfleet.api import pools
+    from evalfleet.planning.workspace import Workspace
 
     from .show import follow, show
 
-    pool = pools.open_pool(args.name)
-    pool.stop()
-    follow(pool)
+    pool = pools.open_pool(Workspace.here(), args.name)
+    await pool.stop()
+    await follow(pool)
     show(pool.view(), as_json=args.json)
     return 0
 
@@ -97,16 +100,17 @@ def resize_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def resize(args: argparse.Namespace) -> int:
+async def resize(args: argparse.Namespace) -> int:
     """Have more machines in a pool, or fewer: those that no run has go, the newest first."""
     from evalfleet.api import pools
     from evalfleet.planning.values import parse_count
+    from evalfleet.planning.workspace import Workspace
 
     from .show import follow, show
 
-    pool = pools.open_pool(args.name)
-    pool.resize(parse_count(args.workers, "N", 1, 10_000))
-    follow(pool)
+    pool = pools.open_pool(Workspace.here(), args.name)
+    await pool.resize(parse_count(args.workers, "N", 1, 10_000))
+    await follow(pool)
     show(pool.view(), as_json=args.json)
     return 0
 
@@ -117,15 +121,16 @@ def extend_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def extend(args: argparse.Namespace) -> int:
+async def extend(args: argparse.Namespace) -> int:
     """Let a pool live longer: its machines end by themselves at their expiry."""
     from evalfleet.api import pools
     from evalfleet.planning.values import parse_duration
+    from evalfleet.planning.workspace import Workspace
 
     from .show import print_problems, show
 
-    pool = pools.open_pool(args.name)
-    answers = pool.extend(parse_duration(args.expires, "--expires"))
+    pool = pools.open_pool(Workspace.here(), args.name)
+    answers = await pool.extend(parse_duration(args.expires, "--expires"))
     show(pool.view(), as_json=args.json)
     return print_problems(answers)
 
@@ -135,13 +140,14 @@ def restart_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine(parser)
 
 
-def restart(args: argparse.Namespace) -> int:
+async def restart(args: argparse.Namespace) -> int:
     """End all that runs on one machine of a pool, and bring it up anew."""
     from evalfleet.api import pools
+    from evalfleet.planning.workspace import Workspace
 
     from .show import print_problems
 
-    (answer,) = pools.open_pool(args.name).restart(args.machine)
+    (answer,) = await pools.open_pool(Workspace.here(), args.name).restart(args.machine)
     if not answer.problem:
         print(f"{answer.machine.name} was restarted and answers")
     return print_problems([answer])
@@ -152,19 +158,20 @@ def delete_arguments(parser: argparse.ArgumentParser) -> None:
     add_yes(parser)
 
 
-def delete(args: argparse.Namespace) -> int:
+async def delete(args: argparse.Namespace) -> int:
     """Delete a pool and all its machines, and what is on them."""
     from evalfleet.api import pools
     from evalfleet.cli.terminal import agreed
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import plural
 
     from .show import follow
 
-    pool = pools.open_pool(args.name)
+    pool = pools.open_pool(Workspace.here(), args.name)
     many = plural(len(pool.view().machines), "machine")
     if not args.yes and not agreed(f"delete pool {pool.name} and its {many}"):
         return 2
-    pool.delete()
-    follow(pool)
+    await pool.delete()
+    await follow(pool)
     print(f"pool {pool.name} is deleted: {many}")
     return 0

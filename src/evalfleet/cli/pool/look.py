@@ -18,11 +18,12 @@ def ls(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import pools
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import table
 
     from .show import document
 
-    shown = [document(view) for view in pools.pools()]
+    shown = [document(view) for view in pools.pools(Workspace.here())]
     if args.json:
         print(json.dumps(shown))
     elif not shown:
@@ -52,14 +53,15 @@ def status_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def status(args: argparse.Namespace) -> int:
+async def status(args: argparse.Namespace) -> int:
     """Show a pool's machines: where they are, how they are, and which run has them."""
     from evalfleet.api import appliances, pools
+    from evalfleet.planning.workspace import Workspace
 
     from .show import show
 
-    pool = pools.open_pool(args.name)
-    answers = appliances.probe(pool) if args.probe else None
+    pool = pools.open_pool(Workspace.here(), args.name)
+    answers = await appliances.probe(pool) if args.probe else None
     show(pool.view(), as_json=args.json, answers=answers)
     return 1 if answers is not None and any(answer.problem for answer in answers) else 0
 
@@ -75,9 +77,10 @@ def logs(args: argparse.Namespace) -> int:
     from evalfleet.api import pools
     from evalfleet.cli.terminal import reader_left
     from evalfleet.events import RunEnded
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.lines import event_line
 
-    pool = pools.open_pool(args.name)
+    pool = pools.open_pool(Workspace.here(), args.name)
     about = pool.view().machine(args.machine).id if args.machine else None
     seen, deleted = 0, False
     while True:

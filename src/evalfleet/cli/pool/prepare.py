@@ -27,7 +27,7 @@ def prepare_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def prepare(args: argparse.Namespace) -> int:
+async def prepare(args: argparse.Namespace) -> int:
     """Set a benchmark up on all machines of a pool: its files, its set-up steps, its probe.
 
     With --capture, one of the machines becomes an image from which later machines come up ready. That machine
@@ -36,6 +36,7 @@ def prepare(args: argparse.Namespace) -> int:
     from evalfleet.api import capture, pools, runs
     from evalfleet.planning.request import RunRequest
     from evalfleet.planning.values import parse_pairs
+    from evalfleet.planning.workspace import Workspace
 
     from .show import print_problems, show
 
@@ -46,20 +47,21 @@ def prepare(args: argparse.Namespace) -> int:
         env_file=args.env_file,
         config=args.config,
     )
-    pool = pools.open_pool(args.name)
-    resolved = runs.resolve_request(request, dry=True, only_setup=True)
+    workspace = Workspace.here()
+    pool = pools.open_pool(workspace, args.name)
+    resolved = runs.resolve_request(workspace, request, dry=True, only_setup=True)
     if args.capture is not None:
-        capture.check(pool, args.capture)
+        await capture.check(pool, args.capture)
         if capture.begun(pool.view(), args.capture):
-            return _capture(pool, resolved, args.capture, as_json=args.json)
-    answers = pool.prepare(resolved, _tell)
+            return await _capture(pool, resolved, args.capture, as_json=args.json)
+    answers = await pool.prepare(resolved, _tell)
     if args.capture is None or any(answer.problem for answer in answers):
         show(pool.view(), as_json=args.json)
         return print_problems(answers)
-    return _capture(pool, resolved, args.capture, as_json=args.json)
+    return await _capture(pool, resolved, args.capture, as_json=args.json)
 
 
-def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> int:
+async def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> int:
     from evalfleet.api import capture
     from evalfleet.cli.images import told
     from evalfleet.planning.plan import appliance_of
@@ -68,10 +70,10 @@ def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> in
 
     machine = capture.chosen(pool.view(), image)
     setup_s = sum(seconds for step, seconds in machine.timings.items() if step.startswith("setup."))
-    made = capture.capture(pool, appliance_of(resolved.plan), image, _tell)
+    made = await capture.capture(pool, appliance_of(resolved.plan), image, _tell)
     pool.catch_up()
-    pool.control()
-    follow(pool)
+    await pool.control()
+    await follow(pool)
     if as_json:
         print(json.dumps({**document(pool.view()), "image": told(made)}))
     else:

@@ -32,10 +32,11 @@ def ssh(args: argparse.Namespace) -> int:
 
     from evalfleet.api import pools
     from evalfleet.errors import RequestError
+    from evalfleet.planning.workspace import Workspace
 
     if not args.words:
         raise RequestError("say which pool; `evalfleet pool ls` shows all")
-    pool = pools.open_pool(args.words[0])
+    pool = pools.open_pool(Workspace.here(), args.words[0])
     names = [machine.name for machine in pool.view().machines]
     machine, command = _split(args.words[1:])
     if machine is None and len(names) != 1:
@@ -64,22 +65,23 @@ def tunnel_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
 
 
-def tunnel(args: argparse.Namespace) -> int:
+async def tunnel(args: argparse.Namespace) -> int:
     """Reach ports of a pool's machines on this computer, until Ctrl-C.
 
     Everything goes through the SSH connection: nothing is opened on the machines, and nobody but this
     computer can connect. Without --port it is the one that the benchmark has for that.
     """
     from evalfleet.api import appliances, pools
+    from evalfleet.planning.workspace import Workspace
 
     def show(tunnels: Sequence[Tunnel]) -> None:
         for tunnel in tunnels:
             print(f"{tunnel.machine.name}: 127.0.0.1:{tunnel.here} is its port {tunnel.there}", flush=True)
 
     ports = [_pair(port) for port in args.port]
-    pool = pools.open_pool(args.name)
+    pool = pools.open_pool(Workspace.here(), args.name)
     machines = pool.running(args.machines)
-    return carry(pool, machines, ports or [appliances.tunnel_of(pool, machines, args.benchmark)], show)
+    return await carry(pool, machines, ports or [appliances.tunnel_of(pool, machines, args.benchmark)], show)
 
 
 def _pair(given: str) -> tuple[int, int]:
@@ -95,25 +97,13 @@ def _pair(given: str) -> tuple[int, int]:
     return pair
 
 
-def carry(
+async def carry(
     pool: Pool,
     machines: Sequence[MachineState],
     ports: Sequence[tuple[int, int]],
     show: Callable[[Sequence[Tunnel]], None],
 ) -> int:
     """Open tunnels, show them, and keep them open until Ctrl-C, which is the proper end."""
-    import asyncio
-
-    asyncio.run(_carry(pool, machines, ports, show))
-    return 0
-
-
-async def _carry(
-    pool: Pool,
-    machines: Sequence[MachineState],
-    ports: Sequence[tuple[int, int]],
-    show: Callable[[Sequence[Tunnel]], None],
-) -> None:
     import asyncio
     import signal
     import sys
@@ -131,3 +121,4 @@ async def _carry(
         show(tunnels)
         print("Ctrl-C closes them", file=sys.stderr, flush=True)
         await enough.wait()
+    return 0

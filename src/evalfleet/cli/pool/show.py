@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from evalfleet.state import MachineState, RunState
 
 
-def follow(pool: Pool) -> RunState:
+async def follow(pool: Pool) -> RunState:
     """Print what happens until the pool is where it shall be. Ctrl-C leaves it as it is then."""
 
     def observe(state: RunState, records: Sequence[Record]) -> None:
@@ -32,8 +33,8 @@ def follow(pool: Pool) -> RunState:
 
     try:
         with notes():
-            return pool.wait(observe)
-    except KeyboardInterrupt:
+            return await pool.wait(observe)
+    except asyncio.CancelledError:
         pool.leave()
         print(
             f"evalfleet: left pool {pool.name} half done; `evalfleet pool start {pool.name}` goes on",
