@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -335,3 +337,60 @@ def test_folders_are_found_in_order(tmp_path: Path) -> None:
 def test_results_of_a_benchmark_that_reads_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"results of command cannot be imported; .* whose can: waa"):
         import_results(Workspace.here(), "command", [tmp_path])
+
+
+# -- written for WAA's own scripts -----------------------------------------------------------------
+
+CHECKOUT = os.environ.get("WAA_CHECKOUT", "")
+
+
+@pytest.fixture
+def scores(tmp_path: Path, home: Path) -> Run:
+    """Of all kinds that WAA's evaluators write."""
+    root = tmp_path / "theirs"
+    for number, (task, text) in enumerate(
+        {"full": "1", "partly": "0.25", "none": "0.0", "no": "False", "yes": "True", "unlike": "-0.5"}.items()
+    ):
+        leave(root, task, text, domain="libreoffice_calc" if number % 2 else "chrome", began_s=100 * number)
+    leave(root, "crashed", None, error="the agent's code", domain="chrome", began_s=700)
+    leave(root, "broken", None, error="set-up", domain="chrome", began_s=800)
+    return imported(root, name="old")
+
+
+def test_waas_own_rate_is_told_beside_ours_and_so_is_the_difference(scores: Run, tmp_path: Path) -> None:
+    assert scores.results()["mean_score"] == round((1 + 0.25 + 0 + 0 + 1 + 0 + 0) / 7, 6)
+    told = scores.export("waa", tmp_path / "tree")
+    assert told[0] == (
+        "WAA's own rate: 39.29%, the mean of 7 scores; tasks with the full score: 28.57%; "
+        "1 tasks without a score are left out of both"
+    )
+    assert told[1:3] == [
+        "1 of them: '-0.5' counts as -0.5 there and as 0 here",
+        "1 of them: 'False' counts as 1 there and as 0 here",
+    ]
+    folder = tmp_path / "tree/pyautogui/som/gpt-4o/0"
+    assert (folder / "chrome/crashed/result.txt").read_text() == "0.0\n"
+    assert not (folder / "chrome/broken/result.txt").exists()
+    assert (folder / "chrome/full/traj.jsonl").exists()
+    assert not (folder / "chrome/full/result.json").exists()
+
+
+def test_a_folder_that_holds_something_and_an_unknown_format_are_refused(scores: Run, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/mine").touch()
+    with pytest.raises(RequestError, match="is not empty"):
+        scores.export("waa", tmp_path / "tree")
+    with pytest.raises(RequestError, match="'waaa' is unknown for this run; write one of md, json, csv, waa"):
+        scores.export("waaa", tmp_path / "other")
+
+
+@pytest.mark.skipif(not CHECKOUT, reason="NOT RUN: WAA_CHECKOUT names no checkout, so its script was not run")
+def test_waas_own_script_says_the_same_number(scores: Run, tmp_path: Path) -> None:
+    told = scores.export("waa", tmp_path / "tree")
+    command = next(line for line in told if line.startswith("python show_result.py ")).split()
+    script = Path(CHECKOUT) / "src/win-arena-container/client/show_result.py"
+    done = subprocess.run(
+        [sys.executable, str(script), *command[2:]], capture_output=True, text=True, timeout=60, check=True
+    )
+    (line,) = [line for line in done.stdout.splitlines() if "Current Success Rate" in line]
+    assert line.startswith("Tasks executed: 7 Current Success Rate: 39.2857")

@@ -157,14 +157,22 @@ def made(path: Path, *lines: dict[str, object], result: str | None = None, page:
 
 @pytest.mark.parametrize(
     ("text", "score"),
-    [("1.0\n", 1.0), ("0\n", 0.0), ("0.4", 0.4), ("True\n", 1.0), ("False\n", 0.0), ("-0.0", 0.0)],
+    [
+        ("1.0\n", 1.0),
+        ("0\n", 0.0),
+        ("0.4", 0.4),
+        ("True\n", 1.0),
+        ("False\n", 0.0),
+        ("-0.0", 0.0),
+        ("-0.02", 0.0),
+    ],
 )
 def test_a_result_is_the_score(tmp_path: Path, text: str, score: float) -> None:
     found = made(tmp_path, step(0, 0), step(1, 5), result=text)
     assert (found.score, found.cause, found.error) == (score, "", "")
 
 
-@pytest.mark.parametrize("text", ["", "\n", "nan", "inf", "1.5", "-1", "None", "1.0 1.0", "\x00"])
+@pytest.mark.parametrize("text", ["", "\n", "nan", "inf", "1.5", "-1.5", "None", "1.0 1.0", "\x00"])
 def test_what_is_no_score_is_broken(tmp_path: Path, text: str) -> None:
     found = made(tmp_path, result=text)
     assert (found.score, found.cause) == (None, "result")

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 import msgspec
 
+from evalfleet.benchmarks.past_results import SettledTask
 from evalfleet.channels.artefacts import LOG
 from evalfleet.clock import WallClock
 from evalfleet.controller import Controller, Order, folder_of
@@ -43,6 +44,7 @@ from evalfleet.planning.plan import (
     benchmark_of,
     free_name,
     resolve,
+    result_writer_of,
     secret_names,
     vetted,
 )
@@ -52,6 +54,7 @@ from evalfleet.pools import read_pool
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views import notify
 from evalfleet.views.follow import Follower
+from evalfleet.views.report import FORMATS
 from evalfleet.views.results import results, task_detail
 from evalfleet.views.summary import exit_code
 
@@ -99,6 +102,28 @@ class Run:
         """What `results.json` holds, up to now: machines that are there cost on while nothing happens."""
         state = self.state()
         return results(state, self.folder, WallClock().now() if state.undeleted else None)
+
+    def export(self, format: str, folder: Path) -> list[str]:
+        """Write the results for the benchmark's own tools, and return what there is to say about them.
+
+        Raises RequestError for a format that the benchmark does not have, or a folder that is not empty.
+        """
+        plan = self.state().plan
+        writer = result_writer_of(plan)
+        if writer is None or writer.format != format:
+            known = ", ".join((*FORMATS, *([writer.format] if writer else [])))
+            raise RequestError(f"report format {format!r} is unknown for this run; write one of {known}")
+        settled = [
+            SettledTask(task["task_id"], task["domain"], task["score"], self.home / (task["artifacts"] or ""))
+            for task in self.tasks()
+        ]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise RequestError(f"{folder} is not empty; name another folder with -o")
+            return list(writer.write(plan, settled, folder))
+        except OSError as err:
+            raise RequestError(f"cannot write {folder}: {err.strerror}") from err
 
     def tasks(self) -> list[dict[str, Any]]:
         tasks: list[dict[str, Any]] = self.results()["tasks"]

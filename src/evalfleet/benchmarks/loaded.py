@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.benchmarks.appliance import Appliance
-from evalfleet.benchmarks.past_results import ResultReader
+from evalfleet.benchmarks.past_results import ResultReader, ResultWriter
 from evalfleet.model import (
     AttemptId,
     Broken,
@@ -61,6 +61,8 @@ class BenchmarkKind(Protocol):
     """What can be done by hand with machines that were set up for it."""
     result_reader: ResultReader | None = None
     """How results are read that another program made."""
+    result_writer: ResultWriter | None = None
+    """How results are written for the benchmark's own tools."""
 
     grader: Grader | None = None
     """What grades answers after the last task, unless its benchmarks have one each: see `Benchmark`."""

@@ -1,4 +1,4 @@
-"""Results that another program made of a benchmark's tasks, as a kind of benchmark finds and reads them."""
+"""Results of a benchmark as its own program leaves them: read for imports, written for its own tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from evalfleet.model import Outcome
+from evalfleet.model import Outcome, Plan
 
 
 class ResultFolder(NamedTuple):
@@ -48,4 +48,28 @@ class ResultReader(Protocol):
 
     def read(self, folder: Path) -> PastResult:
         """What one try came to. Any files may be there: none of them raise."""
+        ...
+
+
+class SettledTask(NamedTuple):
+    """A task of a run as far as it is settled, for a benchmark's own tools."""
+
+    task: str
+    domain: str
+    score: float | None
+    """None: it was not scored."""
+    folder: Path
+    """The files of the attempt that decided it, or of the last one; it may be missing."""
+
+
+class ResultWriter(Protocol):
+    """Writes a run's results as the benchmark's own program would have left them, for `evalfleet report`."""
+
+    @property
+    def format(self) -> str:
+        """What `--format` calls it."""
+        ...
+
+    def write(self, plan: Plan, tasks: Sequence[SettledTask], folder: Path) -> Sequence[str]:
+        """Write into a folder that is empty; return what there is to say about it. Raises OSError."""
         ...

@@ -32,7 +32,12 @@ def show(args: argparse.Namespace) -> int:
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
-    parser.add_argument("--format", choices=("md", "json", "csv"), default="md", help="default: md")
+    parser.add_argument(
+        "--format",
+        metavar="FORMAT",
+        default="md",
+        help="md (default), json, csv, or a folder for the benchmark's own tools, called after it",
+    )
     parser.add_argument("-o", metavar="PATH", dest="path", help="write here instead of standard output")
 
 
@@ -43,9 +48,13 @@ def report(args: argparse.Namespace) -> int:
     from evalfleet.api import runs
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.report import report
+    from evalfleet.views.report import FORMATS, report
 
-    text = report(runs.open_run(Workspace.here(), args.run).results(), args.format)
+    run = runs.open_run(Workspace.here(), args.run)
+    if args.format not in FORMATS:
+        print("\n".join(run.export(args.format, Path(args.path or f"{run.name}-{args.format}"))))
+        return 0
+    text = report(run.results(), args.format)
     if args.path is None:
         print(text)
         return 0

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.benchmarks.loaded import Loaded, Repeated
+from evalfleet.benchmarks.past_results import ResultWriter
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
@@ -247,6 +248,15 @@ def benchmark_of(plan: Plan) -> Benchmark:
 def appliance_of(plan: Plan) -> Appliance | None:
     """What can be done by hand with machines that were set up for the plan's benchmark."""
     return benchmark_kind(msgspec.convert(plan.benchmark_spec, BenchmarkSpec).kind).appliance
+
+
+def result_writer_of(plan: Plan) -> ResultWriter | None:
+    """How the plan's results are written for its benchmark's own tools. An imported run has no spec."""
+    kind = str(plan.benchmark_spec.get("kind") or plan.benchmark)
+    try:
+        return benchmark_kind(kind).result_writer
+    except RequestError:  # of a plug-in that is not there any more
+        return None
 
 
 async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:

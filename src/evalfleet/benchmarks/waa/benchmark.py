@@ -32,7 +32,7 @@ from evalfleet.ports import Check
 
 from .host.config import CONTAINER, POINTER, PORTS
 from .model import check_model
-from .past_results import WaaResultReader
+from .past_results import WaaResultReader, WaaResultWriter
 from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
 from .task_files import keep_list, task_files
 from .tasks import ReadTasks, read_tasks
@@ -115,6 +115,7 @@ class WaaBenchmark:
     machine_names = "waa-eval"
     appliance = WAA_APPLIANCE
     result_reader = WaaResultReader()
+    result_writer = WaaResultWriter()
 
     def __init__(
         self, settings: WaaSettings, *, model: str = "", agent: Mapping[str, str] | None = None

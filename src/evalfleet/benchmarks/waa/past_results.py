@@ -1,4 +1,4 @@
-"""What WAA's own client left behind, for `evalfleet import waa`.
+"""Results as WAA's own client leaves them: read for `evalfleet import waa`, written for WAA's own scripts.
 
 `{result_dir}/{action_space}/{observation_type}/{model}/{trial_id}/{domain}/{task id}/` is one task's. A tree
 may hold the result directories of many workers, one beside the other or one in all; a model's name may have
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from evalfleet.benchmarks.past_results import PastResult, ResultFolder
+from evalfleet.benchmarks.past_results import PastResult, ResultFolder, SettledTask
 from evalfleet.errors import RequestError
-from evalfleet.model import Broken, Cause, Outcome, Scored
+from evalfleet.model import Broken, Cause, Outcome, Plan, Scored
 
 from .task_folder import PAGE, RESULT, TRAJECTORY, Reading, read_task
 
@@ -130,3 +132,82 @@ def _names(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+# -- written for WAA's own scripts -----------------------------------------------------------------
+
+OURS = ("result.json", "evalfleet.log", "left_out.json", "client_logs", "container.log", "guest.png")
+OFFICE = ("libreoffice_calc", "libreoffice_impress", "libreoffice_writer")
+DAILY = ("vlc", "thunderbird", "chrome")
+
+
+class WaaResultWriter:
+    """Writes WAA's tree of results, and tells the rate that its `show_result.py` computes from it."""
+
+    format = "waa"
+
+    def write(self, plan: Plan, tasks: Sequence[SettledTask], folder: Path) -> Sequence[str]:
+        model, spaces = plan.model or "model", _spaces(plan)
+        above = folder.joinpath(*spaces, model)
+        counted: list[float] = []
+        notes: dict[str, int] = {}
+        for task in tasks:
+            name, _, repeat = task.task.partition("~")
+            target = above / str(int(repeat or 1) - 1) / task.domain / name
+            target.mkdir(parents=True)
+            if task.score is None:
+                continue  # WAA's script calls it missing
+            text = _copied_result(task, target)
+            counted.append(rate_of(text))
+            if counted[-1] != task.score:
+                note = f"{text.strip()[:20]!r} counts as {counted[-1]:g} there and as {task.score:g} here"
+                notes[note] = notes.get(note, 0) + 1
+        flags = f"--action_space {spaces[0]} --observation_type {spaces[1]} --use_model {model}"
+        return list(_told(tasks, counted, notes, f"python show_result.py --result_dir {folder} {flags}"))
+
+
+def _spaces(plan: Plan) -> tuple[str, str]:
+    """The folders of the client that are called after settings; imported runs have no others."""
+    known: dict[str, Any] = {**plan.benchmark_spec.get("spec", {}).get("settings", {}), **plan.settings}
+    return str(known.get("action_space", "pyautogui")), str(known.get("observation_type", "a11y_tree"))
+
+
+def rate_of(text: str) -> float:
+    """What one result.txt counts in WAA's own rate, which is the mean of these."""
+    try:
+        return float(text)
+    except ValueError:
+        return float(bool(text))
+
+
+def _copied_result(task: SettledTask, target: Path) -> str:
+    """All files of the attempt but ours; the client wrote no result.txt if it was ended at the limit."""
+    if task.folder.is_dir():
+        shutil.copytree(
+            task.folder, target, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns(*OURS)
+        )
+    path = target / RESULT
+    if not path.is_file():
+        path.write_text(f"{task.score}\n")
+    return path.read_text(errors="replace")
+
+
+def _told(
+    tasks: Sequence[SettledTask], counted: Sequence[float], notes: Mapping[str, int], command: str
+) -> Iterator[str]:
+    ours = [task.score for task in tasks if task.score is not None]
+    if not counted:
+        yield "no task was scored: WAA's script has nothing to count"
+        return
+    wins = sum(score == 1.0 for score in ours)
+    yield (
+        f"WAA's own rate: {sum(counted) / len(counted):.2%}, the mean of {len(counted)} scores; "
+        f"tasks with the full score: {wins / len(ours):.2%}; {len(tasks) - len(ours)} tasks without a score "
+        "are left out of both"
+    )
+    yield from (f"{count} of them: {note}" for note, count in sorted(notes.items()))
+    yield command
+    scored = {task.domain for task in tasks if task.score is not None}
+    for group in (OFFICE, DAILY):
+        if scored.isdisjoint(group):
+            yield f"that script divides by zero here: none of {', '.join(group)} was scored"

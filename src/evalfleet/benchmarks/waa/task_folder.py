@@ -53,6 +53,8 @@ _WORDS: dict[Part, str] = {
     "agent": "the agent failed",
     "unknown": "the client noted an error",
 }
+LEAST = -1.0
+"""How alike pictures are may come out below 0: that counts as 0."""
 _TEXT_CAP = 2000
 _READ_CAP = 64 << 20  # trajectories are some kB a step
 _SCREENSHOT = re.compile(r"^screenshot-step_(reset|\d+)_(\d{8}@\d{6})\.png$")
@@ -126,9 +128,9 @@ def read_score(text: str) -> float | str:
     if not _NUMBER.fullmatch(word) and word.lower().lstrip("+-") not in ("nan", "inf", "infinity"):
         return f"{RESULT} holds no number ({_shown(word)})"
     score = float(word)
-    if not math.isfinite(score) or not 0 <= score <= 1:
+    if not math.isfinite(score) or not LEAST <= score <= 1:
         return f"{RESULT} holds {_shown(word)}, not a number from 0 to 1"
-    return score + 0.0  # no minus zero in reports
+    return max(0.0, score) + 0.0  # no minus zero in reports
 
 
 def _judge(found: Reading, directory: str) -> None:
