@@ -259,6 +259,10 @@ class Hosts(Protocol):
         """What to execute here to get a shell there, or to run `command` there."""
         ...
 
+    def remains(self) -> Sequence[Belonging]:
+        """What could not be removed of machines that are gone; `kept_by` says how to finish that by hand."""
+        ...
+
     async def dial(self, machine: Machine, port: int) -> Dialled:
         """Connect to 127.0.0.1:`port` as the machine sees it, which is open to nobody else.
 

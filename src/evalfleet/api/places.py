@@ -16,7 +16,7 @@ from evalfleet.errors import FleetError, PlaceError, RequestError
 from evalfleet.model import SECOND, Micros, Needs
 from evalfleet.planning.plugins import known, place_kind
 from evalfleet.planning.workspace import Workspace
-from evalfleet.ports import Belonging, Check, Estate, Image, Place, Preflight, Priced, PriceTable
+from evalfleet.ports import Belonging, Check, Estate, Hosts, Image, Place, Preflight, Priced, PriceTable
 from evalfleet.state import fold
 
 
@@ -96,6 +96,8 @@ async def machines(
                     why = reason(each, local, now, own or all_owners, pools)
                     refused = local.refused.get(each.machine, "") if each.home == local.home_id else ""
                     found.append(FoundBelonging(name, each, own, why, each.kept_by or refused))
+            elif isinstance(place, Hosts):
+                found += [FoundBelonging(name, each, True, "", each.kept_by) for each in place.remains()]
     return found
 
 

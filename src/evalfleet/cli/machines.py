@@ -70,7 +70,9 @@ def show(found: Sequence[FoundBelonging], nothing: str, *, as_json: bool) -> Non
             )
         )
         for row in rows:
-            if row["trouble"]:
+            if row["trouble"] and row["expires_at"] is None:
+                print(f"{row['machine']}: {row['trouble']}")  # of a lent host: nothing of it runs, or costs
+            elif row["trouble"]:
                 print(f"{row['machine']} cannot be deleted, and costs on until it is: {row['trouble']}")
 
 

@@ -29,7 +29,18 @@ from evalfleet.model import (
     Piece,
     after,
 )
-from evalfleet.ports import Channel, Dialled, Estate, Fence, Hosts, Mendable, Place, ReusableChannel, TellStep
+from evalfleet.ports import (
+    Belonging,
+    Channel,
+    Dialled,
+    Estate,
+    Fence,
+    Hosts,
+    Mendable,
+    Place,
+    ReusableChannel,
+    TellStep,
+)
 from evalfleet.state import MachineState
 
 from .view import PoolView
@@ -67,6 +78,9 @@ class OwnPlace:
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         return self._hosts.shell(machine, command)
+
+    def remains(self) -> Sequence[Belonging]:
+        return self._hosts.remains()
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
         return await self._hosts.dial(machine, port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import re
 import secrets
 import shlex
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from evalfleet.channels.link import UNREADABLE
 from evalfleet.channels.program import archive
 from evalfleet.channels.resident import PROTOCOLS
 from evalfleet.channels.supervisor.files import job_name
+from evalfleet.channels.supervisor.machine import LEFT
 from evalfleet.channels.supervisor.server import content_hash
 from evalfleet.ports import Fence
 
@@ -26,6 +28,12 @@ NO_MACHINE, NO_SUPERVISOR, OLD_PYTHON = 96, 97, 98
 NO_COMMAND = (126, 127)
 ANSWER_S = 60.0
 LISTING_S = 8.0
+UNWRITABLE = (
+    b"Read-only file system",
+    b"Permission denied",
+    b"No space left on device",
+    b"Disk quota exceeded",
+)
 
 Verb = Literal["take", "extend", "halt", "remove", "connect", "pack", "put"]
 
@@ -41,7 +49,8 @@ _RECEIVE = (
 _LIST = (
     'for d in *; do [ -d "$d" ] || continue; s=pending; e=; '
     'if [ -d "$d/jobs" ] && [ ! -e "$d/deleting" ]; then s=up; fi; '
-    'if [ -e "$d/expiry" ]; then read -r e <"$d/expiry"; fi; echo "$s $d $e"; done; exit 0'
+    'if [ -e "$d/expiry" ]; then read -r e <"$d/expiry"; fi; echo "$s $d $e"; done; '
+    'for d in .left-*; do if [ -e "$d" ]; then echo "left $d "; fi; done; exit 0'
 )
 
 
@@ -69,6 +78,10 @@ class Answer(Struct, frozen=True):
     detail: str = ""
     cloud_init: str = ""
     cloud_init_s: float = 0.0
+    left: str = ""
+    """The path of what could not be removed of a machine; nothing of it runs."""
+    kept: dict[str, str] = {}
+    """Of a lent host, what its owner finds again: names in its home, and hashes of what logins run."""
 
 
 class SeenMachine(Struct, frozen=True):
@@ -111,7 +124,9 @@ class HostHome(Struct, frozen=True):
             answer = msgspec.json.decode(line, type=Answer)
         except UNREADABLE:
             raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
-        return msgspec.structs.replace(answer, error=answer.error[:80], detail=answer.detail[:1000])
+        return msgspec.structs.replace(
+            answer, error=answer.error[:80], detail=answer.detail[:1000], left=answer.left[:1000]
+        )
 
     async def machines(self) -> list[SeenMachine]:
         """What is there. Nothing is made for it, and no Python is started."""
@@ -120,13 +135,19 @@ class HostHome(Struct, frozen=True):
         try:
             async with asyncio.timeout(LISTING_S):
                 async with self.host.process(_sh(script)) as process:
-                    said, _ = await converse(process)
-                    if process.exit_status != 0:
-                        raise HostDown(f"{self.host.name}: its shell ended with {process.exit_status}")
+                    said, errors = await converse(process)
+                    if process.exit_status is None:
+                        raise HostDown(f"{self.host.name}: the connection was lost")
+                    if process.exit_status != 0:  # the script itself always succeeds
+                        words = (errors or said).decode("utf-8", "replace").strip()[-200:]
+                        raise HostRefused(
+                            f"{self.host.name}: its login shell runs no commands: {words or 'silence'} "
+                            f"(exit code {process.exit_status}); give the user a shell there"
+                        )
         except TimeoutError:
             raise HostDown(f"{self.host.name} does not answer") from None
         lines = [line.split(b" ", 2) for line in said.splitlines()]
-        return [_sight(*line) for line in lines if len(line) == 3 and line[0] in (b"up", b"pending")]
+        return [_sight(*line) for line in lines if len(line) == 3 and line[0] in (b"up", b"pending", b"left")]
 
     def request(self, machine: str, more: dict[str, Any]) -> bytes:
         return msgspec.json.encode({"home": self.home, "folder": job_name(machine), **more}) + b"\n"
@@ -156,6 +177,12 @@ class HostHome(Struct, frozen=True):
         )
         async with self.host.process(_sh(script)) as process:
             _, errors = await converse(process, ours.data)
+            unwritable = [word for word in UNWRITABLE if word in (errors or b"")]
+            if process.exit_status and unwritable:
+                raise HostRefused(
+                    f"{self.host.name}: nothing can be written to ~/{self._folder} there "
+                    f"({unwritable[0].decode()}); mend that, or take the host out of `hosts`"
+                )
             self.check(process.exit_status, errors)
 
     def check(self, status: int | None, errors: bytes | None) -> None:
@@ -190,6 +217,13 @@ class HostHome(Struct, frozen=True):
             self.check(status, errors)
             return said
         raise HostLost(f"{self.host.name}: the supervisor went away while it was brought")
+
+    def path_of(self, machine: str, told: str = "") -> str:
+        """Where a machine's folder is, or what the host tells is left of it, seen from the user's home."""
+        folder = job_name(machine)
+        last = told.rpartition("/")[2]
+        aside = re.fullmatch(re.escape(f"{LEFT}{folder}-") + "[0-9]{1,20}", last)
+        return f"{self._folder}/{last if aside else folder}"
 
     @property
     def _folder(self) -> str:

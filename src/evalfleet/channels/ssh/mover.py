@@ -51,6 +51,7 @@ LOG_ROOM = 60_000_000
 READ = 4 << 20
 """More than asyncssh holds before it pauses (2 MiB). What a read leaves there makes asyncssh let the host
 send far more than was read: a big file would pile up in memory while our disk is slow."""
+STALL_S = 45.0
 TRIES = 4
 RETRY_S = 0.5
 CHANGED = "it changed while it was read"
@@ -164,14 +165,28 @@ class SshMover:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(self._host_home.request(self._machine, caps))
                 async with Errors(process) as errors:
-                    while data := await process.stdout.read(READ):
+                    while data := await self._next(process):
                         self.alive()
                         await asyncio.to_thread(stage.unpacker.feed, data)
                 await converse(process)
                 self._host_home.check(process.exit_status, errors.end)
             return await asyncio.to_thread(stage.settle, self._values)
+        except HostLost as err:
+            if isinstance(err.__cause__, TimeoutError):
+                raise err.__cause__ from None  # to ask again would not help
+            raise
         finally:
             await asyncio.to_thread(stage.remove)
+
+    async def _next(self, process: asyncssh.SSHClientProcess[bytes]) -> bytes:
+        """What comes next of a stream. Raises TimeoutError if nothing does."""
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await process.stdout.read(READ)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self._host_home.host.name}: nothing came of the files for {STALL_S:g} s"
+            ) from None
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Whole, or from the start again: what is half here is worth nothing."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 DELETING = "deleting"
+LEFT = ".left-"
+"""What the folder of a machine begins with that could not be removed."""
 ADDRESS_BYTES = 100
 QUIT_S = 10.0
 ANSWER_CAP = 1 << 16
@@ -87,20 +89,23 @@ def halt_machine(directory: Path) -> None:
         os.close(lock)
 
 
-def remove_machine(directory: Path) -> None:
-    """End everything that runs on the machine, then remove it. May be repeated. Raises OSError."""
+def remove_machine(directory: Path) -> str:
+    """End everything that runs on the machine, then remove it. May be repeated. Raises OSError.
+
+    Returns the path of what nobody but root can remove: nothing of it runs any more. Empty if all is gone.
+    """
     try:
         (directory / DELETING).touch()  # from now on no supervisor starts here
         with contextlib.suppress(OSError):
             order(directory, {"op": "quit"}, QUIT_S)
         lock = _take_lock(directory)
     except FileNotFoundError:
-        return
+        return ""
     try:
         _kill_rest(directory)
-        _remove_tree(directory)
+        return _remove_tree(directory)
     except FileNotFoundError:
-        return  # another removal was faster
+        return ""  # another removal was faster
     finally:
         os.close(lock)
 
@@ -143,8 +148,8 @@ def _kill_rest(directory: Path) -> None:
         kill(pid, signal.SIGKILL)
 
 
-def _remove_tree(directory: Path) -> None:
-    """The marker goes last: a removal that is interrupted still shows as one."""
+def _remove_tree(directory: Path) -> str:
+    """The marker goes last: a removal that is interrupted still shows as one. Returns what is left."""
     for entry in sorted(directory.iterdir(), key=lambda path: path.name == DELETING):
         if entry.is_dir() and not entry.is_symlink():
             try:
@@ -155,12 +160,26 @@ def _remove_tree(directory: Path) -> None:
 
                 subprocess.run(["sh", "-c", CLEANER, "evalfleet-clean", str(entry)], check=False)
         else:
-            entry.unlink(missing_ok=True)
+            with contextlib.suppress(PermissionError):
+                entry.unlink(missing_ok=True)
         if os.path.lexists(entry):
-            # another user's files, say a container's: nothing runs any more, but only root can remove them
-            os.rename(directory, directory.with_name(f".left-{directory.name}-{time.time_ns()}"))
-            return
-    directory.rmdir()
+            # another user's files, say a container's, or immutable ones: only root can remove them
+            return _put_aside(directory)
+    try:
+        directory.rmdir()
+    except OSError:
+        return _put_aside(directory)  # it is filled again as fast as it is emptied, or is immutable itself
+    return ""
+
+
+def _put_aside(directory: Path) -> str:
+    """Its name, by which the machine would still seem to be there, shall be free."""
+    aside = directory.with_name(f"{LEFT}{directory.name}-{time.time_ns()}")
+    try:
+        os.rename(directory, aside)
+    except OSError:
+        return str(directory)
+    return str(aside)
 
 
 def _open_up(top: Path) -> None:

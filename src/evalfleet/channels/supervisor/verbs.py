@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 
-from .files import SOCKET, make_key, read_file, read_key, write_atomic
+from .files import SOCKET, make_key, read_file, read_key, sha256, write_atomic
 from .host import cloud_init, expiry_in, seconds_to
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -196,6 +196,21 @@ def write_all(fd: int, data: bytes) -> None:
 
 ROOT = ".evalfleet"
 NEW_S = 60.0
+MOST_KEPT = 500
+KEEPSAKE_CAP = 1 << 20
+LOGIN_FILES = (
+    *(
+        ".bashrc",
+        ".bash_profile",
+        ".bash_login",
+        ".bash_logout",
+        ".profile",
+        ".zshrc",
+        ".zshenv",
+        ".zprofile",
+    ),
+    *(".config/fish/config.fish", ".pam_environment", ".gitconfig"),
+)
 ORDER_S = 15.0
 
 
@@ -257,7 +272,8 @@ def take(request: dict[str, Any]) -> dict[str, Any]:
         problem = lock(directory, request, make=True)
         if problem:
             tidy(os.path.join(ROOT, request["home"]))
-    return problem or supervise(directory, request)
+    kept = {"kept": keepsakes()} if request.get("lent") else {}
+    return problem or {**supervise(directory, request), **kept}
 
 
 def lock(directory: str, request: dict[str, Any], make: bool) -> dict[str, Any]:
@@ -328,14 +344,40 @@ def remove(request: dict[str, Any]) -> dict[str, Any]:
     from .machine import remove_machine
 
     directory = directory_of(request)
+    left = ""
     if os.path.isdir(directory):
-        remove_machine(Path(os.path.realpath(directory)))
+        left = remove_machine(Path(os.path.realpath(directory)))
     if os.path.isdir(ROOT):
         with alone():
             tidy(os.path.join(ROOT, request["home"]))
             with contextlib.suppress(OSError):
                 os.rmdir(ROOT)
-    return {}
+    answer: dict[str, Any] = {"left": left} if left else {}
+    return {**answer, "kept": keepsakes()} if request.get("lent") else answer
+
+
+def keepsakes() -> dict[str, str]:
+    """What the owner of a lent host finds again: names in its home, hashes of what logins run and trust."""
+    with os.scandir(".") as entries:
+        names = sorted(entry.name for entry in entries if entry.name not in (ROOT, ".cache"))
+    kept = dict.fromkeys(names[:MOST_KEPT], "")
+    for name in (".ssh/authorized_keys", ".ssh/rc", ".ssh/config", *LOGIN_FILES):
+        content = read_file(name, KEEPSAKE_CAP)
+        if content is not None:
+            kept[name] = sha256(content)
+    kept["crontab"] = sha256(crontab())
+    return kept
+
+
+def crontab() -> bytes:
+    """The user's; empty where there is none, or no cron."""
+    import subprocess  # only here: it is slow to load
+
+    try:
+        told = subprocess.run(["crontab", "-l"], capture_output=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return told.stdout[:KEEPSAKE_CAP] if told.returncode == 0 else b""
 
 
 def tidy(home: str) -> None:

@@ -19,7 +19,7 @@ from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, Requ
 from evalfleet.lab import Lab
 from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
+from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 
 from .keeper_client import KeeperClient
 from .protocol import Add, End, Extend, KeeperAnswer, KeeperRecord, List, Remove, Shape, Taken
@@ -127,6 +127,10 @@ class LabPlace:
         where = Target(machine.id, machine.address, SSH_PORT)
         ssh, *words = openssh(where, self._access(record), command)
         return (*Network(Path(record.network)).prefix, ssh, "-F", "none", *words)
+
+    def remains(self) -> Sequence[Belonging]:
+        """A machine goes with all that is on it."""
+        return ()
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
         return await self._host_home(machine.id, machine.address).host.dial(port)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote
 
-from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
+from msgspec import structs
+
+from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused, target
+from evalfleet.channels.supervisor.machine import LEFT
 from evalfleet.errors import PlaceError
 from evalfleet.model import Machine, MachineId
 
@@ -22,6 +26,9 @@ SHORTEST_S = 2.0
 LONGEST_S = 60.0
 LONGEST_ASIDE_S = 1800.0
 BAD_STREAK = 3
+MOST_REFUSALS = 6
+"""A host that refuses us so many times in a row, over a minute, needs somebody's hand; it is left alone."""
+NEVER = float("inf")
 
 
 class HostHealth:
@@ -41,11 +48,13 @@ class HostHealth:
         self._delay_s = SHORTEST_S
         self._set_aside_s = set_aside_s
         self._bad = 0
+        self._refusals = 0
 
     # -- does it answer? ---------------------------------------------------------------------------
 
     def answered(self) -> None:
         self.down_since = None
+        self._refusals = 0
         self.refusal = self.problem = ""
         self.retry_at = 0.0
         self._delay_s = SHORTEST_S
@@ -56,7 +65,8 @@ class HostHealth:
         self.refusal = problem if refusal else ""
         if self.down_since is None:
             self.down_since = now
-        self.retry_at = now + self._delay_s
+        self._refusals = self._refusals + 1 if refusal else 0
+        self.retry_at = now + self._delay_s if self._refusals < MOST_REFUSALS else NEVER
         self._delay_s = min(self._delay_s * 2, LONGEST_S)
 
     # -- does it do well? --------------------------------------------------------------------------
@@ -96,10 +106,30 @@ LONGEST_WAIT_S = 30.0
 LOOK_S = 2.0
 FRESH_S = 7.0
 """So long a heartbeat, sent every 5 s, proves that its machine is there: its host need not be asked."""
+MOST_REMOVALS = 4
+"""If a machine's folder is there again after so many removals, somebody makes it again."""
+MOST_TOLD, NAME_CAP = 10, 80
 NO_ANSWER = (HostDown, HostLost, HostRefused)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+def by_hand(held: HostLease) -> str:
+    """What is left of a machine on its host, and how to finish it."""
+    where = target(held.host)
+    at = (f"-p {where.port} " if where.port else "") + (f"{where.user}@" if where.user else "") + where.host
+    command = f"cd && sudo chattr -R -i {held.left}; sudo rm -rf {held.left}"
+    return (
+        f"{held.host} keeps ~/{held.left}, which cannot be removed or is made again, and gets no machine "
+        f"until it is gone; by hand: ssh {at} {shlex.quote(command)}"
+    )
+
+
+def plain(name: str) -> str:
+    """A file name of a host's, as a terminal can show it."""
+    shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in name[:NAME_CAP])
+    return shown + ("..." if len(name) > NAME_CAP else "")
 
 
 class HostFleet:
@@ -116,6 +146,7 @@ class HostFleet:
         self._heard: dict[MachineId, float] = {}
         self._removing: set[MachineId] = set()
         self._debts: dict[MachineId, asyncio.Task[None]] = {}
+        self._removals: dict[MachineId, int] = {}
         self._looks: dict[str, asyncio.Task[Mapping[MachineId, bool] | None]] = {}
 
     async def contact(self, host: str, call: Awaitable[T]) -> T:
@@ -126,6 +157,8 @@ class HostFleet:
             if standing.refusal != str(err):
                 log.warning("%s", err)
             standing.silent(time.monotonic(), str(err), refusal=True)
+            if standing.retry_at == NEVER:
+                log.warning("%s is set aside for good, after %d tries: %s", host, MOST_REFUSALS, err)
             raise
         except (HostDown, HostLost) as err:
             standing.silent(time.monotonic(), str(err))
@@ -178,7 +211,7 @@ class HostFleet:
         return [
             Machine(held.machine, "up", host, host)
             for held in self.records.on(host)
-            if not self.records.over(held) and not self._counts_as_gone(held)
+            if not self.records.over(held) and not self._counts_as_gone(held) and not held.left
         ]
 
     async def _glance(self, host: str) -> Mapping[MachineId, bool] | None:
@@ -211,13 +244,19 @@ class HostFleet:
             shown = await self.contact(host, self.homes[host].machines())
         except NO_ANSWER:
             return None
+        remains = {sight.folder for sight in shown if sight.folder.startswith(LEFT)}
+        shown = [sight for sight in shown if sight.folder not in remains]
         for sight in shown:  # also what another controller of this home has made
             machine = MachineId(unquote(sight.folder))
             if self.records.get(machine) is None and machine not in self._removing:
                 self.records.learn(machine, host, sight.expires_at)
         found = {MachineId(unquote(sight.folder)): sight.up for sight in shown}
         for held in self.records.on(host):
-            if held.deleting and held.machine not in self._removing:
+            if held.left:
+                if held.left.rpartition("/")[2] not in remains and held.machine not in found:
+                    self.records.drop(held.machine)  # somebody has finished it by hand
+                found.pop(held.machine, None)
+            elif held.deleting and held.machine not in self._removing:
                 self._settle(held, held.machine in found)
         return found
 
@@ -229,12 +268,40 @@ class HostFleet:
         self._heard.pop(held.machine, None)
         self._removing.add(held.machine)
         try:
-            answer = await self.contact(held.host, self.homes[held.host].ask("remove", held.machine))
+            call = self.homes[held.host].ask("remove", held.machine, lent=True)
+            answer = await self.contact(held.host, call)
             if answer.error not in ("", "unknown"):
                 raise HostLost(f"{held.host}: {answer.detail}")
-            self.records.drop(held.machine)
+            self._compare(held, answer.kept)
+            self._removals[held.machine] = removals = self._removals.get(held.machine, 0) + 1
+            if answer.left or removals >= MOST_REMOVALS:
+                self._leave(held, self.homes[held.host].path_of(held.machine, answer.left))
+            else:
+                self.records.drop(held.machine)
         finally:
             self._removing.discard(held.machine)
+
+    def _leave(self, held: HostLease, left: str) -> None:
+        """It counts as gone, as nothing of it runs; its host gets no other machine until the rest is gone."""
+        self.records.leave(held, left)
+        log.warning("%s: %s", held.machine, by_hand(structs.replace(held, left=left)))
+
+    def _compare(self, held: HostLease, now: Mapping[str, str]) -> None:
+        """Tell what a lent host's home has that it had not, or no more: a task may have left it."""
+        before = held.kept
+        if before and now:
+            new = sorted(now.keys() - before.keys())
+            gone = sorted(before.keys() - now.keys())
+            other = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+            said = [
+                f"{what}: {', '.join(map(plain, names[:MOST_TOLD]))}"
+                for what, names in (("new", new), ("changed", other), ("gone", gone))
+                if names
+            ]
+            if said:
+                log.warning(
+                    "%s: its home is not as it was before %s (%s)", held.host, held.machine, "; ".join(said)
+                )
 
     async def give_up(self, machine: MachineId, problem: str) -> None:
         """A machine that could not be made: its host is not asked again for a while."""
@@ -253,7 +320,8 @@ class HostFleet:
     async def pay_debts(self, host: str) -> None:
         """Remove what was to go: it would count as taking the host."""
         for held in self.records.on(host):
-            if held.machine in self._debts or (held.deleting and held.machine not in self._removing):
+            due = held.deleting and not held.left and held.machine not in self._removing
+            if held.machine in self._debts or due:
                 await asyncio.shield(self._debt(held))
 
     def _debt(self, held: HostLease) -> asyncio.Task[None]:
@@ -276,7 +344,8 @@ class HostFleet:
             held = [
                 held for held in self.records.on(host) if not held.deleting and not self.records.over(held)
             ]
-            if host not in tried and len(held) < most:
+            drained = any(held.left for held in self.records.on(host))
+            if host not in tried and not drained and len(held) < most:
                 return host
         return None
 
@@ -292,8 +361,9 @@ class HostFleet:
         said = [f"{up} of {len(standings)} hosts of {name} reachable, all taken"]
         if aside:
             said.append(f"{aside} set aside for a while after attempts broke there")
+        said += [by_hand(held) for held in self.records.left()][:3]
         said += sorted({each.problem for each in standings if each.problem})[:3]
-        waits = [each.due() - now for each in standings if each.due() > now]
+        waits = [each.due() - now for each in standings if now < each.due() < NEVER]
         wait_s = min(min(waits), LONGEST_WAIT_S) if waits else None
         return PlaceError("; ".join(said), transient=True, retry_after_s=wait_s)
 

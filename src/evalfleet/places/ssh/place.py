@@ -17,9 +17,9 @@ from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, openssh, target
 from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
+from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 
-from .fleet import LONGEST_ASIDE_S, NO_ANSWER, HostFleet
+from .fleet import LONGEST_ASIDE_S, NO_ANSWER, HostFleet, by_hand
 from .records import Records
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class SshPlace:
     async def delete(self, machine: MachineId) -> None:
         self._samples.drop(machine)
         held = await self._fleet.whereabouts(machine)
-        if held is None:
+        if held is None or held.left:
             return
         if not held.deleting:
             self._consider(held.host)
@@ -231,6 +231,15 @@ class SshPlace:
         host = target(machine.address)
         access = access_of(self._name, self._settings, self._context)
         return openssh(host, access, command)
+
+    def remains(self) -> Sequence[Belonging]:
+        """What could not be removed from hosts, by this home's records, and how to finish by hand."""
+        return [
+            Belonging(
+                held.machine, self._context.home_id, "", held.host, None, (held.left,), kept_by=by_hand(held)
+            )
+            for held in self._records.left()
+        ]
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
         host_home = self._fleet.homes.get(machine.address)
@@ -295,5 +304,8 @@ class SshPlace:
         self, verb: Literal["take", "extend"], machine: MachineId, host: str, expires_s: float
     ) -> Answer:
         most = self._settings.max_per_host
-        call = self._fleet.homes[host].ask(verb, machine, expires_s=expires_s, most=most)
-        return await self._fleet.contact(host, call)
+        call = self._fleet.homes[host].ask(verb, machine, expires_s=expires_s, most=most, lent=True)
+        answer = await self._fleet.contact(host, call)
+        if verb == "take" and not answer.error:
+            self._records.found(machine, answer.kept)
+        return answer

@@ -27,6 +27,10 @@ class HostLease(Struct, frozen=True):
     host: str
     expires_at: float
     deleting: bool = False
+    left: str = ""
+    """A path on the host: what could not be removed. Until it is gone the host gets no machine."""
+    kept: dict[str, str] = {}
+    """What was in the home of the host's user before: names, and hashes of what logins run."""
 
 
 class Records:
@@ -62,13 +66,29 @@ class Records:
         return self._held.get(machine)
 
     def keep(self, machine: MachineId, host: str, expires_s: float) -> None:
-        self._write(HostLease(machine, host, self._clock() + expires_s))
+        known = self.latest(machine)
+        kept = known.kept if known is not None and known.host == host else {}
+        self._write(HostLease(machine, host, self._clock() + expires_s, kept=kept))
 
     def learn(self, machine: MachineId, host: str, expires_at: float) -> None:
         """What a host told us. It can be asked again, so it needs no file."""
         known = self.latest(machine)
         deleting = known is not None and known.deleting
-        self._held[machine] = HostLease(machine, host, expires_at, deleting)
+        kept = known.kept if known is not None and known.host == host else {}
+        self._held[machine] = HostLease(machine, host, expires_at, deleting, kept=kept)
+
+    def found(self, machine: MachineId, kept: dict[str, str]) -> None:
+        """What was in the home of its host before anything of ours ran there. The first word counts."""
+        held = self.latest(machine)
+        if held is not None and not held.kept:
+            self._write(msgspec.structs.replace(held, kept=kept))
+
+    def leave(self, held: HostLease, left: str) -> None:
+        self._write(msgspec.structs.replace(held, deleting=True, left=left))
+
+    def left(self) -> list[HostLease]:
+        self._load()
+        return [held for held in self._held.values() if held.left]
 
     def unwanted(self, held: HostLease) -> None:
         if not held.deleting:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from evalfleet.channels.samples import Samples
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
-from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
+from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 from evalfleet.single_flight import SingleFlight
 
 from .readiness import Readiness
@@ -49,6 +49,10 @@ class VmPlace:
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         return self._access.shell(machine, command)
+
+    def remains(self) -> Sequence[Belonging]:
+        """A machine goes with all that is on it."""
+        return ()
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
         return await self._access.host_home(machine.id, machine.address).host.dial(port)

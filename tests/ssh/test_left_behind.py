@@ -1,0 +1,152 @@
+"""Clean-up that ends: what cannot be removed from a lent host is told, drains the host, and is listed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from evalfleet.channels.ssh import mover
+from evalfleet.errors import PlaceError
+from evalfleet.model import AttemptId, MachineId
+from evalfleet.places.ssh.fleet import MOST_REFUSALS, NEVER, HostHealth
+from evalfleet.ports import Hosts
+from tests.waiting import PATIENCE_S
+
+from .fleet import Fleet, bring_up, fleet
+from .test_channel import machine, shell
+from .test_hostile import PACKS, host_of
+
+JOB = AttemptId("t.0")
+
+
+def make_immutable(path: Path) -> None:
+    done = subprocess.run(["chattr", "+i", str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no immutable files here: {done.stderr.strip()}")
+
+
+@pytest.mark.parametrize("where", ["jobs", "."])
+async def test_an_immutable_file_drains_its_host_and_is_listed_with_the_command_to_finish(
+    tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fleet(tmp_path, 1) as hosts:
+        place = hosts.place()
+        made = await bring_up(place)
+        ours = hosts.hosts[0].machine(made.id)
+        (ours / where / "stuck").write_text("x")
+        make_immutable(ours / where / "stuck")
+        left: list[Path] = []
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await place.delete(made.id)
+                await place.delete(made.id)
+                assert await place.list("pool-abc123") == ()
+            left = list(ours.parent.glob(".left-*"))
+            assert len(left) == 1
+            assert isinstance(place, Hosts)
+            (remains,) = place.remains()
+            assert remains.machine == made.id
+            assert f"sudo rm -rf .evalfleet/{ours.parent.name}/{left[0].name}" in remains.kept_by
+            assert "cannot be removed" in caplog.text
+            (offer,) = await place.offers(None)  # type: ignore[arg-type]
+            with pytest.raises(PlaceError, match="gets no machine until it is gone"):
+                await place.create(MachineId("pool-abc123-2"), offer, 600.0)
+        finally:
+            for path in left:
+                subprocess.run(["chattr", "-R", "-i", str(path)], check=True)
+                shutil.rmtree(path)
+        again = hosts.place()  # what a new controller of this home knows
+        assert len(again.remains()) == 1
+        other = await bring_up(again, 3)
+        assert again.remains() == []
+        await again.delete(other.id)
+        await again.close()
+        await place.close()
+
+
+async def test_a_folder_that_is_made_again_and_again_ends_its_removal(tmp_path: Path) -> None:
+    with fleet(tmp_path, 1) as hosts:
+        place = hosts.place()
+        made = await bring_up(place)
+        ours = hosts.hosts[0].machine(made.id)
+        maker = subprocess.Popen(["sh", "-c", 'while :; do mkdir -p "$1/again"; done', "sh", str(ours)])
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while await place.list("pool-abc123"):
+                    await place.delete(made.id)
+            (remains,) = place.remains()
+            assert "is made again" in remains.kept_by
+        finally:
+            maker.kill()
+            maker.wait()
+            for path in (ours, *ours.parent.glob(".left-*")):
+                shutil.rmtree(path, ignore_errors=True)
+            await place.close()
+
+
+async def test_what_a_task_left_in_the_home_of_a_lent_host_is_told(
+    hosts: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with machine(hosts) as (_, made, channel):
+        home = host_of(hosts, made.address).home
+        (home / ".profile").write_text("before\n")
+        script = "cd; echo evil >>.profile; touch 'new\x1b[2J'"
+        await channel.start(shell(JOB, f"export HOME={home}; {script}"))
+        await channel.ended(JOB)
+    told = [record.getMessage() for record in caplog.records if "not as it was" in record.getMessage()]
+    try:
+        assert len(told) == 1, caplog.text
+        assert ".profile" in told[0]
+        assert "new\\x1b[2J" in told[0]
+        assert "\x1b" not in told[0]
+    finally:
+        for name in (".profile", "new\x1b[2J"):
+            (home / name).unlink(missing_ok=True)
+
+
+async def test_files_that_stop_coming_are_given_up(
+    hosts: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "STALL_S", 1.0)
+    (tmp_path / "python").write_text(PACKS.format(folder=tmp_path, does="exec sleep 600"))
+    (tmp_path / "python").chmod(0o755)
+    async with machine(hosts, python=str(tmp_path / "python")) as (_, _, channel):
+        await channel.start(shell(JOB, 'head -c 1000000 /dev/zero >"$EVALFLEET_OUT/big"'))
+        await channel.ended(JOB)
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(TimeoutError, match="nothing came of the files for 1 s"):
+                await channel.collect(JOB, tmp_path / "here" / "t.0")
+        assert (tmp_path / "tries").read_text() == "\n", "it was asked again"
+
+
+# -- hosts that can never work ---------------------------------------------------------------------
+
+
+async def test_a_login_without_a_shell_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with fleet(tmp_path, 1, "ForceCommand echo no login here; exit 1\n") as hosts:
+        place = hosts.place()
+        (offer,) = await place.offers(None)  # type: ignore[arg-type]
+        with pytest.raises(PlaceError, match="its login shell runs no commands: no login here") as caught:
+            await place.create(MachineId("pool-abc123-1"), offer, 600.0)
+        assert not caught.value.transient
+        await place.close()
+
+
+def test_a_host_that_refuses_again_and_again_is_asked_no_more() -> None:
+    health, now = HostHealth(0, 30.0), 0.0
+    for _ in range(MOST_REFUSALS):
+        assert health.usable(now)
+        health.silent(now, "it has no Python", refusal=True)
+        assert not health.usable(now)
+        now = health.retry_at
+    assert now == NEVER
+    assert not health.usable(1e9)
+    assert health.refusal == "it has no Python"
+    health.answered()
+    assert health.usable(0.0)
