@@ -33,6 +33,7 @@ BENCHES: dict[str, str] = {
     "waa-154": "the 154 tasks of Windows Agent Arena on 10 lab hosts, beside slices and openadapt-evals",
     "meter": "model calls through the meter beside direct ones: time, CPU, memory, and every token counted",
     "waa-faults": "WAA's own client and what goes wrong around it: whose zeros are scored (WAA_CHECKOUT)",
+    "fuzz": "everything that a host can send, mutated for ten minutes, through to the disk and the terminal",
     "azure-fleet": "20 and 100 Azure machines on the stand-in: time until all are ready",
     "azure-first-run": "an empty region, and deletes that Azure refuses: how soon each is known",
     "azure-leak": "the controller killed at 200 moments: what is left and billed after `reap`",
