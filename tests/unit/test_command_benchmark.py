@@ -297,6 +297,9 @@ def test_a_result_may_tell_how_long_the_task_took_and_which_limit_it_kept() -> N
     assert told == Scored(0.0, seconds=12.5, limit_s=60.0)
     told = outcome(exited({"score": 0, "seconds": -1, "limit_s": "x"}))
     assert told == Scored(0.0, error="ignored in result.json: seconds, limit_s")
+    absurd = {"seconds": 1e18, "limit_s": 1e300, "cost_usd": 1e9, "num_steps": 10**12}
+    told = outcome(exited({"score": 0, **absurd}))
+    assert told == Scored(0.0, error="ignored in result.json: num_steps, cost_usd, seconds, limit_s")
 
 
 def test_a_score_beside_a_null_broken_counts() -> None:

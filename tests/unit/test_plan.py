@@ -404,3 +404,9 @@ def test_spot_where_there_is_none_is_refused_unless_it_is_only_a_default(cwd: Pa
     fails(cwd, "--spot: shed has no spot machines; leave it out, or choose another place", spot=True)
     configure(cwd, SHED_PLACE + "[defaults]\nspot = true\n")
     assert "spot" not in specs_of(resolved(cwd).plan)["shed"].settings
+
+
+@pytest.mark.parametrize("price", ["-3", "-0.01", "1e9"])
+def test_a_price_below_zero_or_beyond_sense_is_refused(cwd: Path, price: str) -> None:
+    with pytest.raises(RequestError, match="usd_per_hour"):
+        resolved(cwd, settings={"usd_per_hour": price})

@@ -15,6 +15,9 @@ DECLARABLE = tuple(cause for cause, traits in CAUSES.items() if traits.declarabl
 """What a benchmark itself may call broken, as `{"broken": "model", "error": "..."}`."""
 
 _TEXT_CAP = 2000
+_LONGEST_S = 31_536_000.0
+_DEAREST_USD = 1e6
+"""What an attempt says of itself beyond a year or a million is nonsense, and would spoil every sum."""
 _SCREENSHOTS_CAP = 10_000
 
 
@@ -142,7 +145,7 @@ def _declared(fields: dict[str, Any]) -> Broken | Unusable:
 
 def _cost_usd(fields: dict[str, Any]) -> float | None:
     cost = fields.get("cost_usd")
-    return float(cost) if _is_number(cost) and cost >= 0 else None
+    return float(cost) if _is_number(cost) and 0 <= cost <= _DEAREST_USD else None
 
 
 def _scored(score: float, fields: dict[str, Any]) -> Scored:
@@ -158,10 +161,10 @@ def _scored(score: float, fields: dict[str, Any]) -> Scored:
     seconds, limit = fields.get("seconds"), fields.get("limit_s")
     error, shots = fields.get("error"), fields.get("screenshots")
     success_given = take("success", isinstance(success, bool))
-    steps_given = take("num_steps", type(steps) is int and 0 <= steps < 2**53)
-    cost_given = take("cost_usd", _is_number(cost) and cost >= 0)
-    seconds_given = take("seconds", _is_number(seconds) and seconds >= 0)
-    limit_given = take("limit_s", _is_number(limit) and limit >= 0)
+    steps_given = take("num_steps", type(steps) is int and 0 <= steps <= 10**9)
+    cost_given = take("cost_usd", _is_number(cost) and 0 <= cost <= _DEAREST_USD)
+    seconds_given = take("seconds", _is_number(seconds) and 0 <= seconds <= _LONGEST_S)
+    limit_given = take("limit_s", _is_number(limit) and 0 <= limit <= _LONGEST_S)
     error_given = take("error", isinstance(error, str))
     shots_given = take("screenshots", _are_screenshots(shots))
     words = [str(error)[:_TEXT_CAP]] if error_given and error else []

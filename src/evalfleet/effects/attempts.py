@@ -129,7 +129,9 @@ async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
 def _seconds(outcome: Outcome, ended: Ended) -> float:
     """The task's own, where the benchmark knows it: what got the machine ready is not the task's."""
     own = None if isinstance(outcome, Broken) else outcome.seconds
-    return ended.seconds if own is None else own
+    if own is None:
+        return ended.seconds
+    return min(own, ended.seconds) if ended.seconds else own  # it cannot be longer than what was measured
 
 
 async def _started(tools: Tools, channel: Channel, job: Job, machine: MachineState) -> None:

@@ -32,7 +32,9 @@ START_S = 30.0
 class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Processes of this computer cost nothing, unless you say so to try budgets out."""
 
-    usd_per_hour: Annotated[float, Meta(description="what a machine costs, to try budgets out")] = 0.0
+    usd_per_hour: Annotated[
+        float, Meta(ge=0, le=10_000, description="what a machine costs, to try budgets out")
+    ] = 0.0
     billing_step_s: Annotated[float, Meta(description="seconds that are billed as a whole")] = 1.0
     max_machines: Annotated[int | None, Meta(description="never more than this at once")] = None
 

@@ -119,7 +119,8 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(description="of machines; must have {machine} in it")] = "{machine}"
     max_vcpus: Annotated[int, Meta(ge=0, description="all machines of this home together; 0: no limit")] = 0
     prices: Annotated[
-        Mapping[str, float], Meta(description="USD an hour by size, or size@region: yours, not the list's")
+        Mapping[str, Annotated[float, Meta(ge=0, le=10_000)]],
+        Meta(description="USD an hour by size, or size@region: yours, not the list's"),
     ] = field(default_factory=dict[str, float])
     endpoint: Annotated[
         str, Meta(description="of the Resource Manager, for other clouds than the public one")

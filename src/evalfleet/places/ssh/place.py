@@ -47,7 +47,7 @@ class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0, le=LONGEST_ASIDE_S, description="a host that does badly is left alone for so long, at first"
         ),
     ] = 30.0
-    usd_per_hour: float = 0.0
+    usd_per_hour: Annotated[float, Meta(ge=0, le=10_000)] = 0.0
 
 
 def access_of(name: str, settings: SshSettings, context: PlaceContext) -> Access:
