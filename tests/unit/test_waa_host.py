@@ -10,9 +10,11 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -452,3 +454,56 @@ def test_the_program_as_shipped_needs_nothing_of_ours(tmp_path: Path, python: st
     assert re.findall(r"step (\w+) is done", said) == ["kvm", "disk", "room"]
     modules = "from waa.host import attempt, download, golden, guest, image, machine"
     subprocess.run([python, "-S", "-c", modules], cwd=tmp_path / "bundle", check=True, timeout=60)
+
+
+# -- what Windows has ------------------------------------------------------------------------------
+
+
+class Windows(BaseHTTPRequestHandler):
+    """Runs what it is asked to, as the guest's server does; `sick`: it answers something else."""
+
+    sick = b""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        done = subprocess.run(
+            [sys.executable, *asked["command"][1:]], capture_output=True, text=True, timeout=30
+        )
+        told = json.dumps({"status": "success", "output": done.stdout, "error": done.stderr}).encode()
+        self.send_response(500 if self.sick else 200)
+        self.end_headers()
+        self.wfile.write(self.sick or told)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def windows() -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Windows)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    Windows.sick = b""
+
+
+def test_windows_names_the_programs_that_it_lacks(
+    windows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "Programs" / r"VideoLAN\VLC\vlc.exe"
+    installed.parent.mkdir()
+    installed.touch()
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    program(tmp_path, "soffice", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    asked = ["LibreOffice", "VLC", "VS Code", "GIMP"]
+    assert guest.missing_programs(asked, windows) == ["VS Code", "GIMP"]
+    assert guest.missing_programs([], windows) == []
+
+
+@pytest.mark.parametrize("answer", [b"<h1>Internal Server Error</h1>", b"{}", b'{"output": "1"}'])
+def test_a_windows_that_cannot_tell_is_believed_to_have_all(windows: int, answer: bytes) -> None:
+    Windows.sick = answer
+    assert guest.missing_programs(["LibreOffice"], windows) == []

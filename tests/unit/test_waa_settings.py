@@ -394,3 +394,39 @@ def test_no_more_secrets_are_none(checkout: Path) -> None:
     assert set(resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0).secrets) == {
         "OPENAI_API_KEY"
     }
+
+
+# -- what tasks need in Windows --------------------------------------------------------------------
+
+
+def test_a_task_knows_its_programs_and_how_many_tasks_share_each(tmp_path: Path) -> None:
+    needs: dict[str, dict[str, Any]] = {
+        "libreoffice_calc": {"a": ["libreoffice calc"], "b": ["libreoffice-calc", "chrome"]},
+        "vs_code": {"c": ["vscode"]},
+        "vlc": {"undefined": None},
+        "notepad": {"n": ["notepad"]},
+        "settings": {"odd": 7},
+    }
+    for domain, tasks in needs.items():
+        folder = tmp_path / "examples" / domain
+        folder.mkdir(parents=True)
+        for task, apps in tasks.items():
+            if apps is not None:
+                (folder / f"{task}.json").write_text(json.dumps({"id": task, "related_apps": apps}))
+    (tmp_path / "test_all.json").write_text(json.dumps({name: list(tasks) for name, tasks in needs.items()}))
+    loaded = load(tmp_path, waa=".")
+    assert {task.id: task.params.get("programs", {}) for task in loaded.tasks} == {
+        "a": {"LibreOffice": 2},
+        "b": {"LibreOffice": 2, "Google Chrome": 1},
+        "c": {"VS Code": 1},
+        "undefined": {"VLC": 1},
+        "n": {},
+        "odd": {},
+    }
+
+
+@pytest.mark.parametrize(("programs", "asked"), [("needed", {"VLC": 21}), ("any", {})])
+def test_an_attempt_asks_for_its_programs_unless_any_will_do(programs: str, asked: dict[str, int]) -> None:
+    task = Task(TaskId("v"), "vlc", {"programs": {"VLC": 21}})
+    command = benchmark(programs=programs).command(task, AttemptId("v.0"))
+    assert json.loads(command.env["EVALFLEET_WAA_ATTEMPT"])["programs"] == asked

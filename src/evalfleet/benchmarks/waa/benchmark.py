@@ -201,6 +201,7 @@ class WaaBenchmark:
             "limit_s": task.timeout_s,
             "lately_s": settings.lately_s,
             "fresh": settings.fresh == "each",
+            "programs": task.params.get("programs", {}) if settings.programs == "needed" else {},
             "model": self._model,
             "action_space": settings.action_space,
             "observation_type": settings.observation_type,

@@ -72,6 +72,10 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     fresh: Annotated[
         Literal["broken", "each"], Meta(description="Windows is reset after a broken attempt, or before each")
     ] = "broken"
+    programs: Annotated[
+        Literal["needed", "any"],
+        Meta(description="needed: a task whose programs Windows lacks is broken at once; any: it is tried"),
+    ] = "needed"
     api: Annotated[
         Literal["openai", "azure", "none"],
         Meta(description="whose key the agent needs: OPENAI_API_KEY, AZURE_API_KEY and AZURE_ENDPOINT, none"),

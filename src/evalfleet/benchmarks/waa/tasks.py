@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,6 +36,7 @@ def read_tasks(files: TaskFiles, task_list: str, hard: bool, timeout_s: float, r
         for id in ids
     )
     _check_ids(tasks, f"{files.where}/{name}")
+    tasks = _with_programs(tasks, files, "examples_noctxt" if hard else "examples")
     undefined = [task.id for task in tasks if not _is_defined(files, task, hard)]
     return ReadTasks(tasks, (*files.notes, *(_about(undefined, files) if undefined else ())))
 
@@ -88,3 +91,45 @@ def _is_defined(files: TaskFiles, task: Task, hard: bool) -> bool:
 def _about(undefined: Sequence[str], files: TaskFiles) -> tuple[str, ...]:
     said = f"{files.where} defines no task {undefined[0]!r} ({len(undefined)} such)"
     return (f"{said}; the image may not, either",)
+
+
+# -- what they need in Windows ---------------------------------------------------------------------
+
+PROGRAMS = {
+    "libreoffice": "LibreOffice",
+    "chrome": "Google Chrome",
+    "vlc": "VLC",
+    "vscode": "VS Code",
+    "gimp": "GIMP",
+    "thunderbird": "Thunderbird",
+}
+"""Programs that are installed beside Windows, by how the names of a task's applications begin."""
+
+
+class Definition(msgspec.Struct):
+    """What a task's definition says of what it needs."""
+
+    related_apps: tuple[str, ...] = ()
+
+
+def _with_programs(tasks: tuple[Task, ...], files: TaskFiles, examples: str) -> tuple[Task, ...]:
+    """Each task knows its programs, and how many tasks of the list need each of them."""
+    needed = {task.id: _programs(task, files, examples) for task in tasks}
+    sharers = Counter(program for programs in needed.values() for program in programs)
+    return tuple(
+        msgspec.structs.replace(task, params={"programs": {name: sharers[name] for name in needed[task.id]}})
+        if needed[task.id]
+        else task
+        for task in tasks
+    )
+
+
+def _programs(task: Task, files: TaskFiles, examples: str) -> list[str]:
+    """By its definition; by its domain where there is none to read."""
+    try:
+        raw = files.read(f"{examples}/{task.domain}/{task.id}.json")
+        applications = msgspec.json.decode(raw, type=Definition).related_apps
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        applications = ()
+    names = [re.sub(r"[-_ ]", "", name.lower()) for name in (*applications, task.domain)]
+    return [program for start, program in PROGRAMS.items() if any(name.startswith(start) for name in names)]

@@ -73,6 +73,8 @@ class AttemptOrder:
         self.flags = _list(given["flags"])
         self.secrets = _list(given["secrets"])
         self.environ = _list(given["environ"])
+        self.programs: dict[str, int] = dict(given.get("programs") or {})  # type: ignore[call-overload]
+        """What must be installed in Windows, and how many tasks need it."""
 
     @property
     def folder(self) -> str:
@@ -124,6 +126,13 @@ def attempt(config: HostConfig, engine: Docker) -> int:
         ensure_clean(config, engine, deep=order.fresh)
     except Failed as err:
         return _write_result(out, {"broken": "readiness", "error": f"Windows could not be made ready: {err}"})
+    missing = guest.missing_programs(list(order.programs))
+    if missing:
+        told = ", ".join(f"{name} ({order.programs[name]} of WAA's tasks need it)" for name in missing)
+        remedy = (
+            "install it in golden storage, choose other tasks, or try all the same with --set programs=any"
+        )
+        return _write_result(out, {"broken": "readiness", "error": f"this Windows lacks {told}: {remedy}"})
     mark_dirty(config, f"attempt {order.attempt} did not end well")
     ending = _run_client(engine, order)
     try:

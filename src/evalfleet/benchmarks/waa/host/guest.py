@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -18,6 +19,49 @@ if TYPE_CHECKING:
 LOOK_S = 3.0
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 3.0
 PICTURE_S = 10.0
+ASK_S = 60.0
+# Runs in Windows. It looks where installers put programs, on the path, and at what Windows lists.
+ASK_PROGRAMS = r"""
+import json, os, shutil, sys
+FILES = {
+    "LibreOffice": ("soffice", r"LibreOffice\program\soffice.exe"),
+    "Google Chrome": ("chrome", r"Google\Chrome\Application\chrome.exe"),
+    "VLC": ("vlc", r"VideoLAN\VLC\vlc.exe"),
+    "VS Code": ("code", r"Microsoft VS Code\Code.exe"),
+    "GIMP": ("gimp", r"GIMP 2\bin\gimp-2.10.exe"),
+    "Thunderbird": ("thunderbird", r"Mozilla Thunderbird\thunderbird.exe"),
+}
+LISTED = {"VS Code": "visual studio code"}
+def listed():
+    try:
+        import winreg
+    except ImportError:
+        return
+    key = r"SOFTWARE\Microsoft\Windows\CurrentVersion\Uninstall"
+    old = r"SOFTWARE\WOW6432Node\Microsoft\Windows\CurrentVersion\Uninstall"
+    for root in (winreg.HKEY_LOCAL_MACHINE, winreg.HKEY_CURRENT_USER):
+        for path in (key, old):
+            try:
+                with winreg.OpenKey(root, path) as folder:
+                    for n in range(winreg.QueryInfoKey(folder)[0]):
+                        try:
+                            with winreg.OpenKey(folder, winreg.EnumKey(folder, n)) as entry:
+                                yield str(winreg.QueryValueEx(entry, "DisplayName")[0]).lower()
+                        except OSError:
+                            pass
+            except OSError:
+                pass
+names = list(listed())
+places = [os.environ.get(name, "") for name in ("ProgramFiles", "ProgramFiles(x86)", "LOCALAPPDATA")]
+places.append(os.path.join(os.environ.get("LOCALAPPDATA", ""), "Programs"))
+missing = []
+for program in sys.argv[1:]:
+    command, path = FILES.get(program, (program, program))
+    there = shutil.which(command) or any(os.path.exists(os.path.join(p, path)) for p in places if p)
+    if not there and not any(LISTED.get(program, program.lower()) in name for name in names):
+        missing.append(program)
+print(json.dumps({"missing": missing}))
+"""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -30,14 +74,16 @@ def answers(port: int = PORTS["guest"], timeout_s: float = LOOK_S) -> bool:
 
 
 def _get(port: int, path: str, timeout_s: float, most: int) -> bytes:
-    """The raw answer of the guest's server, up to `most` bytes. Raises OSError.
+    """The raw answer of the guest's server, up to `most` bytes. Raises OSError."""
+    return _exchange(port, f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n", timeout_s, most)
 
-    By hand: Python's own client takes longer to load than all the rest of an attempt.
-    """
+
+def _exchange(port: int, request: str, timeout_s: float, most: int) -> bytes:
+    """By hand: Python's own client takes longer to load than all the rest of an attempt. Raises OSError."""
     deadline = time.monotonic() + timeout_s
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout_s) as line:
-        line.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        line.sendall(request.encode())
         while len(answer) < most:
             line.settimeout(max(0.01, deadline - time.monotonic()))
             block = line.recv(1 << 16)
@@ -55,6 +101,25 @@ def await_answer(deadline: float, is_hopeless: Callable[[], object], look_s: flo
         time.sleep(look_s)
         look_s = min(look_s * 1.3, LAST_LOOK_S)
     return True
+
+
+def missing_programs(names: list[str], port: int = PORTS["guest"]) -> list[str]:
+    """Which of these Windows says it does not have. One that cannot tell is believed to have them all."""
+    if not names:
+        return []
+    body = json.dumps({"command": ["python", "-c", ASK_PROGRAMS, *names], "shell": False})
+    try:
+        answer = _exchange(
+            port,
+            f"POST /execute HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body.encode())}\r\n\r\n{body}",
+            ASK_S,
+            1 << 20,
+        )
+        told = json.loads(json.loads(answer.partition(b"\r\n\r\n")[2])["output"])
+        return [name for name in names if name in told["missing"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def picture(engine: Docker) -> bytes | None:
