@@ -14,6 +14,7 @@ from evalfleet.api.home import list_runs
 from evalfleet.events import Event, RunEnded, RunPlanned, RunResumed, TasksPlanned
 from evalfleet.journal import Holder, Store
 from evalfleet.model import SECOND, Plan, Task, TaskId, after
+from evalfleet.planning.workspace import Workspace
 from evalfleet.views.results import RunSummary
 from tests.e2e.harness import Fleet, tasks
 
@@ -42,7 +43,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def listed(store: Store) -> list[tuple[str, str, int]]:
-    return [(run.run, run.status, run.unrun) for run in list_runs(store.home)]
+    return [(run.run, run.status, run.unrun) for run in list_runs(Workspace.here(store.home))]
 
 
 def test_a_summary_is_kept_with_the_run_when_it_ends(fleet: Fleet) -> None:
@@ -96,7 +97,7 @@ def test_a_damaged_run_does_not_hide_the_others(store: Store) -> None:
 
 def test_runs_are_chosen_by_what_they_are(store: Store) -> None:
     def names(**wanted: Any) -> list[str]:
-        return [run.run for run in list_runs(store.home, **wanted)]
+        return [run.run for run in list_runs(Workspace.here(store.home), **wanted)]
 
     assert names(model="m1") == ["old"]
     assert names(benchmark="c") == ["new"]
@@ -122,5 +123,5 @@ def test_an_older_home_is_listed_and_left_as_it_is(store: Store) -> None:
 
 
 def test_the_version_of_summaries_is_told(store: Store) -> None:
-    list_runs(store.home)
+    list_runs(Workspace.here(store.home))
     assert query(store.home, "SELECT DISTINCT v FROM summary") == [(RunSummary.VERSION,)]

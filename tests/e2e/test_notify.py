@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from evalfleet.api.documents import belonging_row
+from evalfleet.api.places import FoundBelonging
 from evalfleet.errors import RequestError
-from evalfleet.model import Notify
+from evalfleet.model import MachineId, Notify
 from evalfleet.planning.config import load_config, notify_of
+from evalfleet.ports import Belonging
 from evalfleet.views import notify
 from evalfleet.views.notify import MARK
 from tests.e2e.harness import Fleet, task, tasks
@@ -189,9 +192,11 @@ def test_a_run_that_was_killed_is_told_of_once_it_was_taken_up_again(fleet: Flee
 def test_something_left_behind_is_told(hook: Hook) -> None:
     whom = Notify(webhook=hook.url)
     notify.reaped(whom, [], [], 0)
-    notify.reaped(whom, [{"machine": "p-abc123-1", "why": "expired"}], ["p-abc123-1: denied"], 0)
+    belonging = Belonging(MachineId("p-abc123-1"), "abc123", "me", "east", 0, ("vm",))
+    left = belonging_row(FoundBelonging("cloud", belonging, True, "expired"))
+    notify.reaped(whom, [left], ["p-abc123-1: denied"], 0)
     (got,) = hook.got
-    assert (got["event"], got["left"]) == ("reaped", [{"machine": "p-abc123-1", "why": "expired"}])
+    assert (got["event"], got["left"]) == ("reaped", [left])
     assert "1 machine left behind, 1 could not be deleted" in got["text"]
 
 

@@ -76,7 +76,7 @@ def test_the_live_file_tells_what_goes_on() -> None:
     assert document["infrastructure"]["active_nodes"] == 1
     assert document["performance"] == {"avg_task_duration": 60.0, "task_success_rate": 1.0, "retry_rate": 0.0}
     assert document["cost"]["current_hourly_rate"] == 7.2
-    assert document["cost"]["estimated_total"] > document["cost"]["current_usd"] == 0.12
+    assert (document["cost"]["estimated_total"] or 0) > (document["cost"]["current_usd"] or 0) == 0.12
 
 
 @pytest.mark.parametrize("seed", range(20))

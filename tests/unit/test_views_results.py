@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Broken, Cause, Collected, Scored, TaskId
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
+from evalfleet.views.documents import Results
 from evalfleet.views.report import report
 from evalfleet.views.results import aggregated, by_machine, results, task_detail
 from evalfleet.views.summary import summary
@@ -53,11 +53,11 @@ BEYOND = {
 
 
 @pytest.fixture(scope="module")
-def mixed() -> dict[str, Any]:
+def mixed() -> Results:
     return results(a_mixed_run().state, Path("/home/x/run1"))
 
 
-def test_the_keys_are_those_of_the_contract(mixed: dict[str, Any]) -> None:
+def test_the_keys_are_those_of_the_contract(mixed: Results) -> None:
     assert set(mixed) == set(CONTRACT) | BEYOND
     more = {"status", "limit_seconds", "machine_usd", "broken_attempts"}
     assert set(mixed["tasks"][0]) == set(CONTRACT["tasks"][0]) | more
@@ -65,9 +65,9 @@ def test_the_keys_are_those_of_the_contract(mixed: dict[str, Any]) -> None:
     assert set(mixed["by_domain"]["odd"]) == set(CONTRACT["by_domain"]["notepad"]) | {"mean_score"}
 
 
-def test_the_counts_are_right(mixed: dict[str, Any]) -> None:
+def test_the_counts_are_right(mixed: Results) -> None:
     counts = ("total_tasks", "scored", "broken", "unrun", "succeeded", "failed")
-    assert [mixed[name] for name in counts] == [5, 3, 1, 1, 1, 2]
+    assert [mixed.get(name) for name in counts] == [5, 3, 1, 1, 1, 2]
     assert mixed["success_rate"] == pytest.approx(1 / 3, abs=1e-6)
     assert (mixed["mean_score"], mixed["status"], mixed["causes"]) == (0.5, "stopped", {"result": 1})
     assert (mixed["started_at"], mixed["ended_at"]) == ("2026-01-02T14:30:52Z", "2026-01-02T14:34:52Z")
@@ -77,7 +77,7 @@ def test_the_counts_are_right(mixed: dict[str, Any]) -> None:
     assert mixed["by_domain"]["even"]["total"] == 3
 
 
-def test_tasks_tell_their_outcome(mixed: dict[str, Any]) -> None:
+def test_tasks_tell_their_outcome(mixed: Results) -> None:
     first, second, broken, limited, unrun = mixed["tasks"]
     assert (first["success"], first["num_steps"], first["screenshots"]) == (True, 5, ["step_0.png"])
     assert (first["artifacts"], first["machine"], first["duration_seconds"]) == (
@@ -92,7 +92,7 @@ def test_tasks_tell_their_outcome(mixed: dict[str, Any]) -> None:
         "result",
         "broken",
     )
-    assert broken["error"].startswith("=no result.json")
+    assert str(broken["error"]).startswith("=no result.json")
     assert limited["limit_seconds"] == 60.0
     assert (unrun["status"], unrun["cause"], unrun["machine"], unrun["attempts"]) == ("unrun", None, None, 0)
 
@@ -126,6 +126,7 @@ def test_a_task_in_detail_has_every_attempt() -> None:
         "late",
         "broken",
     )
+    assert first["superseded"] is not None
     assert (first["superseded"]["score"], first["duration_seconds"]) == (1.0, 30.0)
     assert (second["machine"], second["score"], detail["decided_by"]) == ("worker-2", 0.0, "t_0.1")
     assert second["artifacts"] == "run1/t_0/t_0.1/"
@@ -133,7 +134,7 @@ def test_a_task_in_detail_has_every_attempt() -> None:
         task_detail(feed.state, TaskId("t_O"))
 
 
-def test_files_for_other_scripts(mixed: dict[str, Any]) -> None:
+def test_files_for_other_scripts(mixed: Results) -> None:
     assert list(aggregated(mixed)) == [
         "total_tasks",
         "succeeded",
@@ -168,7 +169,7 @@ def test_any_run_can_be_told(seed: int) -> None:
     assert report(document, "md").startswith(f"# {state.plan.run}\n")
 
 
-def test_the_csv_survives_what_agents_write(mixed: dict[str, Any]) -> None:
+def test_the_csv_survives_what_agents_write(mixed: Results) -> None:
     text = report(mixed, "csv")
     assert text.count("\r\n") == 6
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
@@ -177,19 +178,19 @@ def test_the_csv_survives_what_agents_write(mixed: dict[str, Any]) -> None:
     assert (rows[0]["success"], rows[1]["success"], rows[2]["success"]) == ("true", "false", "")
 
 
-def test_the_report_cannot_be_broken_by_a_reason(mixed: dict[str, Any]) -> None:
+def test_the_report_cannot_be_broken_by_a_reason(mixed: Results) -> None:
     text = report(mixed, "md")
     assert "| t_2 | result | =no result.json \\| was written | 1 |" in text
     assert "**33.3%** (1 of 3 scored tasks)" in text
     assert "evalfleet resume run1 --only broken" in text
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones(mixed: dict[str, Any]) -> None:
+def test_an_unknown_format_is_refused_with_the_known_ones(mixed: Results) -> None:
     with pytest.raises(RequestError, match="csv"):
         report(mixed, "csw")
 
 
-def test_the_summary_says_what_to_do_next(mixed: dict[str, Any]) -> None:
+def test_the_summary_says_what_to_do_next(mixed: Results) -> None:
     assert summary(mixed, Path("home/run1")) == (
         "run1: stopped after 0:04:00 (asked)\n"
         "  tasks       5: 3 scored, 1 broken, 1 unrun\n"

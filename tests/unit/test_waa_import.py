@@ -115,7 +115,7 @@ def test_each_kind_of_ending(tmp_path: Path, home: Path) -> None:
     good = by_id["good"]
     assert (good["num_steps"], good["duration_seconds"]) == (2, 60)
     assert good["screenshots"] == ["screenshot-step_reset_20241102@100000.png"]
-    copied = home / good["artifacts"]
+    copied = home / str(good["artifacts"])
     assert (copied / "result.txt").read_text() == "1.0\n"
     assert (copied / good["screenshots"][0]).exists()
     assert found["started_at"] == "2024-11-02T10:00:00Z"
@@ -205,7 +205,7 @@ def test_more_than_one_score_is_the_users_to_settle(tmp_path: Path, home: Path) 
     leave(tmp_path, "one", "0.0", trial="10", began_s=500)
     with pytest.raises(RequestError, match=r"1 of 1 tasks have more than one score \(one has in trials"):
         imported(tmp_path)
-    assert list_runs() == []
+    assert list_runs(Workspace.here()) == []
     assert imported(tmp_path, trial="10").task("one")["score"] == 0.0
     assert imported(tmp_path, name="first", keep="first").task("one")["score"] == 1.0
     assert imported(tmp_path, name="newest", keep="newest").task("one")["score"] == 0.0
@@ -261,7 +261,7 @@ def test_artefacts_have_caps_and_links_stay_behind(tmp_path: Path, home: Path) -
     os.mkfifo(folder / "pipe")
     (folder / "zz").write_bytes(b"x" * 5000)
     run = import_results(Workspace.here(), "waa", [tmp_path / "r"], name="capped", caps=Caps(bytes=4000))
-    copied = home / run.tasks()[0]["artifacts"]
+    copied = home / str(run.tasks()[0]["artifacts"])
     assert (copied / "result.txt").exists()
     left_out = {drop["name"]: drop["reason"] for drop in json.loads((copied / "left_out.json").read_text())}
     assert left_out == {"pipe": "not a file", "secret": "not a file", "zz": "too many bytes"}

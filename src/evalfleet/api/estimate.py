@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from evalfleet.model import MachineId, Offer
     from evalfleet.planning.plan import Resolved
     from evalfleet.ports import Made
+    from evalfleet.views.documents import EstimateDocument, PlanDocument
 
 
 MACHINES_SHOWN = OFFERS_SHOWN = 8
@@ -220,24 +221,26 @@ def models_span(resolved: Resolved) -> tuple[float, float] | None:
     return None if each is None else (len(resolved.tasks) * each[0], len(resolved.tasks) * each[1])
 
 
-def _document(resolved: Resolved, expected: Estimate) -> dict[str, Any]:
+def _document(resolved: Resolved, expected: Estimate) -> PlanDocument:
+    figures: EstimateDocument = {
+        "at_once": expected.at_once,
+        "task_seconds": round(expected.task_s, 1),
+        "machine_seconds": round(expected.machine_s, 1),
+        "machine_basis": expected.machine_basis if expected.machine_s else None,
+        "duration_seconds": round(expected.duration_s, 1),
+        "machine_hours": round(expected.machine_hours, 3),
+        "usd": None if expected.usd is None else round(expected.usd, 4),
+        "prices_as_of": expected.priced or None,
+        "basis": expected.basis,
+    }
+    if (span := models_span(resolved)) is not None:
+        figures["models_usd_range"] = list(span)
     return {
         "plan": msgspec.to_builtins(resolved.plan),
         "tasks": [task.id for task in resolved.tasks],
         "offers": msgspec.to_builtins(expected.offers),
         "creates": {place: msgspec.to_builtins(made) for place, made in expected.made.items()},
-        "estimate": {
-            "at_once": expected.at_once,
-            "task_seconds": round(expected.task_s, 1),
-            "machine_seconds": round(expected.machine_s, 1),
-            "machine_basis": expected.machine_basis if expected.machine_s else None,
-            "duration_seconds": round(expected.duration_s, 1),
-            "machine_hours": round(expected.machine_hours, 3),
-            "usd": None if expected.usd is None else round(expected.usd, 4),
-            "prices_as_of": expected.priced or None,
-            "basis": expected.basis,
-            **({} if (span := models_span(resolved)) is None else {"models_usd_range": list(span)}),
-        },
+        "estimate": figures,
         "home": str(resolved.home),
         "warnings": list(resolved.warnings),
     }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,16 +15,18 @@ from evalfleet.planning.workspace import Workspace
 from evalfleet.views.follow import Follower
 from evalfleet.views.results import RunSummary, summarised
 
+if TYPE_CHECKING:
+    from evalfleet.views.documents import VerifiedStream
+
 
 def list_runs(
-    home: Path | None = None, *, since_s: float | None = None, **wanted: str | None
+    workspace: Workspace, *, since_s: float | None = None, **wanted: str | None
 ) -> list[RunSummary]:
     """The runs of a home, newest first, each in a few figures.
 
     `since_s`: only those that were started so many seconds ago, or later. `wanted`: only those whose
     `benchmark`, `model` or `status` is this.
     """
-    workspace = Workspace.here(home)
     refuse_file(workspace.home)
     if not (workspace.home / FILE).exists():
         return []
@@ -75,18 +76,18 @@ def _keep(store: Store, fresh: dict[str, RunSummary]) -> None:
             )
 
 
-def verify(name: str | None = None, home: Path | None = None) -> list[dict[str, Any]]:
+def verify(workspace: Workspace, name: str | None = None) -> list[VerifiedStream]:
     """What is found when all events of a run or pool, or of all of them, are compared with their checksums.
 
     Each is applied as well, as every command does that shows or takes up a run.
     """
-    store = Workspace.here(home).records()
+    store = workspace.records()
     names = [info.name for info in store.streams()] if name is None else [store.stream(name).name]
     return [_verified(store, each) for each in names]
 
 
-def _verified(store: Store, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "events": None, "not_covered": None, "problem": None}
+def _verified(store: Store, name: str) -> VerifiedStream:
+    found: VerifiedStream = {"name": name, "events": None, "not_covered": None, "problem": None}
     follower = Follower(store, name)
     try:
         follower.poll()

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
@@ -61,6 +61,9 @@ from evalfleet.views.summary import exit_code
 from .live_log import LiveLog
 from .pools import keep_plan, tend
 
+if TYPE_CHECKING:
+    from evalfleet.views.documents import BelongingRow, Cost, Results, TaskDetail, TaskResult
+
 CHUNK = 1000
 """Tasks an event: large enough to be few, small enough to read one by one."""
 
@@ -98,7 +101,7 @@ class Run:
         self._follower.poll()
         return self._follower.state
 
-    def results(self) -> dict[str, Any]:
+    def results(self) -> Results:
         """What `results.json` holds, up to now: machines that are there cost on while nothing happens."""
         state = self.state()
         return results(state, self.folder, WallClock().now() if state.undeleted else None)
@@ -125,11 +128,10 @@ class Run:
         except OSError as err:
             raise RequestError(f"cannot write {folder}: {err.strerror}") from err
 
-    def tasks(self) -> list[dict[str, Any]]:
-        tasks: list[dict[str, Any]] = self.results()["tasks"]
-        return tasks
+    def tasks(self) -> list[TaskResult]:
+        return self.results()["tasks"]
 
-    def task(self, task_id: str) -> dict[str, Any]:
+    def task(self, task_id: str) -> TaskDetail:
         """One task with all its attempts."""
         return task_detail(self.state(), TaskId(task_id))
 
@@ -153,11 +155,10 @@ class Run:
         """An attempt's output while it runs, from its machine."""
         return LiveLog(self.home, self.state(), attempt)
 
-    def cost(self) -> dict[str, Any]:
-        cost: dict[str, Any] = self.results()["cost"]
-        return cost
+    def cost(self) -> Cost:
+        return self.results()["cost"]
 
-    def wait(self, timeout_s: float | None = None, observe: Observer | None = None) -> dict[str, Any]:
+    def wait(self, timeout_s: float | None = None, observe: Observer | None = None) -> Results:
         """Until the run has ended, its controller is gone, or time is up; the results as they are then."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         # an observer is told everything from the beginning on, also what this object has read before
@@ -172,7 +173,7 @@ class Run:
         self._raise_failure()
         return results(follower.state, self.folder)
 
-    async def ended(self) -> dict[str, Any]:
+    async def ended(self) -> Results:
         """As `wait`, for programs with an event loop."""
         while not self._over(self._follower, 0.0):
             await asyncio.sleep(0.1)
@@ -442,12 +443,9 @@ async def tell_overdue(workspace: Workspace) -> None:
     await asyncio.to_thread(notify.overdue, workspace.notify(), workspace.home, workspace.now())
 
 
-async def tell_reaped(
-    workspace: Workspace, found: Sequence[Mapping[str, Any]], problems: Sequence[str]
-) -> None:
+async def tell_reaped(workspace: Workspace, found: Sequence[BelongingRow], problems: Sequence[str]) -> None:
     """Tell whom [notify] names that something was left behind, and deleted, or not."""
-    reaped = [dict(each) for each in found]
-    await asyncio.to_thread(notify.reaped, workspace.notify(), reaped, problems, workspace.now())
+    await asyncio.to_thread(notify.reaped, workspace.notify(), found, problems, workspace.now())
 
 
 def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:

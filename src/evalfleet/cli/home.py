@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from evalfleet.views.documents import VerifiedStream
     from evalfleet.views.results import RunSummary
 
 
@@ -27,11 +28,12 @@ def ls(args: argparse.Namespace) -> int:
 
     from evalfleet.api import home
     from evalfleet.planning.values import parse_duration
+    from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import table
 
     since_s = None if args.since is None else parse_duration(args.since, "--since")
     wanted = {"benchmark": args.benchmark, "model": args.model, "status": args.status}
-    runs = home.list_runs(since_s=since_s, **wanted)
+    runs = home.list_runs(Workspace.here(), since_s=since_s, **wanted)
     if args.json:
         print(msgspec.json.encode(runs).decode())
     elif runs:
@@ -74,8 +76,9 @@ def verify(args: argparse.Namespace) -> int:
     import sys
 
     from evalfleet.api import home
+    from evalfleet.planning.workspace import Workspace
 
-    checked = home.verify(args.run)
+    checked = home.verify(Workspace.here(), args.run)
     damaged = [each for each in checked if each["problem"]]
     if args.json:
         print(json.dumps(checked))
@@ -87,7 +90,7 @@ def verify(args: argparse.Namespace) -> int:
     return 1 if damaged else 0
 
 
-def _verdict(checked: dict[str, Any]) -> str:
+def _verdict(checked: VerifiedStream) -> str:
     if checked["problem"]:
         return "DAMAGED"
     text = f"{checked['events']:,} events are as they were written"

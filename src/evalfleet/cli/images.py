@@ -34,6 +34,7 @@ async def images(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import places
+    from evalfleet.api.documents import image_row
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
@@ -41,7 +42,7 @@ async def images(args: argparse.Namespace) -> int:
     if args.delete is not None:
         return await _delete(workspace, args.delete, found, sure=args.yes)
     if args.json:
-        print(json.dumps([document(each) for each in found]))
+        print(json.dumps([image_row(each) for each in found]))
     elif found:
         print(text(found))
         print("\n".join(["", *(f"{each.image.name}: {each.image.setting}" for each in found)]))
@@ -66,25 +67,6 @@ def monthly(image: Image) -> str:
     if not image.regions:
         return "$0.00 a month" if image.state == "empty" else "unknown"
     return f"${image.usd_per_month:.2f} a month (prices of {image.prices_as_of})"
-
-
-def document(found: FoundImage) -> dict[str, Any]:
-    return {"place": found.place, "is_own": found.is_own, **told(found.image)}
-
-
-def told(image: Image) -> dict[str, Any]:
-    return {
-        "image": image.name,
-        "state": image.state,
-        "setting": image.setting,
-        "regions": list(image.regions),
-        "gb": image.gb,
-        "usd_per_month": image.usd_per_month,
-        "prices_as_of": image.prices_as_of or None,
-        "home": image.home,
-        "owner": image.owner,
-        "parts": list(image.parts),
-    }
 
 
 async def _delete(workspace: Workspace, name: str, found: Sequence[FoundImage], *, sure: bool) -> int:

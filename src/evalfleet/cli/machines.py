@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from evalfleet.api.places import FoundBelonging, FoundImage
+    from evalfleet.api.places import FoundBelonging
+    from evalfleet.views.documents import BelongingRow
 
 
 HEAD = ("place", "machine", "where", "owner", "expires", "parts", "to be reaped")
@@ -28,13 +29,14 @@ async def machines(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import places
+    from evalfleet.api.documents import belonging_row, image_belonging_row
     from evalfleet.cli import images
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
     found, kept = await places.machines(workspace), await places.images(workspace)
     if args.json:
-        print(json.dumps([*map(document, found), *map(image_document, kept)]))
+        print(json.dumps([*map(belonging_row, found), *map(image_belonging_row, kept)]))
         return 0
     if found or not kept:
         show(found, "nothing of ours exists at the places of evalfleet.toml", as_json=False)
@@ -43,32 +45,19 @@ async def machines(args: argparse.Namespace) -> int:
     return 0
 
 
-def image_document(found: FoundImage) -> dict[str, Any]:
-    """With what a machine's has, so that whoever looks for what is left sees it."""
-    from evalfleet.cli import images
-
-    shown = images.document(found)
-    return {**shown, "machine": None, "where": ", ".join(shown["regions"]), "expires_at": None, "why": ""}
-
-
 def show(found: Sequence[FoundBelonging], nothing: str, *, as_json: bool) -> None:
     import json
 
+    from evalfleet.api.documents import belonging_row
     from evalfleet.views.format import table
 
-    rows = [document(each) for each in found]
+    rows = [belonging_row(each) for each in found]
     if as_json:
         print(json.dumps(rows))
     elif not rows:
         print(nothing)
     else:
-        keys = ("place", "machine", "where", "owner", "expires_at", "parts", "why")
-        print(
-            table(
-                HEAD,
-                [[len(row[key]) if key == "parts" else row[key] or None for key in keys] for row in rows],
-            )
-        )
+        print(table(HEAD, [_cells(row) for row in rows]))
         for row in rows:
             if row["trouble"] and row["expires_at"] is None:
                 print(f"{row['machine']}: {row['trouble']}")  # of a lent host: nothing of it runs, or costs
@@ -76,22 +65,9 @@ def show(found: Sequence[FoundBelonging], nothing: str, *, as_json: bool) -> Non
                 print(f"{row['machine']} cannot be deleted, and costs on until it is: {row['trouble']}")
 
 
-def document(found: FoundBelonging) -> dict[str, Any]:
-    from evalfleet.views.format import iso
-
-    each = found.belonging
-    return {
-        "place": found.place,
-        "machine": each.machine,
-        "home": each.home,
-        "owner": each.owner,
-        "is_own": found.is_own,
-        "where": each.where,
-        "expires_at": iso(each.expires_at),
-        "parts": list(each.parts),
-        "why": found.why,
-        "trouble": found.trouble or None,
-    }
+def _cells(row: BelongingRow) -> list[object]:
+    texts = (row["place"], row["machine"], row["where"], row["owner"], row["expires_at"])
+    return [*(text or None for text in texts), len(row["parts"]), row["why"] or None]
 
 
 def reap_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +99,7 @@ async def reap(args: argparse.Namespace) -> int:
     if args.install or args.uninstall:
         return _schedule(args)
     from evalfleet.api import places, runs
+    from evalfleet.api.documents import belonging_row
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
@@ -141,7 +118,7 @@ async def reap(args: argparse.Namespace) -> int:
         if problem:
             print(f"evalfleet: {machine}: {problem}", file=sys.stderr)
     problems = [f"{machine}: {problem}" for machine, problem in answers.items() if problem]
-    await runs.tell_reaped(workspace, [document(each) for each in going], problems)
+    await runs.tell_reaped(workspace, [belonging_row(each) for each in going], problems)
     left = sum(bool(problem) for problem in answers.values())
     if not args.json:
         print(f"deleted: {len(answers) - left}" + (f"; still there: {left}" if left else ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -139,6 +139,7 @@ async def prices(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import places
+    from evalfleet.api.documents import prices_document
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
 
@@ -149,16 +150,10 @@ async def prices(args: argparse.Namespace) -> int:
         await places.update_prices(workspace, args.source)
     found = places.prices(workspace)
     if args.json:
-        print(json.dumps([_document(each) for each in found]))
+        print(json.dumps([prices_document(each) for each in found]))
     else:
         print("\n\n".join(_text(each, everything=args.all) for each in found))
     return 0
-
-
-def _document(listed: Listed) -> dict[str, Any]:
-    import msgspec
-
-    return {"place": listed.kind, **msgspec.to_builtins(listed.table)}
 
 
 def _text(listed: Listed, *, everything: bool) -> str:

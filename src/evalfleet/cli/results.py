@@ -1,4 +1,4 @@
-"""Results of runs: show, report, import."""
+"""Results of runs: show, report, import, schema."""
 
 from __future__ import annotations
 
@@ -101,4 +101,25 @@ def import_results(args: argparse.Namespace) -> int:
     )
     results = run.results()
     print(json.dumps(results) if args.json else show_run(results))
+    return 0
+
+
+def schema_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("document", metavar="DOCUMENT", nargs="?", help="default: list them all")
+
+
+def schema(args: argparse.Namespace) -> int:
+    """Print the JSON schema of a document that programs read: results.json, events, what --json prints.
+
+    Keys may be added to a document; those that are there stay as they are.
+    """
+    import json
+
+    from evalfleet.api import documents
+    from evalfleet.views.format import pairs
+
+    if args.document is None:
+        print(pairs([(name, where) for name, (_, where) in documents.DOCUMENTS.items()]))
+    else:
+        print(json.dumps(documents.schema(args.document), indent=2))
     return 0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from evalfleet.model import SECOND, Micros
+
+if TYPE_CHECKING:
+    from .documents import Cost
 
 
 def iso(at: Micros | None) -> str | None:
@@ -44,7 +47,7 @@ def hms(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
-def models_usd(cost: Mapping[str, Any]) -> str:
+def models_usd(cost: Cost) -> str:
     """What the models cost, as a results document tells it; unknown, with what experience says beside it."""
     told = usd(cost["models_usd"])
     if (span := cost.get("models_usd_range")) is None:

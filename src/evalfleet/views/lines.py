@@ -124,7 +124,7 @@ def progress_line(state: RunState, now: Micros) -> str:
 
 # -- JSON ------------------------------------------------------------------------------------------
 
-_INSTANTS = ("expires_at", "gone_at", "since")
+INSTANTS = ("expires_at", "gone_at", "since")
 
 
 def json_lines(records: Iterable[Record]) -> Iterator[str]:
@@ -135,7 +135,7 @@ def json_lines(records: Iterable[Record]) -> Iterator[str]:
     for record in records:
         body = _body(record.event)
         loose: dict[str, Any] = {"seq": record.seq, "at": iso(record.at), "kind": body.pop("kind"), **body}
-        for name in _INSTANTS:
+        for name in INSTANTS:
             if name in loose:
                 loose[name] = iso(loose[name])
         yield msgspec.json.encode(loose).decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from evalfleet.state import MachineState, RunState
 from .files import alone_in, changed_at, point, points_to, replace, to_json
 from .follow import EventSource, Follower
 from .format import clean, iso, stamp
-from .results import Document, aggregated, by_machine, results
+from .results import aggregated, by_machine, results
 from .stats import (
     current_task,
     estimated_usd,
@@ -32,6 +32,9 @@ from .stats import (
 )
 from .vm_pool_registry import REGISTRY, Fields, NoFields, Registrar, lend, worker_status
 
+if TYPE_CHECKING:
+    from .documents import Live, LiveWorker, Performance
+
 LIVE = "parallel_live.json"
 RESULTS = "results.json"
 AGGREGATED = "aggregated_results.json"
@@ -43,7 +46,7 @@ Health = Mapping[MachineId, Mapping[str, float]]
 # -- the document ----------------------------------------------------------------------------------
 
 
-def live(state: RunState, now: Micros, health: Health | None = None) -> Document:
+def live(state: RunState, now: Micros, health: Health | None = None) -> Live:
     """`parallel_live.json`. Costs time proportional to the number of machines, not of tasks."""
     return {
         "status": state.status,
@@ -68,7 +71,7 @@ def live(state: RunState, now: Micros, health: Health | None = None) -> Document
     }
 
 
-def _performance(state: RunState) -> Document:
+def _performance(state: RunState) -> Performance:
     begun = len(state.attempts)
     return {
         "avg_task_duration": _rounded(mean_seconds(state)),
@@ -77,7 +80,7 @@ def _performance(state: RunState) -> Document:
     }
 
 
-def _worker(state: RunState, machine: MachineState) -> Document:
+def _worker(state: RunState, machine: MachineState) -> LiveWorker:
     return {
         "name": machine.name,
         "status": worker_status(machine),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from evalfleet import events as ev
 from evalfleet.model import (
@@ -23,6 +23,9 @@ from evalfleet.state import MachineState, Refusal, RunState
 
 from .format import clean, counted, duration, plural, table, usd
 from .stats import machine_hourly_usd
+
+if TYPE_CHECKING:
+    from . import documents
 
 Kind = Literal["start", "task", "trouble", "news", "end"]
 
@@ -223,15 +226,12 @@ def together(lines: list[Notice]) -> str:
     return "; ".join(part for part in parts if part)
 
 
-Document = dict[str, Any]
-
-
-def refusals(state: RunState) -> list[Document]:
+def refusals(state: RunState) -> list[documents.Refusal]:
     """One entry an offer, in the order in which they first refused."""
     return [_entry(each) for each in state.refusals.values()]
 
 
-def _entry(refusal: Refusal) -> Document:
+def _entry(refusal: Refusal) -> documents.Refusal:
     offer = refusal.offer
     return {
         "place": offer.place,
@@ -261,7 +261,7 @@ def _blocked(refusal: Refusal) -> str:
             return " in ".join(word for word in (offer.size, offer.region) if word)
 
 
-def refusals_table(entries: list[Document]) -> str:
+def refusals_table(entries: Sequence[documents.Refusal]) -> str:
     """Empty if nothing was refused."""
     if not entries:
         return ""

@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,12 +31,13 @@ from evalfleet.version import __version__
 from .format import iso, plural, usd
 from .results import results
 
+if TYPE_CHECKING:
+    from .documents import BelongingRow, LeftMachine, NoticeHead, ReapNotice, RunNotice
+
 MARK = ".notify"
 COMMAND_S = 30.0
 WEBHOOK_S = 10.0
 MARGIN_S = 5.0
-
-Document = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
@@ -77,40 +78,55 @@ def overdue(notify: Notify, home: Path, now: Micros) -> None:
             log.warning("what is to be told of %s cannot be read: %s", mark.parent.name, err)
 
 
-def reaped(notify: Notify, found: Sequence[Document], problems: Sequence[str], now: Micros) -> None:
+def reaped(notify: Notify, found: Sequence[BelongingRow], problems: Sequence[str], now: Micros) -> None:
     """Tell that something was left behind. `found`: what, where, whose; `problems`: what stays, and why."""
     if not notify or not found:
         return
     many = plural(len(found), "machine")
     text = f"evalfleet reap: {many} left behind"
     text += f", {len(problems)} could not be deleted: {problems[0]}" if problems else ", deleted"
-    _told(notify, {**_head("reaped", now), "left": list(found), "problems": list(problems), "text": text})
+    notice: ReapNotice = {
+        **_head("reaped", now),
+        "left": list(found),
+        "problems": list(problems),
+        "text": text,
+    }
+    _told(notify, notice)
 
 
 # -- what ------------------------------------------------------------------------------------------
 
 
-def of_run(state: RunState, home: Path, now: Micros, failure: str = "") -> Document:
+def of_run(state: RunState, home: Path, now: Micros, failure: str = "") -> RunNotice:
     run = state.plan.run
     found = results(state, home / safe_name(run))
-    kept = ("run", "benchmark", "model", "started_at", "ended_at", "total_tasks", "scored", "broken", "unrun")
-    left = [
+    left: list[LeftMachine] = [
         {"machine": m, "name": state.machines[m].name, "place": state.machines[m].offer.place}
         for m in state.undeleted
     ]
-    document: Document = {
+    document: RunNotice = {
         **_head("run_ended" if state.ended_at is not None else "run_left", now),
-        **{key: found[key] for key in kept},
+        "run": found["run"],
+        "benchmark": found["benchmark"],
+        "model": found["model"],
+        "started_at": found["started_at"],
+        "ended_at": found["ended_at"],
+        "total_tasks": found["total_tasks"],
+        "scored": found["scored"],
+        "broken": found["broken"],
+        "unrun": found["unrun"],
         "status": found["status"] if state.ended_at is not None else "left",
         "success_rate": found["success_rate"],
         "reason": failure or _reason(state),
         "cost": found["cost"],
         "left": left,
+        "text": "",
     }
-    return {**document, "text": _text(document)}
+    document["text"] = _text(document)
+    return document
 
 
-def _head(event: str, now: Micros) -> Document:
+def _head(event: str, now: Micros) -> NoticeHead:
     return {"event": event, "at": iso(now), "host": socket.gethostname(), "version": __version__}
 
 
@@ -120,10 +136,10 @@ def _reason(state: RunState) -> str | None:
     return state.stop.detail or state.stop.reason
 
 
-def _text(told: Document) -> str:
+def _text(told: RunNotice) -> str:
     """One line, as chat rooms show it."""
     parts = [f"{told['scored']} of {told['total_tasks']} scored"]
-    parts += [f"{told[what]} {what}" for what in ("broken", "unrun") if told[what]]
+    parts += [f"{n} {what}" for what, n in (("broken", told["broken"]), ("unrun", told["unrun"])) if n]
     parts.append(f"{usd(told['cost']['machines_usd'])} for machines")
     if told["left"]:
         parts.append(f"{plural(len(told['left']), 'machine')} left behind")
@@ -134,7 +150,7 @@ def _text(told: Document) -> str:
 # -- how -------------------------------------------------------------------------------------------
 
 
-def _told(notify: Notify, document: Document) -> bool:
+def _told(notify: Notify, document: RunNotice | ReapNotice) -> bool:
     """By all ways at once, in bounded time. What goes wrong is a note, and shows no secret."""
     body = msgspec.json.encode(document)
     ways: list[tuple[Callable[[], str], float]] = []

@@ -5,22 +5,24 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalfleet.errors import RequestError
 from evalfleet.names import hint
 
 from .files import to_json
 from .format import clean, counted, duration, interval, models_usd, percent, usd
-from .results import Document
 from .summary import next_steps
+
+if TYPE_CHECKING:
+    from .documents import MachineResult, Results, TaskResult
 
 SLOWEST = 10
 MOST = 50
 """Longer lists of broken tasks and machines are cut: results.json has all."""
 
 
-def report(results: Document, format: str) -> str:
+def report(results: Results, format: str) -> str:
     """The report in `format`: md, json or csv. Raises RequestError for another."""
     make = FORMATS.get(format)
     if make is None:
@@ -28,14 +30,14 @@ def report(results: Document, format: str) -> str:
     return make(results)
 
 
-def _json(results: Document) -> str:
+def _json(results: Results) -> str:
     return to_json(results).decode()
 
 
 # -- Markdown --------------------------------------------------------------------------------------
 
 
-def _markdown(results: Document) -> str:
+def _markdown(results: Results) -> str:
     sections = [
         _headline(results),
         _domains(results),
@@ -51,7 +53,7 @@ def _markdown(results: Document) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _headline(results: Document) -> str:
+def _headline(results: Results) -> str:
     rate = percent(results["success_rate"])
     of = f"{results['scored']:,} scored tasks"
     if results.get("strict"):
@@ -73,21 +75,21 @@ def _headline(results: Document) -> str:
     return f"# {_cell(results['run'])}\n\n" + _table(["", ""], rows)
 
 
-def _task_counts(results: Document) -> str:
-    names = ("scored", "broken", "unrun")
-    counts = ", ".join(f"{results[name]:,} {name}" for name in names)
+def _task_counts(results: Results) -> str:
+    numbers = {"scored": results["scored"], "broken": results["broken"], "unrun": results["unrun"]}
+    counts = ", ".join(f"{n:,} {name}" for name, n in numbers.items())
     answered = f" (of these, {results['answered']:,} answered and not graded yet)"
     return f"{results['total_tasks']:,}: {counts}{answered if results['answered'] else ''}"
 
 
-def _status(results: Document) -> str:
+def _status(results: Results) -> str:
     stop = results["stop"]
     if results["grading_problem"]:
         return f"{results['status']} (its answers could not be graded: {results['grading_problem']})"
     return f"{results['status']} ({stop['detail'] or stop['reason']})" if stop else results["status"]
 
 
-def _domains(results: Document) -> str:
+def _domains(results: Results) -> str:
     head = ["Domain", "Tasks", "Scored", "Succeeded", "Success rate", "95% interval", "Mean score"]
     rows = [
         (
@@ -104,7 +106,7 @@ def _domains(results: Document) -> str:
     return "## By domain\n\n" + _table(head, rows, right=(1, 2, 3, 4, 6)) if rows else ""
 
 
-def _attempts(results: Document) -> str:
+def _attempts(results: Results) -> str:
     total, retries = results["attempts"], results["retries"]
     text = f"## Attempts\n\n{total:,} attempts, of which {retries:,} were retries."
     seconds = results["task_seconds"]
@@ -121,11 +123,11 @@ def _attempts(results: Document) -> str:
     return text + "\n\n" + _table(["Cause", "Broken attempts", "Tasks broken for good"], rows, right=(1, 2))
 
 
-def _causes(results: Document) -> list[tuple[str, int]]:
+def _causes(results: Results) -> list[tuple[str, int]]:
     return sorted(results["causes"].items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def _cost(results: Document) -> str:
+def _cost(results: Results) -> str:
     cost = results["cost"]
     rows = [
         ("Machines", usd(cost["machines_usd"])),
@@ -141,7 +143,7 @@ def _cost(results: Document) -> str:
     return text
 
 
-def _slowest(results: Document) -> str:
+def _slowest(results: Results) -> str:
     timed = [task for task in results["tasks"] if task["success"] is not None]
     timed.sort(key=lambda task: -(task["duration_seconds"] or 0.0))
     rows = [
@@ -153,12 +155,12 @@ def _slowest(results: Document) -> str:
     return "## Slowest tasks\n\n" + _table(["Task", "Duration", "Outcome", "Machine"], rows, right=(1,))
 
 
-def _verdict(task: Document) -> str:
+def _verdict(task: TaskResult) -> str:
     limit = ", time limit" if task["limit_seconds"] is not None else ""
     return f"{'success' if task['success'] else 'no success'} ({_number(task['score'])}){limit}"
 
 
-def _broken(results: Document) -> str:
+def _broken(results: Results) -> str:
     broken = [task for task in results["tasks"] if task["status"] == "broken"]
     rows = [
         (task["task_id"], (task["cause"] or "").replace("_", " "), task["error"] or "", task["attempts"])
@@ -170,7 +172,7 @@ def _broken(results: Document) -> str:
     return "## Broken tasks\n\n" + _table(head, rows, right=(3,)) + _rest(len(broken), "tasks")
 
 
-def _retried(results: Document) -> str:
+def _retried(results: Results) -> str:
     """Scores that are not of a first attempt: whoever compares rates wants to know."""
     retried = [task for task in results["tasks"] if task["success"] is not None and task["broken_attempts"]]
     rows = [
@@ -184,19 +186,19 @@ def _retried(results: Document) -> str:
     return title + _table(head, rows, right=(3,)) + _rest(len(retried), "tasks")
 
 
-def _unrun(results: Document) -> str:
+def _unrun(results: Results) -> str:
     names = [_cell(task["task_id"]) for task in results["tasks"] if task["status"] == "unrun"]
     if not names:
         return ""
     return f"## Unrun tasks\n\n{', '.join(names[:MOST])}{_rest(len(names), 'tasks')}"
 
 
-def _machines(results: Document) -> str:
-    machines: list[Document] = results["machines"]
+def _machines(results: Results) -> str:
+    machines = results["machines"]
     rows = [
         (
             machine["name"],
-            "/".join(machine[key] for key in ("place", "region", "size") if machine[key]),
+            "/".join(filter(None, (machine["place"], machine["region"], machine["size"]))),
             duration(machine["uptime_seconds"]),
             usd(machine["cost_usd"]),
             machine["attempts"],
@@ -213,19 +215,19 @@ def _machines(results: Document) -> str:
     return text + _table(head, rows, right=(2, 3, 4, 5)) + _rest(len(machines), "machines")
 
 
-def _ends(machines: list[Document]) -> dict[str, int]:
+def _ends(machines: list[MachineResult]) -> dict[str, int]:
     causes = [machine["cause"] for machine in machines if machine["cause"]]
     return {cause: causes.count(cause) for cause in set(causes)}
 
 
-def _end(machine: Document) -> str:
+def _end(machine: MachineResult) -> str:
     if machine["phase"] not in ("condemned", "deleted"):
         return str(machine["phase"])
     cause = str(machine["cause"] or "").replace("_", " ")
     return ": ".join(part for part in (cause, machine["detail"]) if part) or "released"
 
 
-def _next(results: Document) -> str:
+def _next(results: Results) -> str:
     steps = next_steps(results)
     return "## What to do next\n\n" + "\n".join(f"    {step}" for step in steps) if steps else ""
 
@@ -268,7 +270,7 @@ COLUMNS = (
 )
 
 
-def _csv(results: Document) -> str:
+def _csv(results: Results) -> str:
     """One row a task, by RFC 4180."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
@@ -290,4 +292,4 @@ def _field(value: Any) -> Any:
     return value
 
 
-FORMATS: dict[str, Callable[[Document], str]] = {"md": _markdown, "json": _json, "csv": _csv}
+FORMATS: dict[str, Callable[[Results], str]] = {"md": _markdown, "json": _json, "csv": _csv}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
@@ -27,10 +27,29 @@ from .stats import (
     tally,
 )
 
-Document = dict[str, Any]
+if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without them
+    from .documents import (
+        Aggregated,
+        Attempt,
+        AttemptOutcome,
+        Cost,
+        MachineResult,
+        Results,
+        ResultsBeyond,
+        ResultsCounts,
+        ResultsHead,
+        Shares,
+        TaskDetail,
+        TaskFacts,
+        TaskResult,
+        TaskStatus,
+        Verdict,
+        WorkerResults,
+        WorkerSummary,
+    )
 
 
-def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Document:
+def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Results:
     """All there is to say about the run at `now` (by default: when its last event was recorded).
 
     `scored + broken + unrun = total_tasks` always: while the run goes on, what is not settled is unrun, and
@@ -107,7 +126,7 @@ def _duration(state: RunState, now: Micros) -> float | None:
     return _rounded(seconds_between(state.planned_at, now if state.ended_at is None else state.ended_at))
 
 
-def _head(state: RunState) -> Document:
+def _head(state: RunState) -> ResultsHead:
     return {
         "run": state.plan.run,
         "benchmark": state.plan.benchmark,
@@ -118,7 +137,7 @@ def _head(state: RunState) -> Document:
     }
 
 
-def _counts(state: RunState, whole: Tally) -> Document:
+def _counts(state: RunState, whole: Tally) -> ResultsCounts:
     return {
         "total_tasks": state.total,
         "scored": state.scored,
@@ -133,7 +152,7 @@ def _counts(state: RunState, whole: Tally) -> Document:
     }
 
 
-def _shares(part: Tally) -> Document:
+def _shares(part: Tally) -> Shares:
     return {
         "total": part.total,
         "scored": part.scored,
@@ -152,14 +171,17 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def _cost(state: RunState, now: Micros) -> Document:
+def _cost(state: RunState, now: Micros) -> Cost:
     machines = machines_usd(state, now)
     prices = [price for attempt in state.attempts.values() if (price := _model_usd(attempt)) is not None]
     models = sum(prices) if prices else None  # a sum of nothing is no price
     each = (machines + (models or 0.0)) / state.scored if state.scored else None
-    prices_usd = {"machines_usd": machines, "models_usd": models, "per_task_usd": each}
-    cost: Document = {name: _rounded(value) for name, value in prices_usd.items()}
-    cost["prices_as_of"] = prices_as_of(state)
+    cost: Cost = {
+        "machines_usd": _rounded(machines),
+        "models_usd": _rounded(models),
+        "per_task_usd": _rounded(each),
+        "prices_as_of": prices_as_of(state),
+    }
     if state.plan.model_usd is not None and (unpriced := _unpriced(state)):
         cost["models_usd_range"] = [
             _rounded((models or 0.0) + unpriced * usd) for usd in state.plan.model_usd
@@ -180,7 +202,7 @@ def _model_usd(attempt: AttemptState) -> float | None:
     return next((usd for usd in told if usd is not None), None)
 
 
-def _beyond(state: RunState, now: Micros) -> Document:
+def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
     """What the contract does not ask for, and people do."""
     scored = [a.seconds for a in state.attempts.values() if isinstance(a.outcome, Scored | Answered)]
     shares = {"p50": 0.5, "p90": 0.9, "max": 1.0}
@@ -212,13 +234,14 @@ def artefacts_path(run: str, task: str, attempt: str) -> str:
     return f"{run}/{safe_name(task)}/{safe_name(attempt)}/"
 
 
-def task_status(state: RunState, known: TaskState) -> str:
+def task_status(state: RunState, known: TaskState) -> TaskStatus:
     """`unrun`: not settled, and nothing will change that unless the run is taken up again."""
-    over = state.ended_at is not None or known.status == "held"
-    return "unrun" if over and known.status not in ("scored", "broken", "answered") else known.status
+    if known.status in ("scored", "broken", "answered"):
+        return known.status
+    return "unrun" if state.ended_at is not None or known.status == "held" else known.status
 
 
-def _task(state: RunState, known: TaskState, run: str, now: Micros) -> Document:
+def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResult:
     """`machine`, `duration_seconds` and `artifacts` are of the attempt that decided; else of the newest."""
     shown = known.decided_by or (known.attempts[-1] if known.attempts else None)
     attempt = None if shown is None else state.attempts[shown]
@@ -247,7 +270,7 @@ def _answer(attempt: AttemptState | None) -> Answered | None:
     return outcome if isinstance(outcome, Answered) else None
 
 
-def _verdict(outcome: Outcome | None, answer: Answered | None = None) -> Document:
+def _verdict(outcome: Outcome | None, answer: Answered | None = None) -> Verdict:
     """An outcome as data. Of an answer that was graded, the answer tells the steps and the screenshots."""
     scored = outcome if isinstance(outcome, Scored) else None
     told = answer or scored
@@ -271,15 +294,15 @@ def _seconds(attempt: AttemptState | None) -> float | None:
     return _rounded(measured)
 
 
-def task_detail(state: RunState, task: TaskId) -> Document:
+def task_detail(state: RunState, task: TaskId) -> TaskDetail:
     """`show RUN TASK`: the task and every attempt at it. Raises RequestError for an unknown task."""
     known = state.tasks.get(task)
     if known is None:
         raise RequestError(f"run {state.plan.run!r} has no task {task!r}; {hint(task, state.tasks)}")
-    run = state.plan.run
+    facts: TaskFacts = _task(state, known, state.plan.run, state.last_at)
     return {
-        "run": run,
-        **_task(state, known, run, state.last_at),
+        "run": state.plan.run,
+        **facts,
         "params": dict(known.task.params),
         "timeout_seconds": known.task.timeout_s,
         "decided_by": known.decided_by,
@@ -287,10 +310,15 @@ def task_detail(state: RunState, task: TaskId) -> Document:
     }
 
 
-_OUTCOMES = {type(None): "running", Scored: "scored", Broken: "broken", Answered: "answered"}
+_OUTCOMES: dict[type, AttemptOutcome] = {
+    type(None): "running",
+    Scored: "scored",
+    Broken: "broken",
+    Answered: "answered",
+}
 
 
-def attempt_entry(state: RunState, attempt: AttemptState) -> Document:
+def attempt_entry(state: RunState, attempt: AttemptState) -> Attempt:
     outcome, collected = attempt.outcome, attempt.collected
     return {
         "attempt": attempt.id,
@@ -314,7 +342,7 @@ def attempt_entry(state: RunState, attempt: AttemptState) -> Document:
 # -- machines --------------------------------------------------------------------------------------
 
 
-def machine_entry(machine: MachineState, now: Micros) -> Document:
+def machine_entry(machine: MachineState, now: Micros) -> MachineResult:
     ended = machine_end(machine, now)
     return {
         "name": machine.name,
@@ -348,17 +376,23 @@ def machine_entry(machine: MachineState, now: Micros) -> Document:
 # -- for scripts that know other files -------------------------------------------------------------
 
 
-def aggregated(document: Document) -> Document:
+def aggregated(document: Results) -> Aggregated:
     """`aggregated_results.json`, from results()."""
-    keys = ("total_tasks", "succeeded", "failed", "success_rate", "tasks", "by_domain")
-    return {key: document[key] for key in keys}
+    return {
+        "total_tasks": document["total_tasks"],
+        "succeeded": document["succeeded"],
+        "failed": document["failed"],
+        "success_rate": document["success_rate"],
+        "tasks": document["tasks"],
+        "by_domain": document["by_domain"],
+    }
 
 
-def by_machine(document: Document) -> dict[str, Document]:
+def by_machine(document: Results) -> dict[str, WorkerResults]:
     """File name -> `<machine>_results.json`, from results(): each settled task where it was decided."""
-    tasks: dict[str, list[Document]] = {machine["name"]: [] for machine in document["machines"]}
+    tasks: dict[str, list[TaskResult]] = {machine["name"]: [] for machine in document["machines"]}
     for task in document["tasks"]:
-        if task["status"] in ("scored", "broken"):
+        if task["status"] in ("scored", "broken") and task["machine"] is not None:
             tasks[task["machine"]].append(task)
     ends = {machine["name"]: machine["ended_at"] for machine in document["machines"]}
     return {
@@ -367,10 +401,10 @@ def by_machine(document: Document) -> dict[str, Document]:
     }
 
 
-def _worker(run: str, name: str, ended: str | None, tasks: list[Document]) -> Document:
-    scored = [task for task in tasks if task["success"] is not None]
-    succeeded = sum(task["success"] for task in scored)
-    summary: Document = {
+def _worker(run: str, name: str, ended: str | None, tasks: list[TaskResult]) -> WorkerResults:
+    scored = [task["success"] for task in tasks if task["success"] is not None]
+    succeeded = sum(scored)
+    summary: WorkerSummary = {
         "total": len(tasks),
         "succeeded": succeeded,
         "failed": len(scored) - succeeded,

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .format import clean, counted, duration, pairs, table, usd
 from .notable import refusals_table
 from .summary import summary
 
+if TYPE_CHECKING:
+    from .documents import (
+        Attempt,
+        MachineResult,
+        PoolMachineRow,
+        Results,
+        TaskDetail,
+        TaskFacts,
+        TaskResult,
+        Verdict,
+    )
+
 SHORT_S = 0.95
 """Steps that took less are of no interest."""
-
-Document = dict[str, Any]
 
 TASKS_SHOWN = 200
 
 
-def show_run(results: Document) -> str:
+def show_run(results: Results) -> str:
     """The summary, then tasks that need a look first, then machines, then offers that refused some."""
     refused = refusals_table(results["refusals"])
     left = undeleted_lines(results["machines"])
@@ -24,7 +35,7 @@ def show_run(results: Document) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _tasks(tasks: list[Document]) -> str:
+def _tasks(tasks: list[TaskResult]) -> str:
     troubled = {"broken": 0, "running": 1, "waiting": 2, "unrun": 3, "answered": 4, "scored": 5}
     shown = sorted(tasks, key=lambda task: troubled.get(task["status"], 2))[:TASKS_SHOWN]
     rows = [
@@ -46,7 +57,7 @@ def _tasks(tasks: list[Document]) -> str:
     )
 
 
-def _verdict(task: Document) -> str:
+def _verdict(task: TaskFacts) -> str:
     if task["status"] == "scored":
         scored = "success" if task["success"] else f"score {task['score']:g}"
         broken = counted(task["broken_attempts"])
@@ -54,7 +65,7 @@ def _verdict(task: Document) -> str:
     return f"broken: {task['cause']}" if task["status"] == "broken" else str(task["status"])
 
 
-def _machines(machines: list[Document]) -> str:
+def _machines(machines: list[MachineResult]) -> str:
     if not machines:
         return ""
     rows = [
@@ -75,23 +86,23 @@ def _machines(machines: list[Document]) -> str:
     return table(head, rows, right=("attempts", "scored", "up", "cost"), width=180)
 
 
-def undeleted_lines(machines: list[Document]) -> str:
+def undeleted_lines(machines: Sequence[MachineResult | PoolMachineRow]) -> str:
     """A line for each machine that its place does not delete, with why and what to do: all waits for it."""
     lines = [
         f"{machine['name']} ({machine['id']}) cannot be deleted, and costs on until it is: "
         f"{clean(machine['delete_refused'])}"
         for machine in machines
-        if machine.get("delete_refused")
+        if machine["delete_refused"]
     ]
     return "\n".join(lines)
 
 
-def _steps(timings: Document) -> str | None:
+def _steps(timings: Mapping[str, float]) -> str | None:
     long = [f"{step.replace('_', '-')} {duration(s)}" for step, s in timings.items() if s >= SHORT_S]
     return ", ".join(long) or None
 
 
-def show_task(detail: Document) -> str:
+def show_task(detail: TaskDetail) -> str:
     """One task: what it is, how it ended, and each attempt."""
     head = pairs(
         [
@@ -106,7 +117,7 @@ def show_task(detail: Document) -> str:
     return "\n\n".join((head, *(_attempt(attempt) for attempt in detail["attempts"])))
 
 
-def _attempt(attempt: Document) -> str:
+def _attempt(attempt: Attempt) -> str:
     outcome = (
         "score " + format(attempt["score"], "g") if attempt["outcome"] == "scored" else attempt["outcome"]
     )
@@ -125,6 +136,6 @@ def _attempt(attempt: Document) -> str:
     return pairs([row for row in rows if row[1] is not None], indent="  ")
 
 
-def _grade(grade: Document) -> str:
+def _grade(grade: Verdict) -> str:
     verdict = f"broken: {grade['cause']}" if grade["cause"] else f"score {grade['score']:g}"
     return f"{verdict} ({clean(grade['error'], 100)})" if grade["error"] else verdict

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from evalfleet.model import IMPORTED, Verdict
 from evalfleet.state import RunState
 
 from .format import clean, counted, duration, interval, models_usd, pairs, percent, plural, usd
-from .results import Document
 from .stats import judged
+
+if TYPE_CHECKING:
+    from .documents import Cost, Results
 
 DONE = 0
 NOT_AS_ASKED = 1
@@ -45,7 +47,7 @@ def as_asked(state: RunState, verdict: Verdict) -> bool:
     return of > 0 and state.succeeded / of >= verdict.fail_under
 
 
-def summary(results: Document, run_dir: Path | None = None) -> str:
+def summary(results: Results, run_dir: Path | None = None) -> str:
     """Eight to twelve lines about a results document. `run_dir`: where its files are."""
     run = results["run"]
     rows: list[tuple[str, object]] = [
@@ -65,7 +67,7 @@ def summary(results: Document, run_dir: Path | None = None) -> str:
     return f"{_headline(results)}\n{pairs(rows, indent='  ')}"
 
 
-def _headline(results: Document) -> str:
+def _headline(results: Results) -> str:
     said = {"done": "done", "stopped": "stopped", "failed": "failed", "running": "not finished"}
     head = f"{results['run']}: {said[results['status']]} after {duration(results['duration_seconds'])}"
     stop = results["stop"]
@@ -76,7 +78,7 @@ def _headline(results: Document) -> str:
     return head
 
 
-def _tasks(results: Document) -> str:
+def _tasks(results: Results) -> str:
     parts = [f"{results['scored']:,} scored", f"{results['broken']:,} broken"]
     if results["answered"]:
         parts.append(f"{results['answered']:,} answered and not graded yet")
@@ -85,7 +87,7 @@ def _tasks(results: Document) -> str:
     return f"{results['total_tasks']:,}: {', '.join(parts)}"
 
 
-def _success(results: Document) -> str:
+def _success(results: Results) -> str:
     if results["success_rate"] is None:
         return "nothing was scored"
     of = results["scored"] + results["broken"] if results.get("strict") else results["scored"]
@@ -95,21 +97,21 @@ def _success(results: Document) -> str:
     return f"{share}, 95% interval {interval(results['success_rate_ci'])}"
 
 
-def _attempts(results: Document) -> str:
+def _attempts(results: Results) -> str:
     used = sum(1 for machine in results["machines"] if machine["attempts"])
     causes = f" ({counted(results['causes'])})" if results["causes"] else ""
     retries = plural(results["retries"], "retry")
     return f"{results['attempts']:,} on {plural(used, 'machine')}, {retries}{causes}"
 
 
-def _machines(results: Document) -> str:
+def _machines(results: Results) -> str:
     """Said where fewer were had than were asked for, or not at the first offer."""
     got = sum(machine["ready_at"] is not None for machine in results["machines"])
     workers, offers = plural(results["workers"], "worker"), plural(len(results["refusals"]), "offer")
     return f"{got:,} for {workers}; {offers} refused some: `evalfleet show {results['run']}`"
 
 
-def _cost(cost: dict[str, Any]) -> str:
+def _cost(cost: Cost) -> str:
     parts = [f"{usd(cost['machines_usd'])} for machines"]
     if cost["models_usd"] is not None and "models_usd_range" not in cost:
         parts.append(f"{usd(cost['models_usd'])} for models")
@@ -120,7 +122,7 @@ def _cost(cost: dict[str, Any]) -> str:
     return f"{told}; models {models_usd(cost)}" if "models_usd_range" in cost else told
 
 
-def next_steps(results: Document) -> list[str]:
+def next_steps(results: Results) -> list[str]:
     """Commands that help, if anything is left to be done."""
     run = results["run"]
     steps: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -14,13 +14,18 @@ from evalfleet.state import MachineState, RunState
 
 from .files import alone_in, replace, to_json
 from .format import clean, iso, stamp
-from .results import Document
 from .stats import current_task
+
+if TYPE_CHECKING:
+    from .documents import WorkerStatus
 
 REGISTRY = "vm_pool_registry.json"
 
+Document = dict[str, Any]
+"""The file is in another program's schema, to which kinds of places and benchmarks add keys of their own."""
 
-def worker_status(machine: MachineState) -> str:
+
+def worker_status(machine: MachineState) -> WorkerStatus:
     """In the words of the files other tools read."""
     if machine.phase in ("requested", "queued", "allocated", "up", "mending"):
         return "creating"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .arguments import add_json, add_name
+
+if TYPE_CHECKING:
+    from evalfleet.views.documents import PoolDocument
 
 LOOK_S = 0.3
 
@@ -18,12 +21,12 @@ def ls(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import pools
+    from evalfleet.api.documents import pool_document
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import table
 
-    from .show import document
-
-    shown = [document(view) for view in pools.pools(Workspace.here())]
+    workspace = Workspace.here()
+    shown = [pool_document(view, workspace.now()) for view in pools.pools(workspace)]
     if args.json:
         print(json.dumps(shown))
     elif not shown:
@@ -36,8 +39,8 @@ def ls(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cells(pool: dict[str, Any]) -> tuple[object, ...]:
-    machines: list[dict[str, Any]] = pool["machines"]
+def _cells(pool: PoolDocument) -> tuple[object, ...]:
+    machines = pool["machines"]
     held = sum(machine["run"] is not None for machine in machines)
     created, expires = str(pool["created_at"])[:16], str(pool["expires_at"] or "-")[:16]
     return pool["pool"], pool["place"], len(machines), held, created, expires

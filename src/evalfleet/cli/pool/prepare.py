@@ -63,10 +63,10 @@ async def prepare(args: argparse.Namespace) -> int:
 
 async def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> int:
     from evalfleet.api import capture
-    from evalfleet.cli.images import told
+    from evalfleet.api.documents import image_facts, pool_document
     from evalfleet.planning.plan import appliance_of
 
-    from .show import document, follow, text
+    from .show import follow, text
 
     machine = capture.chosen(pool.view(), image)
     setup_s = sum(seconds for step, seconds in machine.timings.items() if step.startswith("setup."))
@@ -75,7 +75,7 @@ async def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool)
     await pool.control()
     await follow(pool)
     if as_json:
-        print(json.dumps({**document(pool.view()), "image": told(made)}))
+        print(json.dumps({**pool_document(pool.view(), pool.workspace.now()), "image": image_facts(made)}))
     else:
         print(f"{text(pool.view())}\n\n{_words(pool.name, machine.name, made, setup_s)}")
     return 0

@@ -6,21 +6,22 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from evalfleet.api.documents import pool_document
 from evalfleet.cli.follow import notes
 from evalfleet.clock import WallClock
-from evalfleet.views.format import clock_time, iso, plural, table, usd
-from evalfleet.views.notable import notable, refusals, refusals_table
+from evalfleet.views.format import clock_time, plural, table, usd
+from evalfleet.views.notable import notable, refusals_table
 from evalfleet.views.show import undeleted_lines
-from evalfleet.views.stats import hourly_usd, machine_hourly_usd, machine_usd, machines_usd, prices_as_of
 
 if TYPE_CHECKING:
     from evalfleet.api.pool_machine import ActionResult
     from evalfleet.api.pools import Pool
     from evalfleet.events import Record
     from evalfleet.pools import PoolView
-    from evalfleet.state import MachineState, RunState
+    from evalfleet.state import RunState
+    from evalfleet.views.documents import PoolCost
 
 
 async def follow(pool: Pool) -> RunState:
@@ -52,49 +53,10 @@ def print_problems(answers: Sequence[ActionResult]) -> int:
 
 
 def show(view: PoolView, *, as_json: bool, answers: Sequence[ActionResult] | None = None) -> None:
-    print(json.dumps(document(view, answers)) if as_json else text(view, answers))
+    print(json.dumps(pool_document(view, WallClock().now(), answers)) if as_json else text(view, answers))
 
 
-def document(view: PoolView, answers: Sequence[ActionResult] | None = None) -> dict[str, Any]:
-    now, plan = WallClock().now(), view.state.plan
-    return {
-        "pool": view.name,
-        "place": ", ".join(plan.places),
-        "workers": view.state.limits.workers,
-        "created_at": iso(view.state.planned_at),
-        "expires_at": iso(view.expires_at),
-        "warning": view.expiry(now) or None,
-        "cost": {
-            "machines_usd": round(machines_usd(view.state, now), 6),
-            "usd_per_hour": round(hourly_usd(view.state, now), 6),
-            "prices_as_of": prices_as_of(view.state),
-        },
-        "machines": [_machine(view, machine, now, answers) for machine in view.machines],
-        "refusals": refusals(view.state),
-    }
-
-
-def _machine(
-    view: PoolView, machine: MachineState, now: int, answers: Sequence[ActionResult] | None
-) -> dict[str, Any]:
-    shown = {
-        "name": machine.name,
-        "id": machine.id,
-        "address": machine.address,
-        "status": view.standing(machine, now),
-        "run": view.holder(machine.id, now),
-        "prepared": machine.prepared or None,
-        "usd_per_hour": machine_hourly_usd(machine, now),
-        "cost_usd": round(machine_usd(machine, now), 6),
-        "delete_refused": machine.delete_refused or None,
-    }
-    if answers is not None:
-        found = [answer for answer in answers if answer.machine.id == machine.id]
-        shown["probe"] = None if not found else found[0].problem or "ok"
-    return shown
-
-
-def _cost(cost: dict[str, Any]) -> list[str]:
+def _cost(cost: PoolCost) -> list[str]:
     if not cost["machines_usd"] and not cost["usd_per_hour"]:
         return []
     of_when = f" (prices of {cost['prices_as_of']})" if cost["prices_as_of"] else ""
@@ -102,12 +64,13 @@ def _cost(cost: dict[str, Any]) -> list[str]:
 
 
 def text(view: PoolView, answers: Sequence[ActionResult] | None = None) -> str:
-    told = document(view, answers)
-    columns = ["name", "address", "status", "run", "prepared", *(["probe"] if answers is not None else [])]
-    rows = [[machine[column] for column in columns] for machine in told["machines"]]
-    if told["cost"]["machines_usd"]:
-        columns.append("cost")
-        rows = [[*row, usd(m["cost_usd"])] for row, m in zip(rows, told["machines"], strict=True)]
+    told = pool_document(view, WallClock().now(), answers)
+    columns = ["name", "address", "status", "run", "prepared"]
+    columns += (["probe"] if answers is not None else []) + (["cost"] if told["cost"]["machines_usd"] else [])
+    rows = [
+        [usd(machine["cost_usd"]) if column == "cost" else machine.get(column) for column in columns]
+        for machine in told["machines"]
+    ]
     missing = told["workers"] - len(rows)
     head = f"pool {view.name}: {plural(len(rows), 'machine')} on {told['place']}"
     if view.expires_at is not None:

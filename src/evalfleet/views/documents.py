@@ -1,0 +1,510 @@
+"""The JSON documents that programs read, as types. Their keys are public: they may be added to.
+
+They are dicts, as `Run.results()` has always given them, whose keys and values type checkers know.
+`evalfleet schema` prints a JSON schema of each.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from evalfleet.model import RunStatus
+
+Time = Annotated[str, Meta(description="UTC, such as 2026-01-02T14:30:52Z")]
+Interval = Annotated[list[float], Meta(description="both ends", min_length=2, max_length=2)]
+Rate = Annotated[float, Meta(ge=0, le=1)]
+AttemptOutcome = Literal["running", "scored", "broken", "answered"]
+TaskStatus = Literal["waiting", "running", "scored", "broken", "answered", "unrun"]
+WorkerStatus = Literal["creating", "ready", "running", "completed", "failed", "deleted"]
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+class Stop(TypedDict):
+    """Why a run was stopped."""
+
+    reason: str
+    detail: str
+
+
+class Refusal(TypedDict):
+    """An offer that refused machines."""
+
+    place: str
+    region: str | None
+    size: str
+    spot: bool
+    usd_per_hour: float
+    tries: int
+    answer: Annotated[str, Meta(description="what the place said last")]
+    blocked: Annotated[str, Meta(description="how much of the place is not asked again")]
+    permanent: bool
+
+
+class Cost(TypedDict):
+    """What a run has cost so far."""
+
+    machines_usd: float | None
+    models_usd: Annotated[float | None, Meta(description="null if no attempt told its price")]
+    per_task_usd: Annotated[float | None, Meta(description="of machines and models, a scored task")]
+    prices_as_of: Annotated[str | None, Meta(description="the oldest price list that this rests on")]
+    models_usd_range: NotRequired[
+        Annotated[list[float | None], Meta(description="by experience, where attempts told no price")]
+    ]
+
+
+class Shares(TypedDict):
+    """Tasks of one domain in figures."""
+
+    total: int
+    scored: int
+    succeeded: int
+    success_rate: Rate | None
+    success_rate_ci: Interval | None
+    mean_score: float | None
+
+
+class Verdict(TypedDict):
+    """How an attempt or a task ended."""
+
+    success: bool | None
+    score: float | None
+    num_steps: int | None
+    error: str | None
+    cause: Annotated[str | None, Meta(description="of what is broken; null if it was scored")]
+    screenshots: list[str]
+    limit_seconds: Annotated[float | None, Meta(description="the time limit that it was ended by")]
+
+
+class TaskFacts(Verdict):
+    """A task, by the attempt that decided it, or by the newest one if none did yet."""
+
+    task_id: str
+    domain: str
+    duration_seconds: float | None
+    broken_attempts: Annotated[dict[str, int], Meta(description="cause -> how many attempts it broke")]
+    machine_usd: Annotated[float | None, Meta(description="its share of machines, all attempts together")]
+    machine: str | None
+    artifacts: Annotated[str | None, Meta(description="relative to the home")]
+    status: TaskStatus
+
+
+class TaskResult(TaskFacts):
+    """A task of a run."""
+
+    attempts: Annotated[int, Meta(description="how many there were")]
+
+
+class Attempt(Verdict):
+    """One try at a task."""
+
+    attempt: str
+    outcome: AttemptOutcome
+    machine: str
+    machine_id: str
+    node: str | None
+    started_at: Time | None
+    ended_at: Time | None
+    duration_seconds: float | None
+    machine_usd: float | None
+    artifacts: str
+    files: Annotated[int | None, Meta(description="how many were collected")]
+    problem: Annotated[str | None, Meta(description="why its files are not complete")]
+    grades: Annotated[list[Verdict], Meta(description="of an answer, in the order in which they were given")]
+    superseded: Annotated[Verdict | None, Meta(description="what came in when it no longer counted")]
+
+
+class TaskDetail(TaskFacts):
+    """`show RUN TASK --json`: a task with every attempt at it."""
+
+    run: str
+    params: dict[str, Any]
+    timeout_seconds: float
+    decided_by: str | None
+    attempts: list[Attempt]
+
+
+class MachineResult(TypedDict):
+    """A machine of a run, also one that is gone."""
+
+    name: str
+    id: str
+    phase: str
+    place: str
+    region: str | None
+    size: str
+    spot: bool
+    usd_per_hour: float
+    idle_usd_per_hour: float
+    priced: str | None
+    address: str | None
+    requested_at: Time | None
+    allocated_at: Annotated[str | None, Meta(description="when it left the queue of its place")]
+    ready_at: Time | None
+    ended_at: Time | None
+    uptime_seconds: float | None
+    cost_usd: float | None
+    timings: Annotated[dict[str, float], Meta(description="step -> seconds")]
+    mended_by: list[str]
+    attempts: int
+    scored: int
+    step: str | None
+    cause: str | None
+    detail: str | None
+    delete_refused: Annotated[str | None, Meta(description="why its place does not delete it")]
+
+
+class ResultsHead(TypedDict):
+    """Which run it is."""
+
+    run: str
+    benchmark: str
+    model: str | None
+    status: RunStatus
+    started_at: Time | None
+    ended_at: Time | None
+
+
+class ResultsCounts(TypedDict):
+    """A run in figures."""
+
+    total_tasks: Annotated[int, Meta(description="scored + broken + unrun, always")]
+    scored: int
+    broken: int
+    unrun: int
+    answered: Annotated[int, Meta(description="not graded yet; they are among the unrun")]
+    succeeded: int
+    failed: int
+    success_rate: Annotated[Rate | None, Meta(description="of scored tasks; strictly, of broken ones too")]
+    success_rate_ci: Annotated[Interval | None, Meta(description="95%, Wilson's")]
+    mean_score: float | None
+
+
+class ResultsBeyond(TypedDict):
+    """What the contract does not ask for, and people do."""
+
+    running: int
+    places: list[str]
+    workers: int
+    duration_seconds: float | None
+    attempts: int
+    retries: int
+    broken_causes: Annotated[dict[str, int], Meta(description="of broken tasks: cause -> how many")]
+    strict: Annotated[bool, Meta(description="broken tasks count as not solved")]
+    task_seconds: Annotated[dict[str, float | None], Meta(description="p50, p90 and max of scored tasks")]
+    stop: Stop | None
+    grading_problem: Annotated[str | None, Meta(description="why answers could not be graded")]
+    controllers: Annotated[int, Meta(description="how many have worked on it, one after another")]
+    refusals: list[Refusal]
+
+
+class Results(ResultsHead, ResultsCounts, ResultsBeyond):
+    """results.json, `show RUN --json`, and the last line of `run --json`."""
+
+    by_domain: dict[str, Shares]
+    causes: Annotated[dict[str, int], Meta(description="of broken attempts: cause -> how many")]
+    cost: Cost
+    tasks: list[TaskResult]
+    machines: list[MachineResult]
+
+
+class VerifiedStream(TypedDict):
+    """A run or pool in `verify --json`."""
+
+    name: str
+    events: Annotated[int | None, Meta(description="how many are as they were written")]
+    not_covered: Annotated[int | None, Meta(description="how many are older than the checksums")]
+    problem: Annotated[str | None, Meta(description="what was changed, removed or swapped")]
+
+
+class RunPlannedLine(TypedDict):
+    """The event RunPlanned in a line of JSON: the plan in a few words."""
+
+    run: str
+    benchmark: str
+    model: str
+    total: int
+    places: list[str]
+    workers: int
+
+
+class TasksPlannedLine(TypedDict):
+    """The event TasksPlanned in a line of JSON: tasks are counted, not listed, because they may be many."""
+
+    count: int
+
+
+# -- files that other scripts read -----------------------------------------------------------------
+
+
+class Aggregated(TypedDict):
+    """aggregated_results.json"""
+
+    total_tasks: int
+    succeeded: int
+    failed: int
+    success_rate: Rate | None
+    tasks: list[TaskResult]
+    by_domain: dict[str, Shares]
+
+
+class WorkerSummary(TypedDict):
+    """What came of one machine's tasks."""
+
+    total: int
+    succeeded: int
+    failed: int
+    success_rate: Rate | None
+
+
+class WorkerResults(TypedDict):
+    """<machine>_results.json"""
+
+    worker_name: str
+    run_id: str
+    completed_at: Time | None
+    tasks: list[TaskResult]
+    summary: WorkerSummary
+
+
+class LiveWorker(TypedDict):
+    """A machine in parallel_live.json."""
+
+    name: str
+    status: WorkerStatus
+    assigned: int
+    completed: int
+    current_task: str | None
+
+
+class Infrastructure(TypedDict):
+    """Machines in parallel_live.json, counted."""
+
+    active_nodes: int
+    pending_jobs: int
+    compute_health: dict[str, dict[str, float]]
+
+
+class Performance(TypedDict):
+    """How tasks do in parallel_live.json."""
+
+    avg_task_duration: float | None
+    task_success_rate: float | None
+    retry_rate: float | None
+
+
+class LiveCost(TypedDict):
+    """Money in parallel_live.json."""
+
+    current_hourly_rate: float | None
+    current_usd: float | None
+    estimated_total: float | None
+
+
+class Live(TypedDict):
+    """parallel_live.json"""
+
+    status: RunStatus
+    pool_id: str
+    run: str
+    started_at: Time | None
+    total_tasks: int
+    completed_tasks: int
+    failed_tasks: int
+    workers: list[LiveWorker]
+    infrastructure: Infrastructure
+    performance: Performance
+    cost: LiveCost
+
+
+# -- pools, machines, images, prices, plans ----------------------------------------------------------
+
+
+class PoolCost(TypedDict):
+    """What a pool costs."""
+
+    machines_usd: float
+    usd_per_hour: float
+    prices_as_of: str | None
+
+
+class PoolMachineRow(TypedDict):
+    """A machine of a pool."""
+
+    name: str
+    id: str
+    address: str
+    status: str
+    run: Annotated[str | None, Meta(description="the run that has it")]
+    prepared: Annotated[str | None, Meta(description="the benchmark that it is set up for")]
+    usd_per_hour: float
+    cost_usd: float
+    delete_refused: Annotated[str | None, Meta(description="why its place does not delete it")]
+    probe: NotRequired[Annotated[str | None, Meta(description="`ok` or a problem; only with --probe")]]
+
+
+class PoolDocument(TypedDict):
+    """A pool, as `pool status --json` and others show it."""
+
+    pool: str
+    place: str
+    workers: Annotated[int, Meta(description="how many machines it shall have")]
+    created_at: Time | None
+    expires_at: Time | None
+    warning: str | None
+    cost: PoolCost
+    machines: list[PoolMachineRow]
+    refusals: list[Refusal]
+
+
+class BelongingRow(TypedDict):
+    """A machine, or what is left of one, as its place tells: `machines --json`, `reap --json`."""
+
+    place: str
+    machine: str
+    home: str
+    owner: str
+    is_own: bool
+    where: str
+    expires_at: Time | None
+    parts: list[str]
+    why: Annotated[str, Meta(description="why it is to be deleted; empty if it is not")]
+    trouble: Annotated[str | None, Meta(description="why it cannot be deleted, and what to do")]
+
+
+class ImageFacts(TypedDict):
+    """An image that a machine was captured as."""
+
+    image: str
+    state: str
+    setting: Annotated[str, Meta(description="the line of evalfleet.toml that makes machines from it")]
+    regions: list[str]
+    gb: float
+    usd_per_month: float
+    prices_as_of: str | None
+    home: str
+    owner: str
+    parts: list[str]
+
+
+class ImageRow(ImageFacts):
+    """An image at a place: `images --json`."""
+
+    place: str
+    is_own: bool
+
+
+class ImageBelongingRow(ImageRow):
+    """An image among the machines of `machines --json`."""
+
+    machine: None
+    where: str
+    expires_at: None
+    why: str
+
+
+class PoolWithImage(PoolDocument):
+    """`pool prepare --capture --json`."""
+
+    image: ImageFacts
+
+
+class PriceRow(TypedDict):
+    """An hour of something in a region."""
+
+    what: str
+    region: str
+    usd_per_hour: float
+    spot_usd_per_hour: NotRequired[float | None]
+    estimated: NotRequired[bool]
+
+
+class PricesDocument(TypedDict):
+    """The list prices of one kind of place: `prices --json`."""
+
+    place: str
+    as_of: str
+    source: str
+    prices: list[PriceRow]
+
+
+class EstimateDocument(TypedDict):
+    """What a plan would take and cost."""
+
+    at_once: int
+    task_seconds: float
+    machine_seconds: float
+    machine_basis: str | None
+    duration_seconds: float
+    machine_hours: float
+    usd: float | None
+    prices_as_of: str | None
+    basis: str
+    models_usd_range: NotRequired[list[float]]
+
+
+class PlanDocument(TypedDict):
+    """`run --dry-run --json`."""
+
+    plan: Annotated[dict[str, Any], Meta(description="as the journal would have it")]
+    tasks: list[str]
+    offers: list[dict[str, Any]]
+    creates: Annotated[dict[str, list[dict[str, Any]]], Meta(description="place -> what it would make")]
+    estimate: EstimateDocument
+    home: str
+    warnings: list[str]
+
+
+class NoticeHead(TypedDict):
+    """What every notification begins with."""
+
+    event: Annotated[str, Meta(description="run_ended, run_left or reaped")]
+    at: Time | None
+    host: str
+    version: str
+
+
+class LeftMachine(TypedDict):
+    """A machine that a run has left behind."""
+
+    machine: str
+    name: str
+    place: str
+
+
+class RunNotice(NoticeHead):
+    """What [notify] is told when a run has ended, or its controller gave up."""
+
+    run: str
+    benchmark: str
+    model: str | None
+    started_at: Time | None
+    ended_at: Time | None
+    total_tasks: int
+    scored: int
+    broken: int
+    unrun: int
+    status: str
+    success_rate: Rate | None
+    reason: str | None
+    cost: Cost
+    left: list[LeftMachine]
+    text: Annotated[str, Meta(description="all of it in one line, as chat rooms show it")]
+
+
+class ReapNotice(NoticeHead):
+    """What [notify] is told when `reap` found something."""
+
+    left: list[BelongingRow]
+    problems: list[str]
+    text: str
+
+
+class Detached(TypedDict):
+    """`run --detach --json`: where the run goes on."""
+
+    run: str
+    pid: int
+    home: str

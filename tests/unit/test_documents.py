@@ -1,0 +1,156 @@
+"""The JSON documents that programs read keep their schemas, and their schemas keep their keys."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from evalfleet.api.documents import (
+    DOCUMENTS,
+    belonging_row,
+    image_belonging_row,
+    image_row,
+    pool_document,
+    prices_document,
+    schema,
+)
+from evalfleet.api.places import FoundBelonging, FoundImage, Listed
+from evalfleet.api.pool_machine import ActionResult
+from evalfleet.cli import main
+from evalfleet.errors import RequestError
+from evalfleet.events import Record
+from evalfleet.model import MachineId
+from evalfleet.planning import plugins
+from evalfleet.pools import PoolView
+from evalfleet.ports import Belonging, Image, Price, PriceTable
+from evalfleet.sim.scenario import draw
+from evalfleet.sim.simulate import simulate
+from evalfleet.views.lines import json_lines
+from evalfleet.views.live import live
+from evalfleet.views.results import aggregated, by_machine, results, task_detail
+from tests.unit.views_feed import a_mixed_run
+
+GOLDEN = Path(__file__).with_name("documents.json")
+"""The keys of every document. They may be added to; a key that is gone breaks somebody's program."""
+
+
+def strict(value: Any) -> Any:
+    """The schema, for which a key that it does not name is an error."""
+    if isinstance(value, dict):
+        closed = {"additionalProperties": False} if "properties" in value else {}
+        return {**{key: strict(part) for key, part in value.items()}, **closed}
+    return [strict(part) for part in value] if isinstance(value, list) else value
+
+
+@functools.cache
+def validator(name: str, kind: str = "") -> jsonschema.Draft202012Validator:
+    whole = strict(schema(name))
+    return jsonschema.Draft202012Validator(
+        {"$ref": f"#/$defs/{kind}", "$defs": whole["$defs"]} if kind else whole
+    )
+
+
+def check(name: str, *documents: object) -> None:
+    for document in documents:
+        found = validator(name).iter_errors(json.loads(json.dumps(document)))
+        problems = [f"{error.json_path}: {error.message[:200]}" for error in found]
+        assert not problems, (name, problems[:3])
+
+
+def check_lines(records: Iterable[Record]) -> None:
+    """Each by the schema of its kind, which is quicker than by that of all, and says more when it fails."""
+    for line in map(json.loads, json_lines(records)):
+        kind: str = line["kind"]
+        part = f"{kind}Line" if kind in ("RunPlanned", "TasksPlanned") else kind
+        assert not [error.message[:200] for error in validator("events", part).iter_errors(line)], line
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 8])
+def test_what_is_told_of_any_run_keeps_its_schema(seed: int) -> None:
+    sim = simulate(draw(seed))
+    state = sim.state
+    document = results(state, Path(f"/h/{state.plan.run}"))
+    check("results", document)
+    check("task", *(task_detail(state, task) for task in list(state.tasks)[:20]))
+    check("live", live(state, state.last_at, {m: {"cpu_percent": 1.0} for m in state.ready}))
+    check("aggregated", aggregated(document))
+    check("worker", *by_machine(document).values())
+    check_lines(itertools.islice(sim.store.read(), 2000))
+
+
+def test_what_is_told_of_a_run_made_by_hand_keeps_its_schema() -> None:
+    feed = a_mixed_run()
+    check("results", results(feed.state, Path("/h/run1")))
+    check_lines(feed.records)
+    check("events", *map(json.loads, json_lines(feed.records[:3])))
+
+
+def test_a_pool_keeps_its_schema() -> None:
+    state = a_mixed_run().state
+    view = PoolView("p", state, {})
+    now, answers = state.last_at, [ActionResult(machine) for machine in state.machines.values()]
+    check("pool", pool_document(view, now), pool_document(view, now, answers))
+    check("pools", [], [pool_document(view, now)])
+
+
+def test_what_exists_at_places_keeps_its_schema() -> None:
+    belonging = Belonging(MachineId("r-h-1"), "h", "me", "east", 1_767_364_252_000_000, ("vm", "disk"))
+    image = FoundImage("cloud", Image("i", "h", "me", "image = 'i'", "ready", ("east",), 3.5, 0.2), True)
+    check(
+        "machines",
+        [belonging_row(FoundBelonging("cloud", belonging, True, "expired")), image_belonging_row(image)],
+    )
+    check("images", [image_row(image)])
+    prices = (Price("D4", "east", 0.2, 0.05), Price("D8", "west", 0.4, estimated=True))
+    check("prices", [prices_document(Listed("cloud", PriceTable("2026-01-01", "x", prices), frozenset()))])
+
+
+def test_what_the_command_line_prints_keeps_its_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVALFLEET_HOME", str(tmp_path / "home"))
+    (tmp_path / "b.toml").write_text(
+        'name = "b"\ncommand = ["true"]\n[[tasks]]\nid = "t"\n[[tasks]]\nid = "u"\n'
+    )
+
+    def printed(*words: str) -> Any:
+        assert main([*words, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    check("plan", printed("run", "b.toml", "--dry-run"))
+    check("results", printed("run", "b.toml", "--name", "r", "--allow-broken", "2"), printed("show", "r"))
+    check("task", printed("show", "r", "t"))
+    check("runs", printed("ls"))
+    check("doctor", printed("doctor", "local"))
+    check("places", printed("places"), printed("benchmarks"))
+    check("live", json.loads((tmp_path / "home" / "parallel_live.json").read_bytes()))
+    assert plugins.places()
+
+
+def test_no_key_of_a_document_is_ever_gone() -> None:
+    golden: dict[str, dict[str, list[str]]] = json.loads(GOLDEN.read_text())
+    now = {name: keys_of(schema(name)) for name in DOCUMENTS}
+    assert sorted(now) == sorted(golden)
+    for name, parts in golden.items():
+        for part, keys in parts.items():
+            gone = set(keys) - set(now[name].get(part, ()))
+            assert not gone, f"{name}: {part} no longer has {sorted(gone)}"
+
+
+def keys_of(whole: dict[str, Any]) -> dict[str, list[str]]:
+    """Part of the document -> its keys, in order."""
+    parts: dict[str, Any] = whole.get("$defs", {})
+    return {part: sorted(found["properties"]) for part, found in parts.items() if "properties" in found}
+
+
+def test_an_unknown_document_is_refused_with_the_nearest() -> None:
+    with pytest.raises(RequestError, match="did you mean 'results'"):
+        schema("result")
