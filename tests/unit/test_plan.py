@@ -406,7 +406,13 @@ def test_spot_where_there_is_none_is_refused_unless_it_is_only_a_default(cwd: Pa
     assert "spot" not in specs_of(resolved(cwd).plan)["shed"].settings
 
 
-@pytest.mark.parametrize("price", ["-3", "-0.01", "1e9"])
-def test_a_price_below_zero_or_beyond_sense_is_refused(cwd: Path, price: str) -> None:
-    with pytest.raises(RequestError, match="usd_per_hour"):
-        resolved(cwd, settings={"usd_per_hour": price})
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("usd_per_hour", "-3"), ("usd_per_hour", "1e9")),
+        *(("billing_step_s", "0"), ("max_machines", "0"), ("max_machines", "-1")),
+    ],
+)
+def test_numbers_below_zero_or_beyond_sense_are_refused(cwd: Path, setting: str, value: str) -> None:
+    with pytest.raises(RequestError, match=setting):
+        resolved(cwd, on="local", settings={setting: value})
