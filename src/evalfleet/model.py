@@ -171,12 +171,29 @@ class Command(Struct, frozen=True, omit_defaults=True):
     secrets: tuple[str, ...] = ()
 
 
+WANTS_FILE = 75
+"""A set-up step ends with this exit code to be sent its file; then it is run again."""
+
+
+class LargeFile(Struct, frozen=True):
+    """A file of gigabytes that a machine may need, sent in parts: those that are there are not sent again."""
+
+    name: str
+    """What it is called on the machine; it changes with the contents. Part N is `../NAME-N.part/part`."""
+    path: str
+    """Where it is here."""
+    bytes: int
+    part_bytes: int
+
+
 class SetupStep(Struct, frozen=True, omit_defaults=True):
     """One command that must succeed before a machine takes work."""
 
     name: str
     command: Command
     timeout_s: float = 3600.0
+    file: LargeFile | None = None
+    """What it is sent if it asks for it (`WANTS_FILE`)."""
 
 
 class Bundle(Struct, frozen=True, omit_defaults=True):

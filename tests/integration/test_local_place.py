@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evalfleet.channels.artefacts import Caps, bring_home
@@ -21,12 +22,14 @@ from evalfleet.channels.secrecy import Secrets
 from evalfleet.channels.supervisor.processes import birth, marked, parse_stat
 from evalfleet.errors import ChannelError, PlaceError, RequestError, SetupFailed, StaleController
 from evalfleet.model import (
+    WANTS_FILE,
     AttemptId,
     Bundle,
     Collected,
     Command,
     Ended,
     Job,
+    LargeFile,
     Machine,
     MachineId,
     Needs,
@@ -492,6 +495,38 @@ def test_a_step_that_fails_is_told_and_may_be_run_anew(tmp_path: Path) -> None:
         with pytest.raises(SetupFailed, match="inside"):
             await channel.prepare(Bundle("g", {"../x": str(ok)}))
         await channel.prepare(Bundle())
+
+    play(tmp_path, test)
+
+
+def test_a_step_that_asks_for_its_file_is_sent_it_in_parts_that_are_not_sent_again(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(b"aaaabbbbcc")
+    look = f"test -e ../x-2.part/part || exit {WANTS_FILE}; cat ../x-?.part/part; echo; test -e {tmp_path}/ok"
+    told: list[tuple[str, str]] = []
+
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        steps = (
+            SetupStep("plain", sh("true")),
+            SetupStep("iso", sh(look), 60.0, LargeFile("x", str(path), 10, 4)),
+        )
+        bundle = Bundle("d", {}, steps)
+        with pytest.raises(SetupFailed, match="exit code 1: aaaabbbbcc"):
+            await channel.prepare(bundle, tell=lambda step, said: told.append((step, said)))
+        assert [said for step, said in told if "sent" in said] == ["sent 0 of 0 MB"] * 3
+        parts = world.directory / "bundles"
+        (parts / "x-0.part/part").write_text("AAAA")
+        shutil.rmtree(parts / "x-2.part")
+        with pytest.raises(SetupFailed, match="exit code 1: AAAAbbbbcc"):
+            await channel.prepare(bundle)
+        (tmp_path / "ok").touch()
+        path.unlink()
+        await channel.prepare(bundle)
+        assert await channel.probe(sh("test ! -e part")), "a part is not the bundle that was prepared last"
+        shutil.rmtree(parts / "x-2.part")
+        with pytest.raises(SetupFailed, match="large: No such file"):
+            await channel.prepare(msgspec.structs.replace(bundle, digest="e"))
 
     play(tmp_path, test)
 

@@ -7,14 +7,27 @@ import contextlib
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from evalfleet.errors import ChannelError, MachineForged, RequestError, SetupFailed, StaleController
-from evalfleet.model import AttemptId, Bundle, Collected, Command, Ended, Job, Piece
+from evalfleet.model import (
+    WANTS_FILE,
+    AttemptId,
+    Bundle,
+    Collected,
+    Command,
+    Ended,
+    Job,
+    LargeFile,
+    Piece,
+    SetupStep,
+)
 from evalfleet.ports import Fence, TellStep
 
 from .follow import Follows
@@ -40,6 +53,9 @@ SETUP = "setup-"
 """What ids of jobs that set a machine up begin with."""
 
 _INTERRUPTED = frozenset({"lost", "stopped", "lease"})
+
+
+SayWord = Callable[[str], None]
 
 
 class Mover(Protocol):
@@ -109,7 +125,7 @@ class Resident:
                 AttemptId(f"{SETUP}{bundle.digest}-{number}"), step.command, step.timeout_s, bundle.digest
             )
             with self._hearing(job.id, step.name, tell):
-                seconds = await self._set_up(job, step.name, left)
+                seconds = await self._set_up(job, step, left, partial(_tell_word, tell, step.name))
             if seconds is not None:
                 timings[step.name] = seconds
         return timings
@@ -131,24 +147,43 @@ class Resident:
         """Does the machine know that it has ended?"""
         return job in self._ended or (job in self._seen and job not in self._running)
 
-    async def _set_up(self, job: Job, step: str, left: Path | None) -> float | None:
+    async def _set_up(self, job: Job, step: SetupStep, left: Path | None, say: SayWord) -> float | None:
         """Run a step, unless the machine knows that it succeeded. One that was cut short is run anew.
 
         Returns its seconds; None if it had succeeded before.
         """
-        for last in (False, True):
+        repeated = sent = False
+        while True:
             known = self._is_behind(job.id)
             await self._start(job, in_bundle=True)
             ended = await self.ended(job.id)
             if ended.reason == "exited" and ended.exit_code == 0:
                 return None if known else ended.seconds
-            failed = last or ended.reason not in _INTERRUPTED
+            file = step.file if ended.exit_code == WANTS_FILE and not sent else None
+            failed = file is None and (repeated or ended.reason not in _INTERRUPTED)
             if failed and left is not None:
-                await self._keep_what_is_left(job.id, left / step)
+                await self._keep_what_is_left(job.id, left / step.name)
             await self._forget_for_another(job.id)
             if failed:
-                raise SetupFailed(step, _account(ended, job.timeout_s))
-        raise AssertionError("the last try returns or raises")
+                raise SetupFailed(step.name, _account(ended, job.timeout_s))
+            if file is not None:
+                sent = True
+                await self._send_file(file, say)
+            else:
+                repeated = True
+
+    async def _send_file(self, file: LargeFile, say: SayWord) -> None:
+        """In parts. What an earlier try brought there is not sent again."""
+        with tempfile.TemporaryDirectory() as folder:
+            for number, start in enumerate(range(0, file.bytes, file.part_bytes)):
+                say(f"sent {start >> 20} of {file.bytes >> 20} MB")
+                part = Path(folder) / str(number)
+                try:
+                    await asyncio.to_thread(_cut, file, start, part)
+                except OSError as err:
+                    raise SetupFailed("files", f"{file.path}: {err.strerror or err}") from err
+                await self._mover.put(Bundle(f"{file.name}-{number}.part", {"part": str(part)}))
+                part.unlink()
 
     async def forget_set_up(self) -> None:
         await self._ask("ping", {})  # tells what the machine knows, if nothing was asked of it yet
@@ -546,3 +581,20 @@ def _account(ended: Ended, timeout_s: float) -> str:
     else:
         why = ended.reason.replace("_", " ")
     return f"{why}: {ended.detail.strip()}" if ended.detail.strip() else why
+
+
+def _cut(file: LargeFile, start: int, part: Path) -> None:
+    """Raises OSError."""
+    with open(file.path, "rb") as source, part.open("wb") as target:
+        source.seek(start)
+        left = min(file.part_bytes, file.bytes - start)
+        while left and (block := source.read(min(left, 1 << 20))):
+            target.write(block)
+            left -= len(block)
+    if left:
+        raise OSError("it is shorter than it was when the run was planned")
+
+
+def _tell_word(tell: TellStep | None, step: str, word: str) -> None:
+    if tell is not None:
+        tell(step, word)

@@ -142,7 +142,9 @@ class Jobs:
         """Where the job's bundle is; empty for none. `*` is the one that was prepared last, if any."""
         if job.bundle == "*":
             with os.scandir("bundles") as entries:
-                found = [(e.stat().st_mtime, e.path) for e in entries if not e.name.endswith(".tmp")]
+                found = [
+                    (e.stat().st_mtime, e.path) for e in entries if not e.name.endswith((".tmp", ".part"))
+                ]
             return max(found)[1] if found else ""
         if not job.bundle:
             return ""
