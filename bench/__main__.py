@@ -34,6 +34,7 @@ BENCHES: dict[str, str] = {
     "meter": "model calls through the meter beside direct ones: time, CPU, memory, and every token counted",
     "waa-faults": "WAA's own client and what goes wrong around it: whose zeros are scored (WAA_CHECKOUT)",
     "fuzz": "everything that a host can send, mutated for ten minutes, through to the disk and the terminal",
+    "waa-fresh": "Windows back to golden by a thin layer over its disk, beside copying it",
     "azure-fleet": "20 and 100 Azure machines on the stand-in: time until all are ready",
     "azure-first-run": "an empty region, and deletes that Azure refuses: how soon each is known",
     "azure-leak": "the controller killed at 200 moments: what is left and billed after `reap`",

@@ -11,7 +11,17 @@ from typing import Any
 
 from evalfleet.benchmarks.waa import task_files
 
-ASKED = ("run", "waa", "--model", "m", "--dry-run", "--set", "base_url=http://127.0.0.1:9/v1")
+ASKED = (
+    "run",
+    "waa",
+    "--model",
+    "m",
+    "--dry-run",
+    "--set",
+    "base_url=http://127.0.0.1:9/v1",
+    "--set",
+    "golden=/g",
+)
 TASKS = '{"notepad": ["n1", "n2"], "vlc": ["v1"]}'
 IMAGE = "windowsarena/winarena:latest"
 DIGEST = "sha256:" + "a" * 64

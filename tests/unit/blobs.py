@@ -14,6 +14,7 @@ class Blobs(http.server.BaseHTTPRequestHandler):
 
     files: dict[str, bytes]
     asked: list[str]
+    token: str = "sig=ok"
     breaks: int = 0
     whole_after: int | None = None
     """After so many parts it sends whole files, whatever it is asked for."""
@@ -21,8 +22,8 @@ class Blobs(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, token = self.path.partition("?")
         data = self.files.get(path)
-        if token != "sig=ok" or data is None:
-            self.send_error(403 if token != "sig=ok" else 404)
+        if token != self.token or data is None:
+            self.send_error(403 if token != self.token else 404)
             return
         first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
         last = min(last, len(data) - 1)

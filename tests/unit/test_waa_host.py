@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -21,13 +22,14 @@ from typing import Any
 import pytest
 
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
-from evalfleet.benchmarks.waa.host import attempt, download, golden, guest, image, machine, vm
+from evalfleet.benchmarks.waa.host import attempt, download, golden, guest, image, iso, machine, qcow2, vm
 from evalfleet.benchmarks.waa.host.attempt import Ending, verdict
 from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.host.docker import Docker
 from evalfleet.benchmarks.waa.host.shell import Failed
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from evalfleet.benchmarks.waa.task_folder import Reading
+from standins.waa import standin
 from tests.pythons import python_3_8
 from tests.unit.blobs import Blobs, store
 
@@ -220,7 +222,7 @@ def test_golden_storage_comes_from_a_store_whole_and_sparse(
     url, _ = blobs
     program(programs, "docker", "true")
     monkeypatch.setenv("SAS", "sig=ok")
-    config = config_of(tmp_path, golden=url, golden_token="SAS")
+    config = config_of(tmp_path, golden=url, golden_token="SAS", storage="copy")
     machine.step_disk(config)
     golden.step_golden(config, Docker())
     for folder in (config.golden_folder, config.storage):
@@ -241,7 +243,7 @@ def test_another_golden_storage_replaces_the_one_that_is_there(tmp_path: Path, p
         (tmp_path / name).mkdir()
         for file in (*golden.NEEDED, "data.img"):
             (tmp_path / name / file).write_text(name)
-        config = config_of(tmp_path, golden=str(tmp_path / name))
+        config = config_of(tmp_path, golden=str(tmp_path / name), storage="copy")
         machine.step_disk(config)
         assert not golden.is_there(config)
         golden.step_golden(config, Docker())
@@ -294,6 +296,128 @@ def test_a_golden_folder_that_lacks_something_is_named(tmp_path: Path) -> None:
     machine.step_disk(config)
     with pytest.raises(Failed, match=r"has no windows\.boot, data\.img"):
         golden.step_golden(config, Docker())
+
+
+def prepared(folder: Path, disk: str = "data.img") -> Path:
+    """Golden storage with a disk of 1 GB."""
+    folder.mkdir()
+    for name in golden.NEEDED:
+        (folder / name).write_text(name)
+    with (folder / disk).open("wb") as file:
+        file.write(b"Windows")
+        file.truncate(1 << 30)
+    return folder
+
+
+def test_storage_is_a_thin_layer_over_golden_that_nothing_writes_to(tmp_path: Path, programs: Path) -> None:
+    program(programs, "docker", "true")
+    config = config_of(tmp_path, golden=str(prepared(tmp_path / "prepared")))
+    machine.step_disk(config)
+    golden.step_golden(config, Docker())
+    assert golden.is_there(config)
+    layer = Path(config.storage, "data.qcow2")
+    assert set(os.listdir(config.storage)) == {"data.qcow2", *golden.NEEDED}
+    assert layer.stat().st_blocks * 512 < 1 << 17, "it holds nothing yet"
+    found = qcow2.Disk(str(layer))
+    assert (found.size, found.backing) == (1 << 30, "/golden/data.img")
+    words = config.run_words()
+    assert f"{tmp_path}/prepared:/golden:ro" in words, "the container finds it there"
+    layer.write_bytes(b"what an attempt left")
+    golden.restore(config)
+    assert qcow2.Disk(str(layer)).backing == "/golden/data.img"
+    os.utime(tmp_path / "prepared/data.img", (1, 1))
+    assert not golden.is_there(config), "a layer over another disk is good for nothing"
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed (qemu-utils)")
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+def test_qemu_takes_our_layer_for_its_own(tmp_path: Path, kind: str) -> None:
+    below = tmp_path / "below"
+    subprocess.run(["qemu-img", "create", "-q", "-f", kind, below, "30G"], check=True, timeout=60)
+    subprocess.run(["qemu-io", "-f", kind, "-c", "write -P 5 3G 1M", below], check=True, timeout=60)
+    layer = tmp_path / "layer.qcow2"
+    qcow2.write_layer(str(layer), qcow2.Disk(str(below)), str(below))
+    subprocess.run(["qemu-img", "check", "-q", layer], check=True, timeout=60)
+    script = ["-c", "read -P 5 3G 1M", "-c", "write -P 7 29G 1M", "-c", "read -P 7 29G 1M"]
+    done = subprocess.run(["qemu-io", *script, layer], capture_output=True, text=True, check=True, timeout=60)
+    assert "Pattern verification failed" not in done.stdout
+    told = json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", layer], timeout=60))
+    assert (told["virtual-size"], told["backing-filename-format"]) == (30 << 30, kind)
+    subprocess.run(["qemu-img", "check", "-q", layer], check=True, timeout=60)
+
+
+def test_golden_storage_may_be_one_disk(tmp_path: Path, programs: Path) -> None:
+    program(programs, "docker", "true")
+    disk = tmp_path / "golden.qcow2"
+    whole = qcow2.Disk(str(prepared(tmp_path / "prepared") / "data.img"))
+    qcow2.write_layer(str(disk), whole, "/elsewhere/base.img")
+    config = config_of(tmp_path, golden=str(disk))
+    machine.step_disk(config)
+    with pytest.raises(Failed, match=r"a disk that is a layer over /elsewhere/base.img"):
+        golden.step_golden(config, Docker())
+    with disk.open("r+b") as file:
+        file.seek(8)
+        file.write(bytes(8))
+    golden.step_golden(config, Docker())
+    assert golden.is_there(config)
+    assert set(os.listdir(config.storage)) == {"data.qcow2", "windows.boot"}
+    assert os.path.samefile(disk, f"{config.golden_folder}/data.qcow2"), "it takes no room twice"
+
+
+def test_the_age_of_a_licence_is_told(tmp_path: Path) -> None:
+    folder = prepared(tmp_path / "prepared")
+    config = config_of(tmp_path, golden=str(folder))
+    for days, words in (
+        (0, ""),
+        (40, "40 days old, 50 are left"),
+        (80, "WARNING: its licence is 80 days old"),
+    ):
+        at = time.time() - days * 86400 - 60
+        os.utime(folder / "windows.boot", (at, at))
+        assert words in golden.licence_words(config)
+    os.utime(folder / "windows.boot", (1e9, 1e9))
+    assert "its licence lasted 90: make it anew" in golden.licence_words(config)
+
+
+# -- the ISO ---------------------------------------------------------------------------------------
+
+
+def test_without_anything_to_install_from_the_first_steps_say_what_to_do(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with pytest.raises(Failed, match=r"Evaluation ISO from https://.*90 days.*iso=PATH.*golden=.*waa-auto"):
+        iso.step_iso(config, has_golden=False)
+    iso.step_iso(config, has_golden=True)
+    iso.step_iso(config_of(tmp_path, preset="waa-auto"), has_golden=False)
+    iso.step_iso(config_of(tmp_path, golden="/there"), has_golden=False)
+
+
+def test_an_iso_of_the_machine_is_checked(tmp_path: Path) -> None:
+    path = standin.write_iso(tmp_path / "windows.iso")
+    assert iso.bring(config_of(tmp_path, iso=f"host:{path}")) == str(path)
+    standin.write_iso(path, 99)
+    with pytest.raises(Failed, match="has only 99 MB: no Windows fits on it"):
+        iso.bring(config_of(tmp_path, iso=f"host:{path}"))
+    path.write_bytes(bytes(1 << 20))
+    with pytest.raises(Failed, match="is no ISO"):
+        iso.bring(config_of(tmp_path, iso=f"host:{path}"))
+    with pytest.raises(Failed, match=r"cannot be read \(No such file"):
+        iso.bring(config_of(tmp_path, iso="host:/nowhere.iso"))
+
+
+def test_an_iso_from_a_url_has_the_checksum_that_was_given(
+    tmp_path: Path, blobs: tuple[str, type[Blobs]]
+) -> None:
+    url, store = blobs
+    data = standin.write_iso(tmp_path / "windows.iso").read_bytes()
+    store.files["/g/windows.iso"] = data
+    store.token = ""
+    good = f"{url}/windows.iso#sha256={hashlib.sha256(data).hexdigest()}"
+    path = iso.bring(config_of(tmp_path, iso=good))
+    assert Path(path).read_bytes() == data
+    bad = config_of(tmp_path, iso=f"{url}/windows.iso#sha256={'0' * 64}")
+    with pytest.raises(Failed, match="is not the ISO that was meant"):
+        iso.bring(bad)
+    assert not os.path.exists(bad.iso_file)
 
 
 # -- the guest -------------------------------------------------------------------------------------
@@ -402,6 +526,25 @@ def test_what_an_attempt_means(reading: Reading, ending: Ending, expected: dict[
 CALLED = 'x INFO _client/1025] HTTP Request: POST https://api.openai.com/v1/chat/completions "HTTP/1.1 {}"\n'
 AGAIN = "x [2026-11-15 INFO _base_client/1058] Retrying request to /chat/completions in 0.9 seconds\n"
 REFUSED = CALLED.format("429 Too Many Requests")
+
+
+def test_a_client_that_dies_at_its_start_says_why_and_windows_is_not_to_blame() -> None:
+    made = ending_of(1, 3.0)
+    said = b'Loading...\nTraceback (most recent call last):\n  File "run.py", line 1\n'
+    made.last_words = attempt.last_words(
+        said + b"ValueError: Unknown agent name: x, key sk-1\n\nbye\n", ["sk-1", ""]
+    )
+    assert made.last_words == "ValueError: Unknown agent name: x, key ***"
+    told = verdict(reading_of(), made, 60.0)
+    assert told["broken"] == "readiness", "the task had begun"
+    made.began_task = False
+    told = verdict(reading_of(), made, 60.0)
+    words = "the client died at its start (exit code 1): ValueError: Unknown agent name: x, key ***"
+    assert (told["broken"], told["error"]) == ("internal", f"{words}; check --set agent")
+    made.last_words = attempt.last_words(
+        b"OSError: We couldn't connect to 'https://huggingface.co' to load", []
+    )
+    assert "give the machine a route, or som_origin=a11y" in str(verdict(reading_of(), made, 60.0)["error"])
 
 
 @pytest.mark.parametrize(

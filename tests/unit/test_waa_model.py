@@ -138,7 +138,7 @@ def test_a_run_with_a_wrong_key_is_refused_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVALFLEET_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
-    settings = {"waa": ".", "base_url": f"{origin}/v1"}
+    settings = {"waa": ".", "golden": "/g", "base_url": f"{origin}/v1"}
     request = RunRequest(benchmark="waa", model="gpt-4o", settings=settings, repeat=2)
     resolved = runs.resolve_request(Workspace.here(), request, dry=True)
     with pytest.raises(RequestError, match="refuses OPENAI_API_KEY") as refusal:

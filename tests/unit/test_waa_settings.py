@@ -11,12 +11,14 @@ import pytest
 
 from evalfleet.benchmarks.loaded import Loaded
 from evalfleet.benchmarks.waa.benchmark import FOLDER, STEPS, WaaBenchmark
+from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.settings import CLIENT_FLAGS, WaaSettings, client_flags
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Broken, Cause, Ended, Needs, Scored, Task, TaskId
-from evalfleet.planning.plan import benchmark_of, resolve
+from evalfleet.planning.plan import LentPool, Resolved, benchmark_of, resolve
 from evalfleet.planning.request import RunRequest
 from evalfleet.state.queue import lane_of
+from standins.waa.standin import write_iso
 
 FLAGS_OF_RUN_PY = """
     headless action_space observation_type screen_width screen_height sleep_after_execution max_steps
@@ -95,6 +97,8 @@ def test_an_agent_of_ones_own_may_have_arguments_and_navi_has_none() -> None:
         ({"registry_password": "PASSWORD"}, "needs registry_user"),
         ({"ram": "lots"}, "a size such as 8G"),
         ({"agent": "a b"}, "write its name"),
+        ({"agent": "claude"}, "starts with no other than navi; give an image that has your agent"),
+        ({"api": "azure"}, "asks OpenAI's API alone; say api=openai and base_url="),
     ],
 )
 def test_what_cannot_work_is_refused(checkout: Path, settings: dict[str, Any], words: str) -> None:
@@ -249,7 +253,8 @@ def test_a_machine_can_be_set_up_before_the_tasks_are_known(tmp_path: Path) -> N
 
 
 def test_a_plan_has_what_people_expect(checkout: Path) -> None:
-    request = RunRequest(benchmark="waa", model="gpt-4o", domains=["notepad"], schedule="slices")
+    settings = {"preset": "waa-auto"}
+    request = RunRequest("waa", model="gpt-4o", domains=["notepad"], schedule="slices", settings=settings)
     resolved = resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout.parent, now=0)
     plan = resolved.plan
     assert (plan.machine_names, plan.schedule, plan.slots) == ("waa-eval-{n}", "slices", 1)
@@ -271,7 +276,7 @@ def test_an_agent_without_models_of_its_own_needs_less() -> None:
     ("settings", "names"),
     [
         ({}, ("OPENAI_API_KEY",)),
-        ({"api": "azure"}, ("AZURE_API_KEY", "AZURE_ENDPOINT")),
+        ({"api": "azure", "image": "mine"}, ("AZURE_API_KEY", "AZURE_ENDPOINT")),
         ({"api": "none"}, ()),
         ({"api": "none", "secrets": ["ANTHROPIC_API_KEY"]}, ("ANTHROPIC_API_KEY",)),
         (
@@ -348,9 +353,12 @@ def test_preparing_asks_for_the_registrys_password_and_never_for_the_models_key(
     ("key", "value"),
     [
         *(("data", bad) for bad in ("", "windows", "./x", "/", "/a b", "/a:b")),
-        *(("iso", bad) for bad in ("win.iso", "/a:b")),
-        *(("image", bad) for bad in ("", "-v", "a b")),
-        *(("version", ""), ("emulator_ip", "20.20.20.21 --foo"), ("emulator_ip", "-x")),
+        *(
+            ("iso", bad)
+            for bad in ("host:win.iso", "host:/a:b", "https://a/b.iso", "https://a/b.iso#sha256=1")
+        ),
+        *(("image", bad) for bad in ("-v", "a b")),
+        *(("version", "1 1"), ("emulator_ip", "20.20.20.21 --foo"), ("emulator_ip", "-x")),
         *(("action_space", bad) for bad in ("", "..", "../../x", "a/b")),
         *(("base_url", bad) for bad in ("api.example.org", "ftp://x")),
     ],
@@ -390,7 +398,9 @@ def test_an_endless_number_in_a_file_is_refused(checkout: Path) -> None:
 
 
 def test_no_more_secrets_are_none(checkout: Path) -> None:
-    request = RunRequest(benchmark="waa", model="m", settings={"waa": str(checkout), "secrets": ""})
+    request = RunRequest(
+        benchmark="waa", model="m", settings={"waa": str(checkout), "golden": "/g", "secrets": ""}
+    )
     assert set(resolve(request, environ={"OPENAI_API_KEY": "x"}, cwd=checkout, now=0).secrets) == {
         "OPENAI_API_KEY"
     }
@@ -430,3 +440,59 @@ def test_an_attempt_asks_for_its_programs_unless_any_will_do(programs: str, aske
     task = Task(TaskId("v"), "vlc", {"programs": {"VLC": 21}})
     command = benchmark(programs=programs).command(task, AttemptId("v.0"))
     assert json.loads(command.env["EVALFLEET_WAA_ATTEMPT"])["programs"] == asked
+
+
+# -- what Windows comes from -----------------------------------------------------------------------
+
+
+def test_the_original_image_is_refused_with_nothing_to_install_windows_from(checkout: Path) -> None:
+    def asked(**settings: str) -> RunRequest:
+        return RunRequest(benchmark="waa", model="m", settings={"waa": str(checkout), **settings})
+
+    def resolved(request: RunRequest, **more: Any) -> Resolved:
+        return resolve(request, environ={"OPENAI_API_KEY": "k"}, cwd=checkout, now=0, **more)
+
+    with pytest.raises(RequestError, match=r"holds no Windows.*Evaluation ISO from https.*iso=PATH.*golden="):
+        resolved(asked())
+    iso = write_iso(checkout / "windows.iso")
+    for good in ({"iso": str(iso)}, {"iso": "windows.iso"}, {"golden": "machine"}, {"preset": "waa-auto"}):
+        resolved(asked(**good))
+    resolved(asked(), pool=LentPool(resolved(asked(golden="/g")).plan))
+    resolved(asked(), only_setup=True)
+
+
+def test_an_iso_here_is_checked_and_known_by_its_contents(checkout: Path) -> None:
+    path = write_iso(checkout / "windows.iso")
+    loaded = load(checkout, waa=str(checkout), iso="windows.iso")
+    made = WaaBenchmark.from_spec(loaded.spec, model="m", agent={}, settings={})
+    (file,) = [step.file for step in made.bundle.steps if step.file is not None]
+    assert (file.path, file.bytes) == (str(path), 101 << 20)
+    told = json.loads(made.bundle.steps[0].command.env["EVALFLEET_WAA"])["iso"]
+    assert told == f"sent:{file.name}:2:{101 << 20}"
+    with path.open("r+b") as other:
+        other.write(b"another")
+    assert load(checkout, waa=str(checkout), iso="windows.iso").spec["iso"]["name"] != file.name
+    for content, problem in ((b"PK", "is no ISO: it lacks the mark of one"), (None, "cannot be read")):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(RequestError, match=f"windows.iso {problem}.*host:PATH for one that is on the"):
+            load(checkout, waa=str(checkout), iso=str(path))
+
+
+def test_a_preset_says_what_goes_with_its_image() -> None:
+    auto = WaaBenchmark(WaaSettings(preset="waa-auto", ram="16G"))
+    told = json.loads(auto.bundle.steps[0].command.env["EVALFLEET_WAA"])
+    assert (told["image"], told["version"], told["ram"], told["disk"]) == (
+        "waa-auto:latest",
+        "11e",
+        "16G",
+        "64G",
+    )
+    words = HostConfig({**told, "golden": "/g"}).run_words()
+    assert words[-5:] == ["/entry.sh", "--prepare-image", "false", "--start-client", "false"]
+    assert "--entrypoint" not in words
+    own = WaaBenchmark(WaaSettings(image="mine/waa:7"))
+    told = json.loads(own.bundle.steps[0].command.env["EVALFLEET_WAA"])
+    words = HostConfig(told).run_words()
+    at = words.index("mine/waa:7")
+    assert words[at - 2 : at] == ["--entrypoint", "/bin/bash"]
+    assert words[at + 1 :] == ["-c", "./entry.sh --prepare-image false --start-client false"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
-from standins.waa.standin import ENGINE_ROOT, FEW, IMAGE
+from standins.waa.standin import ENGINE_ROOT, FEW, IMAGE, STORAGE_FILES, write_iso
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, HANG, Arena, finish
 
@@ -100,4 +102,41 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     assert "worker-vm is prepared for waa" in said, "somebody may have a checkout"
     assert "worker-vm: it tells no list of tasks: " in said
     finish(arena.start("run", "waa", *asked, "--task", "two", "--dry-run"))
+    pool(arena, "delete", "--yes")
+
+
+def test_windows_is_installed_from_an_iso_that_is_sent_once(arena: Arena) -> None:
+    config = arena.folder / "evalfleet.toml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("golden =")))
+    write_iso(arena.folder / "windows.iso")
+    pool(arena, "create", "--on", "lab")
+    refused = pool(arena, "prepare", "waa", code=1)
+    assert "worker-vm: iso\n" in refused
+    assert "nothing that Windows could be installed from: get the Windows 11 Enterprise Evaluation" in refused
+    host = arena.lab.hosts[0]
+    assert host.run(["docker", "images", "-q"]).stdout == "", "nothing was pulled in vain"
+
+    said = pool(arena, "prepare", "waa", "--set", "iso=windows.iso")
+    assert "iso: sent 64 of 101 MB" in said
+    assert "worker-vm is prepared for waa" in said
+    assert host.run(["ls", f"{DATA}/golden"]).stdout.split() == sorted(["data.img", *STORAGE_FILES])
+    assert host.run(["ls", f"{DATA}/storage"]).stdout.split() == sorted(["data.qcow2", *STORAGE_FILES])
+    again = pool(arena, "prepare", "waa", "--set", "iso=windows.iso", "--set", "boot_s=59")
+    assert "worker-vm is prepared for waa" in again
+    assert "sent" not in again
+    assert pool(arena, "reset", "worker-vm").endswith("Windows is as it was installed, and answers\n")
+    pool(arena, "delete", "--yes")
+
+
+def test_an_installation_that_fails_says_why_and_can_be_looked_at(arena: Arena) -> None:
+    config = arena.folder / "evalfleet.toml"
+    config.write_text(config.read_text().replace(f'golden = "{arena.golden}"', 'iso = "windows.iso"'))
+    write_iso(arena.folder / "windows.iso")
+    plan = json.dumps({"install_fails": "Not enough free space in /storage"})
+    (arena.share / "registry" / quote(IMAGE, safe="") / "rootfs/plan.json").write_text(plan)
+    pool(arena, "create", "--on", "lab")
+    said = pool(arena, "prepare", "waa", code=1)
+    why = "Windows was not installed: its virtual machine has ended: ERROR: Not enough free space in /storage"
+    assert why in said
     pool(arena, "delete", "--yes")

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = [needs_lab, pytest.mark.slow]
 
 QUICK = {"steps": 2, "seconds": 0.05}
-STEPS = ("kvm", "disk", "room", "docker", "image", "golden", "container", "windows")
+STEPS = ("kvm", "disk", "room", "iso", "docker", "image", "golden", "container", "windows")
 
 
 Make = Callable[..., Arena]
@@ -252,7 +252,7 @@ def test_a_restart_lets_windows_shut_down_and_cuts_off_one_that_hangs(make: Make
     script = "from waa.host import vm, docker; print(vm.shut_down(docker.Docker(), 'winarena', {}))"
     host = arena.lab.hosts[0]
     host.run(["sh", "-c", f'{go} "{script.format(60)}"'])
-    assert host.run(["tail", "-n1", f"{DATA}/storage/data.img"]).stdout == "shut down\n"
+    assert host.run(["tail", "-n1", f"{DATA}/storage/data.qcow2"]).stdout == "shut down\n"
     host.run(["docker", "restart", "-t", "0", "winarena"])
     until(lambda: guest_answers(host), "Windows to come back")
     host.run(["python3", "-c", HANG])

@@ -33,7 +33,8 @@ class Loaded(Struct, frozen=True):
     `secrets` are names. `files` are the paths here that machines get. `warnings` are sentences for the user.
     `setup_s` is how long a machine may take to be set up, beside booting. `model_usd` is what a task's model
     may cost, least and most, if only experience tells. `tasks_missing` says why `tasks` is empty, and what to
-    do: machines can be set up all the same.
+    do: machines can be set up all the same. `setup_missing` says why a new machine could not be set up, and
+    what to do; one that was set up before may do.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Loaded(Struct, frozen=True):
     setup_s: float = 0.0
     model_usd: tuple[float, float] | None = None
     tasks_missing: str = ""
+    setup_missing: str = ""
 
 
 class BenchmarkKind(Protocol):

@@ -172,6 +172,8 @@ def resolve(
     known = facts()
     if chosen is not None and name in known.taken:
         raise RequestError(f"the name {name!r} is taken; choose another with --name")
+    if loaded.setup_missing and not only_setup and pool is None:
+        raise RequestError(loaded.setup_missing)
     return Resolved(
         plan=msgspec.structs.replace(plan, settings=given.free, home=known.id),
         tasks=weigh(tasks, known.durations(loaded.name)),

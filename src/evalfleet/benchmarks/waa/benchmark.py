@@ -22,6 +22,7 @@ from evalfleet.model import (
     Cause,
     Command,
     Ended,
+    LargeFile,
     Needs,
     Outcome,
     SetupStep,
@@ -31,9 +32,19 @@ from evalfleet.names import safe_name
 from evalfleet.ports import Check
 
 from .host.config import CONTAINER, POINTER, PORTS
+from .host.iso import WHERE
 from .model import check_model
 from .past_results import WaaResultReader, WaaResultWriter
-from .settings import WaaSettings, agent_secrets, check, client_flags, runs_models, secret_names
+from .settings import (
+    WaaSettings,
+    agent_secrets,
+    check,
+    client_flags,
+    iso_file,
+    runs_models,
+    secret_names,
+    with_preset,
+)
 from .task_files import keep_list, task_files
 from .tasks import ReadTasks, read_tasks
 
@@ -45,6 +56,7 @@ STEPS = {
     "kvm": 120.0,
     "disk": 120.0,
     "room": 120.0,
+    "iso": 7200.0,
     "docker": 2400.0,
     "image": 3 * 5400.0,
     "golden": 7800.0,
@@ -54,11 +66,13 @@ STEPS = {
 """Set-up, in order, with the longest that each may take; `windows` takes `boot_s`."""
 
 MACHINE_KEYS = (
-    *("image", "registry_user", "registry_password", "golden", "golden_token", "iso", "version"),
-    *("ram", "cores", "disk", "kvm", "data", "free_gb", "boot_s", "restart_s", "stop_s"),
+    *("image", "preset", "registry_user", "registry_password", "golden", "golden_token", "storage"),
+    *("version", "ram", "cores", "disk", "kvm", "data", "free_gb", "boot_s", "restart_s", "stop_s"),
 )
 USUAL_SETUP_S = 5400.0
 INSTALL_S = 7200.0
+SEND_RATE = 1_000_000.0
+"""Bytes of an ISO in a second, if it is to be sent over a slow line."""
 COPY_S = 900.0
 PROGRAM = ("__init__.py", "task_folder.py", "task_log.py", "tracebacks.py")
 FOLDER = Path(__file__).parent
@@ -105,6 +119,8 @@ class WaaSpec(Struct, frozen=True):
     """What makes the benchmark again."""
 
     settings: WaaSettings
+    iso: LargeFile | None = None
+    """The ISO to be sent to machines, if it is a file here."""
 
 
 class WaaBenchmark:
@@ -118,15 +134,23 @@ class WaaBenchmark:
     result_writer = WaaResultWriter()
 
     def __init__(
-        self, settings: WaaSettings, *, model: str = "", agent: Mapping[str, str] | None = None
+        self,
+        settings: WaaSettings,
+        *,
+        model: str = "",
+        agent: Mapping[str, str] | None = None,
+        iso: LargeFile | None = None,
     ) -> None:
-        self._settings = settings
+        self._settings = with_preset(settings)
         self._model = model
-        self._flags = client_flags(settings, model, agent or {})
+        self._iso = iso
+        self._flags = client_flags(self._settings, model, agent or {})
 
     @classmethod
     def load(cls, name: str, settings: WaaSettings, base: Path, home: Path) -> Loaded:
+        settings = with_preset(settings)
         check(settings, f"benchmark {name!r}")
+        iso = iso_file(settings, base, f"benchmark {name!r}")
         ready_s = settings.restart_s + settings.boot_s + COPY_S
         found, missing = ReadTasks((), ()), ""
         try:
@@ -137,13 +161,14 @@ class WaaBenchmark:
         install_s = 0.0 if settings.golden else INSTALL_S
         return Loaded(
             name=name,
-            spec=msgspec.to_builtins(WaaSpec(settings)),
+            spec=msgspec.to_builtins(WaaSpec(settings, iso)),
             tasks=found.tasks,
             tasks_missing=missing,
             secrets=secret_names(settings),
             files=tuple(FOLDER / each for each in PROGRAM),
             warnings=found.warnings,
-            setup_s=USUAL_SETUP_S + settings.boot_s + install_s,
+            setup_s=USUAL_SETUP_S + settings.boot_s + install_s + (iso.bytes / SEND_RATE if iso else 0.0),
+            setup_missing=_setup_missing(settings),
             model_usd=MODEL_USD,
         )
 
@@ -151,7 +176,8 @@ class WaaBenchmark:
     def from_spec(
         cls, spec: Mapping[str, Any], *, model: str, agent: Mapping[str, str], settings: Mapping[str, str]
     ) -> WaaBenchmark:
-        return cls(msgspec.convert(spec, WaaSpec).settings, model=model, agent=agent)
+        made = msgspec.convert(spec, WaaSpec)
+        return cls(made.settings, model=model, agent=agent, iso=made.iso)
 
     @property
     def name(self) -> str:
@@ -175,7 +201,10 @@ class WaaBenchmark:
         files = {f"waa/{name}": str(FOLDER / name) for name in names}
         steps = tuple(
             SetupStep(
-                name, self._command(name, *self._step_secrets(name)), limit_s or self._settings.boot_s + 60
+                name,
+                self._command(name, *self._step_secrets(name)),
+                limit_s or self._settings.boot_s + 60,
+                self._iso if name == "iso" else None,
             )
             for name, limit_s in STEPS.items()
         )
@@ -226,7 +255,10 @@ class WaaBenchmark:
     def _machine(self) -> dict[str, Any]:
         """What shapes a machine. Not in it: what may differ from run to run on the same machine."""
         told = {key: getattr(self._settings, key) for key in MACHINE_KEYS}
-        return {**told, "memory_gb": self._least_memory_gb()}
+        iso, file = self._settings.iso, self._iso
+        if file is not None:
+            iso = f"sent:{file.name}:{-(-file.bytes // file.part_bytes)}:{file.bytes}"
+        return {**told, "iso": iso, "memory_gb": self._least_memory_gb()}
 
     def _least_memory_gb(self) -> float:
         """The guest's, and what is left for the client. More is asked of places than is insisted on."""
@@ -236,3 +268,12 @@ class WaaBenchmark:
     def _step_secrets(self, step: str) -> tuple[str, ...]:
         named = {"image": self._settings.registry_password, "golden": self._settings.golden_token}
         return tuple(filter(None, (named.get(step),)))
+
+
+def _setup_missing(settings: WaaSettings) -> str:
+    if settings.golden or settings.iso or settings.preset != "original":
+        return ""
+    return (
+        f"{settings.image} holds no Windows and downloads none: {WHERE}. Where the machines have Windows "
+        "already, from an image or an earlier set-up, say --set golden=machine"
+    )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from evalfleet.errors import RequestError
+from evalfleet.model import LargeFile
 from evalfleet.names import hint
+
+from .host.config import ON_MACHINE
+from .host.iso import PART_BYTES, problem_of
 
 Origin = Literal["oss", "a11y", "mixed-oss", "omni", "mixed-omni"]
 Observation = Literal["screenshot", "a11y_tree", "screenshot_a11y_tree", "som"]
@@ -36,6 +43,8 @@ _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SIZE = re.compile(r"[1-9][0-9]*[MG]")
 _AGENT = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]*")
+_CHECKED_URL = re.compile(r"https?://[^\s#?]+#sha256=[0-9a-fA-F]{64}")
+_SAMPLES = 64
 _HOST_PATH = re.compile(r"[/~][^\s:]+")
 
 
@@ -68,7 +77,9 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     diff_lvl: Annotated[Literal["normal", "hard"], Meta(description="hard: tasks start without set-up")] = (
         "normal"
     )
-    emulator_ip: Annotated[str, Meta(description="the guest, seen from the container")] = "20.20.20.21"
+    emulator_ip: Annotated[
+        str, Meta(description="the guest, seen from the container; default: the preset's")
+    ] = ""
     fresh: Annotated[
         Literal["broken", "each"], Meta(description="Windows is reset after a broken attempt, or before each")
     ] = "broken"
@@ -82,23 +93,39 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "openai"
     base_url: Annotated[str, Meta(description="of an API like OpenAI's; default: OpenAI's own")] = ""
     secrets: Annotated[tuple[str, ...], Meta(description="more variables that the agent needs, by name")] = ()
-    image: Annotated[str, Meta(description="the container image")] = "windowsarena/winarena:latest"
+    preset: Annotated[
+        Literal["original", "waa-auto"],
+        Meta(
+            description="which image yours is like: WAA's own, or openadapt's that downloads Windows itself; "
+            "says how it is started, and the defaults of image, version, emulator_ip, ram and disk"
+        ),
+    ] = "original"
+    image: Annotated[str, Meta(description="the container image; default: the preset's")] = ""
     registry_user: Annotated[str, Meta(description="who logs in to the image's registry")] = ""
     registry_password: Annotated[str, Meta(description="the variable that holds the password")] = ""
     golden: Annotated[
         str,
         Meta(
-            description="Windows, installed: a URL or a path on the machine; default: it is installed there"
+            description="Windows, installed: a folder or a .qcow2, as a URL or a path on the machine; "
+            "`machine`: an image or an earlier set-up left it there; default: it is installed there"
         ),
     ] = ""
     golden_token: Annotated[str, Meta(description="the variable that holds the URL's token (SAS)")] = ""
-    iso: Annotated[str, Meta(description="what Windows is installed from: a path on the machine")] = ""
-    version: Annotated[str, Meta(description="of Windows, as the image calls it")] = (
-        "win11x64-enterprise-eval"
-    )
-    ram: Annotated[str, Meta(description="the guest's memory")] = "8G"
+    storage: Annotated[
+        Literal["overlay", "copy"],
+        Meta(description="what the container works on: a thin layer over golden, or a whole copy of it"),
+    ] = "overlay"
+    iso: Annotated[
+        str,
+        Meta(
+            description="what Windows is installed from: a path here, host:PATH on the machine, or "
+            "URL#sha256=CHECKSUM"
+        ),
+    ] = ""
+    version: Annotated[str, Meta(description="of Windows, as the image calls it; default: the preset's")] = ""
+    ram: Annotated[str, Meta(description="the guest's memory; default: the preset's, 8G")] = ""
     cores: Annotated[int, Meta(ge=0, le=256, description="the guest's; 0: what the machine has, up to 8")] = 0
-    disk: Annotated[str, Meta(description="the guest's disk")] = "30G"
+    disk: Annotated[str, Meta(description="the guest's disk; default: the preset's, 30G or 64G")] = ""
     kvm: Annotated[bool, Meta(description="false: software emulation, which is slower by far")] = True
     data: Annotated[str, Meta(description="the folder on the machine that keeps Windows")] = "~/evalfleet-waa"
     free_gb: Annotated[float, Meta(ge=0, description="what must be free before all is there")] = 80.0
@@ -110,6 +137,30 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(gt=0, description="a task at its limit without a step for so long is stuck, not the agent's"),
     ] = 300.0
+
+
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    "original": {
+        "image": "windowsarena/winarena:latest",
+        "version": "win11x64-enterprise-eval",
+        "emulator_ip": "20.20.20.21",
+        "ram": "8G",
+        "disk": "30G",
+    },
+    "waa-auto": {
+        "image": "waa-auto:latest",
+        "version": "11e",
+        "emulator_ip": "172.30.0.2",
+        "ram": "8G",
+        "disk": "64G",
+    },
+}
+
+
+def with_preset(settings: WaaSettings) -> WaaSettings:
+    """What was left open, as the preset has it."""
+    usual = PRESETS[settings.preset]
+    return replace(settings, **{key: getattr(settings, key) or value for key, value in usual.items()})
 
 
 def check(settings: WaaSettings, where: str) -> None:
@@ -129,6 +180,23 @@ def check(settings: WaaSettings, where: str) -> None:
     if settings.registry_password and not settings.registry_user:
         raise RequestError(f"{where}: registry_password needs registry_user; give both or neither")
     _check_golden(settings, where)
+    _check_client(settings, where)
+
+
+def _check_client(settings: WaaSettings, where: str) -> None:
+    """What the client of the presets' images cannot do. One of your own may."""
+    if settings.image not in {preset["image"] for preset in PRESETS.values()}:
+        return
+    if settings.agent != "navi":
+        raise RequestError(
+            f"{where}: agent is {settings.agent!r}, and the client of {settings.image} starts with no other "
+            "than navi; give an image that has your agent with --set image=NAME"
+        )
+    if settings.api == "azure":
+        raise RequestError(
+            f"{where}: api is 'azure', and navi of {settings.image} asks OpenAI's API alone; say api=openai "
+            "and base_url=https://NAME.openai.azure.com/openai/v1, with the key in OPENAI_API_KEY"
+        )
 
 
 def _check_words(settings: WaaSettings, where: str) -> None:
@@ -140,13 +208,11 @@ def _check_words(settings: WaaSettings, where: str) -> None:
         value = getattr(settings, key)
         if not _WORD.fullmatch(value) or (key == "action_space" and "/" in value):
             raise RequestError(f"{where}: {key} is {value[:80]!r}; write a name without spaces")
-    for key in ("data", "iso"):
-        value = getattr(settings, key)
-        if not _HOST_PATH.fullmatch(value) and (key == "data" or value):
-            raise RequestError(
-                f"{where}: {key} is {value[:80]!r}; write an absolute path on the machine, or one that "
-                "starts with ~/, without spaces and colons"
-            )
+    if not _HOST_PATH.fullmatch(settings.data):
+        raise RequestError(
+            f"{where}: data is {settings.data[:80]!r}; write an absolute path on the machine, or one that "
+            "starts with ~/, without spaces and colons"
+        )
     if settings.base_url and not settings.base_url.startswith(("https://", "http://")):
         raise RequestError(f"{where}: base_url is {settings.base_url[:80]!r}; write one with https://")
 
@@ -168,10 +234,43 @@ def _check_golden(settings: WaaSettings, where: str) -> None:
                 f"{where}: the URL of golden has a token in it, which would be written down: put what is "
                 "after the '?' into a variable, and give golden_token=NAME"
             )
-    elif not golden.startswith(("/", "~")):
+    elif not golden.startswith(("/", "~")) and golden != ON_MACHINE:
         raise RequestError(
-            f"{where}: golden is {golden[:80]!r}; write a URL or an absolute path on the machine"
+            f"{where}: golden is {golden[:80]!r}; write a URL or an absolute path on the machine, or "
+            f"{ON_MACHINE} if Windows is there already"
         )
+
+
+def iso_file(settings: WaaSettings, base: Path, where: str) -> LargeFile | None:
+    """The ISO, if it is a file here that is to be sent. Raises RequestError for one that cannot be used."""
+    iso = settings.iso
+    if iso.startswith(("https://", "http://")):
+        if not _CHECKED_URL.fullmatch(iso):
+            raise RequestError(
+                f"{where}: iso is {iso[:80]!r}; write its checksum after it: URL#sha256=64 HEX DIGITS"
+            )
+        return None
+    if iso.startswith("host:"):
+        if not _HOST_PATH.fullmatch(iso.removeprefix("host:")):
+            raise RequestError(
+                f"{where}: iso is {iso[:80]!r}; write host: and an absolute path, without spaces"
+            )
+        return None
+    if not iso:
+        return None
+    path = (base / Path(iso).expanduser()).resolve()
+    if problem := problem_of(str(path)):
+        raise RequestError(
+            f"{where}: iso: {path} {problem}; name an ISO with Windows on it, or say host:PATH for one that "
+            "is on the machine"
+        )
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:  # enough to tell one from another, without reading gigabytes each time
+        for block in range(_SAMPLES):
+            file.seek(size * block // _SAMPLES)
+            digest.update(file.read(1 << 16))
+    return LargeFile(f"iso-{digest.hexdigest()[:16]}", str(path), size, PART_BYTES)
 
 
 def secret_names(settings: WaaSettings) -> tuple[str, ...]:

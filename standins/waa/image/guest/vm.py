@@ -7,6 +7,7 @@ without it never boots. What happens to the guest is written to it, so that it i
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ OTHERS = ("windows.base", "windows.mac", "windows.rom", "windows.vars", "windows
 PYTHON = "/usr/bin/python3"
 NAME = "qemu-system-x86_64"
 ERROR = "\x1b[1;31m❯ ERROR: {}\x1b[0m"
+QCOW2 = b"QFI\xfb"
+DISKS = (os.path.join(STORAGE, "data.qcow2"), os.path.join(STORAGE, "data.img"))  # as the base image looks
 BOOT = "windows.boot"  # made by a clean shutdown: without it Windows is installed anew
 
 
@@ -33,7 +36,6 @@ def main() -> int:
         return 61
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until Windows runs, its power button does nothing
     subprocess.Popen([PYTHON, "/guest/monitor.py", os.environ.get("ARGUMENTS", "")])
-    disk = os.path.join(STORAGE, "data.img")
     if not installed:
         print("❯ Installing Windows...", flush=True)
         time.sleep(float(plan.get("install_s", 0.5)))
@@ -46,13 +48,29 @@ def main() -> int:
     if plan.get("boot_fails"):
         print(ERROR.format(plan["boot_fails"]), flush=True)
         return 15
-    with open(disk, "rb") as file:
-        sound = file.read(len(MARK)) == MARK
-    if not sound or not plan.get("boots", True):
+    disk = next((path for path in DISKS if os.path.exists(path)), DISKS[1])
+    if not is_sound(disk) or not plan.get("boots", True):
         print("BdsDxe: failed to load Boot0001: Not Found", flush=True)  # QEMU runs on, Windows does not
         while True:
             time.sleep(3600)
     os.execv(PYTHON, [NAME, "/guest/server.py", disk])
+
+
+def is_sound(disk: str) -> bool:
+    """Does it hold Windows? A layer does if what is below it does, where the container can see that."""
+    try:
+        with open(disk, "rb") as file:
+            head = file.read(32)
+            if not head.startswith(QCOW2):
+                return head.startswith(MARK)
+            _, version, at, length, bits, _ = struct.unpack(">4sIQIIQ", head)
+            file.seek(at)
+            below = file.read(length).decode() if at else ""
+            file.seek(0)
+            return version == 3 and bits == 16 and (is_sound(below) if below else MARK in file.read())
+    except (OSError, struct.error) as err:
+        print(f"qemu-system-x86_64: Could not open backing file: {err}", flush=True)
+        return False
 
 
 def has_iso(plan: dict) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def steps(config: HostConfig, engine: Docker) -> dict[str, Callable[[], None]]:
     """In the order in which set-up takes them."""
-    from . import golden, image, machine
+    from . import golden, image, iso, machine
 
     def has_all() -> bool:
         return engine.find() and image.is_there(config, engine) and golden.is_there(config)
@@ -28,6 +28,7 @@ def steps(config: HostConfig, engine: Docker) -> dict[str, Callable[[], None]]:
         "kvm": lambda: machine.step_kvm() if config.kvm else say("software emulation, as asked for"),
         "disk": lambda: machine.step_disk(config),
         "room": lambda: machine.step_room(config, has_all),
+        "iso": lambda: iso.step_iso(config, golden.is_whole(config)),
         "docker": lambda: machine.step_docker(engine),
         "image": lambda: image.step_image(config, engine),
         "golden": lambda: golden.step_golden(config, engine),
@@ -131,7 +132,7 @@ def main(verb: str) -> int:
             return screenshot(engine)
         return VERBS[verb](config, engine) if verb in VERBS else step(verb, config, engine)
     except Failed as err:
-        return fail(str(err))
+        return fail(str(err), err.code)
 
 
 if __name__ == "__main__":

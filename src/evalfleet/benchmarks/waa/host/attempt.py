@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import tarfile
+import threading
 import time
 from itertools import takewhile
 
@@ -20,6 +22,7 @@ from .shell import Failed, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from .config import HostConfig
@@ -33,6 +36,13 @@ BUSY_S = 15.0
 AT_LIMIT = (124, 137)
 """Exit codes of `timeout` when it had to end the client, gently or not."""
 KILLED = 137
+TAIL = 8000
+HINTS = (
+    ("huggingface", "the agent fetches its models from there: give the machine a route, or som_origin=a11y"),
+    ("Unknown agent name", "check --set agent"),
+    ("QMP", "the virtual machine's monitor does not answer"),
+)
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)\b(?::|$)")
 
 LOG_TAIL = 1 << 20
 MANY_CALLS = 6
@@ -116,6 +126,9 @@ class Ending:
         self.guest_answers = True
         self.grew_lately = True
         self.model_trouble = ""
+        self.began_task = True
+        self.last_words = ""
+        """What the client said at its end, without secrets."""
 
 
 def attempt(config: HostConfig, engine: Docker) -> int:
@@ -146,8 +159,8 @@ def attempt(config: HostConfig, engine: Docker) -> int:
     result = verdict(reading, ending, order.limit_s)
     if "broken" in result:
         guest.save_evidence(engine)
-    else:
-        mark_clean(config)
+    if "broken" not in result or died_at_start(reading, ending):
+        mark_clean(config)  # what dies before the first task does nothing to Windows
     return _write_result(out, result)
 
 
@@ -174,11 +187,21 @@ def verdict(reading: Reading, ending: Ending, limit_s: float) -> dict[str, objec
         silent = "took no step for long" if ending.guest_answers else "did not answer /probe"
         who = "the client" if ending.guest_answers else "Windows"
         result.update(broken="stuck", error=f"time limit of {limit_s:g} s reached, and {who} {silent}")
+    elif died_at_start(reading, ending):
+        told = f"the client died at its start (exit code {ending.code}): {ending.last_words}"
+        hint = next((hint for sign, hint in HINTS if sign in ending.last_words), "")
+        result.update(broken="internal", error=f"{told}; {hint}" if hint else told)
     else:
         how = "was killed, perhaps for want of memory" if ending.code == KILLED else "ended by itself"
         told = f"the client {how} (exit code {ending.code}): {reading.error}"
         result.update(broken="readiness", error=told)
     return result
+
+
+def died_at_start(reading: Reading, ending: Ending) -> bool:
+    """It ended by an exception of its own before it came to the task."""
+    failed = ending.code not in (0, KILLED) and not ending.at_limit
+    return failed and not ending.began_task and not reading.is_scored and bool(ending.last_words)
 
 
 # -- the client ----------------------------------------------------------------------------------
@@ -191,7 +214,10 @@ def _run_client(engine: Docker, order: AttemptOrder) -> Ending:
     told = order.stdin()
     say(f"{order.domain}/{order.task} as {order.attempt}")
     begun = time.monotonic()
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    tail = bytearray()
+    pump = threading.Thread(target=_pass_on, args=(process, tail), daemon=True)
+    pump.start()
 
     def stop(signum: int, _: object) -> None:
         _end_client(engine)
@@ -199,14 +225,40 @@ def _run_client(engine: Docker, order: AttemptOrder) -> Ending:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        process.communicate(told, timeout=order.limit_s + END_S)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(told)
+        process.wait(timeout=order.limit_s + END_S)
     except subprocess.TimeoutExpired:
         _end_client(engine)
         process.kill()
         process.wait()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return Ending(process.returncode, time.monotonic() - begun, order.limit_s)
+    ending = Ending(process.returncode, time.monotonic() - begun, order.limit_s)
+    pump.join(END_S)
+    ending.last_words = last_words(bytes(tail), [os.environ.get(name, "") for name in order.secrets])
+    return ending
+
+
+def _pass_on(process: subprocess.Popen[bytes], tail: bytearray) -> None:
+    """To the job's log, keeping the end."""
+    assert process.stdout is not None
+    with process.stdout as said:
+        while block := os.read(said.fileno(), 1 << 16):
+            os.write(1, block)
+            tail += block
+            del tail[:-TAIL]
+
+
+def last_words(said: bytes, secrets: Sequence[str]) -> str:
+    """The line that names the exception, or the last one. The values of secrets are taken out."""
+    text = said.decode("utf-8", "replace")
+    for value in filter(None, secrets):
+        text = text.replace(value, "***")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _EXCEPTION.match(line)]
+    return (named or lines or [""])[-1][:500]
 
 
 def _end_client(engine: Docker) -> None:
@@ -253,8 +305,9 @@ def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, order: AttemptOrder
 
 
 def _look_around(order: AttemptOrder, ending: Ending, reading: Reading, out: str) -> None:
+    ending.began_task = os.path.isdir(os.path.join(out, "logs"))
     if reading.score == 0:
-        ending.guest_answers = guest.await_answer(time.monotonic() + BUSY_S, lambda: True)
+        ending.guest_answers = guest.await_answer(time.monotonic() + BUSY_S, lambda: False)
     if not ending.at_limit:
         return
     ending.guest_answers = guest.answers()

@@ -14,6 +14,11 @@ INSTALLER = "winarena-prepare"
 PORTS = {"vnc": 8006, "guest": 5000, "qmp": 7200}
 """Of the container, published on the machine's own loopback; but for QMP's, which would lead to Windows."""
 
+GOLDEN_INSIDE = "/golden"
+"""Where the container finds the disk that its own is a layer over."""
+ON_MACHINE = "machine"
+"""`golden` of machines that have Windows already: made from an image, or set up before."""
+
 ENVIRONMENT = "EVALFLEET_WAA"
 FILE = "config.json"
 POINTER = "~/.evalfleet-waa"
@@ -30,8 +35,9 @@ class HostConfig:
         self.registry_user = str(given["registry_user"])
         self.registry_password = str(given["registry_password"])
         self.golden = os.path.expanduser(str(given["golden"]))
+        self.layered = given.get("storage", "copy") == "overlay"
         self.golden_token = str(given["golden_token"])
-        self.iso = os.path.expanduser(str(given["iso"]))
+        self.iso = str(given["iso"])
         self.version = str(given["version"])
         self.ram = str(given["ram"])
         self.disk = str(given["disk"])
@@ -56,9 +62,26 @@ class HostConfig:
 
     @property
     def golden_folder(self) -> str:
-        """Pristine, and only ever copied."""
-        own = not self.golden or self.golden.startswith("http")
-        return os.path.join(self.data, "golden") if own else self.golden
+        """Pristine, and only ever read."""
+        return os.path.join(self.data, "golden") if self.owns_golden else self.golden
+
+    @property
+    def owns_golden(self) -> bool:
+        """Is golden storage made here? One that is given as a folder of the machine is somebody else's."""
+        return self.golden in ("", ON_MACHINE) or self.golden.startswith("http") or self.is_one_file
+
+    @property
+    def is_one_file(self) -> bool:
+        return self.golden.endswith(".qcow2")
+
+    @property
+    def needs_iso(self) -> bool:
+        """The original image downloads no Windows."""
+        return self.preset == "original" and not self.golden
+
+    @property
+    def iso_file(self) -> str:
+        return os.path.join(self.data, "iso", "windows.iso")
 
     @property
     def storage(self) -> str:
@@ -71,7 +94,8 @@ class HostConfig:
     # -- the container -----------------------------------------------------------------------------
 
     def run_words(self) -> list[str]:
-        return self._words(CONTAINER, self.storage, prepare=False)
+        more = ["-v", f"{self.golden_folder}:{GOLDEN_INSIDE}:ro"] if self.layered else []
+        return self._words(CONTAINER, self.storage, prepare=False, more=more)
 
     def install_words(self, storage: str, iso: str) -> list[str]:
         """For a container that installs Windows into `storage`, shuts it down and ends."""

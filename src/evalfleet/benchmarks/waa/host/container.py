@@ -94,9 +94,12 @@ def mark_clean(config: HostConfig) -> None:
 
 
 def reset(config: HostConfig, engine: Docker, deep: bool = True) -> None:
-    """A restart of the container; if that is not enough, or `deep`, Windows back to golden. Raises Failed."""
+    """Windows goes back to golden. Where that is a long copy, and not `deep`, a restart is tried first.
+
+    Raises Failed.
+    """
     begun = time.monotonic()
-    if not deep and _restarted(config, engine):
+    if not deep and not config.layered and _restarted(config, engine):
         say(f"Windows was restarted in {time.monotonic() - begun:.1f} s")
     else:
         from .golden import restore
@@ -171,8 +174,8 @@ def clean_up(config: HostConfig, engine: Docker) -> None:
     for name in (CONTAINER, INSTALLER):
         engine.remove(name)
     _remove_image(config, engine)
-    folders = ["storage", "storage.new"]
-    if config.golden_folder != config.golden:
+    folders = ["storage", "storage.new", "layer.new", "iso"]
+    if config.owns_golden:
         folders += ["golden", "golden.new", "golden-download"]
     _remove_own(config, *folders)
     _remove_own(config, "state", FILE, PROGRAM)

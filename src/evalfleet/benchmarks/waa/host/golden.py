@@ -7,8 +7,8 @@ import os
 import shutil
 import time
 
-from . import guest, vm
-from .config import CONTAINER, INSTALLER
+from . import guest, iso, qcow2, vm
+from .config import CONTAINER, GOLDEN_INSIDE, INSTALLER, ON_MACHINE
 from .container import leave_program
 from .shell import Failed, as_root, run, say
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from .docker import Docker
 
 DISKS = ("data.img", "data.qcow2")
-NEEDED = ("windows.boot", "windows.rom", "windows.vars")
+BOOT = "windows.boot"
+NEEDED = (BOOT, "windows.rom", "windows.vars")
 OTHERS = ("windows.base", "windows.mac", "windows.ver")
 COMPLETE = ".complete"
+WARN_DAYS = 14
 INSTALL_S = 7200.0
 STALLED_S = 1800.0
 GROWTH_GB = 0.02
@@ -32,30 +34,34 @@ COPY_S = 3600.0
 
 
 def step_golden(config: HostConfig, engine: Docker) -> None:
-    """Golden is complete, and storage is a copy of it. A way in for people is left beside it."""
+    """Golden is complete, and storage is as golden. A way in for people is left beside it."""
     leave_program(config)
     folder = config.golden_folder
-    if not _is_whole(config):
+    if not is_whole(config):
+        if config.golden == ON_MACHINE:
+            raise Failed(f"golden={ON_MACHINE}, and {folder} has no Windows; {iso.WHERE}")
         if os.path.exists(os.path.join(folder, COMPLETE)):
             _do(["rm", "-rf", folder])  # another one, or spoilt; what is only incomplete goes on
         if config.golden.startswith("http"):
             fetch(config.golden, os.environ.get(config.golden_token, ""), folder)
+        elif config.is_one_file:
+            _adopt(config.golden, folder)
         elif not config.golden:
             _install(config, engine, folder)
-        _check(folder)
+        _check(folder, config.is_one_file)
         _note(config, folder)
-    if _copied(config) != config.golden:
+    if _stored(config) != _mark(config):
         engine.remove(CONTAINER)
         restore(config)
-    say(f"golden storage is in {folder}, {size_gb(folder):.1f} GB")
+    say(f"golden storage is in {folder}, {size_gb(folder):.1f} GB{licence_words(config)}")
 
 
 def is_there(config: HostConfig) -> bool:
-    return _is_whole(config) and _copied(config) == config.golden
+    return is_whole(config) and _stored(config) == _mark(config)
 
 
-def _copied(config: HostConfig) -> str | None:
-    """Which golden storage the container's is a copy of."""
+def _stored(config: HostConfig) -> str | None:
+    """Which golden storage the container's comes from."""
     try:
         with open(config.state("storage")) as file:
             return file.read()
@@ -63,20 +69,43 @@ def _copied(config: HostConfig) -> str | None:
         return None
 
 
+def _mark(config: HostConfig) -> str:
+    """A layer is good for nothing but the very disk that it was made over."""
+    if not config.layered:
+        return config.golden
+    found = os.stat(_disk_of(config.golden_folder))
+    return f"{config.golden} {found.st_size} {found.st_mtime_ns}"
+
+
 def restore(config: HostConfig) -> None:
-    """Storage as golden has it. The container must not run."""
+    """Storage as golden has it: a thin layer over its disk, or a copy. The container must not run."""
     begun = time.monotonic()
     fresh, mark = f"{config.storage}.new", config.state("storage")
     if os.path.exists(mark):
         os.unlink(mark)  # cut short from here on, it is done again
     _do(["rm", "-rf", fresh, config.storage])
     _do(["mkdir", fresh])
-    _do(["cp", "-a", "--reflink=auto", "--sparse=always", f"{config.golden_folder}/.", fresh])
-    _do(["rm", "-f", os.path.join(fresh, COMPLETE)])
+    if config.layered:
+        disk = _disk_of(config.golden_folder)
+        layer = os.path.join(config.data, "layer.new")
+        qcow2.write_layer(layer, qcow2.Disk(disk), f"{GOLDEN_INSIDE}/{os.path.basename(disk)}")
+        _do(["mv", layer, os.path.join(fresh, DISKS[1])])
+        others = sorted(set(os.listdir(config.golden_folder)) - {*DISKS, COMPLETE})
+        if others:
+            _do(["cp", "-a", *(os.path.join(config.golden_folder, name) for name in others), fresh])
+    else:
+        _do(["cp", "-a", "--reflink=auto", "--sparse=always", f"{config.golden_folder}/.", fresh])
+        _do(["rm", "-f", os.path.join(fresh, COMPLETE)])
     _do(["mv", fresh, config.storage])
     with open(mark, "w") as file:
-        file.write(config.golden)
-    say(f"storage was copied from golden in {time.monotonic() - begun:.1f} s")
+        file.write(_mark(config))
+    how = "a new layer over golden" if config.layered else "copied from golden"
+    say(f"storage is {how} after {time.monotonic() - begun:.2f} s")
+
+
+def _disk_of(folder: str) -> str:
+    names = [name for name in DISKS if os.path.exists(os.path.join(folder, name))]
+    return os.path.join(folder, names[0] if names else DISKS[0])
 
 
 def _do(argv: list[str]) -> None:
@@ -95,33 +124,61 @@ def size_gb(folder: str) -> float:
 # -- is it whole? --------------------------------------------------------------------------------
 
 
-def _check(folder: str) -> None:
+def _check(folder: str, one_file: bool = False) -> None:
     there: set[str] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-    missing = [name for name in NEEDED if name not in there]
+    missing = [name for name in ((BOOT,) if one_file else NEEDED) if name not in there]
     missing += [] if there & set(DISKS) else [DISKS[0]]
     empty = [name for name in DISKS if name in there and os.path.getsize(os.path.join(folder, name)) == 0]
-    if missing or empty:
-        what = f"has no {', '.join(missing)}" if missing else f"has an empty {empty[0]}"
+    what = f"has no {', '.join(missing)}" if missing else f"has an empty {empty[0]}" if empty else ""
+    if not what:
+        below = qcow2.Disk(_disk_of(folder)).backing
+        what = f"has a disk that is a layer over {below}, which is not there" if below else ""
+    if what:
         raise Failed(f"golden storage in {folder} {what}; give another with --set golden=URL|PATH, or none")
 
 
 def _note(config: HostConfig, folder: str) -> None:
     """Where we may write. One on a machine image is checked each time, which costs nothing."""
-    if folder != config.golden:
+    if config.owns_golden:
+        known = {"source": config.golden, "sizes": _sizes(folder), "installed": _installed(folder)}
         with open(os.path.join(folder, COMPLETE), "w") as file:
-            json.dump({"source": config.golden, "sizes": _sizes(folder)}, file)
+            json.dump(known, file)
 
 
-def _is_whole(config: HostConfig) -> bool:
+def is_whole(config: HostConfig) -> bool:
     folder = config.golden_folder
     try:
-        if folder == config.golden:
+        if not config.owns_golden:
             _check(folder)
             return True
         with open(os.path.join(folder, COMPLETE)) as file:
-            return bool(json.load(file) == {"source": config.golden, "sizes": _sizes(folder)})
-    except (Failed, OSError, ValueError):
+            note = json.load(file)
+        same = config.golden == ON_MACHINE or note["source"] == config.golden
+        return bool(same and note["sizes"] == _sizes(folder))
+    except (Failed, OSError, ValueError, KeyError):
         return False
+
+
+def _installed(folder: str) -> float:
+    """When Windows was shut down for the first time, which is when this file was made."""
+    return os.stat(os.path.join(folder, BOOT)).st_mtime
+
+
+def licence_words(config: HostConfig) -> str:
+    """How old the evaluation licence of the golden Windows is, to be said after something else."""
+    folder = config.golden_folder
+    try:
+        with open(os.path.join(folder, COMPLETE)) as file:
+            installed = float(json.load(file).get("installed") or 0.0)
+    except (OSError, ValueError):
+        installed = _installed(folder) if os.path.exists(os.path.join(folder, BOOT)) else 0.0
+    days = int((time.time() - installed) / 86400)
+    if not installed or days < 1:
+        return ""
+    left = iso.LICENCE_DAYS - days
+    if left < 0:
+        return f"; WARNING: it is {days} days old, and its licence lasted {iso.LICENCE_DAYS}: make it anew"
+    return f"; {'WARNING: ' if left < WARN_DAYS else ''}its licence is {days} days old, {left} are left"
 
 
 def _sizes(folder: str) -> dict[str, int]:
@@ -138,6 +195,8 @@ def fetch(url: str, token: str, folder: str) -> None:
     begun = time.monotonic()
     if url.endswith((".tar", ".tar.gz", ".tgz")):
         _fetch_archive(url, token, folder)
+    elif url.endswith(".qcow2"):
+        _fetch_disk(url, token, folder)
     else:
         _fetch_files(url.rstrip("/"), token, folder)
     say(f"golden storage came in {time.monotonic() - begun:.0f} s")
@@ -156,6 +215,40 @@ def _fetch_files(url: str, token: str, folder: str) -> None:
             missing.append(name)
     if NEEDED[0] in missing:
         raise Failed(f"{url}/{NEEDED[0]} is not there; golden is the URL of the folder that has it")
+
+
+def _fetch_disk(url: str, token: str, folder: str) -> None:
+    from .download import Download, Missing
+
+    try:
+        Download(url, token, os.path.join(folder, DISKS[1])).bring()
+    except Missing:
+        raise Failed(f"{url} is not there") from None
+    _complete(folder)
+
+
+def _adopt(disk: str, folder: str) -> None:
+    """A disk of this machine becomes golden storage: linked where that is possible, for it is only read."""
+    os.makedirs(folder, exist_ok=True)
+    target = os.path.join(folder, DISKS[1])
+    if not os.path.exists(disk):
+        raise Failed(f"{disk} is not on the machine; give another with --set golden=URL|PATH")
+    _do(
+        ["cp", "-aL", "--link", "--force", disk, target]
+        if _same_disk(disk, folder)
+        else ["cp", "--reflink=auto", disk, target]
+    )
+    _complete(folder)
+
+
+def _same_disk(path: str, folder: str) -> bool:
+    return os.stat(path).st_dev == os.stat(folder).st_dev
+
+
+def _complete(folder: str) -> None:
+    """What the image takes as the sign that Windows is installed. The rest it makes itself."""
+    with open(os.path.join(folder, BOOT), "a"):
+        pass
 
 
 def _fetch_archive(url: str, token: str, folder: str) -> None:
@@ -188,6 +281,7 @@ def _unpack(archive: tarfile.TarFile, folder: str) -> None:
         if source is not None and name in (*NEEDED, *OTHERS, *DISKS):
             with source, open(os.path.join(folder, name), "wb") as target:
                 _copy_sparse(source, target, member.size)
+            os.utime(target.name, (member.mtime, member.mtime))
     packed: Any = archive.fileobj
     while packed.read(1 << 20):
         pass  # what gzip knows of damage stands at its very end, after the archive's own
@@ -212,7 +306,7 @@ def _install(config: HostConfig, engine: Docker, folder: str) -> None:
     engine.remove(CONTAINER)  # its ports are needed, so that people can look at the installation
     if not engine.is_running(INSTALLER):
         engine.remove(INSTALLER)
-        engine.run_detached(config.install_words(making, config.iso), restart=False)
+        engine.run_detached(config.install_words(making, iso.bring(config)), restart=False)
     say("installing Windows, which takes 20 minutes or more; `evalfleet pool vnc` shows it")
     problem = _await_installation(engine, making)
     if not problem:
@@ -227,6 +321,7 @@ def _install(config: HostConfig, engine: Docker, folder: str) -> None:
     engine.remove(INSTALLER)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(making, folder)
+    shutil.rmtree(os.path.dirname(config.iso_file), ignore_errors=True)  # it is needed no more
 
 
 def _await_installation(engine: Docker, making: str) -> str:

@@ -17,6 +17,9 @@ TAIL = 1500
 class Failed(Exception):
     """The message says what is wrong and what to do."""
 
+    code = 1
+    """The exit code that it leads to."""
+
 
 class Done:
     """A program that has ended; code 124 if it had to be ended at its limit, 127 if there is none."""
@@ -80,6 +83,6 @@ def _may_sudo() -> bool:
     return _sudo[0]
 
 
-def fail(text: str) -> int:
+def fail(text: str, code: int = 1) -> int:
     print(f"waa: {text}", file=sys.stderr, flush=True)
-    return 1
+    return code
