@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 FIGURES = {
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
+    "ls": {"runs", "ls_cpu_s", "ls_wall_s", "first_ls_cpu_s", "verify_all_cpu_s"},
     "sim-scale": {"400_tasks_on_20_machines", "steady_us_at_10_machines"},
     "shape": {"files", "lines", "class_names_used_twice", "optional_protocols"},
     "dispatch": {"attempts_per_s", "steady_attempts_per_s", "counted"},
@@ -38,6 +39,7 @@ FIGURES = {
 }
 AGAINST = {
     "startup": {"python_pass", "python_import_argparse"},
+    "ls": set[str](),
     "sim-scale": set[str](),
     "shape": set[str](),
     "dispatch": {"gnu_parallel", "gnu_parallel_joblog_results", "xargs"},

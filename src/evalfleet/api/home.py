@@ -1,18 +1,29 @@
-"""The runs of a home, taken together: listing and verifying them. Loads nothing that runs anything."""
+"""The runs of a home, taken together: they are listed, verified, measured and deleted.
+
+Nothing is loaded here that runs anything.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import stat
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from evalfleet.errors import JournalError, JournalForeign, RequestError
 from evalfleet.journal import Store, StreamInfo
 from evalfleet.journal.database import FILE, refuse_file
 from evalfleet.model import after
+from evalfleet.names import safe_name
 from evalfleet.planning.workspace import Workspace
+from evalfleet.views.files import points_to
 from evalfleet.views.follow import Follower
+from evalfleet.views.format import iso, plural
 from evalfleet.views.results import RunSummary, summarised
 
 if TYPE_CHECKING:
@@ -94,3 +105,100 @@ def _verified(store: Store, name: str) -> VerifiedStream:
         return {**found, "events": follower.seq, "not_covered": store.uncovered(name)}
     except JournalForeign as err:
         return {**found, "events": follower.seq, "problem": str(err)}
+
+
+# -- room on the disk --------------------------------------------------------------------------------
+
+REMOVED = ".removed"
+"""Where folders of a home go before they are deleted: what is half deleted is not taken for a run's."""
+
+
+class Usage(Struct, frozen=True):
+    """How much room a run takes. `run` is empty for what belongs to no run."""
+
+    run: str
+    status: str
+    files: int
+    """Bytes in its folder."""
+    journal: int
+    """Bytes of its events, about."""
+
+
+def usage(workspace: Workspace) -> list[Usage]:
+    """The runs of a home, the largest first, then what else is there."""
+    journal = workspace.records().journal_bytes()
+    runs = [
+        Usage(each.run, each.status, _size(workspace.home / safe_name(each.run)), journal.get(each.run, 0))
+        for each in list_runs(workspace)
+    ]
+    whole = _size(workspace.home)
+    rest = max(0, whole - sum(each.files + each.journal for each in runs))
+    return [*sorted(runs, key=lambda each: -each.files - each.journal), Usage("", "", rest, 0)]
+
+
+def _size(folder: Path) -> int:
+    """The bytes of all files in it; links count for nothing, and what vanishes meanwhile, too."""
+    total = 0
+    for parent, _, names in os.walk(folder, onerror=None):
+        for name in names:
+            with suppress(OSError):
+                found = os.lstat(os.path.join(parent, name))
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
+
+
+def remove(workspace: Workspace, name: str) -> None:
+    """Delete a run: its journal and its folder. Raises RequestError unless it is over and has no machines."""
+    store = workspace.store()
+    info = store.stream(name)
+    if info.kind == "pool":
+        raise RequestError(f"{name!r} is a pool, not a run: `evalfleet pool delete {name}` deletes it")
+    left = _machines_left(store, name)
+    if left:
+        raise RequestError(f"run {name!r} still has {left}: `evalfleet cancel {name}` deletes them first")
+    away = _put_away(workspace.home, name)
+    store.delete_stream(name, workspace.now())
+    if points_to(workspace.home / "latest") == name:
+        (workspace.home / "latest").unlink(missing_ok=True)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def _machines_left(store: Store, name: str) -> str:
+    follower = Follower(store, name)
+    try:
+        follower.poll()
+    except JournalForeign:
+        return ""  # a damaged run may be deleted: `machines` and `reap` know what exists
+    return plural(len(follower.state.undeleted), "machine") if follower.state.undeleted else ""
+
+
+def _put_away(home: Path, name: str) -> Path:
+    away = home / REMOVED / safe_name(name)
+    shutil.rmtree(away, ignore_errors=True)
+    away.parent.mkdir(exist_ok=True)
+    with suppress(FileNotFoundError):
+        os.replace(home / safe_name(name), away)
+    return away
+
+
+def outdated(workspace: Workspace, older_s: float) -> list[RunSummary]:
+    """Runs that ended longer ago than that."""
+    before = iso(after(workspace.now(), -older_s)) or ""
+    return [each for each in list_runs(workspace) if each.ended_at is not None and each.ended_at < before]
+
+
+def drop_artefacts(workspace: Workspace, name: str) -> None:
+    """Delete what the attempts of a run have left. Its journal, scores and reports stay."""
+    folder = workspace.home / safe_name(name)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def compact(workspace: Workspace) -> None:
+    """Shrink the journal's file after runs were deleted, unless somebody works in this home."""
+    store = workspace.store()
+    shutil.rmtree(workspace.home / REMOVED, ignore_errors=True)
+    if all(store.held(info, workspace.now()) is None for info in store.streams()):
+        with suppress(JournalError):
+            store.compact()

@@ -379,6 +379,10 @@ def resume_order(
         raise RequestError(
             f"run {found.name!r} was imported, and cannot be taken up: start a run of its tasks"
         )
+    if state.plan.home and state.plan.home != Store.open(found.home, create=False, read_only=True).home_id:
+        raise RequestError(
+            f"run {found.name!r} was made in another home, where its machines are: take it up there"
+        )
     first = tuple(_resumption(state, only_broken, limits or {}))
     if state.ended_at is not None and not first:
         hint = "; `--only broken` runs the broken ones again" if state.broken else ""

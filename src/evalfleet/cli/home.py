@@ -1,4 +1,4 @@
-"""The runs of this home: ls, verify."""
+"""The runs of this home: ls, verify, du, rm, gc."""
 
 from __future__ import annotations
 
@@ -97,3 +97,92 @@ def _verdict(checked: VerifiedStream) -> str:
     if checked["not_covered"]:
         text += f"; of these, {checked['not_covered']:,} are not covered: they are older than the checksums"
     return text
+
+
+def du_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def du(args: argparse.Namespace) -> int:
+    """Show how much room each run takes on the disk, the largest first."""
+    import msgspec
+
+    from evalfleet.api import home
+    from evalfleet.planning.workspace import Workspace
+    from evalfleet.views.format import table
+
+    found = home.usage(Workspace.here())
+    if args.json:
+        print(msgspec.json.encode(found).decode())
+        return 0
+    rows = [
+        (each.run or "(all else)", each.status or "-", _mb(each.files), _mb(each.journal)) for each in found
+    ]
+    rows.append(("total", "", _mb(sum(each.files + each.journal for each in found)), ""))
+    print(table(("run", "status", "files", "journal"), rows, right=("files", "journal")))
+    return 0
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+def rm_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="its name; `evalfleet ls` shows all")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def rm(args: argparse.Namespace) -> int:
+    """Delete runs that are over: their scores, their journals and all files of their attempts."""
+    from evalfleet.api import home
+    from evalfleet.planning.workspace import Workspace
+    from evalfleet.views.format import plural
+
+    from .terminal import agreed
+
+    if not args.yes and not agreed(f"delete {plural(len(args.runs), 'run')} with all results"):
+        return 1
+    for run in args.runs:
+        home.remove(Workspace.here(), run)
+        print(f"{run} is deleted")
+    return 0
+
+
+def gc_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--older", metavar="30d", required=True, help="runs that ended longer ago than this, and no others"
+    )
+    parser.add_argument(
+        "--keep-scores", action="store_true", help="delete only the files of their attempts; results stay"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def gc(args: argparse.Namespace) -> int:
+    """Delete old runs, or, with --keep-scores, only the files that their attempts left.
+
+    Answers that are not graded yet keep their files.
+    """
+    from evalfleet.api import home
+    from evalfleet.planning.values import parse_duration
+    from evalfleet.planning.workspace import Workspace
+    from evalfleet.views.format import plural
+
+    from .terminal import agreed
+
+    workspace = Workspace.here()
+    old = home.outdated(workspace, parse_duration(args.older, "--older"))
+    if args.keep_scores:
+        old = [run for run in old if not run.answered]
+    what = f"delete {'the files of ' if args.keep_scores else ''}{plural(len(old), 'run')}"
+    if not old or args.dry_run:
+        print(f"this would {what}: {', '.join(run.run for run in old)}" if old else "nothing is that old")
+        return 0
+    if not args.yes and not agreed(what):
+        return 1
+    for run in old:
+        (home.drop_artefacts if args.keep_scores else home.remove)(workspace, run.run)
+        print(f"{run.run}: {'its files are' if args.keep_scores else 'it is'} deleted")
+    home.compact(workspace)
+    return 0

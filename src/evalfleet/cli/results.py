@@ -1,4 +1,4 @@
-"""Results of runs: show, report, import, schema."""
+"""Results of runs: show, report, export, import, schema."""
 
 from __future__ import annotations
 
@@ -66,14 +66,36 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument("-o", metavar="FILE", dest="path", type=Path, help="default: RUN.evalfleet.tar.gz")
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write a whole run into one file: its journal, its results and the files of all attempts.
+
+    `evalfleet import FILE` makes the same run of it in another home.
+    """
+    from evalfleet.api import runs
+    from evalfleet.api.archive import export_run
+    from evalfleet.planning.workspace import Workspace
+
+    run = runs.open_run(Workspace.here(), args.run)
+    path = args.path or Path(f"{run.name}.evalfleet.tar.gz")
+    export_run(Workspace.here(), run.name, path)
+    print(f"{run.name} is written to {path} ({path.stat().st_size / 1e6:,.1f} MB)")
+    return 0
+
+
 def import_results_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "benchmark",
-        metavar="BENCHMARK",
-        help="whose results they are; a wrong one is answered with those there are",
+        metavar="FILE|BENCHMARK",
+        help="a file that `evalfleet export` wrote; or whose results they are (a wrong name is answered "
+        "with those there are)",
     )
     parser.add_argument(
-        "results", metavar="RESULTS_DIR", nargs="+", type=Path, help="where its results are; may be several"
+        "results", metavar="RESULTS_DIR", nargs="*", type=Path, help="where its results are; may be several"
     )
     parser.add_argument("--name", metavar="RUN", help="what to call the run (default: made from the time)")
     parser.add_argument("--trial", metavar="T", help="this trial only, where there are several")
@@ -84,7 +106,7 @@ def import_results_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def import_results(args: argparse.Namespace) -> int:
-    """Make a run of results that another program made, so that show, report and the others understand them.
+    """Make a run of a file that export wrote, or of results that another program made.
 
     RESULTS_DIR is a folder in which a benchmark's own program left its results, of any number of workers. A
     task without a result becomes broken, with its cause, and not a zero. The files are copied; nothing is
@@ -92,13 +114,23 @@ def import_results(args: argparse.Namespace) -> int:
     """
     import json
 
+    from evalfleet.api.archive import import_run
     from evalfleet.api.imports import import_results
+    from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run
 
-    run = import_results(
-        Workspace.here(), args.benchmark, args.results, name=args.name, trial=args.trial, keep=args.keep
-    )
+    if args.results:
+        run = import_results(
+            Workspace.here(), args.benchmark, args.results, name=args.name, trial=args.trial, keep=args.keep
+        )
+    elif Path(args.benchmark).is_file():
+        run = import_run(Workspace.here(), Path(args.benchmark), name=args.name)
+    else:
+        raise RequestError(
+            f"{args.benchmark} is no file: name one that `evalfleet export` wrote, or say where the results "
+            "of that benchmark are"
+        )
     results = run.results()
     print(json.dumps(results) if args.json else show_run(results))
     return 0

@@ -175,6 +175,25 @@ class Store(Struct, frozen=True):
         with self.connected() as conn, transaction(conn):
             _create(conn, name, "run", at, events)
 
+    def delete_stream(self, name: str, now: Micros) -> None:
+        """Forget the stream and all its events. Raises RequestError: there is none; RunHeld: it is in use."""
+        with self.connected() as conn, transaction(conn):
+            info = self._info(conn, name)
+            self._refuse_if_held(info, now)
+            for table in ("event", "request", "summary"):
+                conn.execute(f"DELETE FROM {table} WHERE stream = ?", (name,))
+            conn.execute("DELETE FROM stream WHERE name = ?", (name,))
+
+    def journal_bytes(self) -> dict[str, int]:
+        """About how much of the database each stream takes."""
+        with self.connected() as conn:
+            return dict(conn.execute("SELECT stream, sum(length(body) + 60) FROM event GROUP BY stream"))
+
+    def compact(self) -> None:
+        """Give the room of what was deleted back to the disk. Raises JournalError while others read."""
+        with self.connected() as conn:
+            conn.execute("VACUUM")
+
     def ask(self, stream: str, event: Event, at: Micros) -> int:
         """Ask the stream's controller, from any process, to record `event`. The request's id."""
         with self.connected() as conn, transaction(conn):
