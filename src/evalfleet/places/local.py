@@ -36,7 +36,9 @@ class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
         float, Meta(ge=0, le=10_000, description="what a machine costs, to try budgets out")
     ] = 0.0
     billing_step_s: Annotated[float, Meta(gt=0, description="seconds that are billed as a whole")] = 1.0
-    max_machines: Annotated[int | None, Meta(ge=1, description="never more than this at once")] = None
+    max_machines: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="never more than this at once")
+    ] = None
 
 
 class LocalPlace:
