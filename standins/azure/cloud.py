@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .catalog import Catalog
 from .clock import Clock
 from .faults import Faults
-from .kind import Kind
+from .kind import Kind, canonical
 from .machines import Machines
 from .meters import Meters
 from .operations import Operation, Operations
@@ -69,6 +69,8 @@ class Cloud:
         self.subscription = SUBSCRIPTION
         self.locks: dict[str, Json] = {}
         """Id in lower case -> the lock."""
+        self.features: set[str] = set()
+        """Of Microsoft.Compute that the subscription has registered, in lower case."""
         self.registered = {name.lower() for name in NAMESPACES}
         self.disks_inherit_tags = True
         self.clients_are_inside = False
@@ -135,6 +137,7 @@ class Cloud:
     def put(self, id: ResourceId, body: Json, hold_s: float = 0.0) -> Put:
         """Validate, keep, and start what takes longer. `hold_s`: it starts that much later."""
         kind = self.kind(id)
+        body = canonical(body)
         self._may_write(id, body)
         old = self.store.get(id)
         if old is not None and old.busy is not None and not old.busy.done.is_set():

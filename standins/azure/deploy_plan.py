@@ -83,6 +83,15 @@ class Plan:
                 raise invalid_template(f"The provided value for the template parameter '{name}' is not valid")
         return values
 
+    def shown_parameters(self) -> Json:
+        """As everybody may see them: secure ones have a type, and no value."""
+        declared: Json = self._template.get("parameters") or {}
+        kinds = {name: str(declared[name].get("type", "string")) for name in self.parameters}
+        return {
+            name: {"type": kind} if kind.lower().startswith("secure") else {"type": kind, "value": value}
+            for (name, value), kind in zip(self.parameters.items(), kinds.values(), strict=True)
+        }
+
     def _parameter(self, name: str) -> Any:
         if name not in self.parameters:
             raise invalid_template(f"The template parameter '{name}' is not found")
@@ -188,7 +197,7 @@ def _checked(properties: Json) -> Json:
     template = properties.get("template")
     if not isinstance(template, dict):
         raise invalid_template("there is no template")
-    if properties.get("mode") not in ("Incremental", "Complete"):
+    if str(properties.get("mode")).capitalize() not in ("Incremental", "Complete"):
         raise invalid_template(f"mode is {properties.get('mode')!r}")
     for key in template:
         if key not in KNOWN:

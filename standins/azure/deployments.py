@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from .arm import Arm, page
 from .cloud import Cloud
 from .deploy_plan import Item, Plan
+from .kind import canonical
 from .operations import Operation
 from .words import Answer, ArmError, Call, Json
 
@@ -81,7 +82,7 @@ class Deployments:
             call.path,
             found["group"],
             found["name"],
-            call.body["properties"]["mode"],
+            call.body["properties"]["mode"].capitalize(),
             self._cloud.clock.now(),
             plan,
             {item.id.key: Step(item) for item in plan.items},
@@ -120,7 +121,7 @@ class Deployments:
                 raise
             return None  # it refers to what is still to be made
         try:
-            self._cloud.kind(item.id).preflight(item.id, body)
+            self._cloud.kind(item.id).preflight(item.id, canonical(body))
             self._cloud.faults.check_policies(item.id.type, str(item.id), body)
         except ArmError as error:
             return error
@@ -231,7 +232,7 @@ class Deployments:
             "timestamp": self._cloud.clock.stamp(),
             "duration": f"PT{self._cloud.clock.now() - deployment.started:.3f}S",
             "correlationId": "00000000-0000-0000-0000-000000000000",
-            "parameters": {name: {"value": value} for name, value in deployment.plan.parameters.items()},
+            "parameters": deployment.plan.shown_parameters(),
             "outputResources": [{"id": str(id)} for id in made],
             "outputs": deployment.outputs,
         }

@@ -55,6 +55,29 @@ class Identity:
 
     # -- Entra ID ------------------------------------------------------------------------------
 
+    def endpoints(self, base: str) -> Json:
+        """What `az cloud register --endpoint-resource-manager` asks for."""
+        return {
+            "name": "stand-in",
+            "resourceManager": base,
+            "portal": base,
+            "graph": base,
+            "graphAudience": base,
+            "gallery": base,
+            "batch": base,
+            "media": base,
+            "sqlManagement": base,
+            "vmImageAliasDoc": f"{base}/aliases.json",
+            "activeDirectoryDataLake": base,
+            "authentication": {
+                "loginEndpoint": base,
+                "audiences": ["https://management.azure.com", "https://management.core.windows.net/"],
+                "tenant": TENANT,
+                "identityProvider": "AAD",
+            },
+            "suffixes": {"storage": "core.windows.net", "keyVaultDns": "vault.azure.net"},
+        }
+
     def configuration(self, base: str) -> Answer:
         here = f"{base}/{TENANT}"
         return Answer(

@@ -106,6 +106,39 @@ class Kind:
         )
 
 
+ENUMS: Mapping[str, tuple[str, ...]] = {
+    "priority": ("Regular", "Spot", "Low"),
+    "evictionPolicy": ("Deallocate", "Delete"),
+    "deleteOption": ("Delete", "Detach"),
+    "createOption": ("FromImage", "Attach", "Empty", "Copy"),
+    "publicIPAllocationMethod": ("Static", "Dynamic"),
+    "privateIPAllocationMethod": ("Static", "Dynamic"),
+    "storageAccountType": (
+        "Premium_LRS",
+        "Premium_ZRS",
+        "StandardSSD_LRS",
+        "StandardSSD_ZRS",
+        "Standard_LRS",
+    ),
+    "status": ("Enabled", "Disabled"),
+}
+"""What these fields may say. To Azure, case does not matter, and it shows its own."""
+SKUS = ("Basic", "Standard")
+
+
+def canonical(value: Any, field: str = "") -> Any:
+    """The same with all that is in ENUMS as Azure writes it; what is null is not there."""
+    if isinstance(value, dict):
+        given: Json = {key: below for key, below in value.items() if below is not None}
+        return {
+            key: canonical(below, f"{field}.{key}" if field == "sku" else key) for key, below in given.items()
+        }
+    if isinstance(value, list):
+        return [canonical(each) for each in value]
+    names = SKUS if field == "sku.name" else ENUMS.get(field, ())
+    return next((name for name in names if isinstance(value, str) and name.lower() == value.lower()), value)
+
+
 def merged(old: Json, new: Json) -> Json:
     """As JSON Merge Patch, but tags are replaced as a whole."""
     result = dict(old)

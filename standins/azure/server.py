@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 import time
 import uuid
 from email.utils import formatdate
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -58,11 +60,8 @@ class Server:
         path = "/" + "/".join(word for word in unquote(request.path).split("/") if word)
         base = f"{request.scheme}://{request.host}"
         try:
-            body = (
-                await request.json()
-                if request.method in ("PUT", "POST", "PATCH") and _is_json(request)
-                else {}
-            )
+            writes = request.method in ("PUT", "POST", "PATCH") and _is_json(request)
+            body = lenient(await request.text()) if writes else {}
         except json.JSONDecodeError:
             return _response(
                 ArmError(400, "InvalidRequestContent", "The request content is no JSON.").answer()
@@ -88,6 +87,8 @@ class Server:
         if lower == f"/{TENANT}/oauth2/v2.0/token" and call.method == "POST":
             form = await request.post()
             return self._identity.client_token({key: str(value) for key, value in form.items()})
+        if lower == "/metadata/endpoints":
+            return Answer(200, self._identity.endpoints(call.base))
         if lower == "/api/retail/prices":
             return retail_prices(call)
         if lower.startswith(LOGS):
@@ -119,6 +120,26 @@ class Server:
     async def _later(self, call: Call, delay_s: float) -> None:
         await self._cloud.clock.sleep(delay_s)
         await self._arm.answer(call)
+
+
+_COMMENTS = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_LOOSE = re.compile(r'("(?:[^"\\]|\\.)*")|([A-Za-z_$][\w$]*)(?=\s*:)|,(?=\s*[}\]])')
+"""A text in quotes, which stays; or what JSON does not allow: a bare key, a comma before a bracket."""
+
+
+def lenient(text: str) -> Any:
+    """JSON as ARM reads it: with comments, commas before brackets, and keys without quotes.
+
+    `az` sends a template as it is in its file.
+    """
+    try:
+        return json.loads(text, strict=False)
+    except json.JSONDecodeError:
+        pass
+
+    text = _COMMENTS.sub(lambda found: found[1] or "", text)
+    text = _LOOSE.sub(lambda found: found[1] or (f'"{found[2]}"' if found[2] else ""), text)
+    return json.loads(text, strict=False)
 
 
 def _is_json(request: web.Request) -> bool:

@@ -46,6 +46,10 @@ class Subscription:
         arm.route("GET", ROOT, self._one)
         arm.route("GET", f"{ROOT}/providers/{{namespace}}", self._one_provider)
         arm.route("POST", f"{ROOT}/providers/{{namespace}}/register", self._register)
+        feature = f"{ROOT}/providers/Microsoft.Features/providers/Microsoft.Compute/features/{{feature}}"
+        arm.route("GET", feature, self._feature)
+        arm.route("POST", f"{feature}/register", self._feature)
+        arm.route("POST", f"{feature}/unregister", self._feature)
         arm.route("GET", f"{IMAGE_PATH}/versions", self._versions)
         arm.route("GET", f"{IMAGE_PATH}/versions/{{version}}", self._version)
 
@@ -125,6 +129,25 @@ class Subscription:
 
     async def _one_provider(self, call: Call, found: re.Match[str]) -> Answer:
         return Answer(200, self._provider(self._namespace(found)))
+
+    async def _feature(self, call: Call, found: re.Match[str]) -> Answer:
+        """Shown, registered or unregistered: what few subscriptions have."""
+        name = found["feature"]
+        if call.path.lower().endswith("/register"):
+            self._cloud.features.add(name.lower())
+        elif call.method == "POST":
+            self._cloud.features.discard(name.lower())
+        state = "Registered" if name.lower() in self._cloud.features else "NotRegistered"
+        id = call.path.removesuffix("/register").removesuffix("/unregister")
+        return Answer(
+            200,
+            {
+                "id": id,
+                "name": f"Microsoft.Compute/{name}",
+                "type": "Microsoft.Features/providers/features",
+                "properties": {"state": state},
+            },
+        )
 
     async def _register(self, call: Call, found: re.Match[str]) -> Answer:
         name = self._namespace(found)

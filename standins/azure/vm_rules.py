@@ -151,7 +151,8 @@ class VmRules:
             )
         # "Standard" is what who names none gets; to name it takes a feature that few subscriptions have
         security = str(dig(properties, "securityProfile.securityType") or "").lower()
-        if security not in ("", "trustedlaunch", "confidentialvm"):
+        named = ("standard",) if "usestandardsecuritytype" in self._cloud.features else ()
+        if security not in ("", "trustedlaunch", "confidentialvm", *named):
             raise invalid(
                 "The value of parameter securityProfile.securityType is invalid.",
                 "securityProfile.securityType",

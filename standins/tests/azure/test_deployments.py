@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from standins.azure import Policy, StandIn, Stuck
+from standins.azure.faults import VmLimits
 from standins.azure.schedules import next_time
+from standins.azure.server import lenient
 from standins.azure.template import Expressions
 from standins.azure.words import ArmError
-from tests.cloud.rest import Json, Reply, Rest, compute, network
+from tests.cloud.rest import Json, Reply, Rest, compute, network, vm_body
 from tests.cloud.templates import NIC, PIP, SCHEDULE, VM, resource, template
 from tests.waiting import until
 
@@ -36,6 +38,56 @@ def test_a_deployment_makes_everything_in_order(azure: StandIn, rest: Rest) -> N
     assert len(rest.get(f"{DEPLOYMENTS}/vm/operations").body["value"]) == 4
     assert rest.outcome(deploy(rest, "vm"))["status"] == "Succeeded", "again changes nothing"
     assert len([span for span in azure.meters.spans if span.kind == "vm"]) == 1
+
+
+def test_secure_parameters_are_shown_to_nobody(rest: Rest) -> None:
+    made = template()
+    made["parameters"]["secret"] = {"type": "secureString"}
+    rest.outcome(deploy(rest, "vm", made, secret="hush"))
+    reply = rest.get(f"{DEPLOYMENTS}/vm")
+    assert "hush" not in json.dumps(reply.body)
+    assert reply.body["properties"]["parameters"]["secret"] == {"type": "secureString"}
+
+
+def test_the_case_of_azures_own_names_does_not_matter(azure: StandIn, rest: Rest) -> None:
+    made = template()
+    (address,) = [each for each in made["resources"] if each["type"] == PIP]
+    address["sku"]["name"], address["properties"]["publicIPAllocationMethod"] = "standard", "STATIC"
+    assert rest.outcome(deploy(rest, "vm", made))["status"] == "Succeeded"
+    shown = rest.get(network("publicIPAddresses/vm-ip")).body
+    assert (shown["sku"]["name"], shown["properties"]["publicIPAllocationMethod"]) == ("Standard", "Static")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ('{a: 1, "b": [1, 2,], /* c: 3 */ }', {"a": 1, "b": [1, 2]}),
+        ('{ // no: "x"\n $schema: "https://x/y" }', {"$schema": "https://x/y"}),
+        ('{"a": "// {b: 1,}"}', {"a": "// {b: 1,}"}),
+    ],
+)
+def test_templates_are_read_as_leniently_as_azure_does(text: str, value: object) -> None:
+    assert lenient(text) == value
+
+
+def test_a_feature_lets_the_plain_security_type_be_named(rest: Rest) -> None:
+    body = vm_body("vm", rest.new_interface("vm"))
+    body["properties"]["securityProfile"] = {"securityType": "Standard"}
+    assert rest.ask("PUT", compute("vm"), body).code == "InvalidParameter"
+    feature = "/providers/Microsoft.Features/providers/Microsoft.Compute/features/UseStandardSecurityType"
+    assert rest.get(feature).body["properties"]["state"] == "NotRegistered"
+    rest.ask("POST", f"{feature}/register")
+    assert rest.ask("PUT", compute("vm"), body).status == 201
+
+
+def test_what_is_asked_of_one_machine_is_limited(azure: StandIn, rest: Rest) -> None:
+    rest.new_vm("vm")
+    azure.faults.vm_limits = VmLimits()
+    codes = [rest.get(compute("vm")).status for _ in range(40)]
+    assert codes.count(200) in range(36, 40)
+    assert codes[-1] == 429
+    assert int(rest.get(compute("vm")).headers["Retry-After"]) >= 1
 
 
 def test_a_deployment_goes_on_without_its_client(azure: StandIn, rest: Rest) -> None:

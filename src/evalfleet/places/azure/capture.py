@@ -25,7 +25,7 @@ from evalfleet.places.vm.readiness import address_of
 from evalfleet.places.vm.ssh_access import SshAccess
 from evalfleet.ports import Image
 
-from . import galleries
+from . import galleries, leftovers
 from .answers import ArmFault, Json, Problem, fault_of, refusal, tags_in
 from .arm import ArmClient
 from .galleries import CLEANED, IMAGE, RESTED, SIZE, SOURCE, ImageIds
@@ -240,11 +240,8 @@ class ImageGallery:
     # -- all of them ---------------------------------------------------------------------------
 
     async def images(self) -> Sequence[Image]:
-        """In the whole subscription, by tags alone."""
-        tagged = {"$filter": f"tagName eq '{IMAGE}'"}
-        found = galleries.definitions_in(
-            await self._arm.all(f"{self._arm.root}/resources", RESOURCES, **tagged)
-        )
+        """In the whole subscription, or where we may look, by their tags."""
+        found = galleries.definitions_in(await leftovers.resources_of(self._arm, self._root, galleries.TYPES))
         versions = await asyncio.gather(*(self._version(each) for each in found))
         return tuple(galleries.read(each, version) for each, version in zip(found, versions, strict=True))
 

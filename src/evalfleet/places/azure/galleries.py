@@ -19,6 +19,7 @@ from .prices import AS_OF, IMAGE_USD_A_GB_MONTH
 from .template import id_of
 
 GALLERY = "Microsoft.Compute/galleries"
+TYPES = (f"{GALLERY}/images", f"{GALLERY}/images/versions")
 VERSION = "1.0.0"
 IMAGE, SOURCE, SIZE = "evalfleet-image", "evalfleet-captured-from", "evalfleet-gb"
 """Tags of what belongs to an image. No machine's tag is among them: `reap` takes none for a machine."""

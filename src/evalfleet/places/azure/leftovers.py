@@ -33,31 +33,31 @@ async def belongings(arm: ArmClient, group: str) -> Sequence[Belonging]:
     """
     where = f"{arm.root}/resourceGroups/{group}"
     resources, records, locks = await asyncio.gather(
-        _resources(arm, where), _records(arm, where), all_locks(arm, where)
+        resources_of(arm, where, TYPES), _records(arm, where), all_locks(arm, where)
     )
     return read([*resources, *records], locks, arm.skew_s)
 
 
-async def _resources(arm: ArmClient, group: str) -> list[Json]:
-    """Of the subscription; of the group alone where we may see no more."""
+async def resources_of(arm: ArmClient, group: str, types: Sequence[str]) -> list[Json]:
+    """With their tags: those of the subscription, or of the group alone where we may see no more."""
     try:
-        return await _of_types(arm, arm.root)
+        return await _of_types(arm, arm.root, types)
     except ArmFault as fault:
         if fault.status != 403:
             raise
     try:
-        return await _of_types(arm, group)
+        return await _of_types(arm, group, types)
     except ArmFault as fault:
         if fault.status != 404:
             raise
         return []  # there is no such group
 
 
-async def _of_types(arm: ArmClient, scope: str) -> list[Json]:
+async def _of_types(arm: ArmClient, scope: str, types: Sequence[str]) -> list[Json]:
     lists = await asyncio.gather(
         *(
             arm.all(f"{scope}/resources", RESOURCES, **{"$filter": f"resourceType eq '{kind}'"})
-            for kind in TYPES
+            for kind in types
         )
     )
     return [each for some in lists for each in some]
