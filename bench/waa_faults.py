@@ -79,7 +79,7 @@ def _file_tasks(examples: Path) -> list[str]:
 # -- through evalfleet -----------------------------------------------------------------------------
 
 
-def _try_faults(arena: Arena, chosen: Mapping[str, str]) -> dict[str, Figures]:
+def _try_faults(arena: Arena, chosen: Mapping[Any, str]) -> dict[str, Figures]:
     """What became of each first attempt, and how long it took until that was told."""
     words = [word for task in chosen.values() for word in ("--task", task)]
     for setting in ("base_url=http://20.20.20.21:5000/v1", "som_origin=a11y", "max_steps=4"):

@@ -342,7 +342,8 @@ def test_a_bad_run_name_is_refused(cwd: Path) -> None:
 
 
 def test_a_secret_in_an_argument_is_refused_and_not_shown(cwd: Path) -> None:
-    for option in ({"agent": {"key": "Bearer sk-0123456789"}}, {"model": "sk-0123456789"}):
+    options: list[dict[str, Any]] = [{"agent": {"key": "Bearer sk-0123456789"}}, {"model": "sk-0123456789"}]
+    for option in options:
         with pytest.raises(RequestError, match="holds the value of API_KEY") as refused:
             resolved(cwd, env={"API_KEY": "sk-0123456789"}, **option)
         assert "0123456789" not in str(refused.value)

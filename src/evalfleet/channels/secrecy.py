@@ -72,8 +72,8 @@ class Secrets:
 
     def __init__(self, values: Mapping[str, str], names: Iterable[str]) -> None:
         maskable = {value for name in names if is_maskable(value := values.get(name, ""))}
-        plain: set[bytes] = set().union(*map(forms_of, maskable))
-        encoded: set[bytes] = set().union(*map(base64_forms_of, maskable)) - plain
+        plain = {form for value in maskable for form in forms_of(value)}
+        encoded = {form for value in maskable for form in base64_forms_of(value)} - plain
         # longest first: one value may be part of another
         self._plain = sorted(plain, key=len, reverse=True)
         self._encoded = sorted(encoded, key=len, reverse=True)
@@ -110,7 +110,8 @@ class Secrets:
         if isinstance(value, str):
             return self.mask_text(value)
         if isinstance(value, list):
-            return [self._mask_texts(item) for item in value]
+            parts: list[Any] = [*value]
+            return [self._mask_texts(item) for item in parts]
         if isinstance(value, dict):
             items = cast("dict[str, Any]", value).items()
             return {self.mask_text(name): self._mask_texts(item) for name, item in items}
