@@ -3,6 +3,7 @@
 # make test    everything: lint, types, all tests, 300 simulated runs
 # make test-core, test-places, test-gear   a part of the tests: the core, with processes of this computer;
 #              ssh, lab, clouds and Windows Agent Arena; the stand-ins of clouds and container engines
+# make nightly  what takes long: every attack on every isolation
 # make bench   measure speed and scale
 # make clean   remove .venv and caches; your results stay
 #
@@ -20,7 +21,7 @@ CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e tests/
 PLACES := tests/ssh tests/lab tests/cloud tests/waa
 GEAR   := standins/tests
 
-.PHONY: help demo test test-core test-places test-gear system-packages check bench clean lint
+.PHONY: help demo test test-core test-places test-gear system-packages check nightly bench clean lint
 .NOTPARALLEL:
 
 help:
@@ -45,6 +46,9 @@ test-core test-places test-gear: .venv/dev system-packages
 
 system-packages:
 	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc
+
+nightly: .venv/dev
+	$(BIN)/python -m bench hostile
 
 bench: .venv/dev
 	$(BIN)/python -m bench all

@@ -37,6 +37,8 @@ BENCHES: dict[str, str] = {
     "waa-fresh": "Windows back to golden by a thin layer over its disk, beside copying it",
     "azure-fleet": "20 and 100 Azure machines on the stand-in: time until all are ready",
     "azure-first-run": "an empty region, and deletes that Azure refuses: how soon each is known",
+    "hostile": "attacks of attempts on their machine and its neighbours, on each isolation",
+    "isolation-cost": "ms that an attempt takes as a user of its own, beside none",
     "azure-leak": "the controller killed at 200 moments: what is left and billed after `reap`",
 }
 

@@ -18,6 +18,7 @@ from .model import (
     Cause,
     Collected,
     Grade,
+    Isolated,
     Limits,
     MachineId,
     Micros,
@@ -122,6 +123,7 @@ class MachineReady(_Event, frozen=True):
     machine: MachineId
     timings: Mapping[str, float] = {}
     address: str = ""
+    isolated: Isolated = Isolated()
 
 
 class MachineStep(_Event, frozen=True):

@@ -207,6 +207,21 @@ class Bundle(Struct, frozen=True, omit_defaults=True):
     steps: tuple[SetupStep, ...] = ()
 
 
+Isolation = Literal["", "auto", "user", "none", "own"]
+"""How attempts are kept apart on a machine. `user`: each is a user of its own. `own`: the benchmark sees to
+it by itself. `auto`: as users where that can be had. Empty: nobody has said."""
+
+
+class Isolated(Struct, frozen=True, omit_defaults=True):
+    """How attempts are kept apart on one machine, and what that means there, or why they are not."""
+
+    kind: Isolation = ""
+    detail: str = ""
+
+
+NOT_SAID = Isolated()
+
+
 class Job(Struct, frozen=True, omit_defaults=True):
     """A command to run detached on a machine under a name of the caller's choice."""
 
@@ -217,6 +232,22 @@ class Job(Struct, frozen=True, omit_defaults=True):
     lease_s: float = 0.0
     log_cap_bytes: int = 50_000_000
     stall_s: float = 0.0
+    isolation: Isolation = ""
+    graded: bool = False
+    """Another job will grade what this one leaves, its working directory too."""
+    grades: str = ""
+    """The job whose work this one grades: its files are shown to this one, read-only if that can be had."""
+    score_bundle: str = ""
+    """More files for a job that grades; no other job sees them where jobs are isolated."""
+
+
+class Scorer(Struct, frozen=True, omit_defaults=True):
+    """A command that scores what an attempt left, once all of that has ended."""
+
+    command: Command
+    bundle: Bundle = Bundle()
+    """Files for it alone; it has no steps."""
+    timeout_s: float = 600.0
 
 
 class Machine(Struct, frozen=True, omit_defaults=True):
@@ -399,6 +430,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     home: str = ""
     machine_names: str = "worker-{n}"
     model_usd: tuple[float, float] | None = None
+    isolation: Mapping[str, Isolation] = field(default_factory=dict[str, Isolation])
+    """Place -> how attempts shall be kept apart on its machines."""
 
 
 class Notify(Struct, frozen=True):

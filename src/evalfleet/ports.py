@@ -26,6 +26,8 @@ from .model import (
     Command,
     Ended,
     Grade,
+    Isolated,
+    Isolation,
     Job,
     Machine,
     MachineId,
@@ -34,6 +36,7 @@ from .model import (
     Offer,
     Outcome,
     Piece,
+    Scorer,
     Task,
 )
 
@@ -97,6 +100,19 @@ class Grader(Protocol):
         grade, or whose grade is `Broken`, is broken for good. Whatever is raised leaves the answers as they
         are, to be graded later. Repeats of a task are told apart by their attempts only.
         """
+        ...
+
+
+@runtime_checkable
+class ScoredApart(Protocol):
+    """A benchmark whose attempts may be scored by another command on their machine than their own."""
+
+    def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
+        """None: the attempt's own result counts."""
+        ...
+
+    def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:
+        """What the end of an attempt and that of its score command mean."""
         ...
 
 
@@ -185,6 +201,15 @@ class ReusableChannel(Protocol):
 
     async def forget_set_up(self) -> None:
         """Let the next `prepare` run all steps of the set-up again."""
+        ...
+
+
+@runtime_checkable
+class IsolatingChannel(Protocol):
+    """A channel to a machine that can keep its jobs apart."""
+
+    async def isolate(self, wanted: Isolation) -> Isolated:
+        """How attempts will be kept apart there. Raises SetupFailed if that is not what must be."""
         ...
 
 

@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Needs
+from evalfleet.model import Isolation, Needs
 from evalfleet.toml_tables import convert, read_toml
 
 from .files import bundle_files, check_files
 from .loaded import Loaded
-from .spec import PLACEHOLDER, CommandSpec, bundle_of, spec_data
+from .spec import PLACEHOLDER, CommandSpec, bundle_of, score_bundle_of, spec_data
 from .tasks import check_stall, check_timeout, make_tasks, read_inline, read_jsonl
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -44,6 +44,10 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     secrets: tuple[str, ...] = ()
     needs: Needs = Needs()
     slots: int = 1
+    isolation: str = ""
+    score: tuple[str, ...] | None = None
+    score_files: tuple[str, ...] = ()
+    score_timeout_s: float = 600.0
 
 
 def load_benchmark(path: Path) -> Loaded:
@@ -53,25 +57,41 @@ def load_benchmark(path: Path) -> Loaded:
     root = Path(os.path.abspath(path)).parent
     _check_values(file, where)
     check_files(root, file.files, where)
+    check_files(root, file.score_files, where)
     spec = _spec(file, root)
     if isinstance(file.tasks, str):
         lines = read_jsonl(path.parent / file.tasks, f"{where}: key 'tasks'")
     else:
         lines = read_inline(file.tasks, where)
-    tasks = make_tasks(lines, file.timeout_s, file.stall_s, _params_in(file.command))
+    tasks = make_tasks(lines, file.timeout_s, file.stall_s, _params_in((*file.command, *(file.score or ()))))
     if not tasks:
         raise RequestError(f"{where}: key 'tasks' has no tasks; write at least one")
     files = bundle_files(root, file.files)
-    planned = msgspec.structs.replace(spec, digest=bundle_of(spec).digest)
+    planned = msgspec.structs.replace(
+        spec, digest=bundle_of(spec).digest, score_digest=score_bundle_of(spec).digest
+    )
     return Loaded(
         name=file.name,
         spec=spec_data(planned),
         tasks=tasks,
         secrets=file.secrets,
         slots=file.slots,
-        files=tuple(files.values()),
+        files=(*files.values(), *bundle_files(root, file.score_files).values()),
         warnings=tuple(f"{where}: {warning}" for warning in warnings_about(spec)),
+        isolation=_isolation(file.isolation, where),
     )
+
+
+def _isolation(given: str, where: str) -> Isolation:
+    if given == "container":
+        raise RequestError(f'{where}: isolation = "container" is not supported yet; write "user" or "none"')
+    if given in ("user", "none"):
+        return "user" if given == "user" else "none"
+    if given:
+        raise RequestError(
+            f'{where}: key \'isolation\' is {given!r}; write "user" or "none", or leave it out'
+        )
+    return ""
 
 
 def _spec(file: BenchmarkFile, root: Path) -> CommandSpec:
@@ -87,6 +107,9 @@ def _spec(file: BenchmarkFile, root: Path) -> CommandSpec:
         secrets=file.secrets,
         needs=file.needs,
         slots=file.slots,
+        score=file.score or (),
+        score_files=file.score_files,
+        score_timeout_s=file.score_timeout_s,
     )
 
 
@@ -101,6 +124,7 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
         _check_argv(step, where, f"setup (step {number})")
     if file.probe is not None:
         _check_argv(file.probe, where, "probe")
+    _check_score(file, where)
     check_timeout(file.timeout_s, where)
     check_stall(file.stall_s, where)
     if file.on_timeout not in ("zero", "broken"):
@@ -119,6 +143,21 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
                 'write names such as "OPENAI_API_KEY", never values'
             )
     _check_needs(file.needs, where)
+
+
+def _check_score(file: BenchmarkFile, where: str) -> None:
+    check_timeout(file.score_timeout_s, where)
+    if file.score is not None:
+        _check_argv(file.score, where, "score")
+    elif file.score_files:
+        raise RequestError(
+            f"{where}: key 'score_files' is for the 'score' command; write one, or take it out"
+        )
+    both = sorted(set(file.files) & set(file.score_files))
+    if both:
+        raise RequestError(
+            f"{where}: {both[0]!r} is in 'files' and in 'score_files'; take it out of one of them"
+        )
 
 
 def _check_argv(argv: Sequence[str], where: str, key: str) -> None:

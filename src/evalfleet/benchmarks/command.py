@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
-from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Task
+from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Scorer, Task
 from evalfleet.names import attempt_number
 from evalfleet.toml_tables import expand
 
 from .benchmark_file import load_benchmark
 from .loaded import Loaded
-from .results import outcome_of
-from .spec import PLACEHOLDER, CommandSpec, bundle_of, spec_data
+from .results import outcome_of, scored_apart
+from .spec import PLACEHOLDER, CommandSpec, bundle_of, score_bundle_of, spec_data
 
 
 class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,6 +120,23 @@ class CommandBenchmark:
             zero_on_timeout=self.spec.on_timeout == "zero",
             exit_code_scores=self.spec.score_from == "exit_code",
         )
+
+    @cached_property
+    def _score_bundle(self) -> Bundle:
+        return score_bundle_of(self.spec)
+
+    def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
+        if not self.spec.score:
+            return None
+        command = self.command(task, attempt)
+        argv = tuple(fill(word, task, attempt_number(attempt)) for word in self.spec.score)
+        grading = msgspec.structs.replace(command, argv=argv)
+        return Scorer(grading, self._score_bundle, self.spec.score_timeout_s)
+
+    def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:
+        if ended.reason == "timed_out" and self.spec.on_timeout == "broken":
+            return self.outcome(task, msgspec.structs.replace(ended, result=None, unusable=""), True)
+        return scored_apart(task, ended, scorer)
 
 
 def fill(word: str, task: Task, attempt: int) -> str:

@@ -19,12 +19,14 @@ from evalfleet.model import (
     Command,
     Ended,
     Grade,
+    Isolation,
     Needs,
     Outcome,
+    Scorer,
     Task,
     TaskId,
 )
-from evalfleet.ports import Answer, Benchmark, Grader
+from evalfleet.ports import Answer, Benchmark, Grader, ScoredApart
 
 
 class Loaded(Struct, frozen=True):
@@ -48,6 +50,8 @@ class Loaded(Struct, frozen=True):
     model_usd: tuple[float, float] | None = None
     tasks_missing: str = ""
     setup_missing: str = ""
+    isolation: Isolation = ""
+    """How its attempts must be kept apart; empty: as the place does."""
 
 
 class BenchmarkKind(Protocol):
@@ -122,6 +126,13 @@ class Repeated:
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         return self._inner.outcome(_origin(task), ended, healthy)
+
+    def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
+        return self._inner.scorer(_origin(task), attempt) if isinstance(self._inner, ScoredApart) else None
+
+    def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:
+        assert isinstance(self._inner, ScoredApart)
+        return self._inner.scored(_origin(task), ended, scorer)
 
 
 class _RepeatedGrader:

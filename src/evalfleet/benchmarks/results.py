@@ -76,6 +76,31 @@ def outcome_of(
     return structs.replace(outcome, cost_usd=result.cost_usd)
 
 
+def scored_apart(task: Task, ended: Ended, scorer: Ended) -> Outcome:
+    """The score is the score command's: of what the attempt says, only its steps and its cost are taken."""
+    result = None if scorer.result is None else read_result(scorer.result)
+    own = None if ended.result is None else read_result(ended.result)
+    if isinstance(result, Scored):
+        if isinstance(own, Scored):
+            result = structs.replace(
+                result,
+                num_steps=own.num_steps if result.num_steps is None else result.num_steps,
+                cost_usd=own.cost_usd if result.cost_usd is None else result.cost_usd,
+            )
+        limit_s = task.timeout_s if ended.reason == "timed_out" else None
+        return structs.replace(result, limit_s=limit_s, seconds=ended.seconds)
+    cost_usd = None if own is None else own.cost_usd
+    if isinstance(result, Broken):
+        return structs.replace(result, cost_usd=cost_usd if result.cost_usd is None else result.cost_usd)
+    if scorer.reason == "timed_out":
+        what = "reached its time limit"
+    elif scorer.reason == "exited":
+        what = _exit_words(scorer.exit_code, result)
+    else:
+        what = scorer.reason.replace("_", " ")
+    return Broken(Cause.RESULT, _with_tail(f"the score command: {what}", scorer.detail), cost_usd)
+
+
 def _without_result(
     task: Task,
     ended: Ended,

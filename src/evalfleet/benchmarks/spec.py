@@ -35,6 +35,29 @@ class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     secrets: tuple[str, ...] = ()
     needs: Needs = Needs()
     slots: int = 1
+    score: tuple[str, ...] = ()
+    score_files: tuple[str, ...] = ()
+    score_timeout_s: float = 600.0
+    score_digest: str = ""
+
+
+def score_bundle_of(spec: CommandSpec) -> Bundle:
+    """The files that only the score command gets. Raises RequestError as `bundle_of` does."""
+    if not spec.score_files:
+        return Bundle()
+    root = Path(spec.root)
+    files = bundle_files(root, spec.score_files)
+    found = "score-" + digest(root, files, ())
+    _check_unchanged(spec, spec.score_digest, found)
+    return Bundle(found, {name: str(path) for name, path in files.items()})
+
+
+def _check_unchanged(spec: CommandSpec, planned: str, found: str) -> None:
+    if planned not in ("", found):
+        raise RequestError(
+            f"the files of benchmark {spec.name!r} in {spec.root} have changed since the run was planned: "
+            "put them back as they were, or start a new run"
+        )
 
 
 def bundle_of(spec: CommandSpec) -> Bundle:
@@ -43,11 +66,7 @@ def bundle_of(spec: CommandSpec) -> Bundle:
     root = Path(spec.root)
     files = bundle_files(root, spec.files)
     found = digest(root, files, steps)
-    if spec.digest not in ("", found):
-        raise RequestError(
-            f"the files of benchmark {spec.name!r} in {root} have changed since the run was planned: "
-            "put them back as they were, or start a new run"
-        )
+    _check_unchanged(spec, spec.digest, found)
     return Bundle(found, {name: str(path) for name, path in files.items()}, steps)
 
 

@@ -9,7 +9,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ from evalfleet.model import (
     Collected,
     Command,
     Ended,
+    Isolated,
+    Isolation,
     Job,
     LargeFile,
     Piece,
@@ -33,6 +35,7 @@ from evalfleet.ports import Fence, TellStep
 from .follow import Follows
 from .link import UNREADABLE, Dial, Incoming, Link, Lost, said_in
 from .secrecy import Secrets
+from .supervisor.seals import content
 
 PROTOCOLS = (1,)
 """What we speak. A release that brings N + 1 still speaks N: a supervisor may be older, or newer, than we."""
@@ -104,6 +107,7 @@ class Resident:
         self._follows = Follows(self.ask, self._unfollow)
         self._asking = 0
         self._probes = 0
+        self._bundles: dict[str, Bundle] = {}
         self._set_up_said: tuple[AttemptId, str, Callable[[str], None]] | None = None
 
     # -- the channel -------------------------------------------------------------------------
@@ -116,9 +120,10 @@ class Resident:
                 raise RequestError("a bundle with files or steps needs a digest")
             await self._ask("ping", {})
             return {}
-        await self._mover.put(bundle)
         if self._link is None:
             await self._connected()  # tells which steps are behind it
+        self._bundles[bundle.digest] = bundle
+        await self._put(bundle)
         timings: dict[str, float] = {}
         for number, step in enumerate(bundle.steps):
             job = Job(
@@ -128,7 +133,28 @@ class Resident:
                 seconds = await self._set_up(job, step, left, partial(_tell_word, tell, step.name))
             if seconds is not None:
                 timings[step.name] = seconds
+        if timings:
+            await self._ask("seal", {"digest": bundle.digest})
         return timings
+
+    async def _put(self, bundle: Bundle) -> None:
+        """The bundle's files are on the machine, and are what they are here. Raises SetupFailed."""
+        await self._mover.put(bundle)
+        if not bundle.files:
+            return
+        files = await asyncio.to_thread(contents_of, bundle)
+        for _ in range(2):
+            answer = await self._ask("verify", {"digest": bundle.digest, "files": files})
+            if answer.state == "here":
+                return
+            # somebody has changed them there: they are gone now, and what was set up with them
+            for known in (self._running, self._seen, self._ours):
+                known.difference_update({id for id in known if id.startswith(SETUP + bundle.digest)})
+            for id in [id for id in self._ended if id.startswith(SETUP + bundle.digest)]:
+                del self._ended[id]
+            await self._mover.put(bundle)
+        wrong = self._secrets.mask_text(answer.detail)[:ERROR_CAP]
+        raise SetupFailed("files", f"{wrong} is changed there as soon as it is brought")
 
     @contextlib.contextmanager
     def _hearing(self, job: AttemptId, step: str, tell: TellStep | None) -> Generator[None]:
@@ -185,6 +211,21 @@ class Resident:
                 await self._mover.put(Bundle(f"{file.name}-{number}.part", {"part": str(part)}))
                 part.unlink()
 
+    async def isolate(self, wanted: Isolation) -> Isolated:
+        if wanted not in ("auto", "user"):
+            return Isolated(wanted)
+        answer = await self._ask("isolation", {})
+        detail = self._secrets.mask_text(answer.detail)[:ERROR_CAP]
+        if answer.state == "user":
+            return Isolated("user", detail)
+        if wanted == "user":
+            raise SetupFailed(
+                "isolation",
+                f"attempts cannot be users of their own there: {detail}; "
+                'come in as root on Linux, or set isolation = "none"',
+            )
+        return Isolated("none", detail)
+
     async def forget_set_up(self) -> None:
         await self._ask("ping", {})  # tells what the machine knows, if nothing was asked of it yet
         known = {*self._seen, *self._ended} - self._running
@@ -219,8 +260,21 @@ class Resident:
         if job.id in self._seen or job.id in self._running or job.id in self._ended:
             return
         answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
+        if answer.state == "changed":
+            await self._restore(job, self._secrets.mask_text(answer.detail)[:ERROR_CAP])
+            answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
+        if answer.state == "changed":
+            raise MachineForged(f"a file of the benchmark is changed on it again and again: {job.bundle}")
         if answer.state == "running" and job.id not in self._ended:
             self._running.add(job.id)
+
+    async def _restore(self, job: Job, wrong: str) -> None:
+        """Bring the job's files again, and set the machine up anew: an attempt has changed them."""
+        for digest in filter(None, (job.bundle, job.score_bundle)):
+            bundle = self._bundles.get(digest)
+            if bundle is None:  # a controller before this one has brought them
+                raise MachineForged(f"{wrong}, a file of the benchmark, was changed on it")
+            await self.prepare(bundle)
 
     def _spec(self, job: Job, in_bundle: bool) -> dict[str, Any]:
         command = job.command
@@ -243,6 +297,12 @@ class Resident:
             spec["stall_s"] = job.stall_s
         if in_bundle:
             spec["in_bundle"] = True
+        elif job.isolation == "user":
+            spec["isolation"] = "user"
+        if job.graded:
+            spec["graded"] = True
+        if job.grades:
+            spec.update(grades=job.grades, score_bundle=job.score_bundle)
         return spec
 
     async def ended(self, job: AttemptId) -> Ended:
@@ -570,6 +630,26 @@ class Resident:
         else:
             self._link.queue("ping", {"n": 0})  # our word, too, must be heard: jobs have leases
             self._link.flush()
+
+
+@lru_cache(maxsize=8)
+def _contents(digest: str, files: tuple[tuple[str, str], ...]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for name, source in files:
+        if not os.path.isdir(source):
+            found[name] = content(os.path.realpath(source))
+            continue
+        for folder, _, names in os.walk(source):
+            for each in names:
+                path = os.path.join(folder, each)
+                if not os.path.islink(path):
+                    found[os.path.normpath(os.path.join(name, os.path.relpath(path, source)))] = content(path)
+    return found
+
+
+def contents_of(bundle: Bundle) -> dict[str, list[Any]]:
+    """What each file of a bundle is, read once a process: a thousand machines get the same."""
+    return _contents(bundle.digest, tuple(bundle.files.items()))
 
 
 def _account(ended: Ended, timeout_s: float) -> str:

@@ -117,6 +117,9 @@ class Performer:
         channel = self._tools.open_channel(self._tools.state.attempts[attempt].machine)
         if channel is not None:
             channel.forget(attempt)
+            task = self._tools.state.tasks[self._tools.state.attempts[attempt].task].task
+            if attempts.scorer_of(self._tools, task, attempt) is not None:
+                channel.forget(attempts.scoring_job(attempt))
 
     async def offers(self, place: Place, needs: Needs) -> Sequence[Offer]:
         return await machines.find_offers(self._tools, place, needs)

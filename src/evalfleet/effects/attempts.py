@@ -25,6 +25,7 @@ from evalfleet.events import (
 )
 from evalfleet.model import (
     CAUSES,
+    AttemptId,
     Broken,
     Cause,
     Collected,
@@ -34,11 +35,12 @@ from evalfleet.model import (
     Job,
     Outcome,
     Scored,
+    Scorer,
     Task,
     after,
 )
 from evalfleet.names import INCOMING, PARTIAL, safe_name
-from evalfleet.ports import Answer, Channel
+from evalfleet.ports import Answer, Channel, ScoredApart
 from evalfleet.state import AttemptState, MachineState, is_ungraded
 
 from .machines import forged, report_gone, silent_since
@@ -51,6 +53,8 @@ LOOKS = 2
 LOOK_S = 60.0
 EVICTION_S = 300.0
 """So long after its machine has announced it, a place may take to show that it took a machine back."""
+SCORE = ".score"
+"""After the name of an attempt's folder: what its score command left."""
 SCRATCH = ".grading"
 """Where in the run's folder a grader may keep things."""
 
@@ -70,6 +74,8 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
         tools.benchmark.bundle.digest,
         limits.lease_s,
         stall_s=task.stall_s,
+        isolation=machine.isolated.kind,
+        graded=scorer_of(tools, task, attempt.id) is not None,
     )
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
@@ -81,7 +87,12 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                 # its time counts from when its command runs, never from when it was asked for
                 patience.reschedule(asyncio.get_running_loop().time() + patience_s)
                 ended = await _to_the_end(tools, channel, job, machine)
-                outcome = await _judge(tools, channel, task, ended)
+                scorer = scorer_of(tools, task, attempt.id)
+                if scorer is not None and _scorable(ended):
+                    patience.reschedule(None)  # its own limit is kept on the host
+                    outcome = await _score(tools, channel, task, job, machine, scorer, ended)
+                else:
+                    outcome = await _judge(tools, channel, task, ended)
         except TimeoutError:
             patience_s = limits.grace_s
             looks += machine.silent_since is None  # how long silence is borne is not decided here
@@ -126,6 +137,45 @@ async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
     return False
 
 
+def scorer_of(tools: Tools, task: Task, attempt: AttemptId) -> Scorer | None:
+    return tools.benchmark.scorer(task, attempt) if isinstance(tools.benchmark, ScoredApart) else None
+
+
+def scoring_job(attempt: AttemptId) -> AttemptId:
+    """The job that grades an attempt. No attempt is called so: they end with a number."""
+    return AttemptId(f"{attempt}+score")
+
+
+def _scorable(ended: Ended) -> bool:
+    """Was the end the agent's own doing, and is what it left still there?"""
+    return ended.reason in ("exited", "timed_out")
+
+
+async def _score(
+    tools: Tools,
+    channel: Channel,
+    task: Task,
+    job: Job,
+    machine: MachineState,
+    scorer: Scorer,
+    ended: Ended,
+) -> Outcome:
+    grading = Job(
+        scoring_job(job.id),
+        scorer.command,
+        scorer.timeout_s,
+        job.bundle,
+        job.lease_s,
+        isolation=job.isolation,
+        grades=job.id,
+        score_bundle=scorer.bundle.digest,
+    )
+    await _started(tools, channel, grading, machine)
+    graded = await _to_the_end(tools, channel, grading, machine)
+    assert isinstance(tools.benchmark, ScoredApart)
+    return tools.benchmark.scored(task, ended, graded)
+
+
 def _seconds(outcome: Outcome, ended: Ended) -> float:
     """The task's own, where the benchmark knows it: what got the machine ready is not the task's."""
     own = None if isinstance(outcome, Broken) else outcome.seconds
@@ -167,6 +217,8 @@ async def _fell_silent(tools: Tools, machine: MachineState) -> None:
 
 async def _judge(tools: Tools, channel: Channel, task: Task, ended: Ended) -> Outcome:
     healthy = True
+    if isinstance(tools.benchmark, ScoredApart) and tools.benchmark.scorer(task, AttemptId(f"{task.id}.0")):
+        ended = structs.replace(ended, result=None, unusable="")  # it is no attempt's own to say
     if ended.reason == "timed_out" and ended.result is None:
         healthy = await _answers(channel, tools.benchmark.probe)
     return tools.benchmark.outcome(task, ended, healthy)
@@ -276,6 +328,10 @@ async def _bring_home(tools: Tools, machine: MachineState, attempt: AttemptState
     if machine.phase == "condemned":
         superseded = await _late_result(tools, channel, attempt)
     collected = await channel.collect(attempt.id, _home_of(tools, attempt))
+    if scorer_of(tools, tools.state.tasks[attempt.task].task, attempt.id) is not None:
+        with suppress(ChannelError):  # there is none if the attempt was not graded
+            grading, home = scoring_job(attempt.id), _home_of(tools, attempt)
+            await channel.collect(grading, home.with_name(home.name + SCORE))
     return AttemptCollected(attempt.id, collected, superseded)
 
 
@@ -292,10 +348,11 @@ async def _answers_again(tools: Tools, machine: MachineState) -> bool:
 async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) -> Outcome | None:
     """End what still runs of the attempt. A score that it wrote is kept, but no longer counts."""
     await channel.stop(attempt.id)
-    if not isinstance(attempt.outcome, Broken):
+    task = tools.state.tasks[attempt.task].task
+    if not isinstance(attempt.outcome, Broken) or scorer_of(tools, task, attempt.id) is not None:
         return None
     ended = await channel.ended(attempt.id)
-    outcome = tools.benchmark.outcome(tools.state.tasks[attempt.task].task, ended, True)
+    outcome = tools.benchmark.outcome(task, ended, True)
     return outcome if isinstance(outcome, Scored) and ended.result is not None else None
 
 

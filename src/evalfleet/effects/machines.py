@@ -34,10 +34,21 @@ from evalfleet.events import (
     MachineUnreachable,
     MachineUp,
 )
-from evalfleet.model import Cause, Machine, MachineId, Micros, Needs, Offer, after, seconds_between
+from evalfleet.model import (
+    AttemptId,
+    Cause,
+    Isolated,
+    Machine,
+    MachineId,
+    Micros,
+    Needs,
+    Offer,
+    after,
+    seconds_between,
+)
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, Hosts, Place
+from evalfleet.ports import Channel, Hosts, IsolatingChannel, Place, ScoredApart
 from evalfleet.state import MachineState
 
 from .tools import Tools
@@ -106,8 +117,8 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
                 return
             timings.update(_came_up(seconds_between(begun, tools.clock.now()), up))
             tools.report(MachineUp(machine.id, up.address, up.node, up.name, dict(timings)))
-        await set_up(tools, machine, up, timings)
-    tools.report(MachineReady(machine.id, timings))
+        isolated = await set_up(tools, machine, up, timings)
+    tools.report(MachineReady(machine.id, timings, isolated=isolated))
 
 
 async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
@@ -135,15 +146,38 @@ def _report_ended_in_queue(tools: Tools, machine: MachineState, seen: Machine | 
 
 async def set_up(
     tools: Tools, machine: MachineState, seen: Machine | None, timings: dict[str, float]
-) -> None:
-    """Bring the benchmark's files there, run its steps, and wait until it is ready for work."""
+) -> Isolated:
+    """Bring the benchmark's files there, run its steps, and wait until it is ready for work.
+
+    Returns how attempts will be kept apart there.
+    """
     channel, bundle = tools.channel(machine, seen), tools.benchmark.bundle
     left = tools.artefacts / MACHINES / safe_name(machine.id)
     tell = StepTeller(tools, machine.id)
+    isolated = await _patiently(tools, lambda: _isolated(tools, machine, channel))
     preparing = _patiently(tools, lambda: channel.prepare(bundle, left, tell))
     steps = await _timed(tools, timings, "setup", preparing)
+    if isinstance(tools.benchmark, ScoredApart):
+        await _patiently(tools, lambda: _bring_score_files(tools, channel))
     timings.update({f"setup.{name}": round(seconds, 3) for name, seconds in steps.items()})
     await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
+    return isolated
+
+
+async def _bring_score_files(tools: Tools, channel: Channel) -> None:
+    task = next(iter(tools.state.tasks.values()), None)
+    if task is None or not isinstance(tools.benchmark, ScoredApart):
+        return
+    scorer = tools.benchmark.scorer(task.task, AttemptId(f"{task.task.id}.0"))
+    if scorer is not None and scorer.bundle.digest:
+        await channel.prepare(scorer.bundle)
+
+
+async def _isolated(tools: Tools, machine: MachineState, channel: Channel) -> Isolated:
+    wanted = tools.state.plan.isolation.get(machine.offer.place, "")
+    if not wanted or not isinstance(channel, IsolatingChannel):
+        return Isolated()
+    return await channel.isolate(wanted)
 
 
 class StepTeller:

@@ -51,8 +51,8 @@ async def _mend(tools: Tools, machine: MachineState, step: str) -> None:
         return
     await tools.drop_channel(machine.id)  # whoever waited for it may have made one, to where it was
     async with asyncio.timeout(tools.state.limits.boot_timeout_s):
-        await set_up(tools, machine, seen, timings)
-    tools.report(MachineReady(machine.id, timings, seen.address))
+        isolated = await set_up(tools, machine, seen, timings)
+    tools.report(MachineReady(machine.id, timings, seen.address, isolated))
 
 
 def _time_left_s(tools: Tools, machine: MachineState) -> float:

@@ -9,7 +9,7 @@ import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 from urllib.parse import unquote
 
 from msgspec import Meta, Struct
@@ -39,12 +39,17 @@ class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_machines: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="never more than this at once")
     ] = None
+    isolation: Annotated[
+        Literal["user", "none"] | None,
+        Meta(description="user: each attempt is a user of its own; else none"),
+    ] = None
 
 
 class LocalPlace:
     """This computer: each machine is a folder in the home and a tree of processes. Needs no privileges."""
 
     Settings = LocalSettings
+    default_isolation = "none"
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from evalfleet.benchmarks.past_results import ResultWriter
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
-from evalfleet.model import NOBODY, Limits, Micros, Notify, Plan, Task, Verdict
+from evalfleet.model import NOBODY, Isolation, Limits, Micros, Notify, Plan, Task, Verdict
 from evalfleet.names import check_run_name, default_run_name
 from evalfleet.ports import Benchmark, Examined, Place, PlaceContext
 from evalfleet.toml_tables import convert, expand
@@ -418,7 +418,14 @@ def _plan(
         machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,
         pool=pool,
+        isolation={place.name: _isolation(loaded, place) for place in places},
     )
+
+
+def _isolation(loaded: Loaded, place: PlaceSource) -> Isolation:
+    """The benchmark knows best what it needs, then who set the place up."""
+    wanted: Isolation = loaded.isolation or place.settings.get("isolation") or ""
+    return wanted or getattr(place.kind, "default_isolation", "auto")
 
 
 def _canary(flags: Flags, places: Sequence[PlaceSource], pool: str) -> int:

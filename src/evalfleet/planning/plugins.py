@@ -21,7 +21,7 @@ from msgspec import NODEFAULT, Struct
 from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.benchmarks.loaded import BenchmarkKind
 from evalfleet.errors import RequestError
-from evalfleet.model import Plan
+from evalfleet.model import Isolation, Plan
 from evalfleet.names import hint
 from evalfleet.ports import Place, PlaceContext
 from evalfleet.toml_tables import is_struct_type
@@ -53,6 +53,8 @@ class PlaceKind(Protocol):
     """A class of places, as the table finds it."""
 
     Settings: type[Struct]
+    default_isolation: Isolation = "auto"
+    """How attempts are kept apart on its machines, if neither its settings nor the benchmark say."""
     default_canary: int = 0
     """How many attempts must end on the first machine before others are created."""
     changeable: tuple[str, ...] = ()

@@ -116,6 +116,7 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
         _mended(state, machine, event.address)
     machine.phase, machine.ready_at = "ready", at
     machine.timings = {**machine.timings, **event.timings}
+    machine.isolated = event.isolated
     state.coming.pop(event.machine, None)
     state.ready[event.machine] = None
     state.audible[event.machine] = None

@@ -10,10 +10,12 @@ from evalfleet import events as ev
 from evalfleet.cost import billed_usd, idle_usd
 from evalfleet.errors import Scope
 from evalfleet.model import (
+    NOT_SAID,
     AttemptId,
     Cause,
     Collected,
     Grade,
+    Isolated,
     Limits,
     MachineId,
     Micros,
@@ -121,6 +123,7 @@ class MachineState:
     step: str = ""
     image: str = ""  # what its disk becomes before it goes
     delete_refused: str = ""  # why it is still there although it shall be deleted
+    isolated: Isolated = NOT_SAID  # how attempts are kept apart on it
 
     @property
     def ends_at(self) -> Micros:

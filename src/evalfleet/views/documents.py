@@ -148,6 +148,8 @@ class MachineResult(TypedDict):
     cost_usd: float | None
     timings: Annotated[dict[str, float], Meta(description="step -> seconds")]
     mended_by: list[str]
+    isolation: str | None
+    isolation_detail: str | None
     attempts: int
     scored: int
     step: str | None
@@ -187,6 +189,7 @@ class ResultsBeyond(TypedDict):
 
     running: int
     places: list[str]
+    isolation: list[str]
     workers: int
     duration_seconds: float | None
     attempts: int

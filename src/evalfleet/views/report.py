@@ -66,6 +66,7 @@ def _headline(results: Results) -> str:
         ("Benchmark", results["benchmark"]),
         ("Model", results["model"] or "-"),
         ("Places", ", ".join(results["places"])),
+        ("Isolation", _isolation(results)),
         ("Status", _status(results)),
         ("Started", results["started_at"]),
         ("Ended", results["ended_at"] or "-"),
@@ -73,6 +74,17 @@ def _headline(results: Results) -> str:
         ("Cost of machines", usd(results["cost"]["machines_usd"])),
     ]
     return f"# {_cell(results['run'])}\n\n" + _table(["", ""], rows)
+
+
+ISOLATION = {
+    "user": "each attempt was a user of its own",
+    "none": "none: attempts on one machine could reach each other",
+    "own": "the benchmark's own",
+}
+
+
+def _isolation(results: Results) -> str:
+    return "; ".join(ISOLATION.get(kind, kind) for kind in results["isolation"]) or "-"
 
 
 def _task_counts(results: Results) -> str:

@@ -212,6 +212,7 @@ def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
     return {
         "running": state.running,
         "places": list(state.plan.places),
+        "isolation": isolations(state),
         "workers": state.limits.workers,
         "duration_seconds": _duration(state, now),
         "attempts": len(state.attempts),
@@ -224,6 +225,12 @@ def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
         "controllers": state.controllers,
         "refusals": refusals(state),
     }
+
+
+def isolations(state: RunState) -> list[str]:
+    """How attempts were kept apart: more than one where machines differ."""
+    kinds = (machine.isolated.kind or "none" for machine in state.machines.values() if machine.attempts)
+    return sorted(set(kinds))
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -364,6 +371,8 @@ def machine_entry(machine: MachineState, now: Micros) -> MachineResult:
         "cost_usd": _rounded(machine_usd(machine, now)),
         "timings": {step: round(seconds, 3) for step, seconds in machine.timings.items()},
         "mended_by": list(machine.mends),
+        "isolation": machine.isolated.kind or None,
+        "isolation_detail": machine.isolated.detail or None,
         "attempts": machine.attempts,
         "scored": machine.scored,
         "step": machine.step or None,

@@ -170,6 +170,7 @@ class WaaBenchmark:
             setup_s=USUAL_SETUP_S + settings.boot_s + install_s + (iso.bytes / SEND_RATE if iso else 0.0),
             setup_missing=_setup_missing(settings),
             model_usd=MODEL_USD,
+            isolation="own",  # a container each, with a virtual machine in it
         )
 
     @classmethod

@@ -8,6 +8,7 @@ import stat
 import time
 
 from .files import job_name, read_file
+from .isolation import Box
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -315,6 +316,8 @@ class Job:
         self.grace = float(spec.get("grace_s", GRACE_S))
         self.bundle = str(spec.get("bundle") or "")
         self.in_bundle = bool(spec.get("in_bundle"))
+        self.graded = bool(spec.get("graded"))
+        self.box = Box.restored(spec.get("box"))
         self.fetch: dict[str, Any] = spec.get("fetch") or {}
         self.log = Log(self.path, int(spec.get("log_cap_bytes") or LOG_CAP))
         self.growth = Growth(self.path, float(spec.get("stall_s") or NEVER))

@@ -9,8 +9,11 @@ import selectors
 import signal
 import time
 
-from .files import CLEANER, is_small, make_folder, read_file
+from .files import CLEANER, is_small, make_folder, read_file, write_atomic
+from .grading import Grading
+from .isolation import USER, Box, Host, View, confinement, launch, no_confinement, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
+from .parcel import has_bundle
 from .processes import (
     age,
     birth,
@@ -24,6 +27,7 @@ from .processes import (
     reap_all,
     spawn,
 )
+from .seals import Seals
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -67,6 +71,18 @@ class Jobs:
         self._trash_count = 0
         self._trashed = 0
         self._busy_at = 0.0
+        self._host: Host | None = None
+        self._opened: set[str] = set()
+        self._empty_boxes: list[Box] = []
+        self.seals = Seals()
+
+    @property
+    def host(self) -> Host:
+        """What this host offers to keep jobs apart, found out when it is first asked for."""
+        if self._host is None:
+            self._host = Host(self.home)
+            write_atomic("groups", json.dumps(list(self._host.groups.values())))
+        return self._host
 
     # -- beginnings --------------------------------------------------------------------------
 
@@ -120,8 +136,11 @@ class Jobs:
         bundle = self._bundle(job)
         for folder in (job.path, job.path + "/work", job.path + "/out"):
             make_folder(folder)
+        told = {name: value for name, value in spec.items() if name != "secrets"}
+        if spec.get("isolation") == "user":
+            told["box"] = self._isolate(job, spec).told()
         with open(job.path + "/job.json", "w") as file:
-            file.write(json.dumps({name: value for name, value in spec.items() if name != "secrets"}))
+            file.write(json.dumps(told))
         if bundle and not job.in_bundle:
             self._link(bundle, job.path + "/work")
         path = f"{self.home}/{job.path}"
@@ -130,7 +149,13 @@ class Jobs:
         environ["EVALFLEET_JOB"] = job.id
         environ["EVALFLEET_OUT"] = path + "/out"
         cwd = f"{self.home}/{bundle}" if bundle and job.in_bundle else path + "/work"
-        job.pid = spawn(["sh", "-c", WRAPPER, "evalfleet", path, cwd, *argv], environ, job.log.path)
+        grading = self._grading(job, spec)
+        if grading is not None:
+            environ.update(grading.environ())
+        if job.box is not None or grading is not None:
+            job.pid = self._launch_kept(job, path, cwd, bundle, spec, environ, grading)
+        else:
+            job.pid = spawn(["sh", "-c", WRAPPER, "evalfleet", path, cwd, *argv], environ, job.log.path)
         job.child = True
         self._children[job.pid] = job
         self.live[job.id] = job
@@ -138,12 +163,72 @@ class Jobs:
         job.run_from(self._busy_at)
         self.due = min(self.due, job.due)
 
+    def _isolate(self, job: Job, spec: dict[str, Any]) -> Box:
+        """Make the bounds of a job, and its folders its own. Raises OSError, ValueError."""
+        if self.host.why_not:
+            raise ValueError(f"jobs cannot be isolated here: {self.host.why_not}")
+        job.box = Box.make(self.host, int(spec.get("processes") or 0), int(spec.get("memory_bytes") or 0))
+        os.chmod(job.path, 0o711)
+        private = [f"{job.path}/{name}" for name in ("work", "out", "home", "tmp")]
+        for folder in private:
+            make_folder(folder)
+        job.box.own(*private)
+        return job.box
+
+    def _launch_kept(
+        self,
+        job: Job,
+        path: str,
+        cwd: str,
+        bundle: str,
+        spec: dict[str, Any],
+        environ: dict[str, str],
+        grading: Grading | None,
+    ) -> int:
+        """Start a job under a keeper: one that is isolated, or grades."""
+        before = grading.prepared if grading is not None else None
+        if job.box is None:
+            return launch(path, cwd, spec["argv"], environ, no_confinement, before)
+        shown = [(path, False), *(grading.shown() if grading is not None else ())]
+        score_bundle = spec.get("score_bundle") or ""
+        for folder in (bundle, score_bundle and "bundles/" + score_bundle):
+            if folder and folder not in self._opened:
+                open_up(folder)
+                self._opened.add(folder)
+            if folder:
+                shown.append((f"{self.home}/{folder}", True))
+        given = spec.get("env", {})
+        own = {"HOME": path + "/home", "USER": USER, "LOGNAME": USER, "TMPDIR": "/tmp"}
+        environ.update((name, value) for name, value in own.items() if name not in given)
+        view = View(self.host.hidden, path, shown)
+        confine = confinement(job.box, view, int(spec.get("processes") or 0))
+        return launch(path, cwd, spec["argv"], environ, confine, before, job.box.uid)
+
+    def _grading(self, job: Job, spec: dict[str, Any]) -> Grading | None:
+        """What a job that grades another needs. Raises ValueError."""
+        if not spec.get("grades"):
+            return None
+        graded = self.known.get(spec["grades"])
+        if graded is None or graded.reason is None:
+            raise ValueError(f"{spec['grades']} has not ended here: it cannot be graded")
+        score_bundle = spec.get("score_bundle") or ""
+        if score_bundle and has_bundle(score_bundle):
+            self._link("bundles/" + score_bundle, job.path + "/work", over=True)
+        return Grading(
+            f"{self.home}/{graded.path}",
+            f"{self.home}/{job.path}/aside",
+            graded.box.uid if graded.box is not None else -1,
+            job.box.uid if job.box is not None else -1,
+        )
+
     def _bundle(self, job: Job) -> str:
         """Where the job's bundle is; empty for none. `*` is the one that was prepared last, if any."""
         if job.bundle == "*":
             with os.scandir("bundles") as entries:
                 found = [
-                    (e.stat().st_mtime, e.path) for e in entries if not e.name.endswith((".tmp", ".part"))
+                    (e.stat().st_mtime, e.path)
+                    for e in entries
+                    if not e.name.endswith((".tmp", ".part")) and not e.name.startswith("score-")
                 ]
             return max(found)[1] if found else ""
         if not job.bundle:
@@ -152,12 +237,15 @@ class Jobs:
             raise ValueError(f"no name for a bundle: {job.bundle}")
         return "bundles/" + job.bundle
 
-    def _link(self, bundle: str, work: str) -> None:
+    def _link(self, bundle: str, work: str, over: bool = False) -> None:
+        """Link what is in the bundle; `over`: also where something else of that name is linked."""
         changed = os.stat(bundle).st_mtime_ns
         entries = self._bundles.get(bundle)
         if entries is None or entries[0] != changed:
             entries = self._bundles[bundle] = (changed, os.listdir(bundle))
         for name in entries[1]:
+            if over and os.path.islink(f"{work}/{name}"):
+                os.unlink(f"{work}/{name}")
             with contextlib.suppress(FileExistsError):  # an earlier start got this far
                 os.symlink(f"{self.home}/{bundle}/{name}", f"{work}/{name}")
 
@@ -167,7 +255,8 @@ class Jobs:
         job.run_from(time.monotonic())
         if job.why is not None:
             job.kill_at = job.started + job.grace
-        if not os.path.exists(job.path + "/work"):  # what goes last of a job when it ends
+        gone = not os.path.exists(job.path + "/work")  # what goes last of a job when it ends
+        if gone or (job.graded and os.path.exists(job.path + "/ended")):
             job.seconds = job.unwatched_seconds()
             job.code = job.exit_code()
             job.end()
@@ -304,8 +393,11 @@ class Jobs:
     def _settle(self, job: Job) -> None:
         now = time.monotonic()
         found = job.child and job.pid is not None and kill(job.pid, signal.SIGKILL, group=True)
-        for pid in self._strays(job):
-            found = kill(pid, signal.SIGKILL) or found
+        if job.box is not None:
+            found = job.box.kill() or found
+        else:
+            for pid in self._strays(job):
+                found = kill(pid, signal.SIGKILL) or found
         if found and now < job.settle_until:
             job.due = now + 0.02
             self.due = min(self.due, job.due)
@@ -332,11 +424,25 @@ class Jobs:
 
     def _finish(self, job: Job) -> None:
         job.end()
+        if job.in_bundle:
+            self._opened.clear()  # it has made files there
         self.live.pop(job.id, None)
         with contextlib.suppress(OSError):
             job.log.finish()
-        self._discard(job.path + "/work")
+        if job.box is not None:
+            self._open_box(job, job.box)
+        if not job.graded:
+            self._discard(job.path + "/work")
+        else:
+            write_atomic(job.path + "/ended", "")  # its working directory stays, to be graded
         self.tell(job)
+
+    def _open_box(self, job: Job, box: Box) -> None:
+        """What only an isolated job has goes with it, but for its artefacts."""
+        if not box.remove():
+            self._empty_boxes.append(box)
+        for name in ("home", "tmp"):
+            self._discard(f"{job.path}/{name}")
 
     def kill_everything(self, why: str) -> bool:
         """End all jobs at once. False if something of them still lives."""
@@ -344,6 +450,8 @@ class Jobs:
             if job.why is None:
                 self.end(job, why, 0.0)
             self._signal(job, signal.SIGKILL)
+            if job.box is not None:
+                job.box.kill()
         self._kill_children(time.monotonic() + SETTLE_S)
         gone = kill_marked(self.home, SETTLE_S)
         for job in list(self.live.values()):
@@ -373,6 +481,25 @@ class Jobs:
         for job in jobs:
             del self.known[job.id]
             self._discard(job.path)
+
+    def verify(self, digest: str, files: dict[str, Any]) -> str:
+        """The name of a file of a bundle that is not as it must be: then the bundle and its set-up go."""
+        steps = [job.id for job in self.known.values() if job.in_bundle and job.bundle == digest]
+        wrong = self.seals.verify(digest, files, set_up=bool(steps))
+        if wrong:
+            self.seals.drop(digest)
+            self._opened.discard("bundles/" + digest)
+            self._bundles.pop("bundles/" + digest, None)
+            self._discard("bundles/" + digest)
+            self.forget(steps, again=True)
+        return wrong
+
+    def changed_file(self, spec: dict[str, Any]) -> str:
+        """A file of its benchmark that was changed since it was verified, if the job would be started now."""
+        if spec["id"] in self.known or spec["id"] in self._forgotten or spec.get("in_bundle"):
+            return ""
+        bundles = [spec.get("bundle") or "", spec.get("score_bundle") or ""]
+        return next((wrong for name in bundles if name and (wrong := self.seals.changed(name))), "")
 
     def forget_set_up(self) -> None:
         """What set the machine up may be run again."""
@@ -412,6 +539,7 @@ class Jobs:
 
     def tidy(self, now: float) -> None:
         """To be called now and then."""
+        self._empty_boxes = [box for box in self._empty_boxes if not box.remove()]
         if self._trashed > MOST_TRASH or (now > self._busy_at + IDLE_S and not self.live):
             self._empty_trash()
 

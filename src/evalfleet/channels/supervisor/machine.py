@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from .files import CLEANER, SOCKET, read_key
+from .files import CLEANER, SOCKET, read_file, read_key
+from .isolation import remove_groups
 from .processes import is_still, kill, kill_marked, marked, marker, parse_stat
 
 TYPE_CHECKING = False
@@ -142,10 +143,20 @@ def _kill_rest(directory: Path) -> None:
     for job in (directory / "jobs").glob("*/pid"):
         if not job.with_name("exit").exists():
             _kill_recorded(job, *marks, group=True)
+    remove_groups(_groups_of(directory))
     if not kill_marked(str(directory), QUIT_S):
         raise OSError("some of its processes cannot be killed")
     for pid in marked(marker("EVALFLEET_MACHINE", str(directory))):
         kill(pid, signal.SIGKILL)
+    remove_groups(_groups_of(directory))
+
+
+def _groups_of(directory: Path) -> list[str]:
+    """The machine's control groups, as its supervisor wrote them down."""
+    try:
+        return [str(path) for path in json.loads(read_file(str(directory / "groups"), ANSWER_CAP) or b"[]")]
+    except (ValueError, TypeError):
+        return []
 
 
 def _remove_tree(directory: Path) -> str:

@@ -38,8 +38,8 @@ EVICTED_GRACE_S = 3.0
 WITHOUT_HELLO = frozenset(("hello", "ping", "follow", "unfollow", "expire", "leave", "quit", "watch", "anew"))
 """What a place asks, or who only looks on. Nothing is answered to who does not show the machine's key."""
 MODULES = (
-    *("clients", "files", "follow", "host", "job", "jobs", "machine", "main"),
-    *("notices", "parcel", "processes", "server", "verbs"),
+    *("clients", "files", "follow", "grading", "host", "isolation", "job", "jobs", "machine", "main"),
+    *("notices", "parcel", "processes", "seals", "server", "verbs"),
 )
 
 
@@ -240,11 +240,20 @@ class Server:
         return {"protocol": max(spoken), "hash": self.hash, "pid": os.getpid(), "jobs": jobs}
 
     def start(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        wrong = self.jobs.changed_file(message["job"])
+        if wrong:
+            return {"state": "changed", "detail": wrong}
         if self.evicted:
             job = self.jobs.start(message["job"], "the machine is to be taken back", "evicted")
         else:
             job = self.jobs.start(message["job"], "the machine has expired" if self.expired else "")
         return {"state": "running" if job is not None and job.reason is None else "ended"}
+
+    def seal(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """Set-up is over: what it made of a bundle's files is what they must be."""
+        if has_bundle(message["digest"]):
+            self.jobs.seals.renew(message["digest"])
+        return {}
 
     def stop(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
         """Answered when the job and all its processes are gone."""
@@ -311,6 +320,19 @@ class Server:
         if "data" in message and not has_bundle(message["digest"]):
             unpack_bundle(message["digest"], [a2b_base64(message["data"])])
         return {"state": "here" if has_bundle(message["digest"]) else "unknown"}
+
+    def verify(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """Are the files of a bundle as they must be? If one is not, all of it goes, to be brought again."""
+        digest = message["digest"]
+        if not has_bundle(digest):
+            return {"state": "unknown"}
+        wrong = self.jobs.verify(digest, message["files"])
+        return {"state": "changed" if wrong else "here", "detail": wrong}
+
+    def isolation(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """Can jobs be users of their own here? With what that means on this host, or why not."""
+        host = self.jobs.host
+        return {"state": "none" if host.why_not else "user", "detail": host.why_not or host.words()}
 
     def set_expiry(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         left = float(message["seconds"])
@@ -408,6 +430,9 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "ping": Server.ping,
     "fetch": Server.fetch,
     "put": Server.put,
+    "verify": Server.verify,
+    "seal": Server.seal,
+    "isolation": Server.isolation,
     "leave": Server.leave,
     "expire": Server.set_expiry,
     "watch": Server.watch,

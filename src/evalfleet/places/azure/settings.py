@@ -102,6 +102,10 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(description="id of a managed identity for the machines; the agent under test can use it")
     ] = ""
     user: Annotated[str, Meta(description="made on the machines, to come in as")] = "azureuser"
+    isolation: Annotated[
+        Literal["user", "none"] | None,
+        Meta(description="user: each attempt is a user of its own; else so if we are root there"),
+    ] = None
     key: Annotated[str, Meta(description="a private key of yours to come in with; else one is made")] = ""
     ssh_from: Annotated[
         tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")

@@ -43,6 +43,10 @@ class LabSettings(Struct, frozen=True, forbid_unknown_fields=True):
         1.0
     )
     user: Annotated[Literal["lab", "root"], Meta(description="who tasks run as")] = "lab"
+    isolation: Annotated[
+        Literal["user", "none"] | None,
+        Meta(description="user: each attempt is a user of its own; else so if they run as root"),
+    ] = None
     expose: Annotated[
         tuple[str, ...], Meta(description="directories of this computer that hosts see, read-only")
     ] = ()

@@ -37,6 +37,10 @@ class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
     jump: Annotated[str | None, Meta(description="[user@]host[:port][,...] to go through")] = None
     python: Annotated[str, Meta(description="Python 3.8 or later on the hosts")] = "python3"
     connect_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    isolation: Annotated[
+        Literal["user", "none"] | None,
+        Meta(description="user: each attempt is a user of its own; else so if we are root there"),
+    ] = None
     max_per_host: Annotated[int, Meta(ge=1, description="machines a host")] = 1
     gone_after_s: Annotated[
         float, Meta(ge=0, description="a deleted machine counts as gone when its host was silent for so long")

@@ -1,0 +1,487 @@
+"""Jobs that run as users of their own: what they see of the host, what bounds them, and how all of it ends.
+
+An isolated job has a user id that nobody has had before, control groups where the host has them, and its own
+view of the file system: /tmp is its own, and of the machine's directory it sees its folder and, read-only,
+the benchmark's files. Its keeper, a fork of the supervisor, stays root: it writes `pid` and `exit` as the
+`sh` wrapper of other jobs does, and the job can neither end it nor write for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import stat
+import sys
+
+from .files import read_file, sha256
+from .processes import birth
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+FIRST_UID, UIDS = 0x70000000, 0x0FFE0000
+"""User ids that no system hands out: above those of containers, below those of systemd's own."""
+FEW_UIDS = 20_000
+"""In a user namespace there may be only 65,536: those below this one may be the system's."""
+GROUP = "evalfleet-machine-"
+USER = "agent"
+PROCESSES = 4096
+MEMORY_SHARE = 0.9
+FAILED = 125
+
+NEWNS, NEWIPC = 0x00020000, 0x08000000
+RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC, SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
+NO_NEW_PRIVS = 38
+
+_libc: list[Any] = []
+
+
+def libc() -> Any:
+    if not _libc:
+        import ctypes
+
+        _libc.append(ctypes.CDLL(None, use_errno=True))
+    return _libc[0]
+
+
+def checked(result: int, what: str) -> None:
+    if result:
+        import ctypes
+
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """Raises OSError."""
+    words = (os.fsencode(word) or None for word in (source, target, kind))
+    import ctypes
+
+    checked(libc().mount(*words, ctypes.c_ulong(flags), options.encode() or None), target)
+
+
+def bind(fd: int, target: str, read_only: bool = False) -> None:
+    """Show what is open as `fd` at the target, too."""
+    mount(f"/proc/self/fd/{fd}", target, flags=BIND)
+    if read_only:
+        mount("", target, flags=BIND | REMOUNT | RDONLY | NOSUID | NODEV)
+
+
+def own_view() -> None:
+    """From now on, what this process mounts is seen by nobody else."""
+    checked(libc().unshare(NEWNS | NEWIPC), "unshare")
+    mount("", "/", flags=REC | SLAVE)
+
+
+# -- what a host offers --------------------------------------------------------------------------
+
+
+class Host:
+    """What this host offers to keep jobs apart. `why_not`: why they cannot be; empty if they can."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self.hidden = closed_folder(home)
+        self.groups: dict[str, str] = {}
+        self.why_not = self._obstacle()
+        if not self.why_not:
+            self.groups = machine_groups(GROUP + sha256(os.fsencode(home))[:12])
+
+    def _obstacle(self) -> str:
+        if not sys.platform.startswith("linux"):
+            return "it is not Linux"
+        if os.geteuid() != 0:
+            return "the supervisor is not root"
+        libc()  # now: each fork would load it anew
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                own_view()
+                mount("none", self.hidden, "tmpfs")
+                os.setresuid(new_uid(), -1, -1)
+                code = 0
+            finally:
+                os._exit(code)
+        return "it allows no mount namespaces" if os.waitpid(pid, 0)[1] else ""
+
+    def words(self) -> str:
+        """What an isolated job has here, for people."""
+        has = ["own user", "own /tmp"]
+        has += ["own cgroup"] if self.groups else []
+        limits = [name for name in ("pids", "memory") if name in self.groups]
+        return ", ".join(has) + (f", limits of {' and '.join(limits)}" if limits else "")
+
+
+def closed_folder(home: str) -> str:
+    """The first folder on the way to `home` that other users may not enter."""
+    path = "/"
+    for part in home.strip("/").split("/"):
+        path = os.path.join(path, part)
+        if not os.stat(path).st_mode & stat.S_IXOTH:
+            return path
+    return home
+
+
+def new_uid() -> int:
+    """One that nobody has had, but for a chance in many millions."""
+    first, count = FIRST_UID, UIDS
+    lines = (read_file("/proc/self/uid_map") or b"").split()
+    if len(lines) == 3 and int(lines[2]) < FIRST_UID + UIDS:
+        first, count = FEW_UIDS, max(int(lines[2]) - FEW_UIDS - 2, 1)
+    return first + int.from_bytes(os.urandom(8), "big") % count
+
+
+def machine_groups(name: str) -> dict[str, str]:
+    """Controller -> the machine's control group for it, made now; "" is that of version 2, which can kill.
+
+    Version 2 has the limits too where it has their controllers; else version 1, where it has them.
+    """
+    paths: dict[str, str] = {}
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        paths.update((controller, path) for controller in names.split(","))
+    made: dict[str, str] = {}
+    for point, kind, options in cgroup_mounts():
+        wanted = [""] if kind == "cgroup2" else [name for name in ("pids", "memory") if name in options]
+        for controller in wanted:
+            with contextlib.suppress(OSError):
+                made[controller] = _machine_group(point, paths.get(controller, "/"), name)
+    if "" in made:
+        for controller in ("pids", "memory"):
+            if controller in _text(made[""] + "/cgroup.controllers").split():
+                with contextlib.suppress(OSError):
+                    _write(made[""] + "/cgroup.subtree_control", "+" + controller)
+                    made[controller] = made[""]
+    return dict(sorted(made.items()))  # the one that can kill is the first
+
+
+def cgroup_mounts() -> Iterable[tuple[str, str, list[str]]]:
+    """(where, kind, options) of each."""
+    for line in _text("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            yield before.split()[4], kind, options.split(",")
+
+
+def _machine_group(point: str, own: str, name: str) -> str:
+    """Below our own group, so that what bounds us bounds the jobs; systemd's own are left alone."""
+    base = point + own.rstrip("/")
+    if not os.path.isdir(base) or own.endswith((".scope", ".service")):
+        base = point
+    path = f"{base}/{name}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    return path
+
+
+def remove_groups(tops: Iterable[str]) -> None:
+    """End all that lives in a machine's groups, and remove them as far as that goes at once."""
+    for top in tops:
+        if not os.path.basename(top).startswith(GROUP):
+            continue
+        for folder, _, _ in os.walk(top, topdown=False):
+            kill_group(folder)
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+
+def kill_group(path: str) -> bool:
+    """SIGKILL to all in a group. False: there was nobody."""
+    try:
+        _write(path + "/cgroup.kill", "1")
+    except OSError:  # version 1, or a kernel before 5.14
+        pids = _text(path + "/cgroup.procs").split()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(int(pid), signal.SIGKILL)
+        return bool(pids)
+    return "populated 1" in _text(path + "/cgroup.events")
+
+
+def kill_user(uid: int) -> bool:
+    """SIGKILL to all processes of a user at once: none can fork away meanwhile. False: there was none."""
+    if not processes_of(uid):
+        return False
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setresuid(uid, uid, uid)
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    return True
+
+
+def processes_of(uid: int) -> list[int]:
+    """All that live of a user's; one that has ended and was not reaped yet does not."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            mine = name.isdigit() and os.stat("/proc/" + name).st_uid == uid
+            if mine and birth(int(name)) is not None:
+                found.append(int(name))
+    return found
+
+
+# -- one job -------------------------------------------------------------------------------------
+
+
+class Box:
+    """The bounds of one isolated job: its user and its control groups."""
+
+    def __init__(self, uid: int, groups: list[str]) -> None:
+        self.uid = uid
+        self.groups = groups
+
+    @classmethod
+    def make(cls, host: Host, processes: int, memory_bytes: int) -> Box:
+        uid = new_uid()
+        tops = list(dict.fromkeys(host.groups.values()))
+        box = cls(uid, [f"{top}/{uid}" for top in tops])
+        for group in box.groups:
+            os.mkdir(group)
+        most = memory_bytes or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        if "pids" in host.groups:
+            _write(f"{host.groups['pids']}/{uid}/pids.max", str(processes or PROCESSES))
+        if "memory" in host.groups:
+            group = f"{host.groups['memory']}/{uid}"
+            version_1 = os.path.exists(group + "/memory.limit_in_bytes")
+            _write(group + ("/memory.limit_in_bytes" if version_1 else "/memory.max"), str(most))
+        return box
+
+    @classmethod
+    def restored(cls, told: dict[str, Any] | None) -> Box | None:
+        """From a job's own job.json, which an earlier version, or a job of root's, may have written."""
+        if not told or int(told["uid"]) < FEW_UIDS:
+            return None
+        groups = [str(path) for path in told["groups"]]
+        return cls(int(told["uid"]), [path for path in groups if f"/{GROUP}" in path and ".." not in path])
+
+    def told(self) -> dict[str, Any]:
+        return {"uid": self.uid, "groups": self.groups}
+
+    def kill(self) -> bool:
+        """SIGKILL to all that the job has forked, wherever it went. False: nothing of it lives."""
+        first = self.groups[0] if self.groups else ""
+        if first and os.path.exists(first + "/cgroup.kill"):
+            return kill_group(first)
+        return kill_user(self.uid)
+
+    def remove(self) -> bool:
+        """False: some group cannot be removed yet."""
+        gone = True
+        for group in self.groups:
+            try:
+                os.rmdir(group)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                gone = False
+        return gone
+
+    def own(self, *folders: str) -> None:
+        for folder in folders:
+            os.chown(folder, self.uid, self.uid)
+            os.chmod(folder, 0o700)
+
+
+class View:
+    """What an isolated job sees: `shown` are folders of the hidden part, and whether each is read-only."""
+
+    def __init__(self, hidden: str, folder: str, shown: list[tuple[str, bool]]) -> None:
+        self.hidden = hidden
+        self.folder = folder
+        self.shown = shown
+
+    def enter(self, uid: int) -> None:
+        own_view()
+        # held open: what is about to be covered is shown again from here
+        shown = [(os.open(path, os.O_PATH | os.O_DIRECTORY), path, ro) for path, ro in self.shown]
+        tmp = os.open(self.folder + "/tmp", os.O_PATH | os.O_DIRECTORY)
+        self._show_user(uid)
+        for folder in ("/tmp", "/var/tmp"):
+            if os.path.isdir(folder) and not os.path.islink(folder):
+                bind(tmp, folder)
+        if os.path.isdir("/dev/shm"):
+            mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
+        os.makedirs(self.hidden, exist_ok=True)  # it may have been below /tmp
+        mount("none", self.hidden, "tmpfs", NOSUID | NODEV, "mode=755,size=1m")
+        for fd, path, read_only in shown:
+            os.makedirs(path, exist_ok=True)
+            bind(fd, path, read_only)
+
+    def _show_user(self, uid: int) -> None:
+        """Programs want to know who they are: whoami, git, ssh, Python's getpass."""
+        line = f"{USER}:x:{uid}:{uid}::{self.folder}/home:/bin/sh\n"
+        path = self.folder + "/passwd"
+        with open(path, "wb") as file:
+            file.write((read_file("/etc/passwd") or b"").rstrip(b"\n") + b"\n" + line.encode())
+        os.chmod(path, 0o644)
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_PATH)
+            bind(fd, "/etc/passwd", read_only=True)
+
+
+def launch(
+    folder: str,
+    cwd: str,
+    argv: list[str],
+    environ: dict[str, str],
+    confine: Callable[[], None],
+    before: Callable[[], Callable[[], None]] | None = None,
+    owner: int = -1,
+) -> int:
+    """The pid of a new keeper, which runs the command in `cwd` after `confine`. `folder` is the job's.
+
+    `before` is called by the keeper first, and what that returns when the command has ended. The log
+    belongs to `owner`: /dev/stderr can be opened then.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = FAILED
+    try:
+        code = _keep(folder, cwd, argv, environ, confine, before, owner)
+    except BaseException as err:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{type(err).__name__}: {err}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _keep(
+    folder: str,
+    cwd: str,
+    argv: list[str],
+    environ: dict[str, str],
+    confine: Callable[[], None],
+    before: Callable[[], Callable[[], None]] | None,
+    owner: int,
+) -> int:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _outlive)  # a handler, not SIG_IGN, which the command would inherit
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    if owner >= 0:
+        os.fchown(log, owner, owner)
+    for target, source in ((0, null), (1, log), (2, log)):
+        os.dup2(source, target)
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # the supervisor's connections and lock
+    try:
+        _new_file(folder + "/pid", read_file("/proc/self/stat") or b"%d\n" % os.getpid())
+    except FileExistsError:
+        return FAILED  # another one of this id was started
+    after = before() if before is not None else None
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        _become(cwd, argv, environ, confine, tell)
+    os.close(tell)
+    _, status = os.waitpid(child, 0)
+    problem = os.read(told, 4096)
+    if after is not None:
+        after()
+    if problem:
+        os.write(2, b"the job could not be isolated: " + problem + b"\n")
+        return FAILED
+    code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    _new_file(folder + "/exit", b"%d\n" % code)
+    return code
+
+
+def _become(
+    cwd: str, argv: list[str], environ: dict[str, str], confine: Callable[[], None], tell: int
+) -> None:
+    """Be the command."""
+    try:
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)  # Python ignores them; a job expects the default
+        confine()
+        os.chdir(cwd)
+    except BaseException as err:
+        os.write(tell, f"{type(err).__name__}: {err}".encode())
+        os._exit(FAILED)
+    code = 127
+    path = environ.get("PATH", os.defpath)
+    for folder in [""] if "/" in argv[0] else path.split(":"):  # os.execvpe would load modules first
+        try:
+            os.execve(os.path.join(folder, argv[0]), argv, environ)
+        except OSError as err:
+            if err.errno == errno.ENOEXEC:  # a script that does not say what it is for: the shell's
+                os.execve("/bin/sh", ["sh", os.path.join(folder, argv[0]), *argv[1:]], environ)
+            if err.errno not in (errno.ENOENT, errno.ENOTDIR) and os.path.lexists(
+                os.path.join(folder, argv[0])
+            ):
+                code = 126
+    why = "not found" if code == 127 else "cannot be executed"
+    os.write(2, f"{argv[0]}: {why}\n".encode("utf-8", "replace"))
+    os._exit(code)
+
+
+def confinement(box: Box, view: View, processes: int) -> Callable[[], None]:
+    """What the process that becomes the command does to itself before, while it is root."""
+    import resource  # now: each fork would load it anew
+
+    def confine() -> None:
+        for group in box.groups:
+            _write(group + "/cgroup.procs", "0")
+        mask = os.umask(0o022)
+        view.enter(box.uid)
+        os.umask(mask)
+        most = processes or PROCESSES
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        os.setgroups([])
+        os.setresgid(box.uid, box.uid, box.uid)
+        os.setresuid(box.uid, box.uid, box.uid)
+        checked(libc().prctl(NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+
+    return confine
+
+
+def no_confinement() -> None:
+    """For a job that needs a keeper and is not isolated."""
+
+
+def open_up(top: str) -> None:
+    """Let every user read what is below a folder, and enter and run what its owner may."""
+    for folder, folders, files in os.walk(top):
+        for path in (folder, *(os.path.join(folder, name) for name in (*folders, *files))):
+            with contextlib.suppress(OSError):
+                mode = os.lstat(path).st_mode
+                wanted = stat.S_IMODE(mode) | 0o044 | (0o011 if mode & 0o100 else 0)
+                if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) != wanted:
+                    os.chmod(path, wanted)
+
+
+def _outlive(signum: int, frame: object) -> None:
+    """The keeper records how the command ended by a signal to both."""
+
+
+def _new_file(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _text(path: str) -> str:
+    return (read_file(path) or b"").decode("utf-8", "surrogateescape")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
