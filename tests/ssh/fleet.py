@@ -160,6 +160,7 @@ class Fleet:
             "key": str(self.key),
             "known_hosts": str(self.known_hosts),
             "connect_timeout_s": 5.0,
+            "isolation": "none",  # jobs meet in folders of the tests, which no other user sees
             **more,
         }
 
