@@ -20,7 +20,18 @@ TASKS = {
     "vlc": ("three",),
     "behaviours": (
         *("score", "controller", "set-up", "evaluator", "recorder", "agent", "unauthorized", "throttled"),
-        *("quota", "model-down", "bad-result", "bad-exit", "no-result", "killed", "guest-dies"),
+        *(
+            "unset",
+            "unseen",
+            "unjudged",
+            "quota",
+            "model-down",
+            "bad-result",
+            "bad-exit",
+            "no-result",
+            "killed",
+            "guest-dies",
+        ),
     ),
 }
 UP = (

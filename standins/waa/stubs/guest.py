@@ -10,8 +10,11 @@ A wish is {"fault": ..., "steps": 2, "decision": "DONE", "file": "what every fil
 
 import json
 import os
+import signal
 
 import plain
+
+picture = plain.picture  # QEMU's monitor takes it from here
 
 FAULTS = {
     "setup": "every call of the set-up is answered 500",
@@ -140,4 +143,5 @@ class Guest(plain.Guest):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, plain.power_down)
     plain.Server(("0.0.0.0", 5000), Guest).serve_forever()

@@ -1,11 +1,14 @@
-"""The environment, as the agent's loop sees it."""
+"""The environment, as the agent's loop sees it. Most of what fails here is logged, and ends as a zero."""
 
+import logging
 import time
 
 from desktop_env.controllers.python import PythonController
 from desktop_env.controllers.setup import SetupController
 from desktop_env.controllers.vm import VMController
 from desktop_env.evaluators.metrics.general import exact_match
+
+logger = logging.getLogger("desktopenv.env")
 
 
 class DesktopEnv:
@@ -19,10 +22,15 @@ class DesktopEnv:
     def reset(self, task_config: dict) -> dict:
         self.controller.http_server = self.setup_controller.http_server
         self.setup_controller.close_all()
-        self.setup_controller.setup(task_config.get("config", []), fails=self.wish.do == "set-up")
+        logger.info("Setting up environment...")
+        self.setup_controller.setup(task_config.get("config", []), self.wish.do)
+        logger.info("Environment setup complete.")
         return self._get_obs()
 
-    def _get_obs(self) -> dict:
+    def _get_obs(self, refused: bool = False) -> dict:
+        if refused:
+            logger.error("Failed to get the observations for the agent from the server. Status code: %d", 500)
+            return None
         title, rect = self.controller.get_obs_winagent()
         return {
             "screenshot": self.vm_controller.take_screenshot(),
@@ -37,8 +45,20 @@ class DesktopEnv:
         time.sleep(pause)
         if self.wish.do == "controller":
             self.controller.http_server = self.controller.http_server.replace(":5000", ":1")
-        return self._get_obs(), action in ("FAIL", "DONE")
+        return self._get_obs(self.wish.do == "unseen"), action in ("FAIL", "DONE")
 
     def evaluate(self) -> float:
-        self.setup_controller.setup([], fails=False)
+        self.setup_controller.setup([], self.wish.do)
+        if self.wish.do == "gone":
+            self.controller.execute_python_windows_command("DIE")
+        if self.wish.do in ("unjudged", "gone"):
+            try:
+                if self.wish.do == "unjudged":
+                    self.controller.http_server = self.controller.http_server.replace(":5000", ":1")
+                self.controller.get_obs_winagent()
+            except Exception as err:
+                logger.error(f"An unexpected error occurred: {err}")
+                return 0
+        if self.wish.do in ("unset", "unseen"):
+            return 0.0
         return exact_match(self.wish.score, {} if self.wish.do == "evaluator" else {"rules": 1})
