@@ -38,6 +38,7 @@ BEYOND = {
     "grading_problem",
     "running",
     "places",
+    "isolation",
     "workers",
     "duration_seconds",
     "attempts",
