@@ -45,7 +45,7 @@ test-core test-places test-gear: .venv/dev system-packages
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $($(shell echo $(@:test-%=%) | tr a-z A-Z))
 
 system-packages:
-	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc
+	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils
 
 nightly: .venv/dev
 	$(BIN)/python -m bench hostile

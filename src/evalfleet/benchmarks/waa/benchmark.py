@@ -224,7 +224,7 @@ class WaaBenchmark:
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         settings = self._settings
-        order = {
+        order: dict[str, Any] = {
             "attempt": safe_name(attempt),
             "domain": task.domain,
             "task": task.id,
