@@ -14,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -48,7 +49,7 @@ LARGEST = 1 << 18
 MOST_KEPT = 400
 MOST_SHOWN = 1 << 20
 MOST_TOLD = 20
-SLOW_S, GROWN_MB = 10.0, 64.0
+SLOW_S, GROWN_MB, HANGS_S = 10.0, 64.0, 120.0
 SECRET = "sk-planted-0123456789"
 SOURCES = tuple(
     os.path.dirname(module.__file__ or "") for module in (channels, views, reading) if module.__file__
@@ -321,6 +322,8 @@ def _feed(
     known, cpu = len(lines), time.process_time()
     scratch = top / "scratch"
     scratch.mkdir()
+    signal.signal(signal.SIGALRM, _not_done)
+    signal.setitimer(signal.ITIMER_REAL, HANGS_S)
     try:
         with reached(lines):
             aim.feed(data, scratch)
@@ -331,10 +334,15 @@ def _feed(
         told = f"{type(err).__name__}: {err} ({where.filename}:{where.lineno})"
         found.crashes.append(f"{aim.name}: {told} of {data[:200]!r}")
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         shutil.rmtree(scratch, ignore_errors=True)
     found.slowest_s = max(found.slowest_s, time.process_time() - cpu)
     if len(lines) > known and len(kept) < MOST_KEPT:
         kept.append(data)
+
+
+def _not_done(signum: int, frame: FrameType | None) -> None:
+    raise Unfit(f"not done after {HANGS_S:g} s")
 
 
 def _memory_mb() -> float:
