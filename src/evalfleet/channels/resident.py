@@ -143,17 +143,18 @@ class Resident:
         if not bundle.files:
             return
         files = await asyncio.to_thread(contents_of, bundle)
+        wrong = ""
         for _ in range(2):
             answer = await self._ask("verify", {"digest": bundle.digest, "files": files})
             if answer.state == "here":
                 return
+            wrong = self._secrets.mask_text(answer.detail)[:ERROR_CAP]
             # somebody has changed them there: they are gone now, and what was set up with them
             for known in (self._running, self._seen, self._ours):
                 known.difference_update({id for id in known if id.startswith(SETUP + bundle.digest)})
             for id in [id for id in self._ended if id.startswith(SETUP + bundle.digest)]:
                 del self._ended[id]
             await self._mover.put(bundle)
-        wrong = self._secrets.mask_text(answer.detail)[:ERROR_CAP]
         raise SetupFailed("files", f"{wrong} is changed there as soon as it is brought")
 
     @contextlib.contextmanager
