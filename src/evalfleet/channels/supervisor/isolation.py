@@ -14,6 +14,7 @@ import os
 import signal
 import stat
 import sys
+import time
 
 from .files import read_file, sha256
 from .processes import birth
@@ -32,6 +33,7 @@ USER = "agent"
 PROCESSES = 4096
 MEMORY_SHARE = 0.9
 FAILED = 125
+REMOVE_S = 2.0
 
 NEWNS, NEWIPC = 0x00020000, 0x08000000
 RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC, SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
@@ -181,14 +183,23 @@ def _machine_group(point: str, own: str, name: str) -> str:
 
 
 def remove_groups(tops: Iterable[str]) -> None:
-    """End all that lives in a machine's groups, and remove them as far as that goes at once."""
+    """End all that lives in a machine's groups, and remove them."""
     for top in tops:
         if not os.path.basename(top).startswith(GROUP):
             continue
         for folder, _, _ in os.walk(top, topdown=False):
-            kill_group(folder)
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+            _remove_group(folder)
+
+
+def _remove_group(path: str) -> None:
+    """A group can be removed once the last of its killed processes is gone; one that stays is left."""
+    until = time.monotonic() + REMOVE_S
+    while os.path.isdir(path) and time.monotonic() < until:
+        kill_group(path)
+        try:
+            os.rmdir(path)
+        except OSError:
+            time.sleep(0.01)
 
 
 def kill_group(path: str) -> bool:
