@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import http.client
-import urllib.request
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from evalfleet.errors import ChannelError, RequestError
+from evalfleet.http_client import ask
 from evalfleet.model import Machine
 from evalfleet.pools import machine_of
 from evalfleet.ports import Hosts
@@ -117,17 +116,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def fetch(tunnel: Tunnel, path: str, timeout_s: float, most: int) -> bytes:
     """What the server behind it answers to a GET. Raises OSError."""
-
-    def get() -> bytes:
-        # no proxy: what some environments say of proxies is not about this computer
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{HERE}:{tunnel.here}{path}", timeout=timeout_s) as answer:
-            said: bytes = answer.read(most + 1)
-        if len(said) > most:
-            raise OSError(f"it answers with more than {most} bytes")
-        return said
-
-    try:
-        return await asyncio.to_thread(get)
-    except http.client.HTTPException as err:
-        raise OSError(f"port {tunnel.there} does not speak HTTP: {err!r}") from err
+    url = f"http://{HERE}:{tunnel.here}{path}"
+    answer = await asyncio.to_thread(ask, url, timeout_s=timeout_s, most_bytes=most, direct=True)
+    if answer.code != 200:
+        raise OSError(f"port {tunnel.there} answers {answer.code}")
+    return answer.body

@@ -13,8 +13,6 @@ import signal
 import socket
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evalfleet.errors import FleetError
+from evalfleet.http_client import NoAnswer, ask
 from evalfleet.journal import Store
 from evalfleet.model import Micros, Notify
 from evalfleet.names import safe_name
@@ -203,12 +202,7 @@ def by_webhook(url: str, body: bytes) -> str:
     """The same. The address is a secret, so errors do not show it."""
     headers = {"Content-Type": "application/json", "User-Agent": f"evalfleet/{__version__}"}
     try:
-        request = urllib.request.Request(url, body, headers)
-        with urllib.request.urlopen(request, timeout=WEBHOOK_S):
-            return ""
-    except urllib.error.HTTPError as err:
-        err.close()
-        return f"the webhook answered {err.code}"
-    except (OSError, ValueError) as err:
-        reason = err.reason if isinstance(err, urllib.error.URLError) else err
-        return f"the webhook cannot be reached ({type(reason).__name__})"
+        answer = ask(url, body, headers, timeout_s=WEBHOOK_S)
+    except NoAnswer as err:
+        return f"the webhook cannot be reached ({err})"
+    return f"the webhook answered {answer.code}" if answer.code >= 300 else ""

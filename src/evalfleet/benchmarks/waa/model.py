@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from evalfleet.http_client import NoAnswer, ask
 from evalfleet.ports import Check
 
 from .settings import WaaSettings
@@ -25,7 +24,7 @@ NAME = "model"
 _KEY = re.compile(r"\bsk-[\w*-]{8,}")
 
 
-class HttpAnswer(NamedTuple):
+class ModelAnswer(NamedTuple):
     """`code` 0: there was none, and `text` says why."""
 
     code: int
@@ -47,7 +46,7 @@ def _ask_openai(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -
     headers = {"Authorization": f"Bearer {secrets['OPENAI_API_KEY']}"}
     answer = _call(f"{base}/models/{urllib.parse.quote(model, safe='/')}", headers)
     if answer.code == 404 and _lists(_call(f"{base}/models", headers), model):
-        answer = HttpAnswer(200)  # some APIs like OpenAI's list models and tell nothing of one
+        answer = ModelAnswer(200)  # some APIs like OpenAI's list models and tell nothing of one
     check = _judged(answer, model, base, "OPENAI_API_KEY")
     if check.verdict == "good" and settings.agent == "navi":
         return _ask_as_navi(settings, model, base, headers)
@@ -80,7 +79,7 @@ def _ask_azure(settings: WaaSettings, model: str, secrets: Mapping[str, str]) ->
     return _judged(answer, model, "AZURE_ENDPOINT", "AZURE_API_KEY")
 
 
-def _judged(answer: HttpAnswer, model: str, where: str, key: str) -> Check:
+def _judged(answer: ModelAnswer, model: str, where: str, key: str) -> Check:
     if answer.code in (401, 403):
         return Check(
             NAME, "bad", f"{where} refuses {key} (answer {answer.code})", f"put a valid key into {key}"
@@ -98,7 +97,7 @@ def _judged(answer: HttpAnswer, model: str, where: str, key: str) -> Check:
     return Check(NAME, "good", f"{model} answers at {where}")
 
 
-def _lists(answer: HttpAnswer, model: str) -> bool:
+def _lists(answer: ModelAnswer, model: str) -> bool:
     try:
         listed: Any = json.loads(answer.text)
         return any(each.get("id") == model for each in listed["data"])
@@ -106,7 +105,7 @@ def _lists(answer: HttpAnswer, model: str) -> bool:
         return False
 
 
-def _message(answer: HttpAnswer) -> str:
+def _message(answer: ModelAnswer) -> str:
     """What the API says is wrong, in a line."""
     try:
         told: Any = json.loads(answer.text)
@@ -118,13 +117,9 @@ def _message(answer: HttpAnswer) -> str:
 
 def _call(
     url: str, headers: Mapping[str, str], body: bytes | None = None, patience_s: float = ANSWER_S
-) -> HttpAnswer:
+) -> ModelAnswer:
     try:
-        request = urllib.request.Request(url, body, dict(headers))
-        with urllib.request.urlopen(request, timeout=patience_s) as answer:
-            return HttpAnswer(answer.status, answer.read(4 << 20).decode("utf-8", "replace"))
-    except urllib.error.HTTPError as err:
-        with err:
-            return HttpAnswer(err.code, err.read(10_000).decode("utf-8", "replace"))
-    except (OSError, ValueError) as err:
-        return HttpAnswer(0, str(getattr(err, "reason", None) or type(err).__name__))
+        answer = ask(url, body, headers, timeout_s=patience_s)
+        return ModelAnswer(answer.code, answer.text)
+    except NoAnswer as err:
+        return ModelAnswer(0, str(err))
