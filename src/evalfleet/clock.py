@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Protocol
 
@@ -82,3 +83,11 @@ class RunClock:
 
     def now(self) -> Micros:
         return self._clocks.steady() + self.zero
+
+
+def pauses(first_s: float, longest_s: float, factor: float = 1.5) -> Generator[float]:
+    """Seconds to pause between tries, without end: each longer than the one before, up to the longest."""
+    pause_s = first_s
+    while True:
+        yield pause_s
+        pause_s = min(pause_s * factor, longest_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from evalfleet.clock import pauses
 from evalfleet.errors import FleetError, PlaceError
 from evalfleet.events import Event
 from evalfleet.model import Machine, MachineId, Micros
@@ -90,7 +91,7 @@ class Tools:
 
     async def persist(self, call: Callable[[], Awaitable[T]], tries: int | None) -> T:
         """Make the call until it succeeds, is refused for good, or `tries` are used up."""
-        delay = self.pace.poll_s * 5
+        delays = pauses(self.pace.poll_s * 5, self.pace.poll_cap_s * 3, 2)
         tried = 0
         while True:
             try:
@@ -99,8 +100,7 @@ class Tools:
                 tried += 1
                 if not err.transient or tried == tries:
                     raise
-                await asyncio.sleep(max(err.retry_after_s or 0.0, delay))
-            delay = min(delay * 2, self.pace.poll_cap_s * 3)
+                await asyncio.sleep(max(err.retry_after_s or 0.0, next(delays)))
 
 
 async def _list(place: Place, prefix: str) -> Mapping[MachineId, Machine]:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
+from evalfleet.clock import pauses
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.vm.readiness import address_of
@@ -230,12 +231,11 @@ class ImageGallery:
 
     async def _states(self, id: str) -> AsyncGenerator[str]:
         """Of something that is being made, until somebody has seen enough; empty: it is not there."""
-        pause = FIRST_PAUSE_S
+        rests = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             shown = await self._arm.find(id, GALLERIES)
             yield str(shown["properties"].get("provisioningState", "")).lower() if shown else ""
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_PAUSE_S)
+            await asyncio.sleep(next(rests))
 
     # -- all of them ---------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class ImageGallery:
 
     async def _remove(self, id: str, home: str, image: str) -> None:
         """Until it is gone. What does not have the tags any more is left alone."""
-        pause, until = FIRST_PAUSE_S, time.monotonic() + GONE_S
+        rests, until = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S), time.monotonic() + GONE_S
         while (shown := await self._arm.find(id, GALLERIES)) is not None:
             tags = tags_in(shown)
             if tags.get(HOME) != home or tags.get(IMAGE, "") != image:
@@ -280,8 +280,7 @@ class ImageGallery:
                     raise  # else something is being done to it, or what is in it goes first
                 if not image and fault.status == 409:
                     return  # somebody has put another image into the gallery
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_PAUSE_S)
+            await asyncio.sleep(next(rests))
 
 
 def _cannot(machine: MachineId, why: str) -> PlaceError:

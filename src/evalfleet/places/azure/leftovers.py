@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
 
+from evalfleet.clock import pauses
 from evalfleet.errors import PlaceError
 from evalfleet.model import SECOND, MachineId
 from evalfleet.ports import Belonging
@@ -170,7 +171,8 @@ async def _cancel(arm: ArmClient, belonging: Belonging, record: str) -> None:
 
 async def _remove(arm: ArmClient, belonging: Belonging, id: str, kind: str, *, listed: bool = True) -> None:
     """Delete it, and wait until it is gone. What no list showed and is not ours is left alone."""
-    pause, waited, answer = 0.3, 0.0, ""
+    waited, answer = 0.0, ""
+    rests = pauses(0.3, LONGEST_PAUSE_S)
     while (shown := await arm.find(id, API[kind])) is not None:
         if not _is_of(shown, belonging) and not _is_its_disk(shown, kind):
             if not listed:
@@ -186,9 +188,9 @@ async def _remove(arm: ArmClient, belonging: Belonging, id: str, kind: str, *, l
             if fault.status not in (400, 404, 409) or fault.has("ScopeLocked"):
                 raise  # else something else must go first
             answer = f": {told_by(fault)}"
-        await asyncio.sleep(pause)
-        waited += pause
-        pause = min(pause * 1.5, LONGEST_PAUSE_S)
+        pause_s = next(rests)
+        await asyncio.sleep(pause_s)
+        waited += pause_s
 
 
 def _is_of(shown: Json, belonging: Belonging) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 
+from evalfleet.clock import pauses
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
 from evalfleet.places.vm.readiness import RunningVm
@@ -116,15 +117,15 @@ class VmLifecycle:
         vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None or vm.state == "deleting" or vm.power.startswith("dealloc"):
             raise PlaceError(f"{machine} does not run", transient=False, scope="machine")
-        operation, pause = await self._arm.begin(f"{vm.id}/{action}", COMPUTE), FIRST_PAUSE_S
+        operation = await self._arm.begin(f"{vm.id}/{action}", COMPUTE)
+        rests = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.4)
         while operation:
             shown = await self._arm.send("GET", operation, "")
             if shown.get("status") == "Succeeded":
                 break
             if shown.get("status") in ("Failed", "Canceled"):
                 raise fault_of(409, shown.get("error") or {"code": "Canceled"})
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.4, LONGEST_PAUSE_S)
+            await asyncio.sleep(next(rests))
         return await self.until_running(machine)
 
     async def _why(self, vm: Vm) -> ArmFault:

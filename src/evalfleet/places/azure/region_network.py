@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from evalfleet.clock import pauses
+
 from .answers import ArmFault, Json, Problem, rows, tags_in
 from .arm import ArmClient
 from .names import HOME, plain, shared_name, shared_tags
@@ -107,13 +109,12 @@ class RegionNetwork:
         await self._settled(id, type, there)
 
     async def _settled(self, id: str, type: str, shown: Json) -> None:
-        pause = 0.3
+        rests = pauses(0.3, 5.0)
         async with asyncio.timeout(READY_S):
             while (state := shown["properties"]["provisioningState"]) != "Succeeded":
                 if state in ("Failed", "Canceled"):
                     raise ArmFault(409, (Problem("RetryableError", f"{id} could not be made"),))
-                await asyncio.sleep(pause)
-                pause = min(pause * 1.5, 5.0)
+                await asyncio.sleep(next(rests))
                 shown = await self._arm.get(id, API[type])
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from msgspec import Struct
 
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
+from evalfleet.clock import pauses
 from evalfleet.errors import MachineMute, PlaceError
 from evalfleet.model import MachineId
 
@@ -57,7 +58,7 @@ class Readiness:
         `looks` shows its VM anew each time, without end, and raises PlaceError if it is gone. `console` reads
         the end of its serial console. Raises PlaceError; MachineMute when `patience_s` are over.
         """
-        begun, pause = time.monotonic(), FIRST_PAUSE_S
+        begun, rests = time.monotonic(), pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         timings: dict[str, float] = {}
         async for vm in looks:
             try:
@@ -76,8 +77,7 @@ class Readiness:
                 trouble, step = f"{vm.name} answers, but its cloud-init does not finish", "cloud-init"
             if time.monotonic() - begun > patience_s:
                 raise MachineMute(f"{trouble}; its console ends with {await console()!r}", step)
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_PAUSE_S)
+            await asyncio.sleep(next(rests))
         raise AssertionError("looks never end")
 
 
