@@ -103,7 +103,7 @@ class RunSummary(Struct, frozen=True):
 
 def summarised(state: RunState) -> RunSummary:
     """The run as of its last event."""
-    at, whole = state.last_at, tally(state.tasks.values())
+    at, whole = state.last_at, tally(state.tasks.values(), state.plan.verdict.strict)
     cost = _cost(state, at)
     return RunSummary(
         **_head(state),
