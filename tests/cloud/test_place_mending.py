@@ -127,7 +127,9 @@ def is_connection(event: AttemptEnded) -> bool:
     return isinstance(event.outcome, Broken) and event.outcome.cause is Cause.CONNECTION
 
 
-def test_a_notice_ends_the_attempt_as_evicted_before_the_machine_goes(azure: StandIn, tmp_path: Path) -> None:
+def test_a_notice_ends_the_attempt_as_evicted_when_its_place_confirms_it(
+    azure: StandIn, tmp_path: Path
+) -> None:
     notice_s = 60.0
 
     async def act(state: RunState) -> None:
@@ -138,9 +140,7 @@ def test_a_notice_ends_the_attempt_as_evicted_before_the_machine_goes(azure: Sta
 
     async def work(made: AzurePlace) -> None:
         stage = Stage(made, tmp_path, 1, [3.0 * SLOWNESS])
-        begun = asyncio.get_running_loop().time()
         state = await stage.play(act)
-        assert asyncio.get_running_loop().time() - begun < notice_s, "it waited for the machine's end"
         first, second = (attempt.outcome for attempt in state.attempts.values())
         assert isinstance(first, Broken)
         assert first.cause is Cause.EVICTED
@@ -174,7 +174,8 @@ class Shell:
         self._azure = azure
         self._folder = folder
         chosen = settings(azure, inside=True, answer_s=3.0)
-        lines = [f"{name} = {json.dumps(value)}\n" for name, value in msgspec.to_builtins(chosen).items()]
+        told = {name: value for name, value in msgspec.to_builtins(chosen).items() if value is not None}
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in told.items()]
         (folder / "evalfleet.toml").write_text(f'[places.azure]\nkind = "azure_vm"\n{"".join(lines)}')
 
     def say(self, *words: str, code: int = 0) -> str:

@@ -17,6 +17,7 @@ import pytest
 from evalfleet.errors import LeaseLost, RequestError
 from evalfleet.events import PoolPlanned
 from evalfleet.journal import Hold, Holder, Holds, SqliteJournal, Store
+from evalfleet.journal.database import LAYOUT
 from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import SECOND, MachineId, Micros, Plan
 from evalfleet.pools import pool_fence
@@ -212,7 +213,7 @@ def test_an_older_home_gets_its_table_when_it_is_written_to(old_home: Path) -> N
     before = [record.event for record in Store.open(old_home, read_only=True).read("first")]
     assert layout(old_home) == 1
     store = Store.open(old_home)
-    assert layout(old_home) == 2
+    assert layout(old_home) == LAYOUT
     assert [record.event for record in store.read("first")] == before
     store.create_stream("p", "pool", NOW, [])
     store.create_stream("a", "run", NOW, [])
@@ -245,4 +246,4 @@ def test_two_that_upgrade_at_once_do_it_once(old_home: Path) -> None:
         for _ in range(4)
     ]
     assert [(p.communicate(timeout=PATIENCE_S)[1], p.returncode) for p in both] == [(b"", 0)] * 4
-    assert layout(old_home) == 2
+    assert layout(old_home) == LAYOUT

@@ -33,6 +33,9 @@ FIGURES = {
     "waa-faults": {"faults", "clean", "zeros_that_are_not_the_agents", "scores_called_broken"},
     "fuzz": {"inputs", "lines_reached", "slowest_input_cpu_s", "memory_grown_mb", "counted"},
     "waa-fresh": {"disk_gb", "overlay", "copy", "times_faster", "counted"},
+    "meter": {"added_p50_ms", "cpu_percent", "memory_mb", "tokens_served", "tokens_miscounted"},
+    "hostile": {"attacks", "outcomes", "user_touched", "none_touched"},
+    "isolation-cost": {"none_ms", "user_ms", "user_more_ms", "counted"},
     "azure-fleet": {"imports", "3_machines", "counted"},
     "azure-first-run": {"deployments_canary", "deployments_at_once", "refused_delete_told", "counted"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
@@ -53,6 +56,9 @@ AGAINST = {
     "waa-faults": set[str](),
     "fuzz": set[str](),
     "waa-fresh": set[str](),
+    "meter": {"litellm"},
+    "hostile": set[str](),
+    "isolation-cost": set[str](),
     "azure-fleet": set[str](),
     "azure-first-run": {"ideal"},
     "azure-leak": set[str](),
@@ -95,6 +101,7 @@ def test_last_line_is_the_result_and_nothing_is_left(name: str, tmp_path: Path) 
         "resources_left",
         "zeros_that_are_not_the_agents",
         "scores_called_broken",
+        "tokens_miscounted",
     ):
         assert found["aims"].get(exact, {"met": True})["met"], exact  # counts, not timings
 

@@ -40,6 +40,7 @@ from .supervisor.seals import content
 PROTOCOLS = (1,)
 """What we speak. A release that brings N + 1 still speaks N: a supervisor may be older, or newer, than we."""
 HELLO_S = 10.0
+CLOSE_S = 5.0
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 5.0
 FORGET_AFTER_S = 0.2
@@ -363,11 +364,14 @@ class Resident:
         for timer in (self._flush, self._watch):
             if timer is not None:
                 timer.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
         if self._link is not None:
             self._link.close()
         self._fail(self._refusal)
+        if connecting is not None:  # else it would be ended with the loop, and complain
+            await asyncio.wait([connecting], timeout=CLOSE_S)
 
     # -- requests ----------------------------------------------------------------------------
 

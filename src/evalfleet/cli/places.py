@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,8 @@ WORDS = {
 
 def _words(type_: str) -> str:
     """A Python type as people who write `--set` know it."""
+    type_ = re.sub(r"^Optional\[(.*)\]$", r"\1", type_)
+    type_ = re.sub(r"^Annotated\[(\w+), .*\]$", r"\1", type_)
     if type_.startswith("Literal["):
         return "one of " + type_.removeprefix("Literal[").rstrip("]").replace("'", "").replace(", ", "|")
     return "table" if type_.startswith("Mapping[") else WORDS.get(type_, type_)

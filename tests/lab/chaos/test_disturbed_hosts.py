@@ -73,7 +73,9 @@ def test_disk_full_on_hosts(arena: Arena) -> None:
     arena.finish()
     broken = arena.broken()
     assert set(held.values()) <= {attempt for _, attempt, _ in broken}
-    assert {outcome.cause for _, _, outcome in broken} <= {Cause.RESULT, Cause.SETUP, Cause.STUCK}
+    spared = Cause.CANCELLED  # what ran on a host when it was given up for what had failed there before
+    causes = {Cause.RESULT, Cause.SETUP, Cause.STUCK, spared}
+    assert {outcome.cause for _, _, outcome in broken} <= causes
     assert names(host for host, _, _ in broken) == names(victims)
     assert violations(arena) == []
 
