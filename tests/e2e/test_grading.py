@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.events import AttemptGraded, GradingFailed
+from evalfleet.events import AttemptGraded, GradingFailed, MachineDeleted, MachineRequested
 from tests.e2e.harness import Fleet
 from tests.waiting import until
 
@@ -154,6 +154,9 @@ def test_grading_goes_on_after_kill_9_and_keeps_what_was_graded(fleet: Fleet, qu
     process = fleet.start(*quiz.words("1.0,0.0"))
     fleet.open_gate("1.0")
     fleet.recorded(AttemptGraded)
+    # `grade` cleans nothing up: it sends those whose machines are left to `resume`
+    made = len(fleet.recorded(MachineRequested))
+    fleet.recorded(MachineDeleted, made)
     process.kill()
     quiz.end_grader()
     fleet.open_gate("0.0")
