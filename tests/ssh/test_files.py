@@ -179,7 +179,7 @@ async def test_without_the_secrets_value_nothing_is_brought(hosts: Fleet, tmp_pa
     async with machine(hosts, secrets={"TOKEN": "planted-value"}) as (_, made, channel):
         await channel.start(shell(JOB, 'echo "$TOKEN"', "TOKEN"))
         await channel.ended(JOB)
-        poor = hosts.place("b")
+        poor = hosts.place("b", secrets={"TOKEN": ""})  # the plan names it, and nobody knows its value
         late = poor.channel(made, Fence("run", 1, 20.0))
         seen = await late.collect(JOB, tmp_path / "t.0")
         assert "TOKEN has no value here" in seen.problem

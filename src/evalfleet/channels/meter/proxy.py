@@ -24,7 +24,7 @@ GRANT_S = 120.0
 IDLE_CONNECTIONS = 256
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 STREAM_USAGE = ("/chat/completions", "/completions")
-AZURE_TELLS_USAGE_SINCE = "2024-09-01"
+API_VERSION_THAT_TELLS_USAGE = "2024-09-01"
 
 
 class Upstream(NamedTuple):
@@ -448,9 +448,9 @@ def _asks_for_usage(document: dict[str, Any]) -> bool:
 
 
 def _tells_usage(path: str, query: list[tuple[str, str]]) -> bool:
-    """Would this API take our question for the usage of a stream? Older versions of Azure's refuse it."""
+    """Would this API take our question for a stream's usage? Older versions, in the query, refuse it."""
     version = next((value for key, value in query if key == "api-version"), "")
-    return path.endswith(STREAM_USAGE) and not ("2" <= version < AZURE_TELLS_USAGE_SINCE)
+    return path.endswith(STREAM_USAGE) and not ("2" <= version < API_VERSION_THAT_TELLS_USAGE)
 
 
 def _asking_for_usage(body: bytes, document: dict[str, Any]) -> bytes:
@@ -461,7 +461,7 @@ def _asking_for_usage(body: bytes, document: dict[str, Any]) -> bytes:
 
 
 def _model_in(path: str) -> str:
-    """Gemini and Azure name the model in the path."""
+    """Some APIs name the model, or its deployment, in the path."""
     words = path.strip("/").split("/")
     for before in ("models", "deployments"):
         if before in words[:-1]:
