@@ -101,6 +101,8 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
             tools.report(forged(machine, err))
             return
         if isinstance(outcome, Broken) and outcome.is_free:
+            if ended.reason == "evicted":
+                await _rescue(tools, machine, attempt)
             if await _is_gone(tools, machine, ended):
                 return  # what was said of the machine ends its attempts, too
             away = (
@@ -135,6 +137,13 @@ async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
                     return False
                 await asyncio.sleep(tools.pace.poll_s * 5)
     return False
+
+
+async def _rescue(tools: Tools, machine: MachineState, attempt: AttemptState) -> None:
+    """Bring the artefacts home now: when its place confirms that it takes the machine back, it is gone."""
+    with suppress(ChannelError, OSError):  # without them the attempt is no worse than after a sudden eviction
+        async with asyncio.timeout(EVICTION_S):
+            tools.rescued[attempt.id] = (await _bring_home(tools, machine, attempt)).collected
 
 
 def scorer_of(tools: Tools, task: Task, attempt: AttemptId) -> Scorer | None:
@@ -240,6 +249,9 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
     """
     machine = tools.state.machines[attempt.machine]
     found = AttemptCollected(attempt.id, Collected(problem="the machine is gone"))
+    if attempt.id in tools.rescued:
+        tools.report(AttemptCollected(attempt.id, tools.rescued.pop(attempt.id)))
+        return
     for _ in range(COLLECT_TRIES):
         if machine.phase == "condemned" and machine.cause and CAUSES[machine.cause].unreachable:
             break
