@@ -189,8 +189,13 @@ class Channel(Protocol):
 
 
 @runtime_checkable
-class ReusableChannel(Protocol):
-    """A channel to a machine that one run after another uses, and that remembers how it was set up."""
+class HostChannel(Protocol):
+    """A channel to a host, which one run after another uses, which remembers how it was set up, and which can
+    keep its jobs apart."""
+
+    async def isolate(self, wanted: Isolation) -> Isolated:
+        """How attempts will be kept apart there. Raises SetupFailed if that is not what must be."""
+        ...
 
     async def clear(self, once: str = "") -> None:
         """End all jobs and drop what they left; what was set up stays.
@@ -201,15 +206,6 @@ class ReusableChannel(Protocol):
 
     async def forget_set_up(self) -> None:
         """Let the next `prepare` run all steps of the set-up again."""
-        ...
-
-
-@runtime_checkable
-class IsolatingChannel(Protocol):
-    """A channel to a machine that can keep its jobs apart."""
-
-    async def isolate(self, wanted: Isolation) -> Isolated:
-        """How attempts will be kept apart there. Raises SetupFailed if that is not what must be."""
         ...
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalfleet.channels.artefacts import Caps
-from evalfleet.channels.link import Incoming, Line
+from evalfleet.channels.link import Incoming, OpenLink
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.ssh.host_home import HostHome
 from evalfleet.channels.ssh.hosts import SshHost
@@ -70,10 +70,10 @@ class Peer:
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
 
-    async def dial(self, protocol: asyncio.Protocol) -> Line:
+    async def dial(self, protocol: asyncio.Protocol) -> OpenLink:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_unix_connection(lambda: protocol, str(self.socket))
-        return Line(cast("asyncio.WriteTransport", transport))
+        return OpenLink(cast("asyncio.WriteTransport", transport))
 
 
 @contextlib.asynccontextmanager

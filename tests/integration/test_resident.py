@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.link import Line
+from evalfleet.channels.link import OpenLink
 from evalfleet.channels.resident import Resident
 from evalfleet.errors import StaleController
 from evalfleet.model import AttemptId, Bundle, Collected, Command, Job
@@ -49,9 +49,9 @@ async def talk(socket: Path, replies: dict[str, list[dict[str, Any]]]) -> AsyncG
 
     server = await asyncio.start_unix_server(serve, socket)
 
-    async def dial(protocol: asyncio.Protocol) -> Line:
+    async def dial(protocol: asyncio.Protocol) -> OpenLink:
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: protocol, str(socket))
-        return Line(transport)
+        return OpenLink(transport)
 
     channel = Resident(dial, NoFiles(), Fence("run", 1, 600.0), {})
     async with server, asyncio.timeout(PATIENCE_S):

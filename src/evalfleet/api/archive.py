@@ -42,7 +42,7 @@ class Header(Struct, frozen=True):
     """Of the evalfleet that wrote it."""
 
 
-class Line(Struct, frozen=True):
+class EventLine(Struct, frozen=True):
     """One event in `events.jsonl`."""
 
     at: Micros
@@ -60,7 +60,9 @@ def export_run(workspace: Workspace, name: str | None, path: Path) -> runs.Run:
         raise RequestError(f"{path} exists: choose another file")
     created_at = workspace.records().stream(run.name).created_at
     header = Header(FORMAT, run.name, created_at, SCHEMA, __version__)
-    lines = [msgspec.json.encode(Line(each.at, Raw(encode(each.event)))) + b"\n" for each in run.records()]
+    lines = [
+        msgspec.json.encode(EventLine(each.at, Raw(encode(each.event)))) + b"\n" for each in run.records()
+    ]
     scratch = scratch_of(path)
     try:
         with tarfile.open(scratch, "x:gz", compresslevel=6) as archive:
@@ -125,7 +127,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
 
 def _events(lines: bytes, schema: int, run: str) -> list[tuple[Micros, Event]]:
     events: list[tuple[Micros, Event]] = []
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(EventLine)
     for line in lines.splitlines():
         found = decoder.decode(line)
         event = decode(bytes(found.event), schema)

@@ -15,7 +15,7 @@ from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
 from evalfleet.journal import SqliteJournal
 from evalfleet.model import AttemptId, Job, Offer, after, seconds_between
 from evalfleet.pools import OwnPlace, PoolView, machine_of
-from evalfleet.ports import Benchmark, Channel, Fence, ReusableChannel, TaskLister
+from evalfleet.ports import Benchmark, Channel, Fence, HostChannel, TaskLister
 from evalfleet.state import MachineState
 
 LIST_TASKS_S = 600.0
@@ -83,7 +83,7 @@ async def work_at(
 
 async def set_up_no_more(site: PoolMachine) -> None:
     """Who comes next sets it up from the start."""
-    if isinstance(site.channel, ReusableChannel):
+    if isinstance(site.channel, HostChannel):
         await site.channel.forget_set_up()
     await site.journal.append(WallClock().now(), [MachinePrepared(site.machine.id, "")])
 

@@ -86,7 +86,7 @@ class Lost(ConnectionError):
     """The connection ended before the answer came."""
 
 
-class Line(NamedTuple):
+class OpenLink(NamedTuple):
     """A connection to a machine's supervisor, which obeys who shows it the machine's key."""
 
     transport: asyncio.WriteTransport
@@ -94,7 +94,7 @@ class Line(NamedTuple):
     """Read where it is kept, on the machine; empty where a supervisor of an earlier version made none."""
 
 
-Dial = Callable[[asyncio.Protocol], Awaitable[Line]]
+Dial = Callable[[asyncio.Protocol], Awaitable[OpenLink]]
 """Connects the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
 
 

@@ -48,7 +48,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, Hosts, IsolatingChannel, Place, ScoredApart
+from evalfleet.ports import Channel, HostChannel, Hosts, Place, ScoredApart
 from evalfleet.state import MachineState
 
 from .tools import Tools
@@ -175,7 +175,7 @@ async def _bring_score_files(tools: Tools, channel: Channel) -> None:
 
 async def _isolated(tools: Tools, machine: MachineState, channel: Channel) -> Isolated:
     wanted = tools.state.plan.isolation.get(machine.offer.place, "")
-    if not wanted or not isinstance(channel, IsolatingChannel):
+    if not wanted or not isinstance(channel, HostChannel):
         return Isolated()
     return await channel.isolate(wanted)
 

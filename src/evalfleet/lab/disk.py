@@ -137,7 +137,7 @@ class Base:
             (self.path / "dev" / name).symlink_to(target)
 
 
-class Disk:
+class HostDisk:
     """One host's, in the host's directory."""
 
     def __init__(self, directory: Path, size: int) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from . import keys, network, system
 from .cgroups import Group
-from .disk import Base, Disk
+from .disk import Base, HostDisk
 from .host import Host, HostProcess, checked
 from .login import USERS
 from .system import LabError
@@ -46,7 +46,7 @@ class NamespaceHost(Host):
         self._site = site
         self._directory = directory
         self._group = group
-        self._disk = Disk(directory, site.disk_bytes)
+        self._disk = HostDisk(directory, site.disk_bytes)
         self._key = keys.new_key(self.name)
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = 0

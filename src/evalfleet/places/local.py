@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from msgspec import Meta, Struct
 
 from evalfleet.channels.artefacts import LocalMover
-from evalfleet.channels.link import Line
+from evalfleet.channels.link import OpenLink
 from evalfleet.channels.program import local_argv
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.samples import Samples
@@ -167,7 +167,7 @@ class LocalPlace:
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         directory = Path(machine.address) if machine.address else self._directory(machine.id)
 
-        async def dial(protocol: asyncio.Protocol) -> Line:
+        async def dial(protocol: asyncio.Protocol) -> OpenLink:
             return await connect(directory, protocol)
 
         mover = LocalMover(directory, self._secrets)
@@ -192,7 +192,7 @@ def _names(root: Path) -> list[str]:
 # -- supervisors -------------------------------------------------------------------------------
 
 
-async def connect(directory: Path, protocol: asyncio.Protocol) -> Line:
+async def connect(directory: Path, protocol: asyncio.Protocol) -> OpenLink:
     """To the directory's supervisor, started if it is dead: it adopts what its predecessor left."""
     if not directory.exists():
         raise ChannelError(f"there is no machine at {directory}")
@@ -203,7 +203,7 @@ async def connect(directory: Path, protocol: asyncio.Protocol) -> Line:
         sock = open_socket(directory)
     sock.setblocking(False)
     transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: protocol, sock=sock)
-    return Line(cast("asyncio.WriteTransport", transport), read_key(str(directory)))
+    return OpenLink(cast("asyncio.WriteTransport", transport), read_key(str(directory)))
 
 
 async def start_supervisor(directory: Path) -> None:

@@ -35,10 +35,10 @@ from evalfleet.ports import (
     Dialled,
     Estate,
     Fence,
+    HostChannel,
     Hosts,
     Mendable,
     Place,
-    ReusableChannel,
     TellStep,
 )
 from evalfleet.state import MachineState
@@ -223,7 +223,7 @@ class LentPlace:
         channel = self._place.channel(machine_of(known), fence)
         try:
             async with asyncio.timeout(CLEAR_S):
-                if isinstance(channel, ReusableChannel):
+                if isinstance(channel, HostChannel):
                     await channel.clear(once)
         finally:
             with suppress(ChannelError, OSError):

@@ -14,7 +14,7 @@ from evalfleet.state import MachineState
 
 from . import ledger
 from .simulate import Simulated
-from .world import Meter
+from .world import Bill
 
 Check = Callable[[Simulated], Iterator[str]]
 
@@ -121,7 +121,7 @@ def within_limits(sim: Simulated) -> Iterator[str]:
                 yield f"{meter.machine} was billed past the run's time limit"
 
 
-def _idle(meter: Meter, since_s: float = 0.0) -> float:
+def _idle(meter: Bill, since_s: float = 0.0) -> float:
     """What was left of a machine cost, from so long after its end on."""
     end = meter.end or meter.expires_at
     return idle_usd(meter.offer, after(end, since_s), meter.swept or end)

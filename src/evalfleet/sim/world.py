@@ -37,7 +37,7 @@ class Life:
 
 
 @dataclass(slots=True)
-class Meter:
+class Bill:
     """What a place bills one machine for: in full until `end`, its disk and address until `swept`."""
 
     machine: MachineId
@@ -71,7 +71,7 @@ class SimMachine:
 
     id: MachineId
     boots_at: float
-    meter: Meter
+    meter: Bill
     queued: bool = False
     starts: int = 0  # how often its service has started it
     ran_s: float = 0.0  # in its earlier starts
@@ -96,7 +96,7 @@ class World:
         self.faults = faults
         self.slots = slots
         self.machines: dict[MachineId, SimMachine] = {}
-        self.meters: list[Meter] = []
+        self.meters: list[Bill] = []
         self.started: dict[AttemptId, MachineId] = {}
         self.ended: dict[AttemptId, Ended] = {}  # of all jobs, how they ended in truth
         self.liars: set[MachineId] = set()
@@ -155,7 +155,7 @@ class World:
         if machine in self.machines:
             return
         now, loop = self.loop.now(), self.loop
-        meter = Meter(machine, offer, now, after(now, expires_s))
+        meter = Bill(machine, offer, now, after(now, expires_s))
         made = SimMachine(machine, loop.time() + boot_s, meter)
         self.machines[machine] = made
         self._corrupt(made)
@@ -173,7 +173,7 @@ class World:
     def enqueue(self, machine: MachineId, offer: Offer, life_s: float) -> None:
         """The service has accepted the machine, and starts it some time: then its life and billing begin."""
         if machine not in self.machines:
-            meter = Meter(machine, offer, self.loop.now(), self.loop.now())
+            meter = Bill(machine, offer, self.loop.now(), self.loop.now())
             made = self.machines[machine] = SimMachine(machine, 0.0, meter, queued=True)
             self._corrupt(made)
             self.later(self.rng.uniform(*self.faults.queue_s), self._allocate, made, life_s)
@@ -187,7 +187,7 @@ class World:
         if machine.gone:
             return
         now = self.loop.now()
-        machine.meter = Meter(machine.id, machine.meter.offer, now, after(now, life_s))
+        machine.meter = Bill(machine.id, machine.meter.offer, now, after(now, life_s))
         self.meters.append(machine.meter)
         machine.queued, machine.starts = False, machine.starts + 1
         machine.boots_at = self.loop.time() + self.rng.uniform(1.0, 5.0)

@@ -12,7 +12,7 @@ from typing import Any
 import asyncssh
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
-from evalfleet.channels.link import Incoming, Line
+from evalfleet.channels.link import Incoming, OpenLink
 from evalfleet.channels.resident import Resident
 from evalfleet.errors import SetupFailed
 from evalfleet.model import AttemptId, Bundle, Ended, Job
@@ -142,14 +142,14 @@ class SshTransport(asyncio.WriteTransport):
             self._host.suspect(self._wire)
 
 
-async def dial(host_home: HostHome, machine: str, fence: Fence, protocol: asyncio.Protocol) -> Line:
+async def dial(host_home: HostHome, machine: str, fence: Fence, protocol: asyncio.Protocol) -> OpenLink:
     """Connect the protocol to the machine's supervisor. OSError: try again; ChannelError: no use."""
     for brought in (False, True):
         wire, bridge = await _begin(host_home, machine, fence)
         try:
             if await bridge.ready:
                 session = await _connect(wire, bridge, protocol)
-                return Line(SshTransport(host_home.host, wire, session), bridge.key)
+                return OpenLink(SshTransport(host_home.host, wire, session), bridge.key)
         except asyncio.CancelledError:
             if not bridge.lost:
                 host_home.host.suspect(wire)  # it was waited for in vain
@@ -216,7 +216,7 @@ class SshChannel(Resident):
         verdict: Verdict | None = None,
         caps: Caps = STANDARD_CAPS,
     ) -> None:
-        async def connect(protocol: asyncio.Protocol) -> Line:
+        async def connect(protocol: asyncio.Protocol) -> OpenLink:
             return await dial(host_home, machine, fence, protocol)
 
         mover = SshMover(host_home, machine, secrets, caps)

@@ -68,7 +68,7 @@ def shipped() -> Supervisor:
     return Supervisor(data, hashlib.sha256(data).hexdigest(), content_hash())
 
 
-class Answer(Struct, frozen=True):
+class HostAnswer(Struct, frozen=True):
     """What a verb answers. `error` is a word: taken, deleting, unknown, io, supervisor.
 
     `cloud_init`: running or done, in so many seconds; empty if there is none, or nobody asked.
@@ -104,7 +104,7 @@ class HostHome(Struct, frozen=True):
     host: SshHost
     home: str
 
-    async def ask(self, verb: Verb, machine: str, **request: Any) -> Answer:
+    async def ask(self, verb: Verb, machine: str, **request: Any) -> HostAnswer:
         if verb == "take":
             request["key"] = secrets.token_hex(32)  # kept, unless the machine is there already and has one
         await self.host.connect()
@@ -112,16 +112,16 @@ class HostHome(Struct, frozen=True):
             async with asyncio.timeout(ANSWER_S):
                 said = await self._run(verb, machine, self.request(machine, request))
         except NoMachine as err:
-            return Answer("unknown", str(err))
+            return HostAnswer("unknown", str(err))
         except TimeoutError:
             raise HostLost(f"{self.host.name}: no answer within {ANSWER_S:g} s") from None
         return self.answer(said)
 
-    def answer(self, said: bytes) -> Answer:
+    def answer(self, said: bytes) -> HostAnswer:
         """The last line: a login shell may have said something before."""
         line = said.strip().rpartition(b"\n")[2]
         try:
-            answer = msgspec.json.decode(line, type=Answer)
+            answer = msgspec.json.decode(line, type=HostAnswer)
         except UNREADABLE:
             raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
         return msgspec.structs.replace(

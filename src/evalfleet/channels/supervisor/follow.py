@@ -16,7 +16,7 @@ MOST = 64
 """Files that one connection may follow at once."""
 
 
-class Follower:
+class FileFollower:
     """Sends what a file of a job holds from an offset on to one client, until the job has ended."""
 
     def __init__(self, client: Client, number: int, job: Job, path: str, offset: int) -> None:
@@ -49,9 +49,9 @@ class Followers:
     def __init__(self, clients: Clients) -> None:
         self.due = NEVER
         self._clients = clients
-        self._all: dict[tuple[Client, int], Follower] = {}
+        self._all: dict[tuple[Client, int], FileFollower] = {}
 
-    def add(self, follower: Follower) -> None:
+    def add(self, follower: FileFollower) -> None:
         mine = sum(client is follower.client for client, _ in self._all)
         if mine >= MOST:
             raise ValueError(f"more than {MOST} files at once cannot be followed")
@@ -72,7 +72,7 @@ class Followers:
                 busy = self._send(follower) or busy
         self.due = now + (BUSY_S if busy else LOOK_S) if self._all else NEVER
 
-    def _send(self, follower: Follower) -> bool:
+    def _send(self, follower: FileFollower) -> bool:
         """Is there likely to be more?"""
         ended = follower.job.reason is not None  # before it is read: what comes after that is nobody's
         offset, data = follower.read()

@@ -14,7 +14,7 @@ from binascii import a2b_base64, b2a_base64
 
 from .clients import Client, Clients
 from .files import SOCKET, make_key, read_file, sha256, write_atomic
-from .follow import Follower, Followers
+from .follow import FileFollower, Followers
 from .host import boot_id, cpu_times, expiry_in, memory_used, seconds_to, steady
 from .job import NEVER, Job
 from .jobs import Jobs
@@ -277,7 +277,7 @@ class Server:
         if job is None:
             return {"state": "unknown"}
         path, number = str(message["path"]), int(message["follower"])
-        self.followers.add(Follower(client, number, job, path, max(offset, 0)))
+        self.followers.add(FileFollower(client, number, job, path, max(offset, 0)))
         return {"state": "following"}
 
     def unfollow(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:

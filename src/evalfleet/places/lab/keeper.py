@@ -28,7 +28,7 @@ from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
 from .protocol import (
     Add,
     End,
-    Extend,
+    ExtendExpiry,
     KeeperAnswer,
     KeeperOrders,
     KeeperRecord,
@@ -108,7 +108,7 @@ class Keeper:
             match question:
                 case Add():
                     return await self._add(question)
-                case Taken(machine) | Extend(machine):
+                case Taken(machine) | ExtendExpiry(machine):
                     return self._about(machine, question)
                 case Remove(machine):
                     await self._tenants.remove(machine)
@@ -133,7 +133,7 @@ class Keeper:
         tenant = self._tenants.get(wanted.machine)
         return KeeperAnswer(machines=(tenant.seen(),)) if tenant is not None else KeeperAnswer("deleting")
 
-    def _about(self, machine: str, question: Taken | Extend) -> KeeperAnswer:
+    def _about(self, machine: str, question: Taken | ExtendExpiry) -> KeeperAnswer:
         tenant = self._tenants.get(machine)
         if tenant is None or tenant.leaving is not None:
             return KeeperAnswer("unknown")

@@ -22,7 +22,7 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 
 from .keeper_client import KeeperClient
-from .protocol import Add, End, Extend, KeeperAnswer, KeeperRecord, List, Remove, Shape, Taken
+from .protocol import Add, End, ExtendExpiry, KeeperAnswer, KeeperRecord, List, Remove, Shape, Taken
 
 if TYPE_CHECKING:
     from evalfleet.channels.ssh.host_home import HostHome
@@ -94,7 +94,7 @@ class LabPlace:
         self._check(machine, await self._keeper.ask(Taken(machine)))
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
-        answer = self._check(machine, await self._keeper.ask(Extend(machine, expires_s)))
+        answer = self._check(machine, await self._keeper.ask(ExtendExpiry(machine, expires_s)))
         await self._order("extend", machine, answer.machines[0].address, expires_s=expires_s)
 
     async def list(self, pool: str) -> Sequence[Machine]:

@@ -56,7 +56,7 @@ class Taken(Struct, frozen=True, tag=True):
     machine: str
 
 
-class Extend(Struct, frozen=True, tag=True):
+class ExtendExpiry(Struct, frozen=True, tag="Extend"):
     machine: str
     expires_s: float
 
@@ -75,7 +75,7 @@ class End(Struct, frozen=True, tag=True):
     """Who asks is leaving. With no machine left so does the keeper: no answer, and the line ends with it."""
 
 
-Question = Add | Taken | Extend | Remove | List | End
+Question = Add | Taken | ExtendExpiry | Remove | List | End
 
 
 class Seen(Struct, frozen=True):

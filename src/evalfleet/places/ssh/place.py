@@ -23,7 +23,7 @@ from .fleet import LONGEST_ASIDE_S, NO_ANSWER, HostFleet, by_hand
 from .records import Records
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.host_home import Answer, HostHome
+    from evalfleet.channels.ssh.host_home import HostAnswer, HostHome
 
 
 class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -306,7 +306,7 @@ class SshPlace:
 
     async def _ask(
         self, verb: Literal["take", "extend"], machine: MachineId, host: str, expires_s: float
-    ) -> Answer:
+    ) -> HostAnswer:
         most = self._settings.max_per_host
         call = self._fleet.homes[host].ask(verb, machine, expires_s=expires_s, most=most, lent=True)
         answer = await self._fleet.contact(host, call)

@@ -18,7 +18,7 @@ from evalfleet.model import Machine, MachineId
 from evalfleet.names import safe_name
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.host_home import Answer, HostHome
+    from evalfleet.channels.ssh.host_home import HostAnswer, HostHome
 
 HANDSHAKES = 16
 CONNECT_S = 10.0
@@ -68,7 +68,7 @@ class SshAccess:
 
     async def take(
         self, machine: MachineId, address: str, until: float, notices: Mapping[str, object] | None
-    ) -> Answer:
+    ) -> HostAnswer:
         """Bring the supervisor there. `notices`: where the cloud tells the VM that it will be taken back.
 
         Raises HostDown, HostLost, HostRefused, MachineUnavailable.
@@ -81,7 +81,7 @@ class SshAccess:
 
     async def _order(
         self, verb: Literal["take", "extend"], machine: MachineId, address: str, until: float, **more: Any
-    ) -> Answer:
+    ) -> HostAnswer:
         host_home = self.host_home(machine, address)
         answer = await host_home.ask(verb, machine, most=1, expires_s=max(0.0, until - time.time()), **more)
         if answer.error:
