@@ -93,6 +93,10 @@ class Task(Struct, frozen=True, omit_defaults=True):
     weight_s: float | None = None
     stall_s: float = 0.0
     ready_s: float = 0.0
+    origin: str = ""
+    """The benchmark's own id of it, where a run has several of one task: one for each repeat."""
+    repeat: int = 0
+    """Which repeat it is, from 1; 0: its task is run once."""
 
     @property
     def limit_s(self) -> float:
@@ -432,6 +436,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     model_usd: tuple[float, float] | None = None
     isolation: Mapping[str, Isolation] = field(default_factory=dict[str, Isolation])
     """Place -> how attempts shall be kept apart on its machines."""
+    rerun_of: str = ""
+    """The run whose tasks this one runs again."""
 
 
 class Notify(Struct, frozen=True):

@@ -111,3 +111,58 @@ def test_ways_to_choose_exclude_each_other() -> None:
         select(ALL, first=1, ids=["a_1"])
     with pytest.raises(RequestError, match="--task and --domain cannot be combined"):
         select(ALL, domains=["a"], ids=["a_1"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("b_3", ["b_3"]),
+        ("c_*", [f"c_{n}" for n in range(10)]),
+        ("[ab]_?", [f"{d}_{n}" for d in "ab" for n in range(10)]),
+        ("a_8..11", ["a_8", "a_9", "a_10", "a_11"]),
+        ("a_58..a_99", ["a_58", "a_59"]),
+        ("c_8..", ["c_8", "c_9"]),
+        ("..c_1", ["c_0", "c_1"]),
+        ("a_59..b_1", ["a_59", "b_0", "b_1"]),
+        ("1..2", ["a_0", "a_1"]),
+        ("..1", ["a_0"]),
+        ("100..", ["c_9"]),
+    ],
+)
+def test_a_task_may_be_a_glob_or_a_range(pattern: str, expected: list[str]) -> None:
+    assert ids(select(ALL, ids=[pattern]).tasks) == expected
+
+
+def test_a_range_of_numbers_means_ids_where_ids_are_numbers() -> None:
+    numbered = [Task(TaskId(str(n))) for n in (10, 7, 8, 9)]
+    assert ids(select(numbered, ids=["8..9"]).tasks) == ["8", "9"]
+
+
+def test_an_id_that_looks_like_a_pattern_is_itself() -> None:
+    odd = [Task(TaskId(id)) for id in ("a*", "ab", "1..2", "x[1]")]
+    for id in ("a*", "1..2", "x[1]"):
+        assert ids(select(odd, ids=[id]).tasks) == [id]
+
+
+@pytest.mark.parametrize("pattern", ["z_*", "a_70..80", "b_1..a_1", "z_1..z_2", "no..where"])
+def test_a_pattern_that_matches_nothing_is_refused(pattern: str) -> None:
+    with pytest.raises(RequestError, match=r"--task .* matches no task"):
+        select(ALL, ids=[pattern])
+
+
+def test_what_is_excluded_and_what_an_earlier_run_did_not_have_is_not_chosen_from() -> None:
+    assert ids(select(ALL, domains=["c"], exclude=["c_2..7", "c_0"]).tasks) == ["c_1", "c_8", "c_9"]
+    assert ids(select(ALL, exclude=["a_*", "b_*"], first=2).tasks) == ["c_0", "c_1"]
+    assert ids(select(ALL, among={"a_3", "c_1", "c_2"}, exclude=["c_2"]).tasks) == ["a_3", "c_1"]
+    with pytest.raises(RequestError, match="--exclude 'zz' is not a task"):
+        select(ALL, exclude=["zz"])
+    with pytest.raises(RequestError, match="no task is left"):
+        select(ALL, ids=["a_1"], exclude=["a_*"])
+
+
+def test_a_repeat_knows_its_task_and_its_number() -> None:
+    chosen = select(tasks(a=1), repeat=2).tasks
+    assert [(task.id, task.origin, task.repeat) for task in chosen] == [
+        ("a_0~1", "a_0", 1),
+        ("a_0~2", "a_0", 2),
+    ]

@@ -36,6 +36,7 @@ BEYOND = {
     "mean_score",
     "answered",
     "grading_problem",
+    "rerun_of",
     "running",
     "places",
     "isolation",
@@ -60,7 +61,7 @@ def mixed() -> Results:
 
 def test_the_keys_are_those_of_the_contract(mixed: Results) -> None:
     assert set(mixed) == set(CONTRACT) | BEYOND
-    more = {"status", "limit_seconds", "machine_usd", "broken_attempts"}
+    more = {"status", "limit_seconds", "machine_usd", "broken_attempts", "origin", "repeat"}
     assert set(mixed["tasks"][0]) == set(CONTRACT["tasks"][0]) | more
     assert set(mixed["cost"]) == set(CONTRACT["cost"]) | {"prices_as_of"}
     assert set(mixed["by_domain"]["odd"]) == set(CONTRACT["by_domain"]["notepad"]) | {"mean_score"}

@@ -57,6 +57,7 @@ from evalfleet.views.follow import Follower
 from evalfleet.views.report import FORMATS
 from evalfleet.views.results import results, task_detail
 from evalfleet.views.summary import exit_code
+from evalfleet.views.tasks import by_outcome
 
 from .live_log import LiveLog
 from .pools import keep_plan, tend
@@ -256,7 +257,21 @@ def resolve_request(
         facts=lambda: _facts(workspace, dry),
         pool=_lent(workspace, request, dry),
         only_setup=only_setup,
+        earlier=functools.partial(_earlier_tasks, workspace),
     )
+
+
+def _earlier_tasks(workspace: Workspace, name: str, only: Sequence[str]) -> list[str]:
+    went = tasks_that_went(open_run(workspace, name), only)
+    return list(dict.fromkeys(task["origin"] for task in went))
+
+
+def tasks_that_went(run: Run, only: Sequence[str]) -> list[TaskResult]:
+    """The run's tasks that went in one of these ways. Raises RequestError if none did."""
+    chosen = by_outcome(run.tasks(), only)
+    if not chosen:
+        raise RequestError(f"run {run.name!r} has no tasks that are {' or '.join(only)}")
+    return chosen
 
 
 def _facts(workspace: Workspace, dry: bool) -> HomeFacts:

@@ -120,9 +120,9 @@ class Repeated:
         return None if self._inner.grader is None else _RepeatedGrader(self._inner.grader)
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
-        origin, _, k = task.id.rpartition("~")
-        command = self._inner.command(msgspec.structs.replace(task, id=TaskId(origin)), attempt)
-        return msgspec.structs.replace(command, env={**command.env, "EVALFLEET_REPEAT": k})
+        command = self._inner.command(_origin(task), attempt)
+        repeat = task.repeat or task.id.rpartition("~")[2]
+        return msgspec.structs.replace(command, env={**command.env, "EVALFLEET_REPEAT": str(repeat)})
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         return self._inner.outcome(_origin(task), ended, healthy)
@@ -149,7 +149,8 @@ class _RepeatedGrader:
 
 
 def _origin(task: Task) -> Task:
-    return msgspec.structs.replace(task, id=TaskId(task.id.rpartition("~")[0]))
+    """The task as the benchmark knows it. In plans of earlier versions only the repeat's own id tells it."""
+    return msgspec.structs.replace(task, id=TaskId(task.origin or task.id.rpartition("~")[0]))
 
 
 class Bare:

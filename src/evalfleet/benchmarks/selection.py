@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Task
+from evalfleet.model import Task, TaskId
 from evalfleet.names import hint, repeat_id
 
 MAX_REPEAT = 1000
@@ -29,15 +31,23 @@ def select(
     seed: int = 0,
     ids: Sequence[str] = (),
     domains: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    among: Collection[str] | None = None,
     repeat: int = 1,
 ) -> Selection:
     """The tasks asked for, in file order; of `repeat` K > 1, K passes over them, each `<task>~<k>`.
 
-    `domains` narrow what `first` and `sample` take from; `ids` stand alone. `sample` is spread over the
-    domains in proportion to their sizes. More than there are: all of them, with a warning.
+    `ids` and `exclude` are ids, globs and ranges: see `matching`. `domains` narrow what `first` and `sample`
+    take from; `ids` stand alone. `exclude` and `among`, the tasks of an earlier run, narrow all of them.
+    `sample` is spread over the domains in proportion to their sizes. More than there are: all of them, with a
+    warning.
     """
     _check(first, sample, ids, domains, repeat)
-    chosen = _named(tasks, ids) if ids else _in_domains(tasks, domains)
+    chosen = matching(tasks, ids) if ids else _in_domains(tasks, domains)
+    left_out = {task.id for task in matching(tasks, exclude, "--exclude")}
+    chosen = [task for task in chosen if task.id not in left_out and (among is None or task.id in among)]
+    if not chosen and tasks:
+        raise RequestError("no task is left to run: --exclude, --from and --only leave none of those chosen")
     warnings: tuple[str, ...] = ()
     for flag, count in (("--tasks", sample), ("--first", first)):
         if count is not None and count > len(chosen):
@@ -67,13 +77,56 @@ def _check(
         raise RequestError(f"--repeat is {repeat}; give a whole number from 1 to {MAX_REPEAT}")
 
 
-def _named(tasks: Sequence[Task], ids: Sequence[str]) -> list[Task]:
-    known = {task.id for task in tasks}
-    for id in ids:
-        if id not in known:
-            raise RequestError(f"--task {id!r} is not a task of the benchmark; {hint(id, known)}")
-    wanted = set(ids)
-    return [task for task in tasks if task.id in wanted]
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
+
+
+def matching(tasks: Sequence[Task], patterns: Sequence[str], flag: str = "--task") -> list[Task]:
+    """The tasks that some pattern is about, in file order. Raises RequestError for one that matches nothing.
+
+    A pattern is the id of a task; or a glob (`web_*`); or a range `FIRST..LAST`: `web_3..9` are the ids with
+    such numbers, `web_a..web_f` are two ids and what is between them in the file, and `1..20`, where no id is
+    a number, are the first twenty of the file. Either end of a range may be left out.
+    """
+    known = {task.id: position for position, task in enumerate(tasks)}
+    wanted: set[int] = set()
+    for pattern in patterns:
+        found = [known[TaskId(pattern)]] if pattern in known else _globbed(tasks, pattern)
+        if not found and ".." in pattern:
+            found = _ranged(tasks, pattern, known)
+        if not found:
+            what = "is not a task of the benchmark" if not _is_pattern(pattern) else "matches no task"
+            raise RequestError(f"{flag} {pattern!r} {what}; {hint(pattern, known)}")
+        wanted.update(found)
+    return [tasks[position] for position in sorted(wanted)]
+
+
+def _is_pattern(text: str) -> bool:
+    return ".." in text or any(sign in text for sign in "*?[")
+
+
+def _globbed(tasks: Sequence[Task], pattern: str) -> list[int]:
+    if not any(sign in pattern for sign in "*?["):
+        return []
+    matches = re.compile(fnmatch.translate(pattern)).match
+    return [position for position, task in enumerate(tasks) if matches(task.id)]
+
+
+def _ranged(tasks: Sequence[Task], pattern: str, known: dict[TaskId, int]) -> list[int]:
+    first, _, last = pattern.partition("..")
+    low, high = _NUMBERED.fullmatch(first), _NUMBERED.fullmatch(last)
+    stem = (low or high or ("", ""))[1]
+    if high and low and high[1] not in ("", stem):
+        low = high = None  # ids of two kinds: from the one to the other
+    if (low or not first) and (high or not last) and (low or high):
+        least, most = int(low[2]) if low else 0, int(high[2]) if high else 10**18
+        numbers = [_NUMBERED.fullmatch(task.id) for task in tasks]
+        found = [n for n, it in enumerate(numbers) if it and it[1] == stem and least <= int(it[2]) <= most]
+        if found or stem:
+            return found
+        return [position for position in range(len(tasks)) if least <= position + 1 <= most]
+    start = known.get(TaskId(first), None if first else 0)
+    end = known.get(TaskId(last), None if last else len(tasks) - 1)
+    return [] if start is None or end is None else list(range(start, end + 1))
 
 
 def _in_domains(tasks: Sequence[Task], domains: Sequence[str]) -> list[Task]:
@@ -118,7 +171,7 @@ def _repeated(tasks: Sequence[Task], repeat: int) -> list[Task]:
         return list(tasks)
     # Pass by pass: a run that is stopped early has every task as often as the others, give or take one.
     return [
-        msgspec.structs.replace(task, id=repeat_id(task.id, k))
+        msgspec.structs.replace(task, id=repeat_id(task.id, k), origin=task.id, repeat=k)
         for k in range(1, repeat + 1)
         for task in tasks
     ]

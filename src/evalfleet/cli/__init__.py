@@ -15,6 +15,7 @@ from evalfleet.errors import FleetError, RequestError
 VERBS: dict[str, str] = {
     "run": "run a benchmark on a fleet of machines",
     "resume": "take up a run that stopped, or run again what broke",
+    "rerun": "run tasks of an earlier run again, in a new run",
     "cancel": "stop a run and clean up after it",
     "watch": "follow a run, from any terminal",
     "ls": "list the runs of this home",
@@ -46,6 +47,7 @@ DEVELOPER_VERBS: dict[str, str] = {
 
 MODULES: dict[str, str] = {
     "resume": "run",
+    "rerun": "run",
     "cancel": "run",
     "grade": "run",
     "demo": "run",

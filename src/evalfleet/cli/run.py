@@ -50,14 +50,66 @@ def run(args: argparse.Namespace) -> int:
     BENCHMARK is a file (./mybench.toml), a name from evalfleet.toml, an installed benchmark, or a dotted
     path.
     """
-    import asyncio
-
     from evalfleet.api import runs
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
-    resolved = asyncio.run(_resolved(workspace, args))
-    if resolved is None:
+    return _start(workspace, runs.resolve_request(workspace, _request(args), dry=args.dry_run), args)
+
+
+def rerun_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
+    parser.add_argument(
+        "tasks", metavar="TASK", nargs="*", help="this task, a glob ('web_*') or a range ('web_3..9')"
+    )
+    parser.add_argument(
+        "--only", metavar="OUTCOME,...", help="those that are failed, broken, slow, unrun or passed"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the machines behind, as pool RUN-pool")
+    parser.add_argument("--name", metavar="RUN", help="the new run's name (default: made)")
+    parser.add_argument("--budget", metavar="USD", help="another budget than the earlier run's")
+    parser.add_argument("--max-duration", metavar="2h", help="another time limit than the earlier run's")
+    parser.add_argument("--workers", metavar="N", help="another number of machines at once")
+    parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
+    parser.add_argument(
+        "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimate")
+    parser.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+
+
+def rerun(args: argparse.Namespace) -> int:
+    """Run tasks of an earlier run again, all or some, in a new run with the same settings and limits.
+
+    The new run names the earlier one, which stays as it is. With new files of the benchmark, say
+    `evalfleet run BENCHMARK --from RUN --only failed` instead.
+    """
+    from evalfleet.api.rerun import resolve_rerun
+    from evalfleet.planning.values import parse_names
+    from evalfleet.planning.workspace import Workspace
+
+    workspace = Workspace.here()
+    resolved = resolve_rerun(
+        workspace,
+        args.run,
+        args.tasks,
+        only=parse_names(args.only or (), "--only"),
+        limits=_limits(args),
+        new_name=args.name,
+        keep=args.keep,
+        env_file=args.env_file,
+    )
+    return _start(workspace, resolved, args)
+
+
+def _start(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> int:
+    """Once all doubts were told, and nobody said no."""
+    import asyncio
+
+    from evalfleet.api import runs
+
+    if not asyncio.run(_agreed_on(workspace, resolved, args)):
         return 2
     if args.dry_run:
         return 0
@@ -74,21 +126,21 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-async def _resolved(workspace: Workspace, args: argparse.Namespace) -> Resolved | None:
-    """What is to be run, once all doubts were told; None if somebody said no."""
+async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> bool:
+    """Tell what is doubtful, and ask, if it may cost much."""
     from evalfleet.api import runs
     from evalfleet.api.estimate import describe, estimate, forewarned
 
-    resolved = await runs.vet(runs.resolve_request(workspace, _request(args), dry=args.dry_run))
+    resolved = await runs.vet(resolved)
     for warning in resolved.warnings:
         print(f"evalfleet: note: {warning}", file=sys.stderr)
     expected = await estimate(workspace, resolved)
     if args.dry_run:
         print(describe(resolved, expected, as_json=args.json))
-        return resolved
+        return True
     for warning in await forewarned(workspace, resolved, expected):
         print(f"evalfleet: note: {warning}", file=sys.stderr)
-    return resolved if _agreed(expected.usd, resolved, args) else None
+    return _agreed(expected.usd, resolved, args)
 
 
 def _detach(order: Order, *, as_json: bool) -> int:

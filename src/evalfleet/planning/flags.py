@@ -95,7 +95,35 @@ class RunOptions(TypedDict, total=False):
     first: Annotated[Count, Flag("which tasks", "count", "N", "the first N tasks of the file", scope="files")]
     task_ids: Annotated[
         Sequence[str],
-        Flag("which tasks", "strings", "ID", "this task; may be repeated", word="task", scope="files"),
+        Flag(
+            "which tasks",
+            "strings",
+            "ID",
+            "this task, a glob ('web_*') or a range ('web_3..9'); may be repeated",
+            word="task",
+            scope="files",
+        ),
+    ]
+    exclude: Annotated[
+        Sequence[str],
+        Flag("which tasks", "strings", "ID", "not this task, glob or range; may be repeated", scope="files"),
+    ]
+    tasks_file: Annotated[
+        str | Path | None,
+        Flag("which tasks", "path", "FILE", "tasks as --task has them, one a line", scope="one run"),
+    ]
+    from_run: Annotated[
+        str, Flag("which tasks", "line", "RUN", "tasks of this earlier run", word="from", scope="one run")
+    ]
+    only: Annotated[
+        str | Sequence[str],
+        Flag(
+            "which tasks",
+            "names",
+            "OUTCOME,...",
+            "of --from, those that are failed, broken, slow, unrun or passed",
+            scope="one run",
+        ),
     ]
     domains: Annotated[
         Sequence[str],

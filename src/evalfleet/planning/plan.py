@@ -39,7 +39,15 @@ from .config import (
     readable_by_others,
 )
 from .plugins import benchmark_kind, place_kind
-from .request import Flags, RunRequest, settle
+from .request import (
+    EarlierTasks,
+    Flags,
+    RunRequest,
+    earlier_tasks,
+    nothing_earlier,
+    settle,
+    with_listed_tasks,
+)
 from .sources import (
     BenchmarkSource,
     PlaceSource,
@@ -134,15 +142,17 @@ def resolve(
     facts: Callable[[], HomeFacts] = HomeFacts,
     pool: LentPool | None = None,
     only_setup: bool = False,
+    earlier: EarlierTasks = nothing_earlier,
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
     `home` is by default the one that the environment and the folder say. `facts` is asked for what the home
     knows once all else was found to be right, because a home may have to be made for that. `only_setup`: no
-    attempt will be run, so that no tasks are needed or chosen.
+    attempt will be run, so that no tasks are needed or chosen. `earlier` tells the tasks of earlier runs.
     """
     if pool is not None:
         request = request.but(workers=request.options.get("workers", max(1, pool.machines)))
+    request = with_listed_tasks(request, cwd)
     config = _config(request.options.get("config"), environ, cwd)
     merged = environment(environ, cwd, config, request.options.get("env_file"))
     flags = settle(
@@ -157,7 +167,8 @@ def resolve(
         raise RequestError(loaded.tasks_missing)
     env_file = env_file_of(request.options.get("env_file"), environ, cwd)
     _check_env_file(env_file, loaded)
-    selection = Selection(()) if only_setup else _selected(flags, loaded)
+    among = None if only_setup else earlier_tasks(request, earlier)
+    selection = Selection(()) if only_setup else _selected(flags, loaded, among)
     tasks = _limited(selection.tasks, flags.task_timeout)
     chosen = request.options.get("name")
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
@@ -379,7 +390,12 @@ def _check_env_file(path: Path | None, loaded: Loaded) -> None:
             )
 
 
-def _selected(flags: Flags, loaded: Loaded) -> Selection:
+def _selected(flags: Flags, loaded: Loaded, among: Collection[str] | None) -> Selection:
+    if among is not None and (strange := sorted(set(among) - {task.id for task in loaded.tasks})):
+        raise RequestError(
+            f"--from: benchmark {loaded.name!r} has no task {strange[0]!r}, which that run has; "
+            "name a run of this benchmark"
+        )
     return select(
         loaded.tasks,
         first=flags.first,
@@ -387,6 +403,8 @@ def _selected(flags: Flags, loaded: Loaded) -> Selection:
         seed=flags.seed,
         ids=flags.task,
         domains=flags.domain,
+        exclude=flags.exclude,
+        among=among,
         repeat=flags.repeat,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Unpack, cast
 
 from msgspec import Struct, field
@@ -10,6 +11,7 @@ from msgspec import Struct, field
 from evalfleet.errors import RequestError
 from evalfleet.model import ScheduleName, Verdict
 from evalfleet.names import hint
+from evalfleet.toml_tables import expand, reason
 
 from . import values
 from .config import Config
@@ -43,6 +45,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     first: int | None = None
     task: tuple[str, ...] = ()
     domain: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     repeat: int = 1
     model: str = ""
     set: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -117,3 +120,40 @@ def _from_environ(environ: Mapping[str, str]) -> _Layer:
 
 def _from_table(table: Mapping[str, Any], where: str) -> _Layer:
     return {key: _Given(value, f"{where} key {key!r}") for key, value in table.items()}
+
+
+# -- tasks that are named elsewhere than in flags --------------------------------------------------------
+
+
+def with_listed_tasks(request: RunRequest, cwd: Path) -> RunRequest:
+    """The request with what `--tasks-file` lists as if `--task` had said it."""
+    listed = request.options.get("tasks_file")
+    if listed is None:
+        return request
+    path = cwd / expand(listed)
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeError) as err:
+        raise RequestError(f"--tasks-file {path} cannot be read ({reason(err)})") from None
+    ids = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not ids:
+        raise RequestError(f"--tasks-file {path} names no task; write one a line")
+    return request.but(task_ids=(*request.options.get("task_ids", ()), *ids))
+
+
+EarlierTasks = Callable[[str, Sequence[str]], Collection[str]]
+"""An earlier run, and which outcomes (none: all) -> the benchmark's ids of its tasks. Raises RequestError."""
+
+
+def nothing_earlier(run: str, only: Sequence[str]) -> Collection[str]:
+    raise RequestError(f"--from {run!r}: there is no such run")
+
+
+def earlier_tasks(request: RunRequest, earlier: EarlierTasks) -> Collection[str] | None:
+    """Which tasks `--from` and `--only` leave to choose from; None: all."""
+    only, run = request.options.get("only"), request.options.get("from_run")
+    if run:
+        return earlier(run, () if only is None else values.parse_names(only, "--only"))
+    if only is not None:
+        raise RequestError("--only chooses among the tasks of an earlier run; name it with --from RUN")
+    return None

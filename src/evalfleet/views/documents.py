@@ -82,6 +82,8 @@ class TaskFacts(Verdict):
     """A task, by the attempt that decided it, or by the newest one if none did yet."""
 
     task_id: str
+    origin: Annotated[str, Meta(description="the benchmark's own id; `task_id` but for repeats")]
+    repeat: Annotated[int | None, Meta(description="which one it is, from 1; null without --repeat")]
     domain: str
     duration_seconds: float | None
     broken_attempts: Annotated[dict[str, int], Meta(description="cause -> how many attempts it broke")]
@@ -200,6 +202,7 @@ class ResultsBeyond(TypedDict):
     stop: Stop | None
     grading_problem: Annotated[str | None, Meta(description="why answers could not be graded")]
     controllers: Annotated[int, Meta(description="how many have worked on it, one after another")]
+    rerun_of: Annotated[str | None, Meta(description="the run whose tasks this one runs again")]
     refusals: list[Refusal]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Answered, Broken, Micros, Outcome, Scored, TaskId, seconds_between
+from evalfleet.model import Answered, Broken, Micros, Outcome, Plan, Scored, Task, TaskId, seconds_between
 from evalfleet.names import hint, safe_name
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
@@ -223,6 +223,7 @@ def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
         "stop": None if stop is None else {"reason": stop.reason, "detail": stop.detail},
         "grading_problem": state.grading_problem or None,
         "controllers": state.controllers,
+        "rerun_of": state.plan.rerun_of or None,
         "refusals": refusals(state),
     }
 
@@ -263,7 +264,16 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResul
         "machine": None if attempt is None else state.machines[attempt.machine].name,
         "artifacts": None if attempt is None else artefacts_path(run, known.task.id, attempt.id),
         "status": task_status(state, known),
+        "origin": origin_of(state.plan, known.task),
+        "repeat": known.task.repeat or None,
     }
+
+
+def origin_of(plan: Plan, task: Task) -> str:
+    """The benchmark's own id of a task. Of repeats that earlier versions planned, their own id tells it."""
+    if task.origin or plan.benchmark_spec.get("repeat", 1) == 1:
+        return task.origin or task.id
+    return task.id.rpartition("~")[0] or task.id
 
 
 def _broken_attempts(state: RunState, known: TaskState) -> dict[str, int]:

@@ -62,6 +62,8 @@ def summary(results: Results, run_dir: Path | None = None) -> str:
     rows += [("attempts", _attempts(results)), ("cost", _cost(results["cost"]))]
     if run_dir is not None:
         rows.append(("results", str(run_dir / "results.json")))
+    if results["rerun_of"]:
+        rows.append(("rerun of", results["rerun_of"]))
     rows.append(("report", f"evalfleet report {run}"))
     rows += zip(("next", ""), next_steps(results), strict=False)
     return f"{_headline(results)}\n{pairs(rows, indent='  ')}"

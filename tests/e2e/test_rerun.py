@@ -1,0 +1,89 @@
+"""Tasks of an earlier run are run again: chosen by name or by how they went."""
+
+from __future__ import annotations
+
+import json
+
+from tests.e2e.harness import Fleet, task
+
+ALL = [
+    task("a_1", "score 1"),
+    task("a_2", "score 0"),
+    task("a_3", "exit 3"),
+    task("b_1", "score 0"),
+    task("b_2", "score 1"),
+]
+
+
+def ids(fleet: Fleet, run: str) -> list[str]:
+    return [each["task_id"] for each in fleet.results(run)["tasks"]]
+
+
+def test_tasks_are_chosen_from_an_earlier_run_by_how_they_went(fleet: Fleet) -> None:
+    fleet.bench(ALL)
+    assert fleet.run("--attempts", "1").code == 1
+
+    def dry(*words: str) -> list[str]:
+        done = fleet("run", "./b.toml", "--dry-run", "--json", *words)
+        assert done.code == 0, done
+        chosen: list[str] = done.json["tasks"]
+        return chosen
+
+    assert dry("--from", "r", "--only", "failed") == ["a_2", "b_1"]
+    assert dry("--from", "r", "--only", "broken,failed", "--exclude", "b_*") == ["a_2", "a_3"]
+    assert dry("--from", "r", "--only", "passed", "--domain", "b") == ["b_2"]
+    assert len(dry("--from", "r", "--only", "slow")) == 1
+    (fleet.folder / "mine.txt").write_text("# those that matter\n\na_1..2\n  b_2 \n")
+    assert dry("--tasks-file", "mine.txt", "--task", "a_3") == ["a_1", "a_2", "a_3", "b_2"]
+    fleet.run("--name", "x", "--only", "failed").refused("--from RUN")
+    fleet.run("--name", "x", "--from", "r", "--only", "flaky").refused("'flaky' is no outcome", "failed")
+    fleet.run("--name", "x", "--from", "nix").refused("nix")
+    fleet.run("--name", "x", "--from", "r", "--only", "unrun").refused("has no tasks that are unrun")
+    fleet.run("--name", "x", "--tasks-file", "no.txt").refused("no.txt", "cannot be read")
+    fleet.bench(ALL[:2])
+    fleet.run("--name", "x", "--from", "r").refused("has no task 'a_3'")
+
+
+def test_rerun_makes_a_new_run_of_some_tasks_and_leaves_the_earlier_one_alone(fleet: Fleet) -> None:
+    fleet.bench(ALL)
+    assert fleet.run("--attempts", "1", "--model", "m", "-A", "k=v").code == 1
+    before = (fleet.home / "r" / "results.json").read_bytes()
+    assert fleet("rerun", "r", "a_*", "--only", "failed,passed", "--name", "again", "--json").code == 0
+    again = fleet.results("again")
+    assert [each["task_id"] for each in again["tasks"]] == ["a_1", "a_2"]
+    assert (again["rerun_of"], again["model"], again["scored"]) == ("r", "m", 2)
+    plan, earlier = fleet.state("again").plan, fleet.state("r").plan
+    assert (plan.agent, plan.limits, plan.benchmark_spec) == (
+        earlier.agent,
+        earlier.limits,
+        earlier.benchmark_spec,
+    )
+    assert (fleet.home / "r" / "results.json").read_bytes() == before
+    assert "rerun of r" in " ".join(fleet("show", "again").out.split())
+
+    fleet("rerun", "r", "z_*").refused("matches no task")
+    fleet("rerun", "r", "a_1", "--only", "failed").refused("none of the tasks named is failed")
+    fleet("rerun", "r", "--name", "again").refused("is taken")
+    fleet("rerun", "nix").refused("nix")
+    made = fleet("rerun", "r", "--only", "broken", "--workers", "2", "--json").json
+    assert (made["total_tasks"], made["workers"], made["run"] != "r") == (1, 2, True)
+
+
+def test_a_rerun_of_repeats_runs_them_as_they_were(fleet: Fleet) -> None:
+    fleet.bench([task("a", 'echo "$EVALFLEET_TASK_ID $EVALFLEET_REPEAT" | note; score 0'), task("b")])
+    assert fleet.run("--repeat", "2").code == 0
+    assert fleet("rerun", "r", "a~2", "--name", "again").code == 0
+    (only,) = fleet.results("again")["tasks"]
+    assert (only["task_id"], only["origin"], only["repeat"]) == ("a~2", "a", 2)
+    assert fleet.note("a") == "a 2\n"
+    chosen = fleet("run", "./b.toml", "--from", "r", "--only", "failed", "--dry-run", "--json").json
+    assert chosen["tasks"] == ["a"]
+
+
+def test_a_rerun_with_other_files_is_refused_before_anything_is_written(fleet: Fleet) -> None:
+    fleet.bench([task("a")])
+    assert fleet.run().code == 0
+    with (fleet.folder / "run.sh").open("a") as script:
+        script.write("# changed\n")
+    fleet("rerun", "r").refused("have changed", "--from r")
+    assert [each["run"] for each in json.loads(fleet("ls", "--json").out)] == ["r"]
