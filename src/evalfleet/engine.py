@@ -82,6 +82,7 @@ class Engine:
         try:
             await self._performer.take_up()
             self.report(self._controller)
+            await self._performer.settle_ended()
             await self._turn()  # what the journal says must be under way does not wait for offers
             if not grading_is_due(self.state):  # then no machine is needed any more
                 self._offers = await self._find_offers()

@@ -254,7 +254,35 @@ def test_cancel_of_a_left_run_starts_nothing(fleet: Fleet) -> None:
     assert fleet("cancel", "r").code == 0
     assert fleet.starts() == ["a_1.0", "a_2.0"]
     assert sum(isinstance(event, AttemptStarted) for event in fleet.events()) == 2
+    assert fleet.results()["scored"] == 2
     fleet.settled()
+
+
+def test_cancel_keeps_what_has_ended_while_nobody_looked(fleet: Fleet) -> None:
+    fleet.bench(
+        [
+            *tasks(2, "gate go; echo said; score 0.5"),
+            task("x", "gate go; exit 3"),
+            *tasks(3, "gate late; score 1", "z"),
+        ]
+    )
+    run = fleet.start_run("--workers", "4")
+    fleet.started("a_1.0", "a_2.0", "x.0", "z_1.0")
+    run.kill()
+    fleet.open_gate("go")
+    until(lambda: not [argv for argv in fleet.alive().values() if "run.sh" in argv and "late" not in argv])
+    assert fleet("cancel", "r").code == 0
+    found = fleet.results()
+    assert (found["status"], found["scored"], found["unrun"], found["broken"]) == ("stopped", 2, 4, 0)
+    assert found["causes"] == {"result": 1, "cancelled": 1}
+    assert "said" in fleet("logs", "r", "a_1").out
+    fleet.settled()
+    fleet.open_gate("late")
+    fleet("resume", "r", "--workers", "4")
+    assert fleet.task("a_1")["score"] == 0.5
+    assert fleet.starts().count("a_1.0") == 1
+    assert "a_1.1" not in fleet.starts()
+    assert fleet.results()["scored"] == 5
 
 
 def test_cancel_of_an_ended_or_unknown_run(fleet: Fleet) -> None:

@@ -49,6 +49,10 @@ class Performer:
         """To be called first: what an earlier controller has left half done here is cleared away."""
         await attempts.discard_halves(self._tools)
 
+    async def settle_ended(self) -> None:
+        """To be called before anything is decided: what ended before a run was cancelled counts."""
+        await attempts.settle_ended(self._tools)
+
     async def perform(self, effect: Effect) -> None:
         """Until it is done and reported. Raises FleetError only when the controller must stop."""
         while True:

@@ -13,7 +13,14 @@ from pathlib import Path
 from msgspec import structs
 
 from evalfleet.channels.secrecy import Secrets
-from evalfleet.errors import ChannelError, FleetError, MachineForged, PlaceError, StaleController
+from evalfleet.errors import (
+    ChannelError,
+    FleetError,
+    MachineForged,
+    PlaceError,
+    RequestError,
+    StaleController,
+)
 from evalfleet.events import (
     AttemptCollected,
     AttemptEnded,
@@ -53,6 +60,9 @@ LOOKS = 2
 LOOK_S = 60.0
 EVICTION_S = 300.0
 """So long after its machine has announced it, a place may take to show that it took a machine back."""
+SETTLE_S, MOMENT_S = 30.0, 1.0
+"""How long a machine may take to answer before a cancelled run lets it go, and then to say how an attempt
+ended."""
 SCORE = ".score"
 """After the name of an attempt's folder: what its score command left."""
 SCRATCH = ".grading"
@@ -65,18 +75,7 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     """Start it, or attach to it, and report how it ended."""
     machine, limits = tools.state.machines[attempt.machine], tools.state.limits
     task = tools.state.tasks[attempt.task].task
-    channel = tools.channel(machine)
-    command = tools.benchmark.command(task, attempt.id)
-    job = Job(
-        attempt.id,
-        command,
-        task.limit_s,
-        tools.benchmark.bundle.digest,
-        limits.lease_s,
-        stall_s=task.stall_s,
-        isolation=machine.isolated.kind,
-        graded=scorer_of(tools, task, attempt.id) is not None,
-    )
+    channel, job = tools.channel(machine), _job_of(tools, task, attempt, machine)
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
     patience_s, looks = task.limit_s + limits.grace_s, 0
@@ -117,6 +116,74 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
         return
     detail = f"{attempt.id} was not ended at its limit of {task.limit_s:g} s"
     tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
+
+
+def _job_of(tools: Tools, task: Task, attempt: AttemptState, machine: MachineState) -> Job:
+    return Job(
+        attempt.id,
+        tools.benchmark.command(task, attempt.id),
+        task.limit_s,
+        tools.benchmark.bundle.digest,
+        tools.state.limits.lease_s,
+        stall_s=task.stall_s,
+        isolation=machine.isolated.kind,
+        graded=scorer_of(tools, task, attempt.id) is not None,
+    )
+
+
+async def settle_ended(tools: Tools) -> None:
+    """Report what has ended by itself while no controller was there, before a cancelled run lets go.
+
+    What still runs is left to be ended. A machine that does not answer soon keeps what it has.
+    """
+    state = tools.state
+    if state.stop is None or state.stop.drain:
+        return
+    ready = [state.machines[machine] for machine in state.ready]
+    open_attempts = [(machine, state.attempts[attempt]) for machine in ready for attempt in machine.open]
+    await asyncio.gather(*(_settle(tools, machine, attempt) for machine, attempt in open_attempts))
+
+
+async def _settle(tools: Tools, machine: MachineState, attempt: AttemptState) -> None:
+    # without its files or secrets here, and from a machine that is gone, there is no result to be had
+    with suppress(ChannelError, RequestError, TimeoutError):
+        channel, task = tools.channel(machine), tools.state.tasks[attempt.task].task
+        async with asyncio.timeout(SETTLE_S):
+            ended = await _ended_already(channel, attempt.id)
+        if ended is None or not _scorable(ended):
+            return
+        scorer = scorer_of(tools, task, attempt.id)
+        if scorer is None:
+            outcome = await _judge(tools, channel, task, ended)
+        else:
+            job = _job_of(tools, task, attempt, machine)
+            async with asyncio.timeout(scorer.timeout_s + SETTLE_S):
+                outcome = await _score(tools, channel, task, job, machine, scorer, ended)
+        if not all(tools.secrets.values()):
+            outcome = _without_words(outcome)
+        node = ended.node or machine.node
+        tools.report(AttemptEnded(attempt.id, outcome, round(_seconds(outcome, ended), 3), node))
+
+
+def _without_words(outcome: Outcome) -> Outcome:
+    """Where a secret has no value, nothing can be masked: the score counts, and what was said is left out."""
+    if isinstance(outcome, Scored):
+        return Scored(outcome.score, outcome.success, limit_s=outcome.limit_s, seconds=outcome.seconds)
+    return Broken(
+        outcome.cause if isinstance(outcome, Broken) else Cause.RESULT, "a secret has no value here"
+    )
+
+
+async def _ended_already(channel: Channel, attempt: AttemptId) -> Ended | None:
+    """How the attempt ended; None while it runs. Raises ChannelError."""
+    waiting = asyncio.create_task(channel.ended(attempt))
+    try:
+        await channel.probe(None)  # the machine is there, and was asked about the attempt before
+        await asyncio.wait({waiting}, timeout=MOMENT_S)
+        return waiting.result() if waiting.done() else None
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
