@@ -97,6 +97,13 @@ class Task(Struct, frozen=True, omit_defaults=True):
     """The benchmark's own id of it, where a run has several of one task: one for each repeat."""
     repeat: int = 0
     """Which repeat it is, from 1; 0: its task is run once."""
+    needs: Needs | None = None
+    """What it needs beyond what the benchmark does."""
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What people want to know of it later; no command sees it."""
+    own: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What its benchmark keeps with it, for itself alone."""
 
     @property
     def limit_s(self) -> float:
@@ -111,6 +118,17 @@ class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     memory_gb: float = 0.0
     disk_gb: float = 0.0
     nested_virtualization: bool = False
+    gpus: int = 0
+
+    def joined(self, other: Needs) -> Needs:
+        """What a machine must have that does for both."""
+        return Needs(
+            max(self.cpus, other.cpus),
+            max(self.memory_gb, other.memory_gb),
+            max(self.disk_gb, other.disk_gb),
+            self.nested_virtualization or other.nested_virtualization,
+            max(self.gpus, other.gpus),
+        )
 
 
 class Offer(Struct, frozen=True, omit_defaults=True):
@@ -243,6 +261,8 @@ class Job(Struct, frozen=True, omit_defaults=True):
     """The job whose work this one grades: its files are shown to this one, read-only if that can be had."""
     score_bundle: str = ""
     """More files for a job that grades; no other job sees them where jobs are isolated."""
+    task_bundle: str = ""
+    """More files, those of the job's task; they hide what the bundle has by the same names."""
 
 
 class Scorer(Struct, frozen=True, omit_defaults=True):

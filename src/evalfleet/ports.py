@@ -116,6 +116,15 @@ class ScoredApart(Protocol):
         ...
 
 
+@runtime_checkable
+class TaskBundled(Protocol):
+    """A benchmark whose tasks may have files and set-up steps of their own."""
+
+    def task_bundle(self, task: Task) -> Bundle:
+        """What a machine gets before its first attempt at the task; one without a digest is nothing."""
+        ...
+
+
 class Fence(Struct, frozen=True):
     """Who is calling: a machine obeys the highest epoch it has seen and refuses lower ones."""
 

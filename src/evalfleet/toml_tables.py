@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, get_args
 
@@ -125,10 +125,17 @@ def _check_keys(raw: Any, type_: Any, where: str, prefix: str) -> None:
     table: dict[Any, Any] = raw  # pyright: ignore[reportUnknownVariableType]
     for key, value in table.items():
         if key in fields:
-            for option in (fields[key], *get_args(fields[key])):
+            for option in _options(fields[key]):
                 _check_keys(value, option, where, f"{prefix}{key}.")
         elif type_.__struct_config__.forbid_unknown_fields:
             raise RequestError(f"{where}: key {f'{prefix}{key}'!r} is unknown; {hint(str(key), fields)}")
+
+
+def _options(type_: Any) -> Iterator[Any]:
+    """The type and all that it is made of: `Annotated[A | None, ...]` has A."""
+    yield type_
+    for part in get_args(type_):
+        yield from _options(part)
 
 
 def is_struct_type(type_: Any) -> TypeGuard[type[msgspec.Struct]]:

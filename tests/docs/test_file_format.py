@@ -12,7 +12,7 @@ import pytest
 
 from evalfleet.benchmarks.benchmark_file import BenchmarkFile, load_benchmark
 from evalfleet.benchmarks.results import DECLARABLE
-from evalfleet.benchmarks.tasks import TaskLine
+from evalfleet.benchmarks.tasks import TaskLine, TaskSource
 from evalfleet.errors import RequestError
 from evalfleet.model import Needs
 from tests.docs.pages import ROOT, matches
@@ -86,12 +86,16 @@ REFUSED: list[Fault] = [
     keys(isolation='"container"'),
     beside("grade.py", score_files='["grade.py"]'),
     beside("grade.py", score='["true"]', score_files='["grade.py"]', files='["grade.py"]'),
+    keys(env='{"a-b" = "c"}'),
+    keys(env='{EVALFLEET_OUT = "c"}'),
+    keys(env='{TOKEN = "c"}', secrets='["TOKEN"]'),
     keys(slots="0"),
     keys(secrets='["sk-123"]'),
     keys(needs="{cpus = 0}"),
     keys(tasks="[]"),
     keys(tasks="[1]"),
     keys(tasks='"none.jsonl"'),
+    beside("d.csv", tasks='{path = "d.csv"}'),
     lines('{"id": "a_1"\n'),
     lines("[1]\n"),
     lines('{"id": "a_1", "parms": {}}\n'),
@@ -117,6 +121,7 @@ DOUBTED: list[Fault] = [
     keys(command='["echo", "{taskid}"]'),
     keys(command='["sh", "-c", "echo ${task_id}"]'),
     keys(setup='[["echo", "{task_id}"]]'),
+    keys(env='{API_KEY = "x"}'),
     keys(command='["python3", "gone.py"]'),
     beside("run.sh", command='["sh", "run.sh"]'),
     beside("go", command='["go"]', files='["go"]'),
@@ -157,7 +162,7 @@ def test_the_table_of_notes_tells_this_doubt(number: int, tmp_path: Path) -> Non
 
 
 def test_every_key_is_documented() -> None:
-    for type_ in (BenchmarkFile, TaskLine, Needs):
+    for type_ in (BenchmarkFile, TaskLine, TaskSource, Needs):
         for field in msgspec.structs.fields(type_):
             assert re.search(rf"^\| `{field.encode_name}` \|", PAGE, re.MULTILINE), field.encode_name
     for cause in DECLARABLE:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import evalfleet
 from evalfleet.errors import FleetError
@@ -132,14 +132,14 @@ class Fleet:
     # -- files -----------------------------------------------------------------------------------
 
     def bench(self, tasks: Sequence[Task], **keys: Any) -> Path:
-        """Write `b.toml`, its tasks and its script. Keys are TOML's; JSON is close enough to it."""
+        """Write `b.toml`, its tasks and its script. Keys are TOML's."""
         given: dict[str, Any] = {
             "name": "b",
             "tasks": "tasks.jsonl",
             "command": ["bash", "run.sh", "{params.do}"],
         }
         given |= {"files": ["run.sh"], "timeout_s": PATIENCE_S, **keys}
-        lines = (f"{key} = {json.dumps(value)}" for key, value in given.items())
+        lines = (f"{key} = {toml(value)}" for key, value in given.items())
         (self.folder / "b.toml").write_text("\n".join(lines), "utf-8")
         (self.folder / "tasks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in tasks), "utf-8")
         (self.folder / "run.sh").write_text(SCRIPT.format(folder=self.folder), "utf-8")
@@ -265,6 +265,14 @@ def processes() -> Iterator[tuple[int, str, str]]:
             continue
         text = argv.replace(b"\0", b" ").decode("utf-8", "replace")
         yield int(name), text, f"\0{environ.decode('utf-8', 'surrogateescape')}"
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it; but for tables JSON is close enough to it."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    table = cast("dict[str, Any]", value)
+    return "{" + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in table.items()) + "}"
 
 
 def flat(text: str) -> str:

@@ -110,8 +110,8 @@ def test_the_default_domain(id: str, domain: str) -> None:
         (FULL.replace("command =", "comand ="), "@/b.toml: key 'comand' is unknown; did you mean 'command'?"),
         (
             FULL + "zzz = 1",
-            "@/b.toml: key 'zzz' is unknown; there are command, files, isolation, name, needs, "
-            "on_timeout, probe, score, score_files, score_from, score_timeout_s, secrets and 5 more",
+            "@/b.toml: key 'zzz' is unknown; there are command, env, files, isolation, name, needs, "
+            "on_timeout, probe, score, score_files, score_from, score_timeout_s and 8 more",
         ),
         (FULL.replace('name = "mybench"', ""), "@/b.toml: key 'name' is missing; add it"),
         (MINIMAL, "@/b.toml: key 'tasks' is missing; add it"),
@@ -196,7 +196,10 @@ def test_the_default_domain(id: str, domain: str) -> None:
             "@/b.toml: key 'tasks': @/none.jsonl does not exist; create it or correct the key",
         ),
         (changed("tasks", '"data"'), "@/b.toml: key 'tasks': @/data cannot be read (is a directory)"),
-        (changed("tasks", "3"), "@/b.toml: key 'tasks' must be a string or a list, not a whole number"),
+        (
+            changed("tasks", "3"),
+            "@/b.toml: key 'tasks' must be a string or a table or a list, not a whole number",
+        ),
         (changed("tasks", "[]"), "@/b.toml: key 'tasks' has no tasks; write at least one"),
         (changed("tasks", '["a"]'), '@/b.toml: [[tasks]] number 1: must be a table such as {id = "a_1"}'),
         (changed("tasks", "[{}]"), "@/b.toml: [[tasks]] number 1: key 'id' is missing; add it"),

@@ -7,47 +7,83 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Isolation, Needs
+from evalfleet.model import Isolation, Needs, Task
 from evalfleet.toml_tables import convert, read_toml
 
 from .files import bundle_files, check_files
 from .loaded import Loaded
-from .spec import PLACEHOLDER, CommandSpec, bundle_of, score_bundle_of, spec_data
-from .tasks import check_stall, check_timeout, make_tasks, read_inline, read_jsonl
+from .spec import PLACEHOLDER, CommandSpec, bundle_of, planned_task, score_bundle_of, spec_data
+from .tasks import (
+    EnvTable,
+    TaskDefaults,
+    TaskSource,
+    check_argv,
+    check_needs,
+    check_stall,
+    check_timeout,
+    env_of,
+    make_tasks,
+    own_of,
+    read_file,
+    read_inline,
+    read_source,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _BRACES = re.compile(r"(\$?)\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _SCRIPTS = frozenset({".sh", ".bash", ".py", ".js", ".mjs", ".ts", ".rb", ".pl", ".jl", ".r", ".lua", ".ps1"})
 _KNOWN = ("task_id", "domain", "attempt", "params")
+_LIKE_SECRET = re.compile(r"(?i)(^|_)(key|token|secret|password|passwd|credentials?)$")
+
+Argv = tuple[str, ...]
+Names = tuple[str, ...]
+ON_TIMEOUT = {"enum": ["zero", "broken"]}
+SCORE_FROM = {"enum": ["result", "exit_code"]}
 
 
 class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of the file."""
+    """The keys of the file. `evalfleet schema benchmark` prints them for editors."""
 
-    name: str
-    command: tuple[str, ...]
-    tasks: str | tuple[Any, ...]
-    files: tuple[str, ...] = ()
-    setup: tuple[tuple[str, ...], ...] = ()
-    probe: tuple[str, ...] | None = None
-    timeout_s: float = 3600.0
-    stall_s: float = 0.0
-    on_timeout: str = "zero"
-    score_from: str = "result"
-    secrets: tuple[str, ...] = ()
-    needs: Needs = Needs()
-    slots: int = 1
-    isolation: str = ""
-    score: tuple[str, ...] | None = None
-    score_files: tuple[str, ...] = ()
-    score_timeout_s: float = 600.0
+    name: Annotated[str, Meta(description="1 to 60 letters, digits, '.', '_', '-', the first no sign")]
+    command: Annotated[
+        Argv, Meta(description="the program of a task and its arguments; placeholders such as {task_id}")
+    ]
+    tasks: Annotated[
+        str | TaskSource | tuple[Any, ...],
+        Meta(description="a file beside this one, a dataset with a mapping of its fields, or [[tasks]] here"),
+    ]
+    files: Annotated[Names, Meta(description="files and folders beside this one, put on every machine")] = ()
+    setup: Annotated[tuple[Argv, ...], Meta(description="run once on each machine; each must exit 0")] = ()
+    setup_timeout_s: Annotated[float | None, Meta(description="time limit of each step of setup")] = None
+    setup_secrets: Annotated[Names, Meta(description="names of variables that setup gets")] = ()
+    probe: Annotated[Argv | None, Meta(description="a machine is ready once this exits 0")] = None
+    timeout_s: Annotated[float, Meta(description="time limit of a task that has none of its own")] = 3600.0
+    stall_s: Annotated[float, Meta(description="an attempt that writes nothing for so long is stuck")] = 0.0
+    on_timeout: Annotated[
+        str, Meta(description="what a task is that reached its time limit", extra_json_schema=ON_TIMEOUT)
+    ] = "zero"
+    score_from: Annotated[
+        str, Meta(description="what scores an attempt without result.json", extra_json_schema=SCORE_FROM)
+    ] = "result"
+    env: Annotated[EnvTable, Meta(description="variables of command, setup, probe and score")] = field(
+        default_factory=dict[str, str | int | float]
+    )
+    secrets: Annotated[Names, Meta(description="names of variables that the command gets from here")] = ()
+    needs: Annotated[Needs, Meta(description="what a machine must have")] = Needs()
+    slots: Annotated[int, Meta(description="attempts that one machine may run at a time, 1 to 1000")] = 1
+    isolation: Annotated[
+        str, Meta(description="how attempts are kept apart", extra_json_schema={"enum": ["user", "none", ""]})
+    ] = ""
+    score: Annotated[Argv | None, Meta(description="grades what an attempt left")] = None
+    score_files: Annotated[Names, Meta(description="as files, for the score command alone")] = ()
+    score_timeout_s: Annotated[float, Meta(description="time limit of the score command")] = 600.0
 
 
 def load_benchmark(path: Path) -> Loaded:
@@ -58,15 +94,13 @@ def load_benchmark(path: Path) -> Loaded:
     _check_values(file, where)
     check_files(root, file.files, where)
     check_files(root, file.score_files, where)
-    spec = _spec(file, root)
-    if isinstance(file.tasks, str):
-        lines = read_jsonl(path.parent / file.tasks, f"{where}: key 'tasks'")
-    else:
-        lines = read_inline(file.tasks, where)
-    tasks = make_tasks(lines, file.timeout_s, file.stall_s, _params_in((*file.command, *(file.score or ()))))
+    spec = _spec(file, root, where)
+    tasks = tuple(planned_task(spec, task, where) for task in _tasks(file, path))
     if not tasks:
         raise RequestError(f"{where}: key 'tasks' has no tasks; write at least one")
-    files = bundle_files(root, file.files)
+    files = bundle_files(
+        root, (*file.files, *file.score_files, *(name for t in tasks for name in own_of(t).files))
+    )
     planned = msgspec.structs.replace(
         spec, digest=bundle_of(spec).digest, score_digest=score_bundle_of(spec).digest
     )
@@ -74,12 +108,25 @@ def load_benchmark(path: Path) -> Loaded:
         name=file.name,
         spec=spec_data(planned),
         tasks=tasks,
-        secrets=file.secrets,
+        secrets=tuple(dict.fromkeys((*file.secrets, *file.setup_secrets))),
         slots=file.slots,
-        files=(*files.values(), *bundle_files(root, file.score_files).values()),
+        files=tuple(files.values()),
         warnings=tuple(f"{where}: {warning}" for warning in warnings_about(spec)),
+        setup_s=(file.setup_timeout_s or 0.0) * len(file.setup),
         isolation=_isolation(file.isolation, where),
     )
+
+
+def _tasks(file: BenchmarkFile, path: Path) -> tuple[Task, ...]:
+    where, domain = str(path), ""
+    if isinstance(file.tasks, str):
+        lines = read_file(path.parent / file.tasks, f"{where}: key 'tasks'")
+    elif isinstance(file.tasks, TaskSource):
+        lines, domain = read_source(path.parent, file.tasks, f"{where}: key"), file.name
+    else:
+        lines = read_inline(file.tasks, where)
+    needed = _params_in((*file.command, *(file.score or ())))
+    return make_tasks(lines, TaskDefaults(file.timeout_s, file.stall_s, needed, domain))
 
 
 def _isolation(given: str, where: str) -> Isolation:
@@ -94,13 +141,16 @@ def _isolation(given: str, where: str) -> Isolation:
     return ""
 
 
-def _spec(file: BenchmarkFile, root: Path) -> CommandSpec:
+def _spec(file: BenchmarkFile, root: Path, where: str) -> CommandSpec:
     return CommandSpec(
         name=file.name,
         root=str(root),
         command=file.command,
         files=file.files,
         setup=file.setup,
+        setup_timeout_s=file.setup_timeout_s,
+        setup_secrets=file.setup_secrets,
+        env=env_of(file.env, where, (*file.secrets, *file.setup_secrets)),
         probe=file.probe or (),
         on_timeout="zero" if file.on_timeout == "zero" else "broken",
         score_from="exit_code" if file.score_from == "exit_code" else "result",
@@ -119,13 +169,15 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
             f"{where}: key 'name' is {file.name[:80]!r}; write 1 to 60 letters, digits, '.', '_' or '-', "
             "the first a letter or digit"
         )
-    _check_argv(file.command, where, "command")
+    check_argv(file.command, where, "command")
     for number, step in enumerate(file.setup, start=1):
-        _check_argv(step, where, f"setup (step {number})")
+        check_argv(step, where, f"setup (step {number})")
     if file.probe is not None:
-        _check_argv(file.probe, where, "probe")
+        check_argv(file.probe, where, "probe")
     _check_score(file, where)
     check_timeout(file.timeout_s, where)
+    if file.setup_timeout_s is not None:
+        check_timeout(file.setup_timeout_s, where, "setup_timeout_s")
     check_stall(file.stall_s, where)
     if file.on_timeout not in ("zero", "broken"):
         raise RequestError(f'{where}: key \'on_timeout\' is {file.on_timeout!r}; write "zero" or "broken"')
@@ -135,20 +187,20 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
         )
     if not 1 <= file.slots <= 1000:
         raise RequestError(f"{where}: key 'slots' is {file.slots}; write a whole number from 1 to 1000")
-    for name in file.secrets:
-        if not _SECRET.fullmatch(name):
+    for key, names in (("secrets", file.secrets), ("setup_secrets", file.setup_secrets)):
+        if not all(_SECRET.fullmatch(name) for name in names):
             # The value itself may have been written here by mistake: it is not shown.
             raise RequestError(
-                f"{where}: key 'secrets' has an entry that is no variable name; "
+                f"{where}: key {key!r} has an entry that is no variable name; "
                 'write names such as "OPENAI_API_KEY", never values'
             )
-    _check_needs(file.needs, where)
+    check_needs(file.needs, where)
 
 
 def _check_score(file: BenchmarkFile, where: str) -> None:
-    check_timeout(file.score_timeout_s, where)
+    check_timeout(file.score_timeout_s, where, "score_timeout_s")
     if file.score is not None:
-        _check_argv(file.score, where, "score")
+        check_argv(file.score, where, "score")
     elif file.score_files:
         raise RequestError(
             f"{where}: key 'score_files' is for the 'score' command; write one, or take it out"
@@ -160,25 +212,9 @@ def _check_score(file: BenchmarkFile, where: str) -> None:
         )
 
 
-def _check_argv(argv: Sequence[str], where: str, key: str) -> None:
-    if not argv or not argv[0].strip():
-        raise RequestError(
-            f'{where}: key {key!r} is empty; write a program and its arguments, such as ["bash", "run.sh"]'
-        )
-    if any("\0" in word for word in argv):
-        raise RequestError(f"{where}: key {key!r} has a NUL character, which no argument may; take it out")
-
-
-def _check_needs(needs: Needs, where: str) -> None:
-    for key, low in (("cpus", 1), ("memory_gb", 0), ("disk_gb", 0)):
-        value = getattr(needs, key)
-        if not low <= value <= 1_000_000:  # False for nan, too
-            raise RequestError(f"{where}: key 'needs.{key}' is {value}; write a number from {low} to 1000000")
-
-
-def _params_in(command: Iterable[str]) -> list[str]:
+def _params_in(command: Iterable[str]) -> tuple[str, ...]:
     found = (match[1] for word in command for match in PLACEHOLDER.finditer(word))
-    return sorted({name.removeprefix("params.") for name in found if name.startswith("params.")})
+    return tuple(sorted({name.removeprefix("params.") for name in found if name.startswith("params.")}))
 
 
 # -- what looks wrong but may be meant: told to the user, never refused ---------------------------------
@@ -194,6 +230,9 @@ def warnings_about(spec: CommandSpec) -> Iterator[str]:
             yield f"key {key!r} has {match[0]!r}, which is replaced in the command alone; it stays as it is"
     for key, argv in [("command", spec.command), *others]:
         yield from _about_files(key, argv, spec)
+    for name in spec.env:
+        if _LIKE_SECRET.search(name):
+            yield f"key 'env' has {name!r}, which the journal keeps; if it is secret, name it in 'secrets'"
 
 
 def _about_braces(command: Sequence[str]) -> Iterator[str]:

@@ -18,7 +18,16 @@ from evalfleet.toml_tables import expand
 from .benchmark_file import load_benchmark
 from .loaded import Loaded
 from .results import outcome_of, scored_apart
-from .spec import PLACEHOLDER, CommandSpec, bundle_of, score_bundle_of, spec_data
+from .spec import (
+    PLACEHOLDER,
+    CommandSpec,
+    bundle_of,
+    score_bundle_of,
+    spec_data,
+    task_bundle_of,
+    task_env,
+)
+from .tasks import own_of
 
 
 class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +62,7 @@ class CommandBenchmark:
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.spec = spec
+        self._task_bundles: dict[str, Bundle] = {}
         self._env = {
             key: value
             for key, value in (
@@ -100,15 +110,18 @@ class CommandBenchmark:
 
     @property
     def probe(self) -> Command | None:
-        return Command(self.spec.probe) if self.spec.probe else None
+        return Command(self.spec.probe, self.spec.env) if self.spec.probe else None
+
+    def task_bundle(self, task: Task) -> Bundle:
+        if not task.own:
+            return Bundle()
+        if task.id not in self._task_bundles:
+            self._task_bundles[task.id] = task_bundle_of(self.spec, task)
+        return self._task_bundles[task.id]
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         number = attempt_number(attempt)
-        env = {
-            "EVALFLEET_TASK_ID": task.id,
-            "EVALFLEET_ATTEMPT": str(number),
-            "EVALFLEET_PARAMS": as_json(task.params),
-        }
+        env = {**self.spec.env, **own_of(task).env, **task_env(task), "EVALFLEET_ATTEMPT": str(number)}
         argv = tuple(fill(word, task, number) for word in self.spec.command)
         return Command(argv, {**env, **self._env}, self.spec.secrets)
 

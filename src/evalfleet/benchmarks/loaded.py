@@ -26,7 +26,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.ports import Answer, Benchmark, Grader, ScoredApart
+from evalfleet.ports import Answer, Benchmark, Grader, ScoredApart, TaskBundled
 
 
 class Loaded(Struct, frozen=True):
@@ -126,6 +126,9 @@ class Repeated:
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         return self._inner.outcome(_origin(task), ended, healthy)
+
+    def task_bundle(self, task: Task) -> Bundle:
+        return self._inner.task_bundle(_origin(task)) if isinstance(self._inner, TaskBundled) else Bundle()
 
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
         return self._inner.scorer(_origin(task), attempt) if isinstance(self._inner, ScoredApart) else None

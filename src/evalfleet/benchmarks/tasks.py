@@ -1,33 +1,106 @@
-"""The tasks of a benchmark file: a JSONL file beside it, or `[[tasks]]` in it."""
+"""The tasks of a benchmark file: a file of theirs beside it (JSONL, JSON or CSV), or `[[tasks]]` in it."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Task, TaskId
-from evalfleet.toml_tables import convert, reason
+from evalfleet.model import Needs, Task, TaskId
+from evalfleet.names import hint
+from evalfleet.toml_tables import convert
+
+from .datasets import kind_of, lines_of, read_json, read_rows
 
 MAX_TIMEOUT_S = 30 * 86400.0
 MAX_ID_BYTES = 200
 MAX_PARAMS_BYTES = 100_000
 """Linux takes at most 128 KiB in one argument or variable; beyond, the command would not even start."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+EnvTable = Mapping[str, str | int | float]
+"""Variables as people write them; a number is written out."""
 
 
 class TaskLine(Struct, frozen=True, forbid_unknown_fields=True):
     """A task as people write it."""
 
-    id: str
+    id: Annotated[str, Meta(description="unique in the file; printable, at most 200 bytes")]
+    domain: Annotated[
+        str, Meta(description="what by_domain groups by; default: the id up to its last '_'")
+    ] = ""
+    params: Annotated[
+        Mapping[str, Any], Meta(description="anything JSON can hold, at most 100,000 bytes")
+    ] = field(default_factory=dict[str, Any])
+    timeout_s: Annotated[float | None, Meta(description="time limit; default: the file's")] = None
+    stall_s: Annotated[
+        float | None, Meta(description="how long it may write nothing; 0: until its time limit")
+    ] = None
+    env: Annotated[EnvTable, Meta(description="variables of its own, over the file's")] = field(
+        default_factory=dict[str, str | int | float]
+    )
+    files: Annotated[tuple[str, ...], Meta(description="as the file's, for this task's attempts alone")] = ()
+    setup: Annotated[
+        tuple[tuple[str, ...], ...],
+        Meta(description="run once on a machine before its first attempt there, among its own files"),
+    ] = ()
+    needs: Annotated[
+        Needs | None,
+        Meta(description="what it needs beyond the file's; a run's machines do for all its tasks"),
+    ] = None
+    tags: Annotated[tuple[str, ...], Meta(description="words to find it by")] = ()
+    metadata: Annotated[Mapping[str, Any], Meta(description="kept with the task; no command sees it")] = (
+        field(default_factory=dict[str, Any])
+    )
+
+
+class TaskSource(Struct, frozen=True, forbid_unknown_fields=True):
+    """A dataset as it is, and which of its fields are what: `tasks = {path = "data.csv", id = "task_id"}`."""
+
+    path: Annotated[
+        str, Meta(description="a .jsonl, .json, .csv or .tsv file beside this one, also with .gz")
+    ]
+    id: Annotated[str, Meta(description="the field that holds a task's id")] = "id"
+    domain: Annotated[
+        str, Meta(description="the field that holds its domain; default: 'domain', if there is one")
+    ] = ""
+    params: Annotated[
+        str | tuple[str, ...] | Mapping[str, str] | None,
+        Meta(
+            description="the field that holds its params, a list of fields that are its params, or a table "
+            "PARAM = FIELD; default: all fields that are named nowhere else"
+        ),
+    ] = None
+    timeout_s: Annotated[str, Meta(description="the field that holds its time limit")] = ""
+    tags: Annotated[str, Meta(description="the field that holds its tags: a list, or words with commas")] = ""
+    metadata: Annotated[tuple[str, ...], Meta(description="fields to be kept with the task")] = ()
+
+
+class TaskOwn(Struct, frozen=True, omit_defaults=True):
+    """`Task.own` of a command benchmark: what only its command, files and set-up are made of."""
+
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: tuple[str, ...] = ()
+    setup: tuple[tuple[str, ...], ...] = ()
+    digest: str = ""
+    """Of its own bundle, when the run was planned."""
+
+
+class TaskDefaults(Struct, frozen=True):
+    """What a task has that says nothing else, and what all tasks must have."""
+
+    timeout_s: float
+    stall_s: float = 0.0
+    needed: tuple[str, ...] = ()
+    """The params that the commands have placeholders for."""
     domain: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    timeout_s: float | None = None
-    stall_s: float | None = None
+    """Of a task of a dataset whose id tells none."""
 
 
 _decoder = msgspec.json.Decoder(TaskLine)
@@ -35,20 +108,26 @@ Located = tuple[str, TaskLine]
 """Where it is written (`tasks.jsonl:3`), and what it says."""
 
 
-def read_jsonl(path: Path, key: str) -> Iterator[Located]:
-    """The tasks of a file with one a line; blank lines are skipped. `key` says who named the file."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise RequestError(f"{key}: {path} does not exist; create it or correct the key") from None
-    except OSError as e:
-        raise RequestError(f"{key}: {path} cannot be read ({reason(e)})") from None
-    shown = str(path)
-    # Split by hand: splitlines would also split at characters that JSON allows in strings.
-    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if line.strip():
-            place = f"{shown}:{number}"
+def read_file(path: Path, key: str) -> Iterator[Located]:
+    """The tasks of a file that has their own keys. `key` says who named the file."""
+    kind = kind_of(path, key)
+    if kind == ".jsonl":
+        for place, line in lines_of(path, key):
             yield place, _decode(line, place)
+        return
+    for place, row in read_rows(path, key):
+        if kind == ".json":
+            yield place, convert(row, TaskLine, place)
+        else:
+            cells = {name: text for name, text in row.items() if text}
+            limit, tags = (name if name in cells else "" for name in ("timeout_s", "tags"))
+            yield place, _mapped(place, cells, TaskSource(str(path), timeout_s=limit, tags=tags))
+
+
+def read_source(folder: Path, source: TaskSource, key: str) -> Iterator[Located]:
+    """The tasks of a dataset, its fields mapped to theirs."""
+    for place, row in read_rows(folder / source.path, f"{key} 'tasks.path'"):
+        yield place, _mapped(place, row, source)
 
 
 def read_inline(tables: Sequence[Any], where: str) -> Iterator[Located]:
@@ -60,16 +139,61 @@ def read_inline(tables: Sequence[Any], where: str) -> Iterator[Located]:
         yield place, convert(table, TaskLine, place)
 
 
-def make_tasks(
-    lines: Iterable[Located], timeout_s: float, stall_s: float, needed: Iterable[str]
-) -> tuple[Task, ...]:
-    """Checked tasks, in order. `needed` are the params that the command has placeholders for."""
+def _mapped(place: str, row: Mapping[str, Any], source: TaskSource) -> TaskLine:
+    """The task that a row of a dataset is."""
+
+    def value(name: str, key: str) -> Any:
+        if name not in row:
+            raise RequestError(
+                f"{place}: has no field {name!r}, which 'tasks.{key}' names; {hint(name, row)}"
+            )
+        return row[name]
+
+    def text(name: str, key: str) -> str:
+        given = value(name, key)
+        return "" if given is None else str(given)
+
+    domain = source.domain or ("domain" if "domain" in row else "")
+    taken = {source.id, domain, source.timeout_s, source.tags, *source.metadata}
+    if source.params is None:
+        params = {name: row[name] for name in row if name not in taken}
+    elif isinstance(source.params, str):
+        held = value(source.params, "params")
+        params = held if isinstance(held, dict) else {source.params: held}
+    elif isinstance(source.params, Mapping):
+        params = {param: value(name, "params") for param, name in source.params.items()}
+    else:
+        params = {name: value(name, "params") for name in source.params}
+    given: dict[str, Any] = {"id": text(source.id, "id"), "params": params}
+    if domain:
+        given["domain"] = text(domain, "domain")
+    if source.timeout_s:
+        given["timeout_s"] = _seconds(value(source.timeout_s, "timeout_s"))
+    if source.tags:
+        tags = value(source.tags, "tags")
+        given["tags"] = re.split(r"[\s,;]+", tags.strip()) if isinstance(tags, str) else tags
+    given["metadata"] = {name: value(name, "metadata") for name in source.metadata}
+    return convert(given, TaskLine, place)
+
+
+def _seconds(given: Any) -> Any:
+    """A cell of a table holds text; what is no number is told by who reads the task."""
+    try:
+        return float(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+
+
+# -- from what is written to tasks ---------------------------------------------------------------
+
+
+def make_tasks(lines: Iterable[Located], defaults: TaskDefaults) -> tuple[Task, ...]:
+    """Checked tasks, in order."""
     first_at: dict[str, str] = {}
     tasks: list[Task] = []
-    wanted = tuple(needed)
     for place, line in lines:
-        task = _make(place, line, timeout_s, stall_s)
-        for name in wanted:
+        task = _make(place, line, defaults)
+        for name in defaults.needed:
             _check_param(place, task, name)
         if line.id in first_at:
             raise RequestError(f"{place}: id {line.id!r} is already used by {first_at[line.id]}; rename one")
@@ -94,6 +218,39 @@ def check_stall(seconds: float, where: str) -> float:
     return seconds
 
 
+def check_argv(argv: Sequence[str], where: str, key: str) -> None:
+    if not argv or not argv[0].strip():
+        raise RequestError(
+            f'{where}: key {key!r} is empty; write a program and its arguments, such as ["bash", "run.sh"]'
+        )
+    if any("\0" in word for word in argv):
+        raise RequestError(f"{where}: key {key!r} has a NUL character, which no argument may; take it out")
+
+
+def check_needs(needs: Needs, where: str) -> None:
+    for key, low in (("cpus", 1), ("memory_gb", 0), ("disk_gb", 0), ("gpus", 0)):
+        value = getattr(needs, key)
+        if not low <= value <= 1_000_000:  # False for nan, too
+            raise RequestError(f"{where}: key 'needs.{key}' is {value}; write a number from {low} to 1000000")
+
+
+def env_of(table: EnvTable, where: str, secrets: Sequence[str] = ()) -> dict[str, str]:
+    """The variables as a command gets them."""
+    for name, value in table.items():
+        if not _VARIABLE.fullmatch(name):
+            raise RequestError(f"{where}: key 'env' has {name!r}, which is no variable name; rename it")
+        if name.startswith("EVALFLEET_"):
+            raise RequestError(f"{where}: key 'env' has {name!r}; names with EVALFLEET_ are evalfleet's own")
+        if name in secrets:
+            raise RequestError(f"{where}: {name!r} is in 'env' and in 'secrets'; take it out of one of them")
+        if isinstance(value, str) and "\0" in value:
+            raise RequestError(f"{where}: key 'env.{name}' has a NUL character; take it out")
+    return {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in table.items()
+    }
+
+
 def default_domain(id: str) -> str:
     """The id up to its last underscore; the id itself when nothing is before one."""
     return id.rpartition("_")[0] or id
@@ -104,32 +261,59 @@ def _decode(line: bytes, place: str) -> TaskLine:
         return _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         pass  # told below: is it no JSON, or JSON that is no task?
-    try:
-        data = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:
-        what = str(e).removeprefix("JSON is malformed: ")
-        raise RequestError(
-            f'{place}: not JSON ({what}); write one task a line, such as {{"id": "a_1"}}'
-        ) from None
+    data = read_json(line, place, 'write one task a line, such as {"id": "a_1"}')
     if not isinstance(data, dict):
         raise RequestError(f'{place}: must be a JSON object, one a line, such as {{"id": "a_1"}}')
     return convert(data, TaskLine, place)
 
 
-def _make(place: str, line: TaskLine, timeout_s: float, stall_s: float) -> Task:
-    domain = line.domain or default_domain(line.id)
+def _make(place: str, line: TaskLine, defaults: TaskDefaults) -> Task:
+    domain = line.domain or (line.id.rpartition("_")[0] or defaults.domain or line.id)
     _check_text(place, "id", line.id)
     _check_text(place, "domain", domain)
-    _check_params(place, line.params)
-    limit = timeout_s if line.timeout_s is None else check_timeout(line.timeout_s, place)
-    stall = stall_s if line.stall_s is None else check_stall(line.stall_s, place)
-    return Task(TaskId(line.id), domain, line.params, limit, stall_s=stall)
+    _check_plain(place, "params", line.params)
+    _check_plain(place, "metadata", line.metadata)
+    for number, step in enumerate(line.setup, start=1):
+        check_argv(step, place, f"setup (step {number})")
+    if line.needs is not None:
+        check_needs(line.needs, place)
+    for tag in line.tags:
+        _check_text(place, "tags", tag)
+    own = TaskOwn(env_of(line.env, place), line.files, line.setup)
+    return Task(
+        TaskId(line.id),
+        domain,
+        line.params,
+        defaults.timeout_s if line.timeout_s is None else check_timeout(line.timeout_s, place),
+        stall_s=defaults.stall_s if line.stall_s is None else check_stall(line.stall_s, place),
+        needs=line.needs,
+        tags=line.tags,
+        metadata=line.metadata,
+        own=_plain(own) if own != _NOTHING else {},
+    )
+
+
+_NOTHING = TaskOwn()
+
+
+def _plain(own: TaskOwn) -> dict[str, Any]:
+    """As a journal gives it back."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(own))
+    return plain
+
+
+def own_of(task: Task) -> TaskOwn:
+    return msgspec.convert(task.own, TaskOwn) if task.own else _NOTHING
+
+
+def with_own(task: Task, own: TaskOwn) -> Task:
+    return msgspec.structs.replace(task, own=_plain(own))
 
 
 def _check_text(place: str, key: str, text: str) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
     if not text.strip():
-        problem = "is empty; give every task a name of its own"
+        problem = "is empty; give every task a name of its own" if key == "id" else "is empty; write a word"
     elif size > MAX_ID_BYTES:
         problem = f"is {size} bytes long; shorten it to {MAX_ID_BYTES}"
     elif not text.isprintable():
@@ -141,16 +325,16 @@ def _check_text(place: str, key: str, text: str) -> None:
     raise RequestError(f"{place}: key {key!r} {problem}")
 
 
-def _check_params(place: str, params: Mapping[str, Any]) -> None:
-    for key, value in params.items():
+def _check_plain(place: str, what: str, table: Mapping[str, Any]) -> None:
+    for key, value in table.items():
         if not _is_plain(value):
             raise RequestError(
-                f"{place}: key 'params.{key}' is not JSON (a date, nan or inf); write a string"
+                f"{place}: key '{what}.{key}' is not JSON (a date, nan or inf); write a string"
             )
-    size = len(msgspec.json.encode(params))
+    size = len(msgspec.json.encode(table))
     if size > MAX_PARAMS_BYTES:
         raise RequestError(
-            f"{place}: key 'params' is {size} bytes, more than {MAX_PARAMS_BYTES}; put big data into 'files'"
+            f"{place}: key {what!r} is {size} bytes, more than {MAX_PARAMS_BYTES}; put big data into 'files'"
         )
 
 

@@ -109,6 +109,7 @@ class Resident:
         self._asking = 0
         self._probes = 0
         self._bundles: dict[str, Bundle] = {}
+        self._preparing = asyncio.Lock()
         self._set_up_said: tuple[AttemptId, str, Callable[[str], None]] | None = None
 
     # -- the channel -------------------------------------------------------------------------
@@ -124,6 +125,10 @@ class Resident:
         if self._link is None:
             await self._connected()  # tells which steps are behind it
         self._bundles[bundle.digest] = bundle
+        async with self._preparing:  # two attempts at one task may both bring its files
+            return await self._prepare(bundle, left, tell)
+
+    async def _prepare(self, bundle: Bundle, left: Path | None, tell: TellStep | None) -> dict[str, float]:
         await self._put(bundle)
         timings: dict[str, float] = {}
         for number, step in enumerate(bundle.steps):
@@ -272,7 +277,7 @@ class Resident:
 
     async def _restore(self, job: Job, wrong: str) -> None:
         """Bring the job's files again, and set the machine up anew: an attempt has changed them."""
-        for digest in filter(None, (job.bundle, job.score_bundle)):
+        for digest in filter(None, (job.bundle, job.task_bundle, job.score_bundle)):
             bundle = self._bundles.get(digest)
             if bundle is None:  # a controller before this one has brought them
                 raise MachineForged(f"{wrong}, a file of the benchmark, was changed on it")
@@ -305,6 +310,8 @@ class Resident:
             spec["graded"] = True
         if job.grades:
             spec.update(grades=job.grades, score_bundle=job.score_bundle)
+        if job.task_bundle:
+            spec["task_bundle"] = job.task_bundle
         return spec
 
     async def ended(self, job: AttemptId) -> Ended:

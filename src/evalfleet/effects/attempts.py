@@ -19,6 +19,7 @@ from evalfleet.errors import (
     MachineForged,
     PlaceError,
     RequestError,
+    SetupFailed,
     StaleController,
 )
 from evalfleet.events import (
@@ -34,6 +35,7 @@ from evalfleet.model import (
     CAUSES,
     AttemptId,
     Broken,
+    Bundle,
     Cause,
     Collected,
     Command,
@@ -47,7 +49,7 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.names import INCOMING, PARTIAL, safe_name
-from evalfleet.ports import Answer, Channel, ScoredApart
+from evalfleet.ports import Answer, Channel, ScoredApart, TaskBundled
 from evalfleet.state import AttemptState, MachineState, is_ungraded
 
 from .machines import forged, report_gone, silent_since
@@ -76,12 +78,16 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     machine, limits = tools.state.machines[attempt.machine], tools.state.limits
     task = tools.state.tasks[attempt.task].task
     channel, job = tools.channel(machine), _job_of(tools, task, attempt, machine)
+    bundle = _task_bundle(tools, task)
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
     patience_s, looks = task.limit_s + limits.grace_s, 0
     while looks < LOOKS:
         try:
             async with asyncio.timeout(patience_s) as patience:
+                if bundle.digest:
+                    patience.reschedule(None)  # its steps have limits of their own, kept on the host
+                    await _prepared(tools, channel, bundle, machine)
                 await _started(tools, channel, job, machine)
                 # its time counts from when its command runs, never from when it was asked for
                 patience.reschedule(asyncio.get_running_loop().time() + patience_s)
@@ -98,6 +104,9 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
             continue
         except MachineForged as err:
             tools.report(forged(machine, err))
+            return
+        except SetupFailed as err:  # the task's own: the machine may do well with others
+            tools.report(AttemptEnded(attempt.id, Broken(Cause.SETUP, str(err)), node=machine.node))
             return
         if isinstance(outcome, Broken) and outcome.is_free:
             if ended.reason == "evicted":
@@ -128,6 +137,7 @@ def _job_of(tools: Tools, task: Task, attempt: AttemptState, machine: MachineSta
         stall_s=task.stall_s,
         isolation=machine.isolated.kind,
         graded=scorer_of(tools, task, attempt.id) is not None,
+        task_bundle=_task_bundle(tools, task).digest,
     )
 
 
@@ -245,6 +255,7 @@ async def _score(
         isolation=job.isolation,
         grades=job.id,
         score_bundle=scorer.bundle.digest,
+        task_bundle=job.task_bundle,
     )
     await _started(tools, channel, grading, machine)
     graded = await _to_the_end(tools, channel, grading, machine)
@@ -258,6 +269,22 @@ def _seconds(outcome: Outcome, ended: Ended) -> float:
     if own is None:
         return ended.seconds
     return min(own, ended.seconds) if ended.seconds else own  # it cannot be longer than what was measured
+
+
+def _task_bundle(tools: Tools, task: Task) -> Bundle:
+    return tools.benchmark.task_bundle(task) if isinstance(tools.benchmark, TaskBundled) else Bundle()
+
+
+async def _prepared(tools: Tools, channel: Channel, bundle: Bundle, machine: MachineState) -> None:
+    """Until the machine has the task's own files and has run its steps. Raises SetupFailed."""
+    while True:
+        try:
+            await channel.prepare(bundle)
+            return
+        except (SetupFailed, StaleController, MachineForged):
+            raise
+        except ChannelError:
+            await _fell_silent(tools, machine)
 
 
 async def _started(tools: Tools, channel: Channel, job: Job, machine: MachineState) -> None:

@@ -6,6 +6,7 @@ arguments.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +23,7 @@ from evalfleet.benchmarks.past_results import ResultWriter
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
-from evalfleet.model import NOBODY, Isolation, Limits, Micros, Notify, Plan, Task, Verdict
+from evalfleet.model import NOBODY, Isolation, Limits, Micros, Needs, Notify, Plan, Task, Verdict
 from evalfleet.names import check_run_name, default_run_name
 from evalfleet.ports import Benchmark, Examined, Place, PlaceContext
 from evalfleet.toml_tables import convert, expand
@@ -419,7 +420,8 @@ def _plan(
     name: str, flags: Flags, given: SettingsSplit, loaded: Loaded, tasks: Sequence[Task], pool: str
 ) -> Plan:
     places = given.places
-    envelope = BenchmarkSpec(given.benchmark.kind_name, loaded.spec, flags.repeat, loaded.secrets)
+    spec = _with_needs(loaded.spec, tasks)
+    envelope = BenchmarkSpec(given.benchmark.kind_name, spec, flags.repeat, loaded.secrets)
     specs = {place.name: PlaceSpec(place.kind_name, str(place.base), place.settings) for place in places}
     return Plan(
         run=name,
@@ -438,6 +440,15 @@ def _plan(
         pool=pool,
         isolation={place.name: _isolation(loaded, place) for place in places},
     )
+
+
+def _with_needs(spec: Mapping[str, Any], tasks: Sequence[Task]) -> Mapping[str, Any]:
+    """The benchmark's spec, whose machines do for every task of the run: any may get any."""
+    own = [task.needs for task in tasks if task.needs is not None]
+    if not own:
+        return spec
+    needs = functools.reduce(Needs.joined, own, msgspec.convert(spec.get("needs", {}), Needs))
+    return {**spec, "needs": needs}
 
 
 def _isolation(loaded: Loaded, place: PlaceSource) -> Isolation:

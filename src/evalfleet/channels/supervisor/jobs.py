@@ -143,6 +143,8 @@ class Jobs:
             file.write(json.dumps(told))
         if bundle and not job.in_bundle:
             self._link(bundle, job.path + "/work")
+        for more in more_bundles(spec):
+            self._link(more, job.path + "/work", over=True)
         path = f"{self.home}/{job.path}"
         environ = {**self.environ, **spec.get("env", {}), **spec.get("secrets", {})}
         environ["EVALFLEET_MACHINE"] = self.home
@@ -190,8 +192,7 @@ class Jobs:
         if job.box is None:
             return launch(path, cwd, spec["argv"], environ, no_confinement, before)
         shown = [(path, False), *(grading.shown() if grading is not None else ())]
-        score_bundle = spec.get("score_bundle") or ""
-        for folder in (bundle, score_bundle and "bundles/" + score_bundle):
+        for folder in (bundle, *more_bundles(spec)):
             if folder and folder not in self._opened:
                 open_up(folder)
                 self._opened.add(folder)
@@ -211,9 +212,6 @@ class Jobs:
         graded = self.known.get(spec["grades"])
         if graded is None or graded.reason is None:
             raise ValueError(f"{spec['grades']} has not ended here: it cannot be graded")
-        score_bundle = spec.get("score_bundle") or ""
-        if score_bundle and has_bundle(score_bundle):
-            self._link("bundles/" + score_bundle, job.path + "/work", over=True)
         return Grading(
             f"{self.home}/{graded.path}",
             f"{self.home}/{job.path}/aside",
@@ -228,7 +226,7 @@ class Jobs:
                 found = [
                     (e.stat().st_mtime, e.path)
                     for e in entries
-                    if not e.name.endswith((".tmp", ".part")) and not e.name.startswith("score-")
+                    if not e.name.endswith((".tmp", ".part")) and not e.name.startswith(("score-", "task-"))
                 ]
             return max(found)[1] if found else ""
         if not job.bundle:
@@ -498,7 +496,7 @@ class Jobs:
         """A file of its benchmark that was changed since it was verified, if the job would be started now."""
         if spec["id"] in self.known or spec["id"] in self._forgotten or spec.get("in_bundle"):
             return ""
-        bundles = [spec.get("bundle") or "", spec.get("score_bundle") or ""]
+        bundles = [spec.get(key) or "" for key in ("bundle", "task_bundle", "score_bundle")]
         return next((wrong for name in bundles if name and (wrong := self.seals.changed(name))), "")
 
     def forget_set_up(self) -> None:
@@ -564,6 +562,12 @@ class Jobs:
     def _clean(self, path: str) -> None:
         with contextlib.suppress(OSError):
             self._helpers.add(spawn(["sh", "-c", CLEANER, "evalfleet-clean", path], self.environ, os.devnull))
+
+
+def more_bundles(spec: dict[str, Any]) -> list[str]:
+    """Where the bundles are that a job has beside its benchmark's; a later one hides what others have."""
+    names = (str(spec.get(key) or "") for key in ("task_bundle", "score_bundle"))
+    return ["bundles/" + name for name in names if name and has_bundle(name)]
 
 
 def ids_in(tombstones: bytes) -> Iterator[str]:
