@@ -27,6 +27,7 @@ BENCHES: dict[str, str] = {
     "makespan": "how near the schedules come to the shortest possible run",
     "waa-plan": "time and machine cost of Windows Agent Arena on 1 to 40 machines, simulated",
     "recovery": "kill -9 the controller twenty times; time to take a run up again",
+    "first-contact": "from `run` to the refusal: 12 lab hosts, one dead, eleven with unknown keys",
     "ssh-dispatch": "1,000 short tasks on 20 lab hosts over SSH, beside GNU parallel, Ray, Dask, Parsl",
     "ssh-scale": "500 lab hosts held by one controller; a reconnect storm",
     "lost-host": "from power loss or partition of a host to its task running on another one",

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from evalfleet.channels.ssh import mover
+from evalfleet.channels.ssh.target import HostRefused
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId
-from evalfleet.places.ssh.fleet import MOST_REFUSALS, NEVER, HostHealth
+from evalfleet.places.ssh.health import MOST_REFUSALS, NEVER, HostHealth
 from evalfleet.ports import Hosts
 from tests.waiting import PATIENCE_S
 
@@ -132,7 +133,9 @@ async def test_a_login_without_a_shell_is_refused_with_its_reason(tmp_path: Path
     with fleet(tmp_path, 1, "ForceCommand echo no login here; exit 1\n") as hosts:
         place = hosts.place()
         (offer,) = await place.offers(None)  # type: ignore[arg-type]
-        with pytest.raises(PlaceError, match="its login shell runs no commands: no login here") as caught:
+        with pytest.raises(
+            PlaceError, match=r"its login shell runs no commands \(exit code 1: no login here\)"
+        ) as caught:
             await place.create(MachineId("pool-abc123-1"), offer, 600.0)
         assert not caught.value.transient
         await place.close()
@@ -140,13 +143,14 @@ async def test_a_login_without_a_shell_is_refused_with_its_reason(tmp_path: Path
 
 def test_a_host_that_refuses_again_and_again_is_asked_no_more() -> None:
     health, now = HostHealth(0, 30.0), 0.0
+    refusal = HostRefused("host", "it has no Python", "install one")
     for _ in range(MOST_REFUSALS):
         assert health.usable(now)
-        health.silent(now, "it has no Python", refusal=True)
+        health.silent(now, str(refusal), refusal)
         assert not health.usable(now)
         now = health.retry_at
     assert now == NEVER
     assert not health.usable(1e9)
-    assert health.refusal == "it has no Python"
+    assert health.refusal is refusal
     health.answered()
     assert health.usable(0.0)

@@ -28,6 +28,7 @@ FIGURES = {
     "recovery": {"killed", "attach"},
     "ssh-dispatch": {"true", "sleep", "bound_s", "counted"},
     "ssh-scale": {"connect_s", "memory_kb_a_host", "hold_cpu_share", "storm_s", "at_5000_hosts"},
+    "first-contact": {"hosts", "exit_code", "longest_line", "counted"},
     "lost-host": {"power_loss", "counted"},
     "waa-154": {"dynamic", "dynamic_known", "slices", "round_robin", "bound_s", "machine_lost", "counted"},
     "waa-faults": {"faults", "clean", "zeros_that_are_not_the_agents", "scores_called_broken"},
@@ -51,6 +52,7 @@ AGAINST = {
     "recovery": set[str](),
     "ssh-dispatch": {"bare_asyncssh", "gnu_parallel"},
     "ssh-scale": set[str](),
+    "first-contact": set[str](),
     "lost-host": set[str](),
     "waa-154": set[str](),
     "waa-faults": set[str](),
@@ -63,7 +65,7 @@ AGAINST = {
     "azure-first-run": {"ideal"},
     "azure-leak": set[str](),
 }
-NEED_LAB = ("ssh-dispatch", "ssh-scale", "lost-host", "waa-154", "waa-faults", "azure-fleet")
+NEED_LAB = ("first-contact", "ssh-dispatch", "ssh-scale", "lost-host", "waa-154", "waa-faults", "azure-fleet")
 NEED_CHECKOUT = () if os.environ.get("WAA_CHECKOUT") else ("waa-faults",)
 
 

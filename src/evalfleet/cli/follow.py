@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from evalfleet.api.runs import Run
     from evalfleet.events import Record
     from evalfleet.state import RunState
+    from evalfleet.views.documents import Results
 
 
 def follow(run: Run, *, as_json: bool) -> int:
@@ -29,11 +30,19 @@ def follow(run: Run, *, as_json: bool) -> int:
     """
     with _signals(_Interrupts(run)), notes():
         _show(run, as_json=as_json)
-    if run.exit_code == REFUSED and (told := refusals_table(run.results()["refusals"])):
-        print(f"\n{told}", file=sys.stderr)
+    if run.exit_code == REFUSED:
+        _tell_refusals(run.results())
     if run.left:
         print(f"evalfleet: left {run.name}: attempts go on; `evalfleet resume {run.name}`", file=sys.stderr)
     return run.exit_code
+
+
+def _tell_refusals(results: Results) -> None:
+    """Which offers said no, unless the summary has said all of it: one offer, and why."""
+    refusals, stop = results["refusals"], results["stop"]
+    said = stop is not None and len(refusals) == 1 and refusals[0]["answer"] in stop["detail"]
+    if refusals and not said:
+        print(f"\n{refusals_table(refusals)}", file=sys.stderr)
 
 
 def watch_run(run: Run, *, as_json: bool) -> int:

@@ -75,7 +75,14 @@ class RunOptions(TypedDict, total=False):
         str, Flag("where", "line", "NAME", "borrow the machines of this pool instead", scope="one run")
     ]
     workers: Annotated[
-        Count, Flag("where", "count", "N", "how many machines at once (default: 1, or the pool)", high=10_000)
+        Count,
+        Flag(
+            "where",
+            "count",
+            "N",
+            "how many machines at once (default: all hosts of a place that lists them, or the pool; else 1)",
+            high=10_000,
+        ),
     ]
     spot: Annotated[bool, Flag("where", "switch", "", "prefer cheaper machines that may be taken back")]
     keep: Annotated[bool, Flag("where", "switch", "", "leave the machines behind, as pool RUN-pool")]

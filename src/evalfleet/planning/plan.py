@@ -176,7 +176,7 @@ def resolve(
     plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run)
     secrets = secret_values(setup_secrets(plan) if only_setup else loaded.secrets, merged)
     _refuse_shown(flags, secrets)
-    doubts = [] if only_setup else _doubts(plan, tasks)
+    doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers is not None)
     doubts += _weak_secrets(secrets) + readable_by_others(secrets, config, env_file)
     if pool is not None and pool.warning:
         doubts.append(pool.warning)
@@ -225,7 +225,8 @@ class PoolRequest(Struct, frozen=True, kw_only=True):
 
     name: str
     on: str = "local"
-    workers: int = 1
+    workers: int | None = None
+    """None: all machines of a place that lists them, else one."""
     expires_s: float = EXPIRES_S
     prefix: str = PREFIX
     settings: Mapping[str, str] = {}
@@ -244,7 +245,7 @@ def resolve_pool(
         benchmark="",
         places=(place.name,),
         place_specs=_plain({place.name: PlaceSpec(place.kind_name, str(place.base), place.settings)}),
-        limits=Limits(workers=request.workers, lease_s=request.expires_s),
+        limits=Limits(workers=request.workers or place.listed or 1, lease_s=request.expires_s),
         home=home_id,
         machine_names=check_run_name(request.prefix),
     )
@@ -433,7 +434,7 @@ def _plan(
         agent=flags.agent,
         schedule=flags.schedule,
         slots=loaded.slots,
-        limits=_limits(flags, _canary(flags, places, pool), tasks, loaded.setup_s),
+        limits=_limits(flags, places, _canary(flags, places, pool), tasks, loaded.setup_s),
         verdict=_verdict(flags),
         machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,
@@ -469,10 +470,12 @@ def _plain(value: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _limits(flags: Flags, canary: int, tasks: Sequence[Task], setup_s: float) -> Limits:
+def _limits(
+    flags: Flags, places: Sequence[PlaceSource], canary: int, tasks: Sequence[Task], setup_s: float
+) -> Limits:
     longest = max((task.timeout_s + task.ready_s for task in tasks), default=0.0)
     return Limits(
-        workers=flags.workers,
+        workers=flags.workers or sum(place.listed for place in places) or 1,
         attempts=flags.attempts,
         attempts_ceiling=max(Limits().attempts_ceiling, flags.attempts),
         canary=canary,
@@ -488,13 +491,13 @@ def _verdict(flags: Flags) -> Verdict:
     return msgspec.structs.replace(flags.allow_broken, fail_under=flags.fail_under, strict=flags.strict)
 
 
-def _doubts(plan: Plan, tasks: Sequence[Task]) -> list[str]:
+def _doubts(plan: Plan, tasks: Sequence[Task], *, workers_asked: bool) -> list[str]:
     doubts: list[str] = []
     longest = max(task.timeout_s for task in tasks)
     limit, useful = plan.limits.max_duration_s, math.ceil(len(tasks) / plan.slots)
     if limit is not None and limit < longest:
         doubts.append(f"--max-duration of {limit:g} s is shorter than a task's time limit of {longest:g} s")
-    if plan.limits.workers > useful and not plan.pool:  # that of a pool is as large as it is
+    if workers_asked and plan.limits.workers > useful and not plan.pool:  # a pool is as large as it is
         many = f"{len(tasks)} tasks" if len(tasks) > 1 else "one task"
         doubts.append(f"--workers {plan.limits.workers} is more than {many} can use; {useful} will do")
     return doubts

@@ -57,6 +57,9 @@ class PlaceKind(Protocol):
     """How attempts are kept apart on its machines, if neither its settings nor the benchmark say."""
     default_canary: int = 0
     """How many attempts must end on the first machine before others are created."""
+    machine_list: tuple[str, str] | None = None
+    """Its setting that lists machines, and the one that says how many each of these is. Without --workers,
+    all of them are used."""
     changeable: tuple[str, ...] = ()
     """Settings that may change while machines live: they are read from evalfleet.toml anew."""
     login_variables: tuple[str, ...] = ()

@@ -39,7 +39,8 @@ class Flags(Struct, frozen=True, kw_only=True):
     """Every flag settled and checked; the defaults here are the built-in ones."""
 
     on: tuple[str, ...] = ("local",)
-    workers: int = 1
+    workers: int | None = None
+    """None: all machines of places that list some, else one."""
     tasks: int | None = None
     seed: int = 0
     first: int | None = None

@@ -61,6 +61,14 @@ class PlaceSource(Struct, frozen=True):
     def default_canary(self) -> int:
         return self.kind.default_canary
 
+    @property
+    def listed(self) -> int:
+        """How many machines its settings list; 0 where they list none."""
+        if self.kind.machine_list is None:
+            return 0
+        machines, each = self.kind.machine_list
+        return len(self.settings.get(machines, ())) * int(self.settings.get(each, 1))
+
 
 class SettingsSplit(Struct, frozen=True):
     """Where the settings of `--set` went. `free` are those of the benchmark, as the plan records them."""

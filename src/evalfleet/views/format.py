@@ -136,13 +136,14 @@ def table(
     *,
     right: Sequence[str] = (),
     width: int | None = None,
+    longest: int = 300,
 ) -> str:
     """Columns as wide as what is in them. Those named in `right` are aligned to the right.
 
-    None is shown as `-`. With a `width`, the widest columns are cut until each line fits. Lines have no
-    trailing spaces; no newline at the end.
+    None is shown as `-`. With a `width`, the widest columns are cut until each line fits; a cell has at most
+    `longest` characters. Lines have no trailing spaces; no newline at the end.
     """
-    lines = [list(head), *([_text(cell) for cell in row] for row in rows)]
+    lines = [list(head), *([_text(cell, longest) for cell in row] for row in rows)]
     widths = [max(cells(line[column]) for line in lines) for column in range(len(head))]
     if width is not None:
         widths = _narrowed(widths, width - _GAP * (len(head) - 1))
@@ -156,8 +157,8 @@ def pairs(rows: Sequence[tuple[str, object]], indent: str = "") -> str:
     return "\n".join(f"{indent}{pad(name, widest)}  {_text(value)}" for name, value in rows)
 
 
-def _text(cell: object) -> str:
-    return "-" if cell is None else clean(str(cell))
+def _text(cell: object, longest: int = 300) -> str:
+    return "-" if cell is None else clean(str(cell), longest)
 
 
 def _line(line: Sequence[str], widths: Sequence[int], to_right: Sequence[bool]) -> str:

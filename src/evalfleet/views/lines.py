@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import Any, cast
 
 import msgspec
 
-from evalfleet.events import ControllerStarted, Event, MachineRequested, Record, RunPlanned, TasksPlanned
+from evalfleet.events import ControllerStarted, Event, Record, RunPlanned, TasksPlanned
 from evalfleet.model import Micros, seconds_between
 from evalfleet.state import RunState
 
 from .format import clean, clock_time, duration, iso, percent, plural
-from .notable import Notice, notable, together
+from .notable import Notice, notices, together
 from .stats import eta_s, rate
 
 LINES_PER_S = 2.0
@@ -44,7 +43,7 @@ class PlainLines:
         if not self._begun and records:
             self._begun = True
             records = self._catch_up(state, now, records)
-        lines = list(_lines(state, records))
+        lines = list(notices(state, records))
         settled = state.scored + state.broken - sum(line.settles for line in lines)
         for line in lines:
             settled += line.settles
@@ -83,16 +82,6 @@ class PlainLines:
         self._write(_line(now, f"{together(self._held)}; {progress_line(state, now)}"))
         self._held.clear()
         self._summary_at = now
-
-
-def _lines(state: RunState, records: Sequence[Record]) -> Iterator[Notice]:
-    """What is notable of the records; machines that are requested together share a line."""
-    for kind, group in groupby(records, key=lambda record: type(record.event)):
-        some = list(group)
-        if kind is MachineRequested and len(some) > 3:
-            yield Notice(some[0].at, "news", f"{len(some):,} machines requested")
-            continue
-        yield from (line for record in some if (line := notable(state, record)) is not None)
 
 
 def _line(at: Micros, text: str) -> str:

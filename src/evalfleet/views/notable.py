@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -42,6 +42,47 @@ class Notice:
     settles: bool = False
 
 
+def notices(state: RunState, records: Sequence[ev.Record]) -> Iterator[Notice]:
+    """What is notable of the records; machines that are requested together, or fail alike, share a line."""
+    requested = sum(isinstance(record.event, ev.MachineRequested) for record in records)
+    failures = Counter(failure for record in records if (failure := _failure(record.event)) is not None)
+    stops = " ".join(record.event.detail for record in records if isinstance(record.event, ev.StopRequested))
+    for record in records:
+        failure = _failure(record.event)
+        if isinstance(record.event, ev.MachineRequested) and requested > MOST_REQUESTED:
+            yield Notice(record.at, "news", f"{requested:,} machines requested")
+            requested = 0
+        elif isinstance(record.event, ev.MachineRequested) and not requested:
+            continue
+        elif failure is not None:
+            if many := failures.pop(failure, 0):
+                yield _given_up(state, record, failure, many, why_follows=failure[1] in stops)
+        elif (notice := notable(state, record)) is not None:
+            yield notice
+
+
+MOST_REQUESTED = 3
+WHOLE = 2000
+"""Characters of what a place says: the longest host key, which is to be pasted, is not cut."""
+
+
+def _failure(event: ev.Event) -> tuple[Cause, str] | None:
+    """Why a machine was given up, in words that are the same for all that failed alike."""
+    if not isinstance(event, ev.MachineCondemned) or event.cause is None or event.image:
+        return None
+    return event.cause, event.detail.removeprefix(f"{event.machine}: ")
+
+
+def _given_up(
+    state: RunState, record: ev.Record, failure: tuple[Cause, str], many: int, why_follows: bool
+) -> Notice:
+    assert isinstance(record.event, ev.MachineCondemned)
+    cause, detail = failure
+    who = _name(state, record.event.machine) if many == 1 else f"{many:,} machines"
+    why = "" if why_follows or not detail else f": {clean(detail, WHOLE)}"
+    return Notice(record.at, "trouble", f"{who} given up ({words(cause)}){why}", good=False)
+
+
 def notable(state: RunState, record: ev.Record) -> Notice | None:
     """The record in words, by a state that already has it; None if it is of no interest."""
     at = record.at
@@ -61,7 +102,7 @@ def notable(state: RunState, record: ev.Record) -> Notice | None:
         case ev.StopRequested() if not state.plan.benchmark:
             return Notice(at, "news", f"pool {state.plan.run} is to be deleted")
         case ev.StopRequested(reason, detail):
-            return Notice(at, "trouble", f"stopping: {clean(detail) or _REASONS[reason]}", good=False)
+            return Notice(at, "trouble", f"stopping: {clean(detail, WHOLE) or _REASONS[reason]}", good=False)
         case ev.AttemptGraded() | ev.GradingRequested() | ev.GradingFailed():
             return _grading(state, record)
         case ev.RunEnded(status):
@@ -114,9 +155,8 @@ def _machine(state: RunState, record: ev.Record) -> Notice | None:
             return Notice(at, "news", f"{_name(state, machine)} is heard again")
         case ev.MachineCondemned(machine, image=image) if image:
             return Notice(at, "news", f"{_name(state, machine)} becomes the image {clean(image)}, and goes")
-        case ev.MachineCondemned(machine, detail, cause) if cause is not None:
-            text = f"{_name(state, machine)} given up ({words(cause)}): {clean(detail)}"
-            return Notice(at, "trouble", text.removesuffix(": "), good=False)
+        case ev.MachineCondemned() if (failure := _failure(record.event)) is not None:
+            return _given_up(state, record, failure, 1, why_follows=False)
         case _:
             return _by_its_place(state, record)
 
@@ -240,7 +280,7 @@ def _entry(refusal: Refusal) -> documents.Refusal:
         "spot": offer.spot,
         "usd_per_hour": offer.usd_per_hour,
         "tries": refusal.tries,
-        "answer": clean(refusal.detail),
+        "answer": clean(refusal.detail, WHOLE),
         "blocked": _blocked(refusal),
         "permanent": refusal.permanent,
     }
@@ -274,4 +314,4 @@ def refusals_table(entries: Sequence[documents.Refusal]) -> str:
         )
         for each in entries
     ]
-    return table(("offer", "tried", "not asked again", "answer"), rows, right=("tried",))
+    return table(("offer", "tried", "not asked again", "answer"), rows, right=("tried",), longest=WHOLE)

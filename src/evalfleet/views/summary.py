@@ -9,6 +9,7 @@ from evalfleet.model import IMPORTED, Verdict
 from evalfleet.state import RunState
 
 from .format import clean, counted, duration, interval, models_usd, pairs, percent, plural, usd
+from .notable import WHOLE
 from .stats import judged
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _headline(results: Results) -> str:
     if results["grading_problem"]:
         head += f" (its answers could not be graded: {clean(results['grading_problem'])})"
     elif stop is not None and results["status"] != "done":
-        head += f" ({clean(stop['detail']) or stop['reason']})"
+        head += f" ({clean(stop['detail'], WHOLE) or stop['reason']})"
     return head
 
 

@@ -14,7 +14,7 @@ from evalfleet.state import RunState
 
 from .frame import STYLES, FrameSize, Row, as_text, frame
 from .lines import JsonLines, PlainLines, json_lines
-from .notable import Notice, notable
+from .notable import Notice, notices
 from .summary import summary
 
 if TYPE_CHECKING:
@@ -96,10 +96,8 @@ class Display:
         self._closed = False
 
     def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
-        for record in records:
-            line = notable(state, record)
-            if line is not None and line.kind in ("trouble", "news") and not _routine(record):
-                self._events.append(line)
+        told = [record for record in records if not _routine(record)]
+        self._events.extend(line for line in notices(state, told) if line.kind in ("trouble", "news"))
         if not self._closed and state.events:
             self._try(lambda: self._draw(state, now))
 

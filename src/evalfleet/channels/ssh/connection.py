@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import asyncssh
 
-from .target import Access, HostDown, HostRefused, Target, target
+from .target import Access, HostDown, HostKeyUnknown, HostRefused, Target, target
 
 KEEPALIVE_S = 5.0
 KEEPALIVES = 3
@@ -116,17 +116,16 @@ async def open_connection(where: Target, access: Access, lost: Callable[[], None
     try:
         options, files = await asyncio.to_thread(_way, where, access, client)
     except (asyncssh.Error, OSError, ValueError) as err:
-        raise HostRefused(f"{where.name} cannot be reached with these settings: {err}") from err
+        what = f"it cannot be reached with these settings: {err}"
+        raise HostRefused(where.name, what, "correct them, or ~/.ssh/config") from err
     try:
         async with asyncio.timeout(access.connect_timeout_s):
             return await _open(where, access, options)
     except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as err:
-        raise HostRefused(_key_problem(where, options, files, client.refused, err)) from err
+        raise _key_problem(where, options, files, client.refused, err) from err
     except asyncssh.PermissionDenied as err:
-        raise HostRefused(
-            f"{where.name} lets nobody in as {options.username} with the keys we have; set `user` and `key`, "
-            "or add the key to your agent"
-        ) from err
+        what = f"it lets nobody in as {options.username} with the keys we have"
+        raise HostRefused(where.name, what, "set `user` and `key`, or add the key to your agent") from err
     except OPENING_ERRORS as err:
         raise HostDown(f"{where.name} does not answer: {_reason(err, access)}") from err
 
@@ -250,7 +249,7 @@ def _key_problem(
     files: list[str],
     key: asyncssh.SSHKey | None,
     err: Exception,
-) -> str:
+) -> HostRefused:
     """What to tell of a host whose key is not the one we know."""
     port = options.port
     name = options.host_key_alias or options.host
@@ -258,23 +257,21 @@ def _key_problem(
     known = _known_keys(files, name, port)
     if key is None:
         if not known:
-            return f"{where.name}: its host key cannot be verified: {err}"
-        return (
-            f"{where.name}: THE HOST KEY MAY HAVE CHANGED: {file} knows {_prints(known)}, and the host "
-            f"offers no key of that kind ({err}); nothing was sent to it"
-        )
+            what = f"its host key cannot be verified: {err}"
+            return HostRefused(where.name, what, f"see which keys it has, and what {file} says")
+        detail = f"{file} knows {_prints(known)}, and the host offers no key of that kind: {err}"
+        remedy = f"nothing was sent to it; if you know why, replace its line in {file}"
+        return HostRefused(where.name, "THE HOST KEY MAY HAVE CHANGED", remedy, detail)
     if known:
-        return (
-            f"{where.name}: THE HOST KEY HAS CHANGED: {file} says {_prints(known)}, the host has "
-            f"{_prints([key])}. Somebody may be in between, or the host was made anew. Nothing was sent to "
-            "it. If you know why, replace its line in that file"
+        detail = f"{file} says {_prints(known)}, the host has {_prints([key])}"
+        remedy = (
+            "somebody may be in between, or the host was made anew; nothing was sent to it; if you know why, "
+            f"replace its line in {file}"
         )
+        return HostRefused(where.name, "THE HOST KEY HAS CHANGED", remedy, detail)
     entry = name if port == 22 else f"[{name}]:{port}"
     line = f"{entry} {key.export_public_key().decode().strip()}"
-    return (
-        f"{where.name}: its host key is unknown: {_prints([key])}. If the host's owner confirms that "
-        f"fingerprint, add this line to {file}: {line}"
-    )
+    return HostKeyUnknown(where.name, _prints([key]), file, line)
 
 
 def _known_keys(files: list[str], name: str, port: int) -> list[asyncssh.SSHKey]:

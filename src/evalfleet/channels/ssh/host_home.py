@@ -139,15 +139,16 @@ class HostHome(Struct, frozen=True):
                     if process.exit_status is None:
                         raise HostDown(f"{self.host.name}: the connection was lost")
                     if process.exit_status != 0:  # the script itself always succeeds
-                        words = (errors or said).decode("utf-8", "replace").strip()[-200:]
-                        raise HostRefused(
-                            f"{self.host.name}: its login shell runs no commands: {words or 'silence'} "
-                            f"(exit code {process.exit_status}); give the user a shell there"
-                        )
+                        raise self._no_shell(process.exit_status, errors or said)
         except TimeoutError:
             raise HostDown(f"{self.host.name} does not answer") from None
         lines = [line.split(b" ", 2) for line in said.splitlines()]
         return [_sight(*line) for line in lines if len(line) == 3 and line[0] in (b"up", b"pending", b"left")]
+
+    def _no_shell(self, status: int, said: bytes) -> HostRefused:
+        words = said.decode("utf-8", "replace").strip()[-200:] or "silence"
+        what, detail = "its login shell runs no commands", f"exit code {status}: {words}"
+        return HostRefused(self.host.name, what, "give the user a shell there", detail)
 
     def request(self, machine: str, more: dict[str, Any]) -> bytes:
         return msgspec.json.encode({"home": self.home, "folder": job_name(machine), **more}) + b"\n"
@@ -179,10 +180,8 @@ class HostHome(Struct, frozen=True):
             _, errors = await converse(process, ours.data)
             unwritable = [word for word in UNWRITABLE if word in (errors or b"")]
             if process.exit_status and unwritable:
-                raise HostRefused(
-                    f"{self.host.name}: nothing can be written to ~/{self._folder} there "
-                    f"({unwritable[0].decode()}); mend that, or take the host out of `hosts`"
-                )
+                what = f"nothing can be written to ~/{self._folder} there ({unwritable[0].decode()})"
+                raise HostRefused(self.host.name, what, "mend that, or take the host out of `hosts`")
             self.check(process.exit_status, errors)
 
     def check(self, status: int | None, errors: bytes | None) -> None:
@@ -192,13 +191,12 @@ class HostHome(Struct, frozen=True):
         name, python = self.host.name, self.host.access.python
         if status in NO_COMMAND:
             raise HostRefused(
-                f"{name} has no {python} ({last}); install Python 3.8 or later there, or set `python`"
+                name, f"it has no {python}", "install Python 3.8 or later there, or set `python`", last
             )
         if status == OLD_PYTHON:
-            raise HostRefused(
-                f"{name}: its {python} is {' '.join(said)[:80]}; evalfleet needs 3.8 or later there: "
-                "install one and set `python`"
-            )
+            what = f"its {python} is {' '.join(said)[:80]}"
+            remedy = "evalfleet needs 3.8 or later there: install one and set `python`"
+            raise HostRefused(name, what, remedy)
         if status == NO_MACHINE:
             raise NoMachine(f"{name} has no such machine or job of ours")
         if status is None:

@@ -149,10 +149,8 @@ class SshHost:
 
     def flooded(self) -> HostRefused:
         """Of a host that says far more than was asked of it."""
-        return HostRefused(
-            f"{self.name} printed more than {SAID_CAP >> 20} MB where our program should have answered; "
-            "see what its login shell prints (~/.bashrc and the like)"
-        )
+        what = f"it printed more than {SAID_CAP >> 20} MB where our program should have answered"
+        return HostRefused(self.name, what, "see what its login shell prints (~/.bashrc and the like)")
 
     async def session(self, make: Callable[[], S], command: str) -> tuple[PooledConnection, S]:
         """Open one that stays. Who opened it uncounts it from its wire. Raises HostDown, HostRefused."""

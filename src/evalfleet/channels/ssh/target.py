@@ -26,7 +26,30 @@ class HostLost(OSError):
 
 
 class HostRefused(ChannelError):
-    """The host cannot be used until somebody mends something: its key, ours, its Python."""
+    """The host cannot be used until somebody mends something: its key, ours, its Python.
+
+    The message names the host and tells everything. `what` and `remedy` are the same for all hosts that have
+    the same trouble, so that they can be told together.
+    """
+
+    def __init__(self, host: str, what: str, remedy: str, detail: str = "") -> None:
+        super().__init__(f"{host}: {what}{detail and f' ({detail})'}; {remedy}")
+        self.what = what
+        self.remedy = remedy
+
+
+class HostKeyUnknown(HostRefused):
+    """Nobody has said yet whether the host's key is the right one."""
+
+    def __init__(self, host: str, fingerprint: str, file: str, line: str) -> None:
+        remedy = f"if the host's owner confirms that fingerprint, add this line to {file}: {line}"
+        super().__init__(host, "its host key is unknown", remedy, fingerprint)
+        self.host = host
+        self.fingerprint = fingerprint
+        self.file = file
+        """The file of known hosts that the line belongs into."""
+        self.line = line
+        """What makes the key known, without the end of the line."""
 
 
 class NoMachine(ChannelError):

@@ -13,7 +13,11 @@ def create_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on", metavar="PLACE", default="local", help="where they come from (default: local)"
     )
-    parser.add_argument("--workers", metavar="N", default="1", help="how many machines (default: 1)")
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        help="how many machines (default: all hosts of a place that lists them; else 1)",
+    )
     parser.add_argument("--expires", metavar="14d", default="14d", help="when they end by themselves")
     parser.add_argument(
         "--prefix", metavar="P", default=None, help="machines are called P-1, P-2, ... (default: worker)"
@@ -37,7 +41,7 @@ async def create(args: argparse.Namespace) -> int:
     request = PoolRequest(
         name=args.name,
         on=args.on,
-        workers=parse_count(args.workers, "--workers", 1, 10_000),
+        workers=None if args.workers is None else parse_count(args.workers, "--workers", 1, 10_000),
         expires_s=parse_duration(args.expires, "--expires"),
         prefix=args.prefix or PREFIX,
         settings=parse_pairs(args.settings or (), "--set"),

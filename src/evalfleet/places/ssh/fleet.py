@@ -6,104 +6,27 @@ import asyncio
 import logging
 import shlex
 import time
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import unquote
 
 from msgspec import structs
 
-from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused, target
+from evalfleet.channels.ssh.target import HostDown, HostKeyUnknown, HostLost, HostRefused, target
 from evalfleet.channels.supervisor.machine import LEFT
 from evalfleet.errors import PlaceError
 from evalfleet.model import Machine, MachineId
 
+from .health import NEVER, HostHealth, in_order
 from .records import HostLease, Records
 
 if TYPE_CHECKING:
     from evalfleet.channels.ssh.host_home import HostHome
 
-SHORTEST_S = 2.0
-LONGEST_S = 60.0
-LONGEST_ASIDE_S = 1800.0
-BAD_STREAK = 3
-MOST_REFUSALS = 6
-"""A host that refuses us so many times in a row, over a minute, needs somebody's hand; it is left alone."""
-NEVER = float("inf")
-
-
-class HostHealth:
-    """One host's. `down_since` is when it first did not answer, of late; `refusal` needs somebody's hand.
-
-    `set_aside_s`: for how long it is set aside when it did badly; each time twice as long.
-    """
-
-    def __init__(self, order: int, set_aside_s: float) -> None:
-        self.order = order
-        self.refusal = ""
-        self.problem = ""
-        self.down_since: float | None = None
-        self.retry_at = 0.0
-        self.aside_until = 0.0
-        self.aside = 0
-        self._delay_s = SHORTEST_S
-        self._set_aside_s = set_aside_s
-        self._bad = 0
-        self._refusals = 0
-
-    # -- does it answer? ---------------------------------------------------------------------------
-
-    def answered(self) -> None:
-        self.down_since = None
-        self._refusals = 0
-        self.refusal = self.problem = ""
-        self.retry_at = 0.0
-        self._delay_s = SHORTEST_S
-
-    def silent(self, now: float, problem: str, refusal: bool = False) -> None:
-        """It did not answer, or refused us: it is not asked again for a while, each time longer."""
-        self.problem = problem
-        self.refusal = problem if refusal else ""
-        if self.down_since is None:
-            self.down_since = now
-        self._refusals = self._refusals + 1 if refusal else 0
-        self.retry_at = now + self._delay_s if self._refusals < MOST_REFUSALS else NEVER
-        self._delay_s = min(self._delay_s * 2, LONGEST_S)
-
-    # -- does it do well? --------------------------------------------------------------------------
-
-    def did(self, well: bool) -> None:
-        self._bad = 0 if well else self._bad + 1
-        if well:
-            self.aside = 0
-
-    def given_up(self, now: float) -> bool:
-        """A machine on it was deleted. True: it did badly, so it is set aside for a while."""
-        if self._bad < BAD_STREAK and self.down_since is None:
-            return False
-        self._bad = 0
-        self.aside += 1
-        self.aside_until = now + min(self._set_aside_s * 2 ** (self.aside - 1), LONGEST_ASIDE_S)
-        return True
-
-    def usable(self, now: float) -> bool:
-        return now >= self.retry_at and now >= self.aside_until
-
-    def due(self) -> float:
-        return max(self.retry_at, self.aside_until)
-
-
-def in_order(standings: Iterable[tuple[str, HostHealth]], now: float) -> list[str]:
-    """Hosts to try, best first: those that did well, then those that were in trouble and are due again."""
-    usable = [
-        (each.aside > 0, each.down_since is not None, each.order, name)
-        for name, each in standings
-        if each.usable(now)
-    ]
-    return [name for _, _, _, name in sorted(usable)]
-
-
 LONGEST_WAIT_S = 30.0
 LOOK_S = 2.0
+LAST_ANSWER_S = 3.0
+"""So long after the last answer more are awaited, if no host that has answered can be used."""
 FRESH_S = 7.0
 """So long a heartbeat, sent every 5 s, proves that its machine is there: its host need not be asked."""
 MOST_REMOVALS = 4
@@ -132,13 +55,39 @@ def plain(name: str) -> str:
     return shown + ("..." if len(name) > NAME_CAP else "")
 
 
+MOST_NAMED = 3
+
+
+def these(hosts: Sequence[str]) -> str:
+    """Some hosts in few words."""
+    if len(hosts) == 1:
+        return hosts[0]
+    more = ", ..." if len(hosts) > MOST_NAMED else ""
+    return f"{len(hosts)} hosts ({', '.join(hosts[:MOST_NAMED])}{more})"
+
+
+def trusting(place: str) -> str:
+    """What to do about host keys that nobody has confirmed."""
+    return (
+        f"`evalfleet doctor {place} --trust` shows the fingerprints and, once you agree, writes the keys down"
+    )
+
+
 class HostFleet:
-    """`contact` is the way to talk to a host: what became of it is noted."""
+    """All hosts of the place `name`. `contact` is the way to talk to one: what became of it is noted."""
 
     def __init__(
-        self, homes: Mapping[str, HostHome], records: Records, gone_after_s: float, set_aside_s: float
+        self,
+        name: str,
+        homes: Mapping[str, HostHome],
+        records: Records,
+        gone_after_s: float,
+        set_aside_s: float,
+        most: int = 1,
     ) -> None:
+        self.name = name
         self.homes = homes
+        self._most = most
         self.records = records
         self.standings = {host: HostHealth(order, set_aside_s) for order, host in enumerate(homes)}
         self._gone_after_s = gone_after_s
@@ -148,17 +97,16 @@ class HostFleet:
         self._debts: dict[MachineId, asyncio.Task[None]] = {}
         self._removals: dict[MachineId, int] = {}
         self._looks: dict[str, asyncio.Task[Mapping[MachineId, bool] | None]] = {}
+        self._scanning = False
 
     async def contact(self, host: str, call: Awaitable[T]) -> T:
         standing = self.standings[host]
         try:
             answer = await call
         except HostRefused as err:
-            if standing.refusal != str(err):
+            if str(standing.refusal) != str(err) and not self._scanning:
                 log.warning("%s", err)
-            standing.silent(time.monotonic(), str(err), refusal=True)
-            if standing.retry_at == NEVER:
-                log.warning("%s is set aside for good, after %d tries: %s", host, MOST_REFUSALS, err)
+            standing.silent(time.monotonic(), str(err), err)
             raise
         except (HostDown, HostLost) as err:
             standing.silent(time.monotonic(), str(err))
@@ -169,7 +117,39 @@ class HostFleet:
     # -- what is there -------------------------------------------------------------------------
 
     async def look_everywhere(self) -> None:
-        await asyncio.gather(*(self._look(host) for host in self.homes))
+        """Find out who answers and what of ours is there. What many hosts refuse alike is told once."""
+        await self._look_at(self.homes)
+
+    async def _look_at(self, hosts: Iterable[str]) -> None:
+        before = self.troubles()
+        self._scanning = True
+        try:
+            await self._answers({host: asyncio.create_task(self._look(host)) for host in hosts})
+        finally:
+            self._scanning = False
+        for trouble in self.troubles():
+            if trouble not in before and not self._hopeless():  # else the run ends with all of them
+                log.warning("%s", trouble)
+
+    async def _answers(self, looks: Mapping[str, asyncio.Task[Mapping[MachineId, bool] | None]]) -> None:
+        """Until all have answered, or have not in time. If all that did need somebody's hand, the others are
+        not waited for to the end: nothing can be done before somebody was here, anyway.
+        """
+        waiting = set(looks.values())
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=LAST_ANSWER_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                late = [host for host, look in looks.items() if look in waiting]
+                if not done and self._hopeless(late):
+                    for host in late:
+                        problem = f"{host} does not answer: nothing within {LAST_ANSWER_S:g} s"
+                        self.standings[host].silent(time.monotonic(), problem)
+                    return
+        finally:
+            for look in waiting:
+                look.cancel()
 
     async def machines(self) -> dict[MachineId, Machine]:
         """All of this home's. Of a host that does not answer: what we hold there."""
@@ -184,7 +164,9 @@ class HostFleet:
     async def whereabouts(self, machine: MachineId) -> HostLease | None:
         """Where the machine is, as far as is known; hosts are asked if nothing is."""
         if self.records.get(machine) is None:
-            await self.look_everywhere()
+            # who did not answer a moment ago is not waited for again
+            now = time.monotonic()
+            await self._look_at([host for host, each in self.standings.items() if now >= each.retry_at])
         held = self.records.latest(machine)
         return held if held is not None and held.host in self.homes else None
 
@@ -195,10 +177,15 @@ class HostFleet:
     def _known(self, held: HostLease) -> Machine | None:
         """The machine, if there is no need to ask."""
         if held.machine in self.creating:
-            return Machine(held.machine, "pending", held.host, held.host)
+            return self._machine(held.machine, "pending", held.host)
         fresh = time.monotonic() - self._heard.get(held.machine, -FRESH_S) < FRESH_S
         sure = fresh and not held.deleting and not self.records.expired(held)
-        return Machine(held.machine, "up", held.host, held.host) if sure else None
+        return self._machine(held.machine, "up", held.host) if sure else None
+
+    def _machine(self, machine: MachineId, phase: Literal["pending", "up"], host: str) -> Machine:
+        """People know it by its host; by a number, too, where a host has several."""
+        name = host if self._most == 1 else f"{host}-{machine.rpartition('-')[2]}"
+        return Machine(machine, phase, host, host, name)
 
     async def _seen(self, host: str) -> list[Machine]:
         known = [self._known(held) for held in self.records.on(host)]
@@ -207,9 +194,9 @@ class HostFleet:
         asked = time.monotonic() >= self.standings[host].retry_at
         shown = await self._glance(host) if asked else None
         if shown is not None:
-            return [Machine(id, "up" if up else "pending", host, host) for id, up in shown.items()]
+            return [self._machine(id, "up" if up else "pending", host) for id, up in shown.items()]
         return [
-            Machine(held.machine, "up", host, host)
+            self._machine(held.machine, "up", host)
             for held in self.records.on(host)
             if not self.records.over(held) and not self._counts_as_gone(held) and not held.left
         ]
@@ -338,34 +325,70 @@ class HostFleet:
 
     # -- choice --------------------------------------------------------------------------------
 
-    def next_host(self, tried: Iterable[str], most: int) -> str | None:
+    def next_host(self, tried: Iterable[str]) -> str | None:
         """The best host that has room for another machine of ours."""
         for host in in_order(self.standings.items(), time.monotonic()):
             held = [
                 held for held in self.records.on(host) if not held.deleting and not self.records.over(held)
             ]
             drained = any(held.left for held in self.records.on(host))
-            if host not in tried and not drained and len(held) < most:
+            if host not in tried and not drained and len(held) < self._most:
                 return host
         return None
 
-    def nowhere(self, name: str) -> PlaceError:
-        """Why there is none."""
+    def troubles(self) -> list[str]:
+        """What somebody must mend before hosts can be used: a line a trouble, however many have it."""
+        alike: dict[tuple[str, str], list[str]] = {}
+        for host, standing in self.standings.items():
+            refusal = standing.refusal
+            if refusal is not None:
+                remedy = trusting(self.name) if isinstance(refusal, HostKeyUnknown) else refusal.remedy
+                alike.setdefault((refusal.what, remedy), []).append(host)
+        return [
+            self._one_trouble(hosts[0]) if len(hosts) == 1 else f"{these(hosts)}: {what}; {remedy}"
+            for (what, remedy), hosts in alike.items()
+        ]
+
+    def _one_trouble(self, host: str) -> str:
+        refusal = self.standings[host].refusal
+        if not isinstance(refusal, HostKeyUnknown):
+            return str(refusal)
+        paste = f"or add this line to {refusal.file}: {refusal.line}"
+        return f"{host}: {refusal.what} ({refusal.fingerprint}); {trusting(self.name)}; {paste}"
+
+    def _hopeless(self, late: Collection[str] = ()) -> bool:
+        """Does every host that answers need somebody's hand? One that worked before may be silent a while.
+
+        `late`: hosts that have not answered yet.
+        """
+        return any(each.refusal for each in self.standings.values()) and all(
+            standing.refusal is not None or self._never_came(host, standing, host in late)
+            for host, standing in self.standings.items()
+        )
+
+    def _never_came(self, host: str, standing: HostHealth, late: bool) -> bool:
+        ours = any(not self.records.over(held) for held in self.records.on(host))
+        return (late or standing.down_since is not None) and not standing.worked and not ours
+
+    def nowhere(self) -> PlaceError:
+        """Why no host can be had, now or at all."""
         now = time.monotonic()
         standings = self.standings.values()
-        refusals = [each.refusal for each in standings if each.refusal]
-        if len(refusals) == len(standings):
-            return PlaceError("; ".join(refusals[:3]), transient=False, scope="place")
-        up = sum(each.down_since is None for each in standings)
-        aside = sum(now < each.aside_until for each in standings)
-        said = [f"{up} of {len(standings)} hosts of {name} reachable, all taken"]
-        if aside:
+        silent = [
+            host for host, each in self.standings.items() if each.down_since is not None and not each.refusal
+        ]
+        said = [f"{these(silent)}: no answer"] if len(silent) > 1 else []
+        said += [self.standings[host].problem for host in silent if len(silent) == 1]
+        if self._hopeless():
+            return PlaceError("; ".join([*self.troubles(), *said]), transient=False, scope="place")
+        said += [each.problem for each in standings if each.problem and each.down_since is None][:MOST_NAMED]
+        if aside := sum(now < each.aside_until for each in standings):
             said.append(f"{aside} set aside for a while after attempts broke there")
-        said += [by_hand(held) for held in self.records.left()][:3]
-        said += sorted({each.problem for each in standings if each.problem})[:3]
+        said += [by_hand(held) for held in self.records.left()][:MOST_NAMED]
         waits = [each.due() - now for each in standings if now < each.due() < NEVER]
         wait_s = min(min(waits), LONGEST_WAIT_S) if waits else None
-        return PlaceError("; ".join(said), transient=True, retry_after_s=wait_s)
+        free = f"no host of {self.name} is free now"
+        return PlaceError("; ".join([free, *self.troubles(), *said]), transient=True, retry_after_s=wait_s)
 
     async def close(self) -> None:
         for task in (*self._debts.values(), *self._looks.values()):

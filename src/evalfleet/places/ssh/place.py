@@ -19,7 +19,8 @@ from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, Pl
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 
-from .fleet import LONGEST_ASIDE_S, NO_ANSWER, HostFleet, by_hand
+from .fleet import NO_ANSWER, HostFleet, by_hand
+from .health import LONGEST_ASIDE_S
 from .records import Records
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class SshPlace:
 
     Settings = SshSettings
     extra = "ssh"
+    machine_list = ("hosts", "max_per_host")
 
     def __init__(self, name: str, settings: SshSettings, fleet: HostFleet, context: PlaceContext) -> None:
         self._name = name
@@ -117,7 +119,9 @@ class SshPlace:
         hosts = [SshHost(target(host), access, handshakes) for host in settings.hosts]
         homes: Mapping[str, HostHome] = {host.name: HostHome(host, context.home_id) for host in hosts}
         records = Records(context.home, name, time.time)
-        fleet = HostFleet(homes, records, settings.gone_after_s, settings.set_aside_s)
+        fleet = HostFleet(
+            name, homes, records, settings.gone_after_s, settings.set_aside_s, settings.max_per_host
+        )
         return cls(name, settings, fleet, context)
 
     @property
@@ -159,7 +163,7 @@ class SshPlace:
 
     async def _find_host(self, machine: MachineId, expires_s: float) -> None:
         tried: set[str] = set()
-        while (host := self._fleet.next_host(tried, self._settings.max_per_host)) is not None:
+        while (host := self._fleet.next_host(tried)) is not None:
             tried.add(host)
             # before it is asked: it may do it although the answer is lost, and others must not ask it too
             self._records.keep(machine, host, expires_s)
@@ -178,7 +182,7 @@ class SshPlace:
                 raise MachineUnavailable(machine, f"{host}: {answer.detail}")
             self._records.drop(machine)
             self._fleet.standings[host].problem = f"{host}: taken by {answer.detail}"
-        raise self._fleet.nowhere(self._name)
+        raise self._fleet.nowhere()
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         held = await self._fleet.whereabouts(machine)
