@@ -339,6 +339,17 @@ class Piece(Struct, frozen=True):
     """There was no more when it was read."""
 
 
+class Measured(Struct, frozen=True, omit_defaults=True):
+    """What an attempt tells of itself beside its score, its steps and its cost."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Name -> number, in the benchmark's own words."""
+    tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Kind -> how many the model took: `in`, `out`, `cached`, ...; `total` if it told no kinds."""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Whatever else is to be kept with it."""
+
+
 class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
     """The benchmark produced a result. A score of 0 is a result: never retried.
 
@@ -353,6 +364,7 @@ class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
     screenshots: tuple[str, ...] = ()
     limit_s: float | None = None
     seconds: float | None = None
+    measured: Measured | None = None
 
 
 class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
@@ -365,6 +377,7 @@ class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
     detail: str = ""
     cost_usd: float | None = None
     counts: bool = False
+    measured: Measured | None = None
 
     @property
     def is_free(self) -> bool:
@@ -382,6 +395,7 @@ class Answered(Struct, frozen=True, tag="answered", omit_defaults=True):
     screenshots: tuple[str, ...] = ()
     seconds: float | None = None
     """How long the task itself took, where the benchmark tells that apart from getting ready."""
+    measured: Measured | None = None
 
 
 Grade = Scored | Broken

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
@@ -435,3 +437,34 @@ def test_unknown_benchmarks(fleet: Fleet) -> None:
     fleet("run", "none").refused("none")
     fleet("run", "no.such:thing").refused("no.such")
     fleet("run", ".").refused()
+
+
+def test_own_metrics_tokens_and_metadata_are_kept_and_shown(fleet: Fleet) -> None:
+    def told(lines: int, secret: str = "") -> str:
+        more = f'"metrics": {{"lines": {lines}, "o|n": 1}}, "tokens": {{"in": {lines}}}, "cost_usd": 0.5'
+        text = f'{{"score": 1, {more}, "metadata": {{"commit": "abc{secret}"}}}}'
+        return f"printf '{text}' > $EVALFLEET_OUT/result.json"
+
+    broken = """printf '{"broken": "model", "tokens": {"in": 100}}' > $EVALFLEET_OUT/result.json"""
+    fleet.bench(
+        [task("a_1", told(10)), task("b_1", told(20, "'$KEY'")), task("b_2", broken)], secrets=["KEY"]
+    )
+    fleet.run("--attempts", "1", env={"KEY": "s3cret-value-of-key"})
+    found = fleet.results()
+    assert found["metrics"]["lines"] == {"count": 2, "mean": 15.0, "min": 10.0, "max": 20.0, "total": 30.0}
+    assert found["tokens"]["in"]["total"] == 130
+    assert found["by_domain"]["b"]["metrics"]["lines"]["mean"] == 20.0
+    one, two, _ = found["tasks"]
+    assert (one["metrics"]["lines"], one["tokens"], one["cost_usd"]) == (10.0, {"in": 10}, 0.5)
+    assert one["metadata"] == {"commit": "abc"}
+    assert "s3cret" not in json.dumps(two)
+    assert two["metadata"]["commit"].startswith("abc")
+    assert "lines 15" in fleet("show", "r").out
+    shown = fleet("show", "r", "a_1").out
+    assert all(words in shown for words in ("lines 10", "in 10", '"commit": "abc"', "$0.50"))
+    report = fleet("report", "r").out
+    assert all(words in report for words in ("| lines | 2 | 15 | 10 | 20 |", "| in | 130 |", "o\\|n"))
+    rows = list(csv.DictReader(io.StringIO(fleet("report", "r", "--format", "csv").out)))
+    assert [row["metrics.lines"] for row in rows] == ["10.0", "20.0", ""]
+    assert (rows[0]["tokens.in"], rows[2]["tokens.in"], rows[0]["cost_usd"]) == ("10", "100", "0.5")
+    assert json.loads(rows[0]["metadata"]) == {"commit": "abc"}

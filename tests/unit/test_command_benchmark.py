@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.benchmarks.loaded import Repeated
-from evalfleet.benchmarks.results import read_result
+from evalfleet.benchmarks.results import read_result, scored_apart
 from evalfleet.benchmarks.spec import CommandSpec
 from evalfleet.errors import RequestError
 from evalfleet.model import (
@@ -23,6 +23,7 @@ from evalfleet.model import (
     Command,
     Ended,
     EndReason,
+    Measured,
     Needs,
     Outcome,
     Scored,
@@ -210,6 +211,36 @@ def test_all_that_a_result_may_tell() -> None:
     assert outcome(exited({"score": 1, "success": False, "num_steps": None})) == Scored(1.0, success=False)
 
 
+MORE = {
+    "metrics": {"lines": 12, "ok": True, "share": 0.5},
+    "tokens": {"in": 9, "out": 3},
+    "metadata": {"a": [1]},
+}
+
+
+def test_numbers_tokens_and_metadata_are_kept_whatever_comes_of_the_attempt() -> None:
+    expected = Measured({"lines": 12.0, "ok": 1.0, "share": 0.5}, {"in": 9, "out": 3}, {"a": [1]})
+    assert outcome(exited({"score": 1, **MORE})) == Scored(1.0, True, measured=expected)
+    for told in ({"broken": "model"}, {"broken": "x"}, {"score": 7}, {}):
+        assert outcome(exited({**told, **MORE})).measured == expected, told
+    assert outcome(exited({"score": 1, "tokens": 12})).measured == Measured(tokens={"total": 12})
+    assert outcome(exited({"score": 1, "metrics": {}, "tokens": None})).measured is None
+
+
+def test_numbers_that_are_none_are_left_out_and_named() -> None:
+    told = {"metrics": {"a": "x", "b": 2}, "tokens": {"in": -1}, "metadata": {"big": "x" * 20_000}}
+    found = outcome(exited({"score": 1, **told}))
+    assert isinstance(found, Scored)
+    assert (found.score, found.measured) == (1.0, Measured({"b": 2.0}))
+    assert found.error == "ignored in result.json: metrics.a, tokens.in, metadata"
+
+
+def test_a_score_command_has_the_metrics_and_the_attempt_its_tokens() -> None:
+    own = exited({"score": 1, "metrics": {"mine": 1}, "tokens": {"in": 9}, "metadata": {"agent": "x"}})
+    graded = scored_apart(TASK, own, exited({"score": 0.5, "metrics": {"tests": 3}}))
+    assert graded.measured == Measured({"tests": 3.0}, {"in": 9})
+
+
 @pytest.mark.parametrize(
     ("told", "cause"),
     [
@@ -244,6 +275,10 @@ def test_what_broke_tells_its_cost_too(told: dict[str, object], cause: Cause) ->
         ("screenshots", ["../../x"]),
         ("screenshots", [1]),
         ("screenshots", [""]),
+        ("metrics", [1]),
+        ("metrics", {"": 1}),
+        ("tokens", "many"),
+        ("metadata", "x"),
     ],
 )
 def test_a_wrong_optional_field_never_breaks_a_score(key: str, value: object) -> None:
@@ -369,7 +404,20 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
-KEYS = st.sampled_from(["score", "success", "num_steps", "cost_usd", "error", "screenshots", "broken"])
+KEYS = st.sampled_from(
+    [
+        "score",
+        "success",
+        "num_steps",
+        "cost_usd",
+        "error",
+        "screenshots",
+        "broken",
+        "metrics",
+        "tokens",
+        "metadata",
+    ]
+)
 RESULTS = st.dictionaries(KEYS, JSON | st.sampled_from([0, 1, 0.5, "model"])).map(
     lambda data: json.dumps(data).encode()
 )

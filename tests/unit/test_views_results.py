@@ -37,6 +37,8 @@ BEYOND = {
     "answered",
     "grading_problem",
     "rerun_of",
+    "metrics",
+    "tokens",
     "running",
     "places",
     "isolation",
@@ -61,10 +63,21 @@ def mixed() -> Results:
 
 def test_the_keys_are_those_of_the_contract(mixed: Results) -> None:
     assert set(mixed) == set(CONTRACT) | BEYOND
-    more = {"status", "limit_seconds", "machine_usd", "broken_attempts", "origin", "repeat"}
+    more = {
+        "status",
+        "limit_seconds",
+        "machine_usd",
+        "broken_attempts",
+        "origin",
+        "repeat",
+        "cost_usd",
+        "tokens",
+        "metrics",
+        "metadata",
+    }
     assert set(mixed["tasks"][0]) == set(CONTRACT["tasks"][0]) | more
     assert set(mixed["cost"]) == set(CONTRACT["cost"]) | {"prices_as_of"}
-    assert set(mixed["by_domain"]["odd"]) == set(CONTRACT["by_domain"]["notepad"]) | {"mean_score"}
+    assert set(mixed["by_domain"]["odd"]) == set(CONTRACT["by_domain"]["notepad"]) | {"mean_score", "metrics"}
 
 
 def test_the_counts_are_right(mixed: Results) -> None:

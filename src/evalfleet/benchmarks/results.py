@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, cast
 import msgspec
 from msgspec import Struct, structs
 
-from evalfleet.model import CAUSES, Broken, Cause, Ended, Outcome, Scored, Task
+from evalfleet.model import CAUSES, Broken, Cause, Ended, Measured, Outcome, Scored, Task
 
 DECLARABLE = tuple(cause for cause, traits in CAUSES.items() if traits.declarable)
 """What a benchmark itself may call broken, as `{"broken": "model", "error": "..."}`."""
@@ -19,6 +19,11 @@ _LONGEST_S = 31_536_000.0
 _DEAREST_USD = 1e6
 """What an attempt says of itself beyond a year or a million is nonsense, and would spoil every sum."""
 _SCREENSHOTS_CAP = 10_000
+_METRICS_CAP = 200
+_NAME_CAP = 100
+_METADATA_CAP = 16_000
+"""Bytes of JSON. The journal holds it for every attempt; what is larger belongs into an artefact."""
+_MOST_TOKENS = 10**12
 
 
 class Unusable(Struct, frozen=True):
@@ -29,6 +34,7 @@ class Unusable(Struct, frozen=True):
 
     why: str
     cost_usd: float | None = None
+    measured: Measured | None = None
 
 
 def read_result(raw: bytes) -> Scored | Broken | Unusable:
@@ -46,9 +52,10 @@ def read_result(raw: bytes) -> Scored | Broken | Unusable:
     score = fields.get("score")
     if not _is_number(score):
         wrong = "has no score" if score is None else f"has a score that is no number ({_shown(score)})"
-        return Unusable(f"{wrong}; write a number from 0 to 1", _cost_usd(fields))
+        return Unusable(f"{wrong}; write a number from 0 to 1", _cost_usd(fields), _measured(fields, []))
     if not 0 <= score <= 1:
-        return Unusable(f"has a score of {_shown(score)}; write a number from 0 to 1", _cost_usd(fields))
+        wrong = f"has a score of {_shown(score)}"
+        return Unusable(f"{wrong}; write a number from 0 to 1", _cost_usd(fields), _measured(fields, []))
     return _scored(float(score) + 0.0, fields)  # + 0.0: no minus zero in reports
 
 
@@ -71,13 +78,14 @@ def outcome_of(
     if isinstance(result, Scored | Broken):
         return result
     outcome = _without_result(task, ended, healthy, result, zero_on_timeout, exit_code_scores)
-    if result is None or result.cost_usd is None:
+    if result is None or (result.cost_usd is None and result.measured is None):
         return outcome
-    return structs.replace(outcome, cost_usd=result.cost_usd)
+    return structs.replace(outcome, cost_usd=result.cost_usd, measured=result.measured)
 
 
 def scored_apart(task: Task, ended: Ended, scorer: Ended) -> Outcome:
-    """The score is the score command's: of what the attempt says, only its steps and its cost are taken."""
+    """The score is the score command's, and so are metrics and metadata: of what the attempt says, only its
+    steps, its cost and its tokens are taken."""
     result = None if scorer.result is None else read_result(scorer.result)
     own = None if ended.result is None else read_result(ended.result)
     if isinstance(result, Scored):
@@ -86,6 +94,7 @@ def scored_apart(task: Task, ended: Ended, scorer: Ended) -> Outcome:
                 result,
                 num_steps=own.num_steps if result.num_steps is None else result.num_steps,
                 cost_usd=own.cost_usd if result.cost_usd is None else result.cost_usd,
+                measured=_with_tokens(result.measured, own.measured),
             )
         limit_s = task.timeout_s if ended.reason == "timed_out" else None
         return structs.replace(result, limit_s=limit_s, seconds=ended.seconds)
@@ -99,6 +108,12 @@ def scored_apart(task: Task, ended: Ended, scorer: Ended) -> Outcome:
     else:
         what = scorer.reason.replace("_", " ")
     return Broken(Cause.RESULT, _with_tail(f"the score command: {what}", scorer.detail), cost_usd)
+
+
+def _with_tokens(measured: Measured | None, own: Measured | None) -> Measured | None:
+    if own is None or not own.tokens or (measured is not None and measured.tokens):
+        return measured
+    return structs.replace(measured or Measured(), tokens=own.tokens)
 
 
 def _without_result(
@@ -162,15 +177,68 @@ def _declared(fields: dict[str, Any]) -> Broken | Unusable:
     known = [str(cause) for cause in DECLARABLE]
     if fields["broken"] not in known:
         wrong = f"has broken = {_shown(fields['broken'])}; write one of {', '.join(known)}"
-        return Unusable(wrong, _cost_usd(fields))
+        return Unusable(wrong, _cost_usd(fields), _measured(fields, []))
     error = fields.get("error")
     detail = error[:_TEXT_CAP] if isinstance(error, str) else ""
-    return Broken(Cause(fields["broken"]), detail or "declared by result.json", _cost_usd(fields))
+    return Broken(
+        Cause(fields["broken"]),
+        detail or "declared by result.json",
+        _cost_usd(fields),
+        measured=_measured(fields, []),
+    )
 
 
 def _cost_usd(fields: dict[str, Any]) -> float | None:
     cost = fields.get("cost_usd")
     return float(cost) if _is_number(cost) and 0 <= cost <= _DEAREST_USD else None
+
+
+def _measured(fields: dict[str, Any], ignored: list[str]) -> Measured | None:
+    """Metrics, tokens and metadata as far as they are right; None if it tells none. `ignored` gets the names
+    of the others."""
+    metrics: dict[str, float] = {}
+    for name, value in _entries(fields, "metrics", ignored):
+        if (_is_number(value) or isinstance(value, bool)) and len(metrics) < _METRICS_CAP:
+            metrics[name] = float(value) + 0.0
+        else:
+            ignored.append(f"metrics.{name}")
+    tokens: dict[str, int] = {}
+    if type(fields.get("tokens")) is int:
+        fields = {**fields, "tokens": {"total": fields["tokens"]}}
+    for name, value in _entries(fields, "tokens", ignored):
+        if type(value) is int and 0 <= value <= _MOST_TOKENS and len(tokens) < _METRICS_CAP:
+            tokens[name] = value
+        else:
+            ignored.append(f"tokens.{name}")
+    metadata = fields.get("metadata")
+    if metadata is not None and not _is_metadata(metadata):
+        ignored.append("metadata")
+        metadata = None
+    if not (metrics or tokens or metadata):
+        return None
+    return Measured(metrics, tokens, cast("dict[str, Any]", metadata) or {})
+
+
+def _entries(fields: dict[str, Any], key: str, ignored: list[str]) -> list[tuple[str, object]]:
+    """The entries of a table of numbers whose names can be shown."""
+    table = fields.get(key)
+    if not isinstance(table, dict):
+        ignored += [key] if table is not None else []
+        return []
+    entries = cast("dict[str, object]", table).items()
+    kept = [(name, value) for name, value in entries if name.isprintable() and 0 < len(name) <= _NAME_CAP]
+    ignored += [key] if len(kept) < len(entries) else []
+    return kept
+
+
+def _is_metadata(value: object) -> bool:
+    """An object that the journal can hold: not too large, and encoded as it was decoded."""
+    if not isinstance(value, dict):
+        return False
+    try:
+        return len(msgspec.json.encode(value)) <= _METADATA_CAP  # pyright: ignore[reportUnknownArgumentType]
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError):
+        return False
 
 
 def _scored(score: float, fields: dict[str, Any]) -> Scored:
@@ -192,8 +260,9 @@ def _scored(score: float, fields: dict[str, Any]) -> Scored:
     limit_given = take("limit_s", _is_number(limit) and 0 <= limit <= _LONGEST_S)
     error_given = take("error", isinstance(error, str))
     shots_given = take("screenshots", _are_screenshots(shots))
+    measured = _measured(fields, ignored)
     words = [str(error)[:_TEXT_CAP]] if error_given and error else []
-    words += [f"ignored in result.json: {', '.join(ignored)}"] if ignored else []
+    words += [f"ignored in result.json: {', '.join(ignored)}"[:_TEXT_CAP]] if ignored else []
     return Scored(
         score,
         success=bool(success) if success_given else score == 1.0,
@@ -203,6 +272,7 @@ def _scored(score: float, fields: dict[str, Any]) -> Scored:
         screenshots=tuple(cast("list[str]", shots)) if shots_given else (),
         limit_s=float(cast("float", limit)) if limit_given else None,
         seconds=float(cast("float", seconds)) if seconds_given else None,
+        measured=measured,
     )
 
 

@@ -10,6 +10,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from evalfleet.channels.secrecy import Secrets
@@ -42,6 +43,7 @@ from evalfleet.model import (
     Ended,
     Grade,
     Job,
+    Measured,
     Outcome,
     Scored,
     Scorer,
@@ -402,6 +404,9 @@ def _answers_of(tools: Tools) -> list[Answer]:
 
 def _masked(grade: Grade, hidden: Secrets) -> Grade:
     """What a grader says may have been said by the agent, which knows secrets."""
+    if grade.measured is not None:
+        plain = hidden.mask_result(msgspec.json.encode(grade.measured))
+        grade = structs.replace(grade, measured=msgspec.json.decode(plain, type=Measured))
     if isinstance(grade, Broken):
         return structs.replace(grade, detail=hidden.mask_text(grade.detail))
     if not 0.0 <= grade.score <= 1.0:

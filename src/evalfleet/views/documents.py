@@ -55,6 +55,16 @@ class Cost(TypedDict):
     ]
 
 
+class Figures(TypedDict):
+    """Numbers of one name, taken together."""
+
+    count: Annotated[int, Meta(description="how many told one")]
+    mean: float
+    min: float
+    max: float
+    total: float
+
+
 class Shares(TypedDict):
     """Tasks of one domain in figures."""
 
@@ -64,9 +74,19 @@ class Shares(TypedDict):
     success_rate: Rate | None
     success_rate_ci: Interval | None
     mean_score: float | None
+    metrics: Annotated[dict[str, Figures], Meta(description="of scored tasks")]
 
 
-class Verdict(TypedDict):
+class Told(TypedDict):
+    """What an attempt told of itself beside its score."""
+
+    cost_usd: Annotated[float | None, Meta(description="of the model, as the attempt told")]
+    tokens: Annotated[dict[str, int], Meta(description="kind -> how many, as the attempt told")]
+    metrics: Annotated[dict[str, float], Meta(description="the benchmark's own numbers")]
+    metadata: Annotated[dict[str, Any], Meta(description="whatever else result.json had to keep")]
+
+
+class Verdict(Told):
     """How an attempt or a task ended."""
 
     success: bool | None
@@ -213,6 +233,8 @@ class Results(ResultsHead, ResultsCounts, ResultsBeyond):
     causes: Annotated[dict[str, int], Meta(description="of broken attempts: cause -> how many")]
     cost: Cost
     tasks: list[TaskResult]
+    metrics: Annotated[dict[str, Figures], Meta(description="the benchmark's own, of scored tasks")]
+    tokens: Annotated[dict[str, Figures], Meta(description="kind -> of all attempts that told")]
     machines: list[MachineResult]
 
 

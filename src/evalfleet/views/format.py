@@ -80,6 +80,18 @@ def counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {n:,}" for n, name in ranked)
 
 
+def number(value: float) -> str:
+    """`0.833`, `12`, `1,204.5`: three digits after the point where there are any."""
+    if abs(value) >= 1e15:
+        return f"{value:g}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}" if abs(value) < 1 else f"{value:,.3f}"
+
+
+def named_numbers(numbers: Mapping[str, float]) -> str:
+    """`latency 1.2, tests_passed 12`."""
+    return ", ".join(f"{name} {number(value)}" for name, value in numbers.items())
+
+
 def plural(n: int, noun: str) -> str:
     if n == 1:
         return f"1 {noun}"

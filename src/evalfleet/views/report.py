@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalfleet.errors import RequestError
 from evalfleet.names import hint
 
 from .files import to_json
-from .format import clean, counted, duration, interval, models_usd, percent, usd
+from .format import clean, counted, duration, interval, models_usd, number, percent, usd
 from .summary import next_steps
 
 if TYPE_CHECKING:
-    from .documents import MachineResult, Results, TaskResult
+    from .documents import Figures, MachineResult, Results, TaskResult
 
 SLOWEST = 10
 MOST = 50
 """Longer lists of broken tasks and machines are cut: results.json has all."""
+METRICS_ACROSS = 6
+"""So many metrics have a column in the table of domains."""
 
 
 def report(results: Results, format: str) -> str:
@@ -41,6 +44,7 @@ def _markdown(results: Results) -> str:
     sections = [
         _headline(results),
         _domains(results),
+        _metrics(results),
         _attempts(results),
         _cost(results),
         _slowest(results),
@@ -116,6 +120,39 @@ def _domains(results: Results) -> str:
         for name, part in results["by_domain"].items()
     ]
     return "## By domain\n\n" + _table(head, rows, right=(1, 2, 3, 4, 6)) if rows else ""
+
+
+def _metrics(results: Results) -> str:
+    """The benchmark's own numbers, with the means of each domain where there are several; and tokens."""
+    rows = [
+        (name, figures["count"], number(figures["mean"]), number(figures["min"]), number(figures["max"]))
+        for name, figures in results["metrics"].items()
+    ]
+    text = ""
+    if rows:
+        head = ["Metric", "Scored tasks", "Mean", "Least", "Most"]
+        text = "## Metrics\n\n" + _table(head, rows[:MOST], right=(1, 2, 3, 4)) + _rest(len(rows), "metrics")
+    domains, names = results["by_domain"], list(results["metrics"])[:METRICS_ACROSS]
+    if rows and len(domains) > 1:
+        means = [
+            (domain or "(none)", *(_mean(part["metrics"], name) for name in names))
+            for domain, part in domains.items()
+        ]
+        text += "\n\n" + _table(["Mean by domain", *map(_cell, names)], means, right=range(1, len(names) + 1))
+    tokens = [
+        (kind, number(figures["total"]), number(figures["mean"]), figures["count"])
+        for kind, figures in results["tokens"].items()
+    ]
+    if tokens:
+        title = "\n\n## Tokens\n\n" if text else "## Tokens\n\n"
+        text += title + _table(
+            ["Kind", "Total", "Mean", "Attempts that told"], tokens[:MOST], right=(1, 2, 3)
+        )
+    return text
+
+
+def _mean(metrics: Mapping[str, Figures], name: str) -> str:
+    return number(metrics[name]["mean"]) if name in metrics else "-"
 
 
 def _attempts(results: Results) -> str:
@@ -279,17 +316,29 @@ COLUMNS = (
     "machine",
     "artifacts",
     "broken_attempts",
+    "origin",
+    "repeat",
+    "cost_usd",
 )
 
 
 def _csv(results: Results) -> str:
-    """One row a task, by RFC 4180."""
+    """One row a task, by RFC 4180: fixed columns, one for each metric and kind of tokens, and metadata."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(COLUMNS)
+    kinds = sorted({kind for task in results["tasks"] for kind in task["tokens"]})
+    names = sorted({name for task in results["tasks"] for name in task["metrics"]})
+    has_metadata = any(task["metadata"] for task in results["tasks"])
+    head = [*COLUMNS, *(f"tokens.{kind}" for kind in kinds), *(f"metrics.{name}" for name in names)]
+    writer.writerow([*head, "metadata"] if has_metadata else head)
     for task in results["tasks"]:
         row = {**task, "broken_attempts": counted(task["broken_attempts"])}
-        writer.writerow([_field(row[column]) for column in COLUMNS])
+        cells = [row[column] for column in COLUMNS]
+        cells += [task["tokens"].get(kind) for kind in kinds]
+        cells += [task["metrics"].get(name) for name in names]
+        if has_metadata:
+            cells.append(json.dumps(task["metadata"], ensure_ascii=False) if task["metadata"] else None)
+        writer.writerow([_field(cell) for cell in cells])
     return out.getvalue()
 
 

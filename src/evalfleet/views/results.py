@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
@@ -26,6 +27,7 @@ from .stats import (
     prices_as_of,
     tally,
 )
+from .tasks import figures, metrics_by_domain
 
 if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without them
     from .documents import (
@@ -33,6 +35,7 @@ if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without
         Attempt,
         AttemptOutcome,
         Cost,
+        Figures,
         MachineResult,
         Results,
         ResultsBeyond,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without
         TaskFacts,
         TaskResult,
         TaskStatus,
+        Told,
         Verdict,
         WorkerResults,
         WorkerSummary,
@@ -59,15 +63,20 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Result
     at = state.last_at if now is None else max(now, state.last_at)
     strict = state.plan.verdict.strict
     whole = tally(state.tasks.values(), strict)
+    tasks = [_task(state, known, run_dir.name, at) for known in state.tasks.values()]
+    metrics = metrics_by_domain(tasks)
     return {
         **_head(state),
         **_counts(state, whole),
         "by_domain": {
-            domain: _shares(part) for domain, part in by_domain(state.tasks.values(), strict).items()
+            domain: _shares(part, metrics.get(domain, {}))
+            for domain, part in by_domain(state.tasks.values(), strict).items()
         },
         "causes": {str(cause): n for cause, n in state.causes.most_common()},
         "cost": _cost(state, at),
-        "tasks": [_task(state, known, run_dir.name, at) for known in state.tasks.values()],
+        "tasks": tasks,
+        "metrics": figures(task["metrics"] for task in tasks if task["success"] is not None),
+        "tokens": figures(map(_tokens, state.attempts.values())),
         **_beyond(state, at),
         "machines": [machine_entry(machine, at) for machine in state.machines.values()],
     }
@@ -152,7 +161,7 @@ def _counts(state: RunState, whole: Tally) -> ResultsCounts:
     }
 
 
-def _shares(part: Tally) -> Shares:
+def _shares(part: Tally, metrics: dict[str, Figures]) -> Shares:
     return {
         "total": part.total,
         "scored": part.scored,
@@ -160,6 +169,7 @@ def _shares(part: Tally) -> Shares:
         "success_rate": _rounded(part.success_rate),
         "success_rate_ci": _ci(part),
         "mean_score": _rounded(part.mean_score),
+        "metrics": metrics,
     }
 
 
@@ -197,9 +207,18 @@ def _unpriced(state: RunState) -> int:
 
 def _model_usd(attempt: AttemptState) -> float | None:
     """What its model cost, as it told: money spent on attempts that broke, or came too late, is spent."""
-    outcomes = (attempt.outcome, attempt.superseded, *attempt.grades)
-    told = (outcome.cost_usd for outcome in outcomes if outcome is not None)
+    told = (outcome.cost_usd for outcome in _outcomes(attempt))
     return next((usd for usd in told if usd is not None), None)
+
+
+def _tokens(attempt: AttemptState) -> Mapping[str, int]:
+    told = (outcome.measured.tokens for outcome in _outcomes(attempt) if outcome.measured is not None)
+    return next((tokens for tokens in told if tokens), {})
+
+
+def _outcomes(attempt: AttemptState) -> list[Outcome]:
+    outcomes = (attempt.outcome, attempt.superseded, *attempt.grades)
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
@@ -300,7 +319,22 @@ def _verdict(outcome: Outcome | None, answer: Answered | None = None) -> Verdict
         "cause": None if broken is None else str(broken.cause),
         "screenshots": [] if told is None else list(told.screenshots),
         "limit_seconds": None if scored is None else scored.limit_s,
+        **_measured([each for each in (answer, outcome) if each is not None]),
     }
+
+
+def _measured(outcomes: Sequence[Outcome]) -> Told:
+    """What outcomes of one attempt tell of it; of what several tell, the last counts."""
+    metrics: dict[str, float] = {}
+    metadata: dict[str, Any] = {}
+    cost_usd, tokens = None, dict[str, int]()
+    for outcome in outcomes:
+        cost_usd = cost_usd if outcome.cost_usd is None else outcome.cost_usd
+        if outcome.measured is not None:
+            tokens = {**tokens, **outcome.measured.tokens}
+            metrics |= outcome.measured.metrics
+            metadata |= outcome.measured.metadata
+    return {"cost_usd": cost_usd, "tokens": tokens, "metrics": metrics, "metadata": metadata}
 
 
 def _seconds(attempt: AttemptState | None) -> float | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .format import clean, counted, duration, pairs, table, usd
+from .format import clean, counted, duration, named_numbers, pairs, table, usd
 from .notable import refusals_table
 from .summary import summary
 
@@ -128,6 +129,10 @@ def _attempt(attempt: Attempt) -> str:
         ("started", attempt["started_at"]),
         ("took", duration(attempt["duration_seconds"]) if attempt["duration_seconds"] is not None else None),
         ("machine cost", usd(attempt["machine_usd"]) if attempt["machine_usd"] else None),
+        ("model cost", None if attempt["cost_usd"] is None else usd(attempt["cost_usd"])),
+        ("tokens", named_numbers(attempt["tokens"]) or None),
+        ("metrics", named_numbers(attempt["metrics"]) or None),
+        ("metadata", json.dumps(attempt["metadata"], ensure_ascii=False) if attempt["metadata"] else None),
         ("artefacts", attempt["artifacts"]),
         ("error", attempt["error"]),
         ("problem", attempt["problem"]),

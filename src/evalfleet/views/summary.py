@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 from evalfleet.model import IMPORTED, Verdict
 from evalfleet.state import RunState
 
-from .format import clean, counted, duration, interval, models_usd, pairs, percent, plural, usd
+from .format import (
+    clean,
+    counted,
+    duration,
+    interval,
+    models_usd,
+    named_numbers,
+    pairs,
+    percent,
+    plural,
+    usd,
+)
 from .notable import WHOLE
 from .stats import judged
 
@@ -20,6 +31,8 @@ NOT_AS_ASKED = 1
 LIMIT_REACHED = 3
 REFUSED = 4
 INTERRUPTED = 130
+
+METRICS_SHOWN = 8
 
 
 def exit_code(state: RunState) -> int:
@@ -56,6 +69,10 @@ def summary(results: Results, run_dir: Path | None = None) -> str:
         ("success", _success(results)),
         ("mean score", "-" if results["mean_score"] is None else f"{results['mean_score']:.3f}"),
     ]
+    if results["metrics"]:
+        means = {name: found["mean"] for name, found in list(results["metrics"].items())[:METRICS_SHOWN]}
+        more = len(results["metrics"]) - len(means)
+        rows.append(("means", named_numbers(means) + (f" and {more} more" if more else "")))
     if results["broken"]:
         rows.append(("broken", counted(results["broken_causes"])))
     if results["refusals"]:
