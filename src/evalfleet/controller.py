@@ -173,7 +173,7 @@ class Controller:
             self._engine = Engine(
                 journal,
                 places,
-                Bare() if is_pool else benchmark_of(plan),
+                Bare() if is_pool else benchmark_of(plan, folder_of(order.home, order.run)),
                 clock,
                 folder_of(order.home, order.run),
                 controller=ControllerStarted(holder.host, holder.pid, __version__, clock.boot, clock.zero),

@@ -113,18 +113,6 @@ def test_only_broken(fleet: Fleet) -> None:
     assert fleet.task("x")["attempts"] == 3
 
 
-def test_changed_files_are_refused(fleet: Fleet) -> None:
-    run = gated(fleet, "--workers", "2", count=3)
-    run.kill()
-    with (fleet.folder / "run.sh").open("a") as file:
-        file.write("# changed\n")
-    fleet("resume", "r").refused("have changed")
-    fleet.bench(tasks(3, "gate go; score 1"))
-    fleet.open_gate("go")
-    assert fleet("resume", "r").code == 0
-    once_each(fleet)
-
-
 def test_ctrl_c_drains_and_the_run_can_be_resumed(fleet: Fleet) -> None:
     run = gated(fleet)
     run.interrupt()

@@ -321,7 +321,8 @@ def test_settings_go_to_whom_they_belong(cwd: Path) -> None:
 def test_a_benchmark_with_settings_of_its_own_takes_no_others(cwd: Path) -> None:
     name = f"{module_of(cwd)}:Fixed"
     found = resolved(cwd, name, settings={"size": "3"})
-    assert found.plan.benchmark_spec == {"kind": name, "spec": {"size": 3}}
+    source = {"name": name, "base": str(cwd), "settings": {"size": 3}}
+    assert found.plan.benchmark_spec == {"kind": name, "spec": {"size": 3}, "source": source}
     assert found.plan.settings == {"size": "3"}
     assert found.secrets == {}
     fails(

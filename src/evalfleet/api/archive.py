@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import stat
 import tarfile
 from pathlib import Path, PurePosixPath
 
@@ -149,3 +150,5 @@ def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with content, target.open("xb") as file:
             shutil.copyfileobj(content, file)
+        if member.mode & stat.S_IXUSR:  # what machines get is kept as it was
+            target.chmod(target.stat().st_mode | stat.S_IXUSR)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from evalfleet.benchmarks.selection import matching
 from evalfleet.errors import RequestError
-from evalfleet.model import IMPORTED, Plan
+from evalfleet.model import IMPORTED, Plan, Task
 from evalfleet.names import check_run_name, default_run_name
 from evalfleet.planning.history import known_durations
-from evalfleet.planning.plan import Resolved, benchmark_of, free_name, kept_pool, weigh
+from evalfleet.planning.plan import Resolved, check_files, free_name, kept_pool, weigh
 from evalfleet.planning.workspace import Workspace
 from evalfleet.pools import read_pool
 
@@ -60,7 +61,7 @@ def resolve_rerun(
         pool=kept_pool(run) if keep else _pool(workspace, found.name, earlier),
         rerun_of=found.name,
     )
-    _check_files(plan)
+    _check_files(plan, chosen, found.folder)
     secrets, environ = workspace.secrets(plan, env_file)
     return Resolved(
         plan=plan,
@@ -90,10 +91,10 @@ def _pool(workspace: Workspace, name: str, plan: Plan) -> str:
     return plan.pool
 
 
-def _check_files(plan: Plan) -> None:
-    """The same files as then: another benchmark would make another experiment of it."""
+def _check_files(plan: Plan, tasks: Sequence[Task], folder: Path) -> None:
+    """The same files as then, which the earlier run keeps: others would make another experiment of it."""
     try:
-        _ = benchmark_of(plan).bundle
+        check_files(plan, tasks, folder)
     except RequestError as err:
         raise RequestError(
             f"{err}; `evalfleet run BENCHMARK --from {plan.rerun_of}` runs its tasks with new files"

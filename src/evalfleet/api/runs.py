@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,12 +39,15 @@ from evalfleet.names import hint, safe_name
 from evalfleet.planning.flags import RunOptions
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.plan import (
+    KEPT_FILES,
     HomeFacts,
     LentPool,
     PlaceSettings,
     Resolved,
     benchmark_of,
+    check_files,
     free_name,
+    keep_files,
     resolve,
     result_writer_of,
     secret_names,
@@ -308,19 +313,32 @@ async def vet(resolved: Resolved) -> Resolved:
 
 
 def plan_run(resolved: Resolved) -> Resolved:
-    """Write the run down, and return it as it was written. From here on it exists, whoever runs it."""
+    """Write the run down, and return it as it was written. From here on it exists, whoever runs it.
+
+    What its machines get is copied first, so that nothing is written down that could not be run.
+    """
     store = Store.open(resolved.home)
+    with tempfile.TemporaryDirectory(prefix=".planned-", dir=resolved.home) as scratch:
+        keep_files(resolved.plan, resolved.tasks, resolved.home, Path(scratch))
+        resolved = _written_down(store, resolved)
+        folder = folder_of(resolved.home, resolved.plan.run)
+        folder.mkdir(parents=True, exist_ok=True)
+        if (kept := Path(scratch) / KEPT_FILES).exists():
+            shutil.rmtree(folder / KEPT_FILES, ignore_errors=True)  # of a folder that nobody knew
+            kept.rename(folder / KEPT_FILES)
+    return resolved
+
+
+def _written_down(store: Store, resolved: Resolved) -> Resolved:
     while True:
         try:
             store.create_streams(WallClock().now(), _streams(resolved))
-            break
+            return resolved
         except RequestError:
             if not resolved.made_up:
                 raise
             # another process made up the same name at the same time, and was faster
             resolved = resolved.named(free_name(resolved.plan.run, {info.name for info in store.streams()}))
-    folder_of(resolved.home, resolved.plan.run).mkdir(parents=True, exist_ok=True)
-    return resolved
 
 
 def _streams(resolved: Resolved) -> list[tuple[str, StreamKind, Sequence[Event]]]:
@@ -404,6 +422,9 @@ def resume_order(
         raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")
     if state.plan.pool:
         read_pool(workspace.records(), state.plan.pool)
+    unsettled = [known.task for known in state.tasks.values() if known.status not in ("scored", "answered")]
+    if unsettled:
+        check_files(state.plan, unsettled, found.folder)
     secrets, environ = workspace.secrets(state.plan, env_file)
     settings, notify = workspace.changed_settings(state.plan), workspace.notify(env_file)
     return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)

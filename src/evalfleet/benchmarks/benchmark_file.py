@@ -16,7 +16,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Isolation, Needs, Task
 from evalfleet.toml_tables import convert, read_toml
 
-from .files import bundle_files, check_files
+from .files import bundle_files, check_files, ignored_files
 from .loaded import Loaded
 from .spec import PLACEHOLDER, CommandSpec, bundle_of, planned_task, score_bundle_of, spec_data
 from .tasks import (
@@ -98,9 +98,7 @@ def load_benchmark(path: Path) -> Loaded:
     tasks = tuple(planned_task(spec, task, where) for task in _tasks(file, path))
     if not tasks:
         raise RequestError(f"{where}: key 'tasks' has no tasks; write at least one")
-    files = bundle_files(
-        root, (*file.files, *file.score_files, *(name for t in tasks for name in own_of(t).files))
-    )
+    entries = (*file.files, *file.score_files, *(name for task in tasks for name in own_of(task).files))
     planned = msgspec.structs.replace(
         spec, digest=bundle_of(spec).digest, score_digest=score_bundle_of(spec).digest
     )
@@ -110,8 +108,10 @@ def load_benchmark(path: Path) -> Loaded:
         tasks=tasks,
         secrets=tuple(dict.fromkeys((*file.secrets, *file.setup_secrets))),
         slots=file.slots,
-        files=tuple(files.values()),
-        warnings=tuple(f"{where}: {warning}" for warning in warnings_about(spec)),
+        files=tuple(bundle_files(root, entries).values()),
+        warnings=tuple(
+            f"{where}: {warning}" for warning in (*warnings_about(spec), *_about_ignored(root, entries))
+        ),
         setup_s=(file.setup_timeout_s or 0.0) * len(file.setup),
         isolation=_isolation(file.isolation, where),
     )
@@ -233,6 +233,13 @@ def warnings_about(spec: CommandSpec) -> Iterator[str]:
     for name in spec.env:
         if _LIKE_SECRET.search(name):
             yield f"key 'env' has {name!r}, which the journal keeps; if it is secret, name it in 'secrets'"
+
+
+def _about_ignored(root: Path, entries: Sequence[str]) -> Iterator[str]:
+    ignored = ignored_files(root, entries)
+    if ignored:
+        shown = ", ".join(map(str, ignored[:3])) + (", ..." if len(ignored) > 3 else "")
+        yield f".gitignore keeps {shown} from being sent; list what machines need in 'files' by its name"
 
 
 def _about_braces(command: Sequence[str]) -> Iterator[str]:

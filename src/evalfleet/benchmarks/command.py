@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +22,7 @@ from .spec import (
     PLACEHOLDER,
     CommandSpec,
     bundle_of,
+    keep_bundles,
     score_bundle_of,
     spec_data,
     task_bundle_of,
@@ -60,8 +61,11 @@ class CommandBenchmark:
         model: str = "",
         agent: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
+        kept: Path | None = None,
     ) -> None:
         self.spec = spec
+        self._given = (model, agent, settings)
+        self._kept = kept
         self._task_bundles: dict[str, Bundle] = {}
         self._env = {
             key: value
@@ -88,6 +92,18 @@ class CommandBenchmark:
     ) -> CommandBenchmark:
         return cls(msgspec.convert(spec, CommandSpec), model=model, agent=agent, settings=settings)
 
+    def keep(self, tasks: Sequence[Task], folder: Path, twins: Callable[[str], Path | None]) -> None:
+        keep_bundles(self.spec, tasks, folder, twins)
+
+    def with_kept(self, folder: Path) -> CommandBenchmark:
+        model, agent, settings = self._given
+        return CommandBenchmark(self.spec, model=model, agent=agent, settings=settings, kept=folder)
+
+    def check_files(self, tasks: Sequence[Task]) -> None:
+        _ = self._bundle, self._score_bundle
+        for task in tasks:
+            self.task_bundle(task)
+
     def to_spec(self) -> dict[str, Any]:
         """Plain data: `from_spec` makes an equal benchmark of it, also after a trip through JSON."""
         return spec_data(self.spec)
@@ -106,7 +122,7 @@ class CommandBenchmark:
 
     @cached_property
     def _bundle(self) -> Bundle:
-        return bundle_of(self.spec)
+        return bundle_of(self.spec, self._kept)
 
     @property
     def probe(self) -> Command | None:
@@ -116,7 +132,7 @@ class CommandBenchmark:
         if not task.own:
             return Bundle()
         if task.id not in self._task_bundles:
-            self._task_bundles[task.id] = task_bundle_of(self.spec, task)
+            self._task_bundles[task.id] = task_bundle_of(self.spec, task, self._kept)
         return self._task_bundles[task.id]
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
@@ -136,7 +152,7 @@ class CommandBenchmark:
 
     @cached_property
     def _score_bundle(self) -> Bundle:
-        return score_bundle_of(self.spec)
+        return score_bundle_of(self.spec, self._kept)
 
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
         if not self.spec.score:

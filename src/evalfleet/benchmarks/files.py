@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -14,14 +17,18 @@ from evalfleet.errors import RequestError
 from evalfleet.model import SetupStep
 from evalfleet.toml_tables import reason
 
+from .ignored import IgnoreRules
+
 _CHUNK = 1 << 20
 
 
 def check_files(root: Path, entries: Sequence[str], where: str) -> None:
     """Every entry is a regular file or a folder of such, in `root`, readable. RequestError if not.
 
-    Links are refused, not followed: places would differ in what they make of them.
+    Links are refused, not followed: places would differ in what they make of them. What is ignored is not
+    looked at.
     """
+    rules = IgnoreRules(root)
     for entry in entries:
         path = PurePosixPath(entry)
         if not path.parts or "\0" in entry:
@@ -30,28 +37,59 @@ def check_files(root: Path, entries: Sequence[str], where: str) -> None:
             raise RequestError(
                 f"{where}: 'files' has {entry!r}, outside the benchmark's folder; copy it into {root}"
             )
+        ignored: list[PurePosixPath] = []
         try:
-            for found in _walk(root, path):
+            for found in _walk(root, path, rules, ignored):
                 _check_file(root / found, f"{where}: 'files' has {entry!r}", str(found))
+            if ignored and not _has_files(root, path, rules):
+                raise RequestError(
+                    f"{where}: 'files' has {entry!r}, but .gitignore leaves nothing of it ({ignored[0]} is "
+                    "ignored); list the files by their names, which are sent in any case"
+                )
         except OSError as e:
             raise RequestError(
                 f"{where}: 'files' has {entry!r}, which cannot be read ({reason(e)})"
             ) from None
 
 
-def bundle_files(root: Path, entries: Sequence[str]) -> dict[str, Path]:
-    """Name on the machine (the relative path, as written) -> path here; what a listed folder holds once."""
+def ignored_files(root: Path, entries: Sequence[str]) -> list[PurePosixPath]:
+    """What stays here of the listed folders because a `.gitignore` says so. Caches are not told of."""
+    rules, ignored = IgnoreRules(root), list[PurePosixPath]()
+    for entry in covering(entries):
+        for _ in _walk(root, PurePosixPath(entry), rules, ignored):
+            pass
+    return ignored
+
+
+def covering(entries: Sequence[str]) -> list[str]:
+    """The entries (relative paths, as written), sorted; what a listed folder holds is not named again."""
     names = sorted({PurePosixPath(entry) for entry in entries})
-    covered = set(names)
-    return {str(name): root / name for name in names if not covered.intersection(name.parents)}
+    listed = set(names)
+    return [str(name) for name in names if not listed.intersection(name.parents)]
 
 
-def digest(root: Path, names: Iterable[str], steps: Sequence[SetupStep]) -> str:
-    """SHA-256 over names, executable bits and contents of all files, and the steps."""
+def bundle_files(root: Path, entries: Sequence[str]) -> dict[str, Path]:
+    """Name on the machine -> path here: files, and folders of which all is sent."""
+    rules, files = IgnoreRules(root), dict[str, Path]()
+    for entry in covering(entries):
+        path = PurePosixPath(entry)
+        whole = list(_walk(root, path, None)) if (root / path).is_dir() else [path]
+        sent = list(_walk(root, path, rules)) if len(whole) > 1 else whole
+        if len(sent) == len(whole):
+            files[entry] = root / path
+        else:
+            files |= {str(name): root / name for name in sent if not (root / name).is_dir()}
+    return files
+
+
+def digest(
+    root: Path, names: Iterable[str], steps: Sequence[SetupStep], rules: IgnoreRules | None = None
+) -> str:
+    """SHA-256 over names, executable bits and contents of all files that are not ignored, and the steps."""
     total = hashlib.sha256(msgspec.json.encode(steps))
     for name in sorted(names):
         try:
-            for found in _walk(root, PurePosixPath(name)):
+            for found in _walk(root, PurePosixPath(name), rules):
                 total.update(_record(root / found, found))
         except OSError as e:
             raise RequestError(
@@ -60,15 +98,62 @@ def digest(root: Path, names: Iterable[str], steps: Sequence[SetupStep]) -> str:
     return total.hexdigest()
 
 
-def _walk(root: Path, entry: PurePosixPath) -> Iterator[PurePosixPath]:
-    """The entry, the folders above it, and all in it: sorted, links not followed, folders before contents."""
+def keep_files(root: Path, entries: Sequence[str], target: Path, twin: Path | None) -> None:
+    """Copy what machines get into the new folder `target`, at once or not at all. Raises OSError.
+
+    `twin` is a folder that should hold the same: its files are linked instead, where that can be done.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        rules = IgnoreRules(root)
+        source, used = (root, rules) if twin is None else (twin, None)
+        for entry in covering(entries):
+            for name in _walk(source, PurePosixPath(entry), used):
+                if (source / name).is_dir():
+                    (scratch / name).mkdir(exist_ok=True)
+                else:
+                    _link_or_copy(source / name, scratch / name, link=twin is not None)
+        os.replace(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _link_or_copy(source: Path, target: Path, *, link: bool) -> None:
+    if link:
+        with contextlib.suppress(OSError):  # another file system, or one without links
+            os.link(source, target, follow_symlinks=False)
+            return
+    shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _has_files(root: Path, entry: PurePosixPath, rules: IgnoreRules) -> bool:
+    return any(not (root / name).is_dir() for name in _walk(root, entry, rules))
+
+
+def _walk(
+    root: Path,
+    entry: PurePosixPath,
+    rules: IgnoreRules | None,
+    ignored: list[PurePosixPath] | None = None,
+) -> Iterator[PurePosixPath]:
+    """The entry, the folders above it, and all in it: sorted, links not followed, folders before contents.
+
+    What the rules ignore below the entry is left out, and noted in `ignored` unless it is a cache. Who lists
+    an ignored path itself wants it sent.
+    """
     yield from reversed([parent for parent in entry.parents if parent.parts])
     waiting = [entry]
     while waiting:
         path = waiting.pop()
+        if rules is not None and path != entry:
+            if rules.is_cache(path):
+                continue
+            if rules.ignores(path, stat.S_ISDIR(os.lstat(root / path).st_mode)):
+                if ignored is not None:
+                    ignored.append(path)
+                continue
         yield path
-        mode = os.lstat(root / path).st_mode
-        if stat.S_ISDIR(mode):
+        if stat.S_ISDIR(os.lstat(root / path).st_mode):
             waiting += sorted((path / name for name in os.listdir(root / path)), reverse=True)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -54,6 +54,26 @@ class Loaded(Struct, frozen=True):
     """How its attempts must be kept apart; empty: as the place does."""
 
 
+@runtime_checkable
+class KeptBenchmark(Protocol):
+    """A benchmark whose files each of its runs keeps: what happens to them here later does not matter."""
+
+    def keep(self, tasks: Sequence[Task], folder: Path, twins: Callable[[str], Path | None]) -> None:
+        """Copy all that machines get for these tasks into the folder. Raises RequestError.
+
+        `twins` tells where another run keeps the same bundle, by its digest.
+        """
+        ...
+
+    def with_kept(self, folder: Path) -> Benchmark:
+        """The same benchmark, with the files that were kept in the folder, if there are any."""
+        ...
+
+    def check_files(self, tasks: Sequence[Task]) -> None:
+        """Raises RequestError if what machines get cannot be read, or is not what was planned."""
+        ...
+
+
 class BenchmarkKind(Protocol):
     """A class of benchmarks, as the table of plug-ins finds it."""
 
@@ -98,6 +118,11 @@ class Repeated:
     @property
     def inner(self) -> Benchmark:
         return self._inner
+
+    @staticmethod
+    def origins(tasks: Sequence[Task]) -> list[Task]:
+        """The tasks that the inner benchmark knows, each once."""
+        return list({origin.id: origin for origin in map(_origin, tasks)}.values())
 
     @property
     def name(self) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +16,8 @@ from msgspec import Struct, field
 from evalfleet.errors import RequestError
 from evalfleet.model import Bundle, Command, Needs, SetupStep, Task
 
-from .files import bundle_files, check_files, digest
+from .files import bundle_files, check_files, covering, digest, keep_files
+from .ignored import IgnoreRules
 from .tasks import own_of, with_own
 
 PLACEHOLDER = re.compile(r"\{(task_id|domain|attempt|params\.[^{}]+)\}")
@@ -22,7 +26,7 @@ PLACEHOLDER = re.compile(r"\{(task_id|domain|attempt|params\.[^{}]+)\}")
 class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The checked contents of the file but for its tasks. `root` is its folder, absolute.
 
-    `digest` is the bundle's when the run was planned: files that change later are refused, not mixed.
+    `digest` is the bundle's when the run was planned, and names the copy of it that the run keeps.
     """
 
     name: str
@@ -46,33 +50,96 @@ class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     setup_secrets: tuple[str, ...] = ()
 
 
-def score_bundle_of(spec: CommandSpec) -> Bundle:
+def bundle_of(spec: CommandSpec, kept: Path | None = None) -> Bundle:
+    """What every machine gets. Reads every file once. RequestError if one cannot be read or has changed.
+
+    `kept` is where a run keeps its files; one of an earlier version has none there, and needs those in the
+    benchmark's folder as they were.
+    """
+    return _bundle(spec, spec.files, _steps(spec, spec.setup, spec.env), spec.digest, kept)
+
+
+def score_bundle_of(spec: CommandSpec, kept: Path | None = None) -> Bundle:
     """The files that only the score command gets. Raises RequestError as `bundle_of` does."""
     if not spec.score_files:
         return Bundle()
+    return _bundle(spec, spec.score_files, (), spec.score_digest, kept, "score-")
+
+
+def _bundle(
+    spec: CommandSpec,
+    entries: Sequence[str],
+    steps: tuple[SetupStep, ...],
+    planned: str,
+    kept: Path | None,
+    prefix: str = "",
+) -> Bundle:
+    names = covering(entries)
+    own = kept / planned if kept is not None and planned else None
+    if own is not None and own.is_dir():
+        if prefix + digest(own, names, steps) != planned:
+            raise RequestError(f"the files that the run keeps in {own} were changed: {NEW_FILES}")
+        return Bundle(planned, {name: str(own / name) for name in names}, steps)
     root = Path(spec.root)
-    files = bundle_files(root, spec.score_files)
-    found = "score-" + digest(root, files, ())
-    _check_unchanged(spec, spec.score_digest, found)
-    return Bundle(found, {name: str(path) for name, path in files.items()})
+    found = prefix + digest(root, names, steps, IgnoreRules(root))
+    if planned in ("", found):
+        return Bundle(found, {name: str(path) for name, path in bundle_files(root, entries).items()}, steps)
+    if prefix + digest(root, names, steps) == planned:  # an earlier version sent what is ignored, too
+        return Bundle(planned, {name: str(root / name) for name in names}, steps)
+    raise RequestError(
+        f"the files of benchmark {spec.name!r} in {spec.root} have changed since the run was planned, and "
+        f"it has no copy of them: {NEW_FILES}"
+    )
 
 
-def _check_unchanged(spec: CommandSpec, planned: str, found: str) -> None:
-    if planned not in ("", found):
+NEW_FILES = "put them back as they were, or go on with `evalfleet resume RUN --with-new-files`"
+
+
+def keep_bundles(
+    spec: CommandSpec, tasks: Sequence[Task], folder: Path, twins: Callable[[str], Path | None]
+) -> None:
+    """Copy all that machines get into the folder, each bundle under its digest. Raises RequestError.
+
+    `twins` tells where another run keeps the bundle of this digest.
+    """
+    _keep(spec, spec.files, spec.digest, folder, twins, partial(bundle_of, spec, folder))
+    _keep(spec, spec.score_files, spec.score_digest, folder, twins, partial(score_bundle_of, spec, folder))
+    for task in tasks:
+        own = own_of(task)
+        _keep(spec, own.files, own.digest, folder, twins, partial(task_bundle_of, spec, task, folder))
+
+
+def _keep(
+    spec: CommandSpec,
+    entries: Sequence[str],
+    planned: str,
+    folder: Path,
+    twins: Callable[[str], Path | None],
+    check: Callable[[], object],
+) -> None:
+    if not entries or not planned:
+        return
+    if (twin := twins(planned)) is not None:
+        with suppress(RequestError):  # somebody has changed those, or deletes them now
+            _copy(spec, entries, folder / planned, twin)
+            check()
+            return
+        shutil.rmtree(folder / planned, ignore_errors=True)
+    _copy(spec, entries, folder / planned, None)
+    check()
+
+
+def _copy(spec: CommandSpec, entries: Sequence[str], target: Path, twin: Path | None) -> None:
+    if target.exists():
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        keep_files(Path(spec.root), entries, target, twin)
+    except OSError as err:
         raise RequestError(
-            f"the files of benchmark {spec.name!r} in {spec.root} have changed since the run was planned: "
-            "put them back as they were, or start a new run"
-        )
-
-
-def bundle_of(spec: CommandSpec) -> Bundle:
-    """Reads every file once. Raises RequestError if one cannot be read or has changed."""
-    steps = _steps(spec, spec.setup, spec.env)
-    root = Path(spec.root)
-    files = bundle_files(root, spec.files)
-    found = digest(root, files, steps)
-    _check_unchanged(spec, spec.digest, found)
-    return Bundle(found, {name: str(path) for name, path in files.items()}, steps)
+            f"the files of benchmark {spec.name!r} cannot be copied from {twin or spec.root} to "
+            f"{target.parent}: {err.strerror or err}"
+        ) from err
 
 
 def _steps(
@@ -93,7 +160,7 @@ def planned_task(spec: CommandSpec, task: Task, where: str) -> Task:
     return with_own(task, msgspec.structs.replace(own, digest=task_bundle_of(spec, task).digest))
 
 
-def task_bundle_of(spec: CommandSpec, task: Task) -> Bundle:
+def task_bundle_of(spec: CommandSpec, task: Task, kept: Path | None = None) -> Bundle:
     """What a task has for itself: files, and steps among them that know the task. Empty if it has nothing.
 
     Raises RequestError as `bundle_of` does.
@@ -101,12 +168,8 @@ def task_bundle_of(spec: CommandSpec, task: Task) -> Bundle:
     own = own_of(task)
     if not (own.files or own.setup):
         return Bundle()
-    root = Path(spec.root)
-    files = bundle_files(root, own.files)
     steps = _steps(spec, own.setup, {**spec.env, **own.env, **task_env(task)})
-    found = "task-" + digest(root, files, steps)
-    _check_unchanged(spec, own.digest, found)
-    return Bundle(found, {name: str(path) for name, path in files.items()}, steps)
+    return _bundle(spec, own.files, steps, own.digest, kept, "task-")
 
 
 def task_env(task: Task) -> dict[str, str]:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.benchmarks.appliance import Appliance
-from evalfleet.benchmarks.loaded import Loaded, Repeated
+from evalfleet.benchmarks.loaded import KeptBenchmark, Loaded, Repeated
 from evalfleet.benchmarks.past_results import ResultWriter
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.secrecy import is_maskable
@@ -63,6 +63,17 @@ from .sources import (
 )
 
 
+class BenchmarkOrigin(Struct, frozen=True, omit_defaults=True):
+    """Where a benchmark was read, so that it can be read again."""
+
+    name: str
+    base: str
+    """The folder that relative paths in the settings start from."""
+    settings: Mapping[str, Any] = {}
+    task_timeout_s: float | None = None
+    """The time limit that was given for all tasks, whatever the benchmark says."""
+
+
 class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
     """`Plan.benchmark_spec`: what makes the benchmark again. `secrets` are names."""
 
@@ -70,6 +81,8 @@ class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
     spec: Mapping[str, Any]
     repeat: int = 1
     secrets: tuple[str, ...] = ()
+    source: BenchmarkOrigin | None = None
+    """Where it was read; a run of an earlier version does not tell."""
 
 
 @dataclass(frozen=True)
@@ -252,12 +265,43 @@ def resolve_pool(
     return plan, merged
 
 
-def benchmark_of(plan: Plan) -> Benchmark:
-    """The plan's benchmark, also in another process than the one that resolved it."""
+KEPT_FILES = ".files"
+"""In a run's folder: what its machines get, by digest. No task's folder starts with a dot."""
+
+
+def benchmark_of(plan: Plan, folder: Path | None = None) -> Benchmark:
+    """The plan's benchmark, also in another process than the one that resolved it.
+
+    `folder` is the run's: with it, the benchmark has the files that were kept there when it was planned.
+    """
     envelope = msgspec.convert(plan.benchmark_spec, BenchmarkSpec)
     kind = benchmark_kind(envelope.kind)
     made = kind.from_spec(envelope.spec, model=plan.model, agent=plan.agent, settings=plan.settings)
+    if folder is not None and isinstance(made, KeptBenchmark):
+        made = made.with_kept(folder / KEPT_FILES)
     return Repeated.times(made, envelope.repeat)
+
+
+def keep_files(plan: Plan, tasks: Sequence[Task], home: Path, folder: Path) -> None:
+    """Copy what machines get for these tasks into a run's folder, or link it from another run of the home.
+
+    Raises RequestError if it cannot be copied, or is not what it was when it was planned.
+    """
+    benchmark = benchmark_of(plan)
+    if isinstance(benchmark, Repeated):
+        tasks, benchmark = benchmark.origins(tasks), benchmark.inner
+    if isinstance(benchmark, KeptBenchmark):
+        twins = {path.name: path for path in home.glob(f"[!.]*/{KEPT_FILES}/*")}
+        benchmark.keep(tasks, folder / KEPT_FILES, twins.get)
+
+
+def check_files(plan: Plan, tasks: Sequence[Task], folder: Path) -> None:
+    """Raises RequestError if a run could not be taken up for want of its files."""
+    benchmark = benchmark_of(plan, folder)
+    if isinstance(benchmark, Repeated):
+        tasks, benchmark = benchmark.origins(tasks), benchmark.inner
+    if isinstance(benchmark, KeptBenchmark):
+        benchmark.check_files(tasks)
 
 
 def appliance_of(plan: Plan) -> Appliance | None:
@@ -421,8 +465,9 @@ def _plan(
     name: str, flags: Flags, given: SettingsSplit, loaded: Loaded, tasks: Sequence[Task], pool: str
 ) -> Plan:
     places = given.places
-    spec = _with_needs(loaded.spec, tasks)
-    envelope = BenchmarkSpec(given.benchmark.kind_name, spec, flags.repeat, loaded.secrets)
+    source, spec = given.benchmark, _with_needs(loaded.spec, tasks)
+    origin = BenchmarkOrigin(source.name, str(source.base), source.settings, flags.task_timeout)
+    envelope = BenchmarkSpec(source.kind_name, spec, flags.repeat, loaded.secrets, origin)
     specs = {place.name: PlaceSpec(place.kind_name, str(place.base), place.settings) for place in places}
     return Plan(
         run=name,

@@ -1,0 +1,108 @@
+"""What machines get is kept with each run: it can be taken up whatever became of the benchmark's folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from evalfleet.events import MachineRequested
+from tests.e2e.harness import Fleet, Process, tasks
+from tests.waiting import until
+
+
+def left(fleet: Fleet, count: int = 3, **keys: object) -> None:
+    """A run whose controller is gone while its first two tasks wait at the gate `go`."""
+    fleet.bench(tasks(count, "gate go; score 1"), **keys)
+    run: Process = fleet.start_run("--workers", "2")
+    fleet.started("a_1.0", "a_2.0")
+    run.kill()
+
+
+def copies(fleet: Fleet, name: str = "run.sh", run: str = "r") -> list[Path]:
+    return sorted((fleet.home / run / ".files").glob(f"*/{name}"))
+
+
+def requested(fleet: Fleet) -> int:
+    return sum(isinstance(event, MachineRequested) for event in fleet.events())
+
+
+def test_resume_has_the_files_that_the_run_was_planned_with(fleet: Fleet) -> None:
+    left(fleet, count=4)
+    (fleet.folder / "run.sh").write_text("exit 1")
+    (fleet.folder / "b.toml").unlink()
+    fleet.open_gate("go")
+    assert fleet("resume", "r").code == 0
+    assert fleet.results()["scored"] == 4
+    assert fleet.starts() == ["a_1.0", "a_2.0", "a_3.0", "a_4.0"]
+    fleet.settled()
+
+
+def test_caches_and_what_git_ignores_stay_here(fleet: Fleet) -> None:
+    lib = fleet.folder / "lib"
+    for name in ("__pycache__/m.pyc", ".git/config", "data/big.log", "data/kept.log", "data/a.txt", "m.py"):
+        (lib / name).parent.mkdir(parents=True, exist_ok=True)
+        (lib / name).write_text(name)
+    (fleet.folder / ".gitignore").write_text("*.log\n!kept.log\n/wanted\n")
+    (fleet.folder / "wanted").write_text("listed by its name")
+    fleet.bench(tasks(1, "find -L . -type f | sort | note; score 1", "a"), files=["run.sh", "lib/", "wanted"])
+    done = fleet.run()
+    assert done.code == 0
+    assert ".gitignore keeps lib/data/big.log from being sent" in done.err
+    sent = "./lib/data/a.txt ./lib/data/kept.log ./lib/m.py ./run.sh ./wanted"
+    assert fleet.note("a_1").split() == sent.split()
+    (lib / "__pycache__" / "n.pyc").write_text("new")
+    (lib / "data" / "big.log").write_text("longer")
+    again = fleet("run", "./b.toml", "--name", "again")
+    assert again.code == 0
+    (first,), (second,) = copies(fleet, "lib/m.py"), copies(fleet, "lib/m.py", "again")
+    assert first.parents[1].name == second.parents[1].name
+    assert first.samefile(second), "what two runs have in common takes room once"
+
+
+def test_a_folder_of_which_git_ignores_everything_is_refused(fleet: Fleet) -> None:
+    (fleet.folder / "data").mkdir()
+    (fleet.folder / "data" / "a.txt").write_text("x")
+    (fleet.folder / ".gitignore").write_text("*\n")
+    fleet.bench(tasks(1), files=["run.sh", "data"])
+    fleet.run().refused("'data'", ".gitignore leaves nothing of it")
+
+
+def test_files_of_a_run_that_were_changed_are_told_before_a_machine_is_asked_for(fleet: Fleet) -> None:
+    left(fleet)
+    before = requested(fleet)
+    (copy,) = copies(fleet)
+    good = copy.read_bytes()
+    copy.write_text("exit 1")
+    fleet("resume", "r").refused("that the run keeps", "were changed", "--with-new-files")
+    assert requested(fleet) == before
+    copy.write_bytes(good)
+    fleet.open_gate("go")
+    assert fleet("resume", "r").code == 0
+    assert fleet.results()["scored"] == 3
+
+
+def test_a_run_of_an_earlier_version_needs_its_files_as_they_were(fleet: Fleet) -> None:
+    left(fleet)
+    shutil.rmtree(fleet.home / "r" / ".files")
+    good = (fleet.folder / "run.sh").read_bytes()
+    (fleet.folder / "run.sh").write_text("exit 1")
+    before = requested(fleet)
+    fleet("resume", "r").refused("have changed", "has no copy of them")
+    assert requested(fleet) == before
+    (fleet.folder / "run.sh").write_bytes(good)
+    fleet.open_gate("go")
+    assert fleet("resume", "r").code == 0
+    until(lambda: not fleet.alive())
+
+
+def test_a_run_that_is_deleted_takes_no_files_from_others(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    assert fleet.run().code == 0
+    assert fleet("run", "./b.toml", "--name", "s").code == 0
+    assert fleet("rm", "r", "--yes").code == 0
+    (fleet.folder / "run.sh").write_text("exit 1")
+    assert fleet("rerun", "s", "--name", "t").code == 0
+    assert fleet("export", "s", "-o", "s.tgz").code == 0
+    assert fleet("rm", "s", "t", "--yes").code == 0
+    assert fleet("import", "s.tgz").code == 0
+    assert fleet("rerun", "s", "--name", "u").code == 0
