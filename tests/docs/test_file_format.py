@@ -85,6 +85,7 @@ REFUSED: list[Fault] = [
     keys(isolation='"jail"'),
     keys(isolation='"container"'),
     beside("grade.py", score_files='["grade.py"]'),
+    beside("solve.py", solution_files='["solve.py"]'),
     beside("grade.py", score='["true"]', score_files='["grade.py"]', files='["grade.py"]'),
     keys(env='{"a-b" = "c"}'),
     keys(env='{EVALFLEET_OUT = "c"}'),

@@ -8,6 +8,8 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from evalfleet.benchmarks.benchmark_file import BenchmarkFile
+from evalfleet.benchmarks.tasks import TaskLine
 from evalfleet.errors import RequestError
 from evalfleet.events import Event
 from evalfleet.model import Micros
@@ -155,6 +157,7 @@ DOCUMENTS: Mapping[str, tuple[Any, str]] = {
     "run-notice": (RunNotice, "what [notify] is told of a run"),
     "reap-notice": (ReapNotice, "what [notify] is told of `reap`"),
     "places": (list[PlugIn], "`places --json`, `benchmarks --json`"),
+    "benchmark": (BenchmarkFile, "a benchmark file, for editors: its first line `#:schema PATH` names it"),
 }
 """Name -> the type, and where such a document is had."""
 
@@ -165,6 +168,8 @@ def schema(name: str) -> dict[str, Any]:
         raise RequestError(f"there is no document {name!r}; {hint(name, DOCUMENTS)}")
     if name == "events":
         return _events()
+    if name == "benchmark":
+        return _benchmark_file()
     if name == "machines":
         (rows, components) = msgspec.json.schema_components(
             (BelongingRow, ImageBelongingRow), ref_template="#/$defs/{name}"
@@ -176,6 +181,18 @@ def schema(name: str) -> dict[str, Any]:
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _benchmark_file() -> dict[str, Any]:
+    """Tasks in the file are tables with the keys of a task, which are checked one by one when it is read."""
+    (file, task), components = msgspec.json.schema_components(
+        (BenchmarkFile, TaskLine), ref_template="#/$defs/{name}"
+    )
+    found = _plain(components)
+    for option in found["BenchmarkFile"]["properties"]["tasks"]["anyOf"]:
+        if option.get("type") == "array":
+            option["items"] = task
+    return {"$schema": DIALECT, "title": "benchmark", **file, "$defs": found}
 
 
 def _events() -> dict[str, Any]:

@@ -84,6 +84,8 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     score: Annotated[Argv | None, Meta(description="grades what an attempt left")] = None
     score_files: Annotated[Names, Meta(description="as files, for the score command alone")] = ()
     score_timeout_s: Annotated[float, Meta(description="time limit of the score command")] = 600.0
+    solution: Annotated[Argv | None, Meta(description="with --oracle, run in place of the command")] = None
+    solution_files: Annotated[Names, Meta(description="as files, for the solution alone")] = ()
 
 
 def load_benchmark(path: Path) -> Loaded:
@@ -94,6 +96,7 @@ def load_benchmark(path: Path) -> Loaded:
     _check_values(file, where)
     check_files(root, file.files, where)
     check_files(root, file.score_files, where)
+    check_files(root, file.solution_files, where)
     spec = _spec(file, root, where)
     tasks = tuple(planned_task(spec, task, where) for task in _tasks(file, path))
     if not tasks:
@@ -102,7 +105,7 @@ def load_benchmark(path: Path) -> Loaded:
     planned = msgspec.structs.replace(
         spec, digest=bundle_of(spec).digest, score_digest=score_bundle_of(spec).digest
     )
-    return Loaded(
+    loaded = Loaded(
         name=file.name,
         spec=spec_data(planned),
         tasks=tasks,
@@ -115,6 +118,24 @@ def load_benchmark(path: Path) -> Loaded:
         setup_s=(file.setup_timeout_s or 0.0) * len(file.setup),
         isolation=_isolation(file.isolation, where),
     )
+    return loaded if file.solution is None else msgspec.structs.replace(loaded, oracle=_oracle(loaded, file))
+
+
+def _oracle(loaded: Loaded, file: BenchmarkFile) -> Loaded:
+    """Its results are nobody's, so it has another name. A solution needs no keys of models."""
+    spec = msgspec.convert(loaded.spec, CommandSpec)
+    files = dict.fromkeys((*spec.files, *file.solution_files))
+    spec = msgspec.structs.replace(
+        spec,
+        name=f"{file.name}-oracle",
+        command=file.solution or (),
+        files=tuple(files),
+        secrets=spec.secrets if file.score else (),
+        digest="",
+    )
+    spec = msgspec.structs.replace(spec, digest=bundle_of(spec).digest)
+    secrets = tuple(dict.fromkeys((*spec.secrets, *spec.setup_secrets)))
+    return msgspec.structs.replace(loaded, name=spec.name, spec=spec_data(spec), secrets=secrets)
 
 
 def _tasks(file: BenchmarkFile, path: Path) -> tuple[Task, ...]:
@@ -125,7 +146,7 @@ def _tasks(file: BenchmarkFile, path: Path) -> tuple[Task, ...]:
         lines, domain = read_source(path.parent, file.tasks, f"{where}: key"), file.name
     else:
         lines = read_inline(file.tasks, where)
-    needed = _params_in((*file.command, *(file.score or ())))
+    needed = _params_in((*file.command, *(file.score or ()), *(file.solution or ())))
     return make_tasks(lines, TaskDefaults(file.timeout_s, file.stall_s, needed, domain))
 
 
@@ -204,6 +225,12 @@ def _check_score(file: BenchmarkFile, where: str) -> None:
     elif file.score_files:
         raise RequestError(
             f"{where}: key 'score_files' is for the 'score' command; write one, or take it out"
+        )
+    if file.solution is not None:
+        check_argv(file.solution, where, "solution")
+    elif file.solution_files:
+        raise RequestError(
+            f"{where}: key 'solution_files' is for the 'solution' command; write one, or take it out"
         )
     both = sorted(set(file.files) & set(file.score_files))
     if both:

@@ -165,7 +165,7 @@ class CommandBenchmark:
     def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:
         if ended.reason == "timed_out" and self.spec.on_timeout == "broken":
             return self.outcome(task, msgspec.structs.replace(ended, result=None, unusable=""), True)
-        return scored_apart(task, ended, scorer)
+        return scored_apart(task, ended, scorer, exit_code_scores=self.spec.score_from == "exit_code")
 
 
 def fill(word: str, task: Task, attempt: int) -> str:

@@ -52,6 +52,8 @@ class Loaded(Struct, frozen=True):
     setup_missing: str = ""
     isolation: Isolation = ""
     """How its attempts must be kept apart; empty: as the place does."""
+    oracle: Loaded | None = None
+    """The same benchmark with its own solutions in place of an agent."""
 
 
 @runtime_checkable

@@ -83,10 +83,12 @@ def outcome_of(
     return structs.replace(outcome, cost_usd=result.cost_usd, measured=result.measured)
 
 
-def scored_apart(task: Task, ended: Ended, scorer: Ended) -> Outcome:
+def scored_apart(task: Task, ended: Ended, scorer: Ended, *, exit_code_scores: bool = False) -> Outcome:
     """The score is the score command's, and so are metrics and metadata: of what the attempt says, only its
     steps, its cost and its tokens are taken."""
     result = None if scorer.result is None else read_result(scorer.result)
+    if result is None and exit_code_scores and not scorer.unusable:
+        result = _by_exit_code(scorer)
     own = None if ended.result is None else read_result(ended.result)
     if isinstance(result, Scored):
         if isinstance(own, Scored):
@@ -130,15 +132,9 @@ def _without_result(
     if ended.reason == "stalled":
         what = f"nothing was written to the log or the artefacts for {task.stall_s:g} s"
         return Broken(Cause.STUCK, _with_tail(what, ended.detail))
-    code = ended.exit_code
-    if (
-        exit_code_scores
-        and result is None
-        and ended.reason == "exited"
-        and code is not None
-        and 0 <= code < 126
-    ):
-        return Scored(float(code == 0), success=code == 0)
+    scored = _by_exit_code(ended) if exit_code_scores and result is None else None
+    if scored is not None:
+        return scored
     if ended.reason == "exited":
         return Broken(Cause.RESULT, _with_tail(_exit_words(ended.exit_code, result), ended.detail))
     cause, what = {
@@ -149,6 +145,14 @@ def _without_result(
         "failed_to_start": (Cause.SETUP, "the attempt could not be started"),
     }[ended.reason]
     return Broken(cause, _with_tail(what, ended.detail))
+
+
+def _by_exit_code(ended: Ended) -> Scored | None:
+    """None if the command could not be run, or was killed."""
+    code = ended.exit_code
+    if ended.reason != "exited" or code is None or not 0 <= code < 126:
+        return None
+    return Scored(float(code == 0), success=code == 0)
 
 
 def _timed_out(task: Task, ended: Ended, healthy: bool, zero_on_timeout: bool) -> Outcome:

@@ -24,6 +24,8 @@ MAX_PARAMS_BYTES = 100_000
 """Linux takes at most 128 KiB in one argument or variable; beyond, the command would not even start."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
+ROW_NUMBER = "#"
+"""In place of a field: the number of its row, from 1."""
 EnvTable = Mapping[str, str | int | float]
 """Variables as people write them; a number is written out."""
 
@@ -66,7 +68,7 @@ class TaskSource(Struct, frozen=True, forbid_unknown_fields=True):
     path: Annotated[
         str, Meta(description="a .jsonl, .json, .csv or .tsv file beside this one, also with .gz")
     ]
-    id: Annotated[str, Meta(description="the field that holds a task's id")] = "id"
+    id: Annotated[str, Meta(description="the field that holds a task's id; '#' is the row's number")] = "id"
     domain: Annotated[
         str, Meta(description="the field that holds its domain; default: 'domain', if there is one")
     ] = ""
@@ -126,8 +128,8 @@ def read_file(path: Path, key: str) -> Iterator[Located]:
 
 def read_source(folder: Path, source: TaskSource, key: str) -> Iterator[Located]:
     """The tasks of a dataset, its fields mapped to theirs."""
-    for place, row in read_rows(folder / source.path, f"{key} 'tasks.path'"):
-        yield place, _mapped(place, row, source)
+    for number, (place, row) in enumerate(read_rows(folder / source.path, f"{key} 'tasks.path'"), start=1):
+        yield place, _mapped(place, {ROW_NUMBER: number, **row} if source.id == ROW_NUMBER else row, source)
 
 
 def read_inline(tables: Sequence[Any], where: str) -> Iterator[Located]:

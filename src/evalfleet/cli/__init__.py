@@ -13,6 +13,7 @@ from typing import Any
 from evalfleet.errors import FleetError, RequestError
 
 VERBS: dict[str, str] = {
+    "init": "write a benchmark to begin with, from a dataset",
     "run": "run a benchmark on a fleet of machines",
     "resume": "take up a run that stopped, or run again what broke",
     "rerun": "run tasks of an earlier run again, in a new run",
@@ -46,6 +47,7 @@ DEVELOPER_VERBS: dict[str, str] = {
 }
 
 MODULES: dict[str, str] = {
+    "init": "results",
     "resume": "run",
     "rerun": "run",
     "cancel": "run",

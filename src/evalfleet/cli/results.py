@@ -136,6 +136,57 @@ def import_results(args: argparse.Namespace) -> int:
     return 0
 
 
+def init_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "dataset",
+        metavar="DATASET",
+        nargs="?",
+        help="a .jsonl, .json, .csv or .tsv file with a task a row (default: three sums)",
+    )
+    parser.add_argument("--name", metavar="NAME", help="the benchmark's name (default: the dataset's)")
+    parser.add_argument("--into", metavar="FOLDER", help="write here (default: a new folder of that name)")
+
+
+def init(args: argparse.Namespace) -> int:
+    """Write a benchmark that runs at once: its file, an agent that answers nothing yet, and its grader.
+
+    Which of the dataset's fields is the id, the domain and the answer is guessed, said, and written into the
+    file, where it can be changed. Nothing that is there is overwritten.
+    """
+    import json
+
+    from evalfleet.api import documents
+    from evalfleet.benchmarks.start import SCHEMA_FILE, make_start
+    from evalfleet.errors import RequestError
+    from evalfleet.toml_tables import expand
+    from evalfleet.views.format import pairs
+
+    start = make_start(expand(args.dataset) if args.dataset else None, args.name or "")
+    folder = expand(args.into) if args.into else Path(start.name)
+    schema_text = json.dumps(documents.schema("benchmark"), indent=2) + "\n"
+    files = {**start.files, SCHEMA_FILE: schema_text.encode()}
+    # the dataset itself may be there: the benchmark is then made around it
+    taken = [
+        name
+        for name, content in files.items()
+        if (folder / name).exists() and not _holds(folder / name, content)
+    ]
+    if taken:
+        raise RequestError(f"{folder / taken[0]} is there already; choose another folder with --into")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    words = {"#": "the number of the row", "": "none was found"}
+    print(pairs([(what, words.get(field, field)) for what, field in start.fields.items()]))
+    print(f"written: {', '.join(str(folder / name) for name in files)}")
+    print(f"next: evalfleet run {folder / start.name}.toml --oracle")
+    return 0
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
 def schema_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("document", metavar="DOCUMENT", nargs="?", help="default: list them all")
 

@@ -151,6 +151,16 @@ class RunOptions(TypedDict, total=False):
         Mapping[str, Any],
         Flag("what runs", "table", "KEY=VALUE", "an argument of the agent", short="-A", scope="files"),
     ]
+    oracle: Annotated[
+        bool,
+        Flag(
+            "what runs",
+            "switch",
+            "",
+            "test the benchmark: run its own solutions, which must all succeed, instead of an agent",
+            scope="one run",
+        ),
+    ]
     env_file: Annotated[
         str | Path | None,
         Flag(

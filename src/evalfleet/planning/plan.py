@@ -177,6 +177,8 @@ def resolve(
     given = _given(flags, source, config, lent, spot_asked=bool(request.options.get("spot")))
     home = home or home_of(environ, cwd)
     loaded = given.benchmark.load(home)
+    if request.options.get("oracle"):
+        loaded, flags = _oracle(loaded, flags)
     if loaded.tasks_missing and not only_setup:
         raise RequestError(loaded.tasks_missing)
     env_file = env_file_of(request.options.get("env_file"), environ, cwd)
@@ -210,6 +212,17 @@ def resolve(
         keep=flags.keep and pool is None,
         notify=notify,
     ).named(name if chosen is not None else free_name(name, known.taken))
+
+
+def _oracle(loaded: Loaded, flags: Flags) -> tuple[Loaded, Flags]:
+    """The benchmark's own solutions, of which none may fail. RequestError if it has none."""
+    if loaded.oracle is None:
+        raise RequestError(
+            f"--oracle: benchmark {loaded.name!r} has no solutions of its own; "
+            "write the command that solves a task as 'solution' into its file"
+        )
+    strict = flags.fail_under if flags.fail_under is not None else 1.0
+    return loaded.oracle, msgspec.structs.replace(flags, fail_under=strict)
 
 
 def _given(
