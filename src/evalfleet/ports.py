@@ -321,6 +321,8 @@ class Check(Struct, frozen=True, omit_defaults=True):
     verdict: Literal["good", "warn", "bad"]
     found: str
     remedy: str = ""
+    facts: Mapping[str, str] = {}
+    """Of a host: what is known of it, by what that is. All hosts of a place have the same."""
 
 
 class Made(Struct, frozen=True, omit_defaults=True):
@@ -333,19 +335,49 @@ class Made(Struct, frozen=True, omit_defaults=True):
 
 
 @runtime_checkable
-class Preflight(Protocol):
-    """A place that can tell beforehand what would come of a run."""
-
-    @property
-    def machine_s(self) -> float:
-        """How long it takes, about, until a machine is ready."""
-        ...
+class Examinable(Protocol):
+    """A place that can be looked at before anything is run there."""
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """Whether so many machines can be had. Spends nothing and makes nothing.
 
         Raises nothing: what cannot be found out is a check, too.
         """
+        ...
+
+
+class HostKey(Struct, frozen=True):
+    """The key of a host that nobody has confirmed yet."""
+
+    host: str
+    fingerprint: str
+    file: str
+    """The file of known hosts where it would be written."""
+    line: str
+    is_jump: bool = False
+    """Others are reached through the host: their keys are seen once its own is known."""
+
+
+@runtime_checkable
+class KnowsHosts(Protocol):
+    """A place that only goes to hosts whose keys are known, and can be told which are."""
+
+    async def unknown_keys(self) -> Sequence[HostKey]:
+        """The keys that its hosts show and nobody has confirmed. Raises nothing."""
+        ...
+
+    def trust(self, keys: Sequence[HostKey]) -> None:
+        """Write them down: from now on hosts with other keys are refused. Raises OSError."""
+        ...
+
+
+@runtime_checkable
+class Preflight(Examinable, Protocol):
+    """A place that can tell beforehand what would come of a run."""
+
+    @property
+    def machine_s(self) -> float:
+        """How long it takes, about, until a machine is ready."""
         ...
 
     def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:

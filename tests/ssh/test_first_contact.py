@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.waiting import PATIENCE_S
 
-from .fleet import Fleet, fleet
+from .fleet import Fleet, fleet, keygen
 
 BENCH = """\
 name = "b"
@@ -32,7 +34,7 @@ def strangers(tmp_path: Path) -> Iterator[Fleet]:
         yield made
 
 
-def evalfleet(folder: Path, made: Fleet, *words: str, said: str = "", **settings: object) -> tuple[int, str]:
+def evalfleet(folder: Path, made: Fleet, *words: str, **settings: object) -> tuple[int, str]:
     """The exit code and all that is printed by a command that has a place `lab` and a benchmark `b.toml`."""
     folder.mkdir(exist_ok=True)
     (folder / "b.toml").write_text(BENCH)
@@ -43,7 +45,7 @@ def evalfleet(folder: Path, made: Fleet, *words: str, said: str = "", **settings
         [sys.executable, "-m", "evalfleet", *words],
         cwd=folder,
         env={**os.environ, "EVALFLEET_HOME": str(folder / "results")},
-        input=said,
+        stdin=subprocess.DEVNULL,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,3 +89,69 @@ def test_the_key_of_a_single_host_can_be_pasted(strangers: Fleet, tmp_path: Path
     line = " ".join(host.known.split()[:3])  # without the comment
     assert said.count(line) >= 2, "the key was cut"
     assert "evalfleet doctor lab --trust" in said
+
+
+def checks_of(said: str) -> dict[str, Any]:
+    """Host -> what `doctor --json` found there."""
+    return {check["name"]: check for check in json.loads(said)["lab"]}
+
+
+def test_doctor_reaches_every_host_and_says_what_to_do(strangers: Fleet, tmp_path: Path) -> None:
+    known, stranger, dead = strangers.hosts
+    strangers.known_hosts.write_text(known.known)
+    dead.stop()
+    code, said = evalfleet(tmp_path / "f", strangers, "doctor", "--json")
+    found = checks_of(said)
+    assert code == 4
+    assert found[known.name]["verdict"] == "good"
+    facts = found[known.name]["facts"]
+    assert (facts["key"], facts["login"], facts["held by"]) == ("known", getpass.getuser(), "nobody")
+    assert int(facts["cpus"]) >= 1
+    assert facts["python"].startswith("3.")
+    assert found[stranger.name]["facts"]["key"] == "unknown"
+    assert "evalfleet doctor lab --trust" in found[stranger.name]["remedy"]
+    assert found[dead.name]["found"].startswith("does not answer")
+    assert not [path for host in strangers.hosts for path in host.home.iterdir()], "it left something there"
+
+
+def test_doctor_trusts_after_a_yes_and_not_before(strangers: Fleet, tmp_path: Path) -> None:
+    code, said = evalfleet(tmp_path / "f", strangers, "doctor", "lab", "--trust")
+    assert code == 4
+    assert "no key was written down" in said
+    assert strangers.known_hosts.read_text() == ""
+    for host in strangers.hosts:
+        file = str(host.folder / "host_key.pub")
+        print_of = subprocess.run(["ssh-keygen", "-lf", file], capture_output=True, text=True, check=True)
+        assert print_of.stdout.split()[1] in said, "a fingerprint was not shown"
+    code, said = evalfleet(tmp_path / "f", strangers, "doctor", "lab", "--trust", "--yes")
+    assert code == 0, said
+    assert "3 host keys written down" in said
+    keys = sorted(line.split()[:3] for line in strangers.known_hosts.read_text().splitlines())
+    assert keys == sorted(host.known.split()[:3] for host in strangers.hosts)
+    code, said = evalfleet(tmp_path / "f", strangers, "run", "b.toml", "--on", "lab")
+    assert code == 0, said
+
+
+def test_trust_goes_through_a_jump_host_and_makes_the_file(strangers: Fleet, tmp_path: Path) -> None:
+    inner, jump, _ = strangers.hosts
+    new = tmp_path / "not/there/yet"
+    settings = {"hosts": [inner.name], "jump": jump.name, "known_hosts": str(new)}
+    code, said = evalfleet(tmp_path / "f", strangers, "doctor", "lab", "--trust", "--yes", **settings)
+    assert code == 0, said
+    assert [line.split()[0] for line in new.read_text().splitlines()] == [
+        f"[{host.address}]:{host.port}" for host in (jump, inner)
+    ]
+
+
+def test_a_changed_key_cannot_be_trusted_away(strangers: Fleet, tmp_path: Path) -> None:
+    strangers.learn()
+    changed = strangers.hosts[0]
+    changed.stop()
+    keygen(changed.folder / "host_key")
+    changed.start()
+    before = strangers.known_hosts.read_text()
+    code, said = evalfleet(tmp_path / "f", strangers, "doctor", "lab", "--trust", "--yes", "--json")
+    assert code == 4
+    check = checks_of(said[said.index("{") :])[changed.name]
+    assert (check["facts"]["key"], check["found"]) == ("CHANGED", "THE HOST KEY HAS CHANGED")
+    assert strangers.known_hosts.read_text() == before

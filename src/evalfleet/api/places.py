@@ -7,7 +7,7 @@ of this home have ended and which pools still live.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,19 @@ from evalfleet.errors import FleetError, PlaceError, RequestError
 from evalfleet.model import SECOND, Micros, Needs
 from evalfleet.planning.plugins import known, place_kind
 from evalfleet.planning.workspace import Workspace
-from evalfleet.ports import Belonging, Check, Estate, Hosts, Image, Place, Preflight, Priced, PriceTable
+from evalfleet.ports import (
+    Belonging,
+    Check,
+    Estate,
+    Examinable,
+    HostKey,
+    Hosts,
+    Image,
+    KnowsHosts,
+    Place,
+    Priced,
+    PriceTable,
+)
 from evalfleet.state import fold
 
 
@@ -57,18 +69,51 @@ async def examine(
 
     Raises RequestError.
     """
-    found: dict[str, Sequence[Check]] = {}
-    for name in names or tuple(workspace.config.places) or ("local",):
-        try:
-            async with workspace.place(name, settings) as place:
-                found[name] = await _checks(place, needs, workers)
-        except RequestError as err:
-            found[name] = (Check("settings", "bad", str(err)),)
-    return found
+    wanted = names or tuple(workspace.config.places) or ("local",)
+    looks = (_examined(workspace, name, needs, settings, workers) for name in wanted)
+    return dict(zip(wanted, await asyncio.gather(*looks), strict=True))
+
+
+async def _examined(
+    workspace: Workspace, name: str, needs: Needs, settings: Mapping[str, str] | None, workers: int
+) -> Sequence[Check]:
+    try:
+        async with workspace.place(name, settings) as place:
+            return await _checks(place, needs, workers)
+    except RequestError as err:
+        return (Check("settings", "bad", str(err)),)
+
+
+async def trust(
+    workspace: Workspace,
+    name: str,
+    settings: Mapping[str, str] | None,
+    agreed: Callable[[Sequence[HostKey]], bool],
+) -> int:
+    """Make the keys of a place's hosts known once somebody has agreed. Returns how many; -1: nobody agreed.
+
+    Behind an unknown jump host may be others: they are looked at once it is known. Raises RequestError.
+    """
+    trusted: set[str] = set()
+    more = True
+    while more:
+        async with workspace.place(name, settings) as place:
+            if not isinstance(place, KnowsHosts):
+                raise RequestError(f"place {name!r} has no host keys to trust; leave out --trust")
+            keys = [key for key in await place.unknown_keys() if key.line not in trusted]
+            more = any(key.is_jump for key in keys)
+            if keys and not agreed(keys):
+                return -1
+            try:
+                place.trust(keys)
+            except OSError as err:
+                raise RequestError(f"the host keys cannot be written down: {err}; mend that") from err
+            trusted |= {key.line for key in keys}
+    return len(trusted)
 
 
 async def _checks(place: Place, needs: Needs, workers: int) -> Sequence[Check]:
-    if isinstance(place, Preflight):
+    if isinstance(place, Examinable):
         return await place.examine(needs, workers)
     try:
         offers = await place.offers(needs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +14,8 @@ import msgspec
 if TYPE_CHECKING:
     from evalfleet.api.places import Listed
     from evalfleet.planning.plugins import PlugIn
-    from evalfleet.ports import Price
+    from evalfleet.planning.workspace import Workspace
+    from evalfleet.ports import Check, HostKey, Price
 
 
 def places_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,15 +92,22 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=1, metavar="N", help="so many machines at once (default: 1)"
     )
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="so many GPUs (default: 0)")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="first show the keys of hosts that are unknown, ask, and write them to the place's known hosts",
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask: all keys that hosts show are right")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 async def doctor(args: argparse.Namespace) -> int:
     """Look at a place before money is spent: each check with what to do about it. Nothing is made.
 
-    Without a PLACE, all places of evalfleet.toml are looked at. Exit code 4 if machines cannot be had
-    somewhere.
+    Without a PLACE, all places of evalfleet.toml are looked at. Of a place that lists hosts each one is
+    reached, all at once. Exit code 4 if machines cannot be had somewhere, or a host is out of order.
     """
     import json
 
@@ -109,18 +118,74 @@ async def doctor(args: argparse.Namespace) -> int:
     from evalfleet.planning.values import parse_pairs
     from evalfleet.planning.workspace import Workspace
 
-    needs = Needs(args.cpus, args.memory_gb, args.disk_gb, args.nested)
+    needs = Needs(args.cpus, args.memory_gb, args.disk_gb, args.nested, args.gpus)
     settings = parse_pairs(args.settings or (), "--set")
-    found = await places.examine(Workspace.here(), args.places, needs, settings, args.workers)
+    workspace = Workspace.here()
+    if args.trust and not await _trust(workspace, args, settings):
+        return 4
+    found = await places.examine(workspace, args.places, needs, settings, args.workers)
     if args.json:
         print(json.dumps(msgspec.to_builtins(found)))
     for place, checks in () if args.json else found.items():
         print(place)
+        hosts = [check for check in checks if check.facts]
+        if hosts:
+            print(_hosts(hosts))
         for check in checks:
-            print(f"  {MARKS[check.verdict]}  {check.name}: {check.found}")
-            if check.remedy:
-                print(f"        -> {check.remedy}")
+            if not check.facts:
+                print(f"  {MARKS[check.verdict]}  {check.name}: {check.found}")
+                if check.remedy:
+                    print(f"        -> {check.remedy}")
     return 4 if any(check.verdict == "bad" for checks in found.values() for check in checks) else 0
+
+
+def _hosts(checks: Sequence[Check]) -> str:
+    """Hosts as a table, and below it what is wrong with some of them, once for all that have it."""
+    from evalfleet.views.format import plural, table
+
+    columns = [name for name in checks[0].facts if name != "fingerprint"]
+    rows = [(MARKS[check.verdict].strip(), *(check.facts[name] for name in columns)) for check in checks]
+    lines = ["  " + line for line in table(("", *columns), rows).splitlines()]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for check in checks:
+        if check.verdict != "good":
+            alike.setdefault((check.found, check.remedy), []).append(check.name)
+    for (found, remedy), hosts in alike.items():
+        who = hosts[0] if len(hosts) == 1 else plural(len(hosts), "host")
+        lines.append(f"  {who}: {found}")
+        lines += [f"        -> {remedy}"] if remedy else []
+    return "\n".join(lines)
+
+
+async def _trust(workspace: Workspace, args: argparse.Namespace, settings: Mapping[str, str]) -> bool:
+    """Make the keys of unknown hosts known, place by place. False: somebody said no."""
+    from evalfleet.api import places
+    from evalfleet.errors import RequestError
+    from evalfleet.views.format import plural, table
+
+    from .terminal import confirmed
+
+    if not args.places:
+        raise RequestError("--trust is for hosts that you know: name the PLACE")
+    if args.json and not args.yes:
+        raise RequestError("--trust asks; with --json say --yes, too, if all keys that hosts show are right")
+
+    def agreed(keys: Sequence[HostKey]) -> bool:
+        print(table(("host", "fingerprint"), [(key.host, key.fingerprint) for key in keys]), file=sys.stderr)
+        files = ", ".join(dict.fromkeys(key.file for key in keys))
+        question = (
+            f"Compare them with what the hosts' owners say. Write {plural(len(keys), 'key')} to {files}?"
+        )
+        return args.yes or confirmed(question)
+
+    for name in args.places:
+        trusted = await places.trust(workspace, name, settings, agreed)
+        if trusted < 0:
+            print("evalfleet: no key was written down", file=sys.stderr)
+            return False
+        told = f"{plural(trusted, 'host key')} written down" if trusted else "no host shows an unknown key"
+        print(f"evalfleet: {name}: {told}", file=sys.stderr)
+    return True
 
 
 def prices_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,17 @@ def agreed(what: str) -> bool:
     return said
 
 
+def confirmed(question: str) -> bool:
+    """Does somebody at the terminal say `yes`? Where nobody can answer, the answer is no."""
+    if not sys.stdin.isatty():
+        print(f"evalfleet: {question} Say --yes", file=sys.stderr)
+        return False
+    try:
+        return ask(f"{question} Type yes to agree: ") == "yes"
+    except EOFError:
+        return False
+
+
 def ask(question: str) -> str:
     """What somebody answers. Ctrl-C ends the command at once, although an event loop may be running."""
     handler = signal.getsignal(signal.SIGINT)

@@ -95,7 +95,8 @@ def named_numbers(numbers: Mapping[str, float]) -> str:
 def plural(n: int, noun: str) -> str:
     if n == 1:
         return f"1 {noun}"
-    return f"{n:,} {noun[:-1]}ies" if noun.endswith("y") else f"{n:,} {noun}s"
+    ends_in_ies = noun.endswith("y") and noun[-2:-1] not in "aeiou"
+    return f"{n:,} {noun[:-1]}ies" if ends_in_ies else f"{n:,} {noun}s"
 
 
 def clean(text: str, limit: int = 300) -> str:

@@ -117,7 +117,7 @@ async def open_connection(where: Target, access: Access, lost: Callable[[], None
         options, files = await asyncio.to_thread(_way, where, access, client)
     except (asyncssh.Error, OSError, ValueError) as err:
         what = f"it cannot be reached with these settings: {err}"
-        raise HostRefused(where.name, what, "correct them, or ~/.ssh/config") from err
+        raise HostRefused(where.name, what, "correct them, or ~/.ssh/config", stage="key") from err
     try:
         async with asyncio.timeout(access.connect_timeout_s):
             return await _open(where, access, options)
@@ -125,7 +125,8 @@ async def open_connection(where: Target, access: Access, lost: Callable[[], None
         raise _key_problem(where, options, files, client.refused, err) from err
     except asyncssh.PermissionDenied as err:
         what = f"it lets nobody in as {options.username} with the keys we have"
-        raise HostRefused(where.name, what, "set `user` and `key`, or add the key to your agent") from err
+        remedy = "set `user` and `key`, or add the key to your agent"
+        raise HostRefused(where.name, what, remedy, stage="login") from err
     except OPENING_ERRORS as err:
         raise HostDown(f"{where.name} does not answer: {_reason(err, access)}") from err
 
@@ -229,8 +230,8 @@ def _own_file() -> str:
 
 
 def _known_hosts(files: list[str]) -> asyncssh.SSHKnownHosts:
-    """Of no file: nobody is known. Raises OSError, ValueError."""
-    stamps = [(file, os.stat(file)) for file in files]
+    """Of no file, or one that is not there yet: nobody is known. Raises OSError, ValueError."""
+    stamps = [(file, os.stat(file)) for file in files if os.path.exists(file)]
     return _parsed(tuple((file, it.st_mtime_ns, it.st_size, it.st_ino) for file, it in stamps))
 
 
@@ -258,17 +259,17 @@ def _key_problem(
     if key is None:
         if not known:
             what = f"its host key cannot be verified: {err}"
-            return HostRefused(where.name, what, f"see which keys it has, and what {file} says")
+            return HostRefused(where.name, what, f"see which keys it has, and what {file} says", stage="key")
         detail = f"{file} knows {_prints(known)}, and the host offers no key of that kind: {err}"
         remedy = f"nothing was sent to it; if you know why, replace its line in {file}"
-        return HostRefused(where.name, "THE HOST KEY MAY HAVE CHANGED", remedy, detail)
+        return HostRefused(where.name, "THE HOST KEY MAY HAVE CHANGED", remedy, detail, "key")
     if known:
         detail = f"{file} says {_prints(known)}, the host has {_prints([key])}"
         remedy = (
             "somebody may be in between, or the host was made anew; nothing was sent to it; if you know why, "
             f"replace its line in {file}"
         )
-        return HostRefused(where.name, "THE HOST KEY HAS CHANGED", remedy, detail)
+        return HostRefused(where.name, "THE HOST KEY HAS CHANGED", remedy, detail, "key")
     entry = name if port == 22 else f"[{name}]:{port}"
     line = f"{entry} {key.export_public_key().decode().strip()}"
     return HostKeyUnknown(where.name, _prints([key]), file, line)

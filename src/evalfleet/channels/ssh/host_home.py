@@ -8,7 +8,10 @@ import hashlib
 import re
 import secrets
 import shlex
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +19,7 @@ from msgspec import Struct
 from evalfleet.channels.link import UNREADABLE
 from evalfleet.channels.program import archive
 from evalfleet.channels.resident import PROTOCOLS
+from evalfleet.channels.supervisor import facts
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.machine import LEFT
 from evalfleet.channels.supervisor.server import content_hash
@@ -28,6 +32,7 @@ NO_MACHINE, NO_SUPERVISOR, OLD_PYTHON = 96, 97, 98
 NO_COMMAND = (126, 127)
 ANSWER_S = 60.0
 LISTING_S = 8.0
+FACTS_S = 30.0
 UNWRITABLE = (
     b"Read-only file system",
     b"Permission denied",
@@ -45,6 +50,11 @@ _RECEIVE = (
     "d=sys.stdin.buffer.read();hashlib.sha256(d).hexdigest()==sys.argv[1] or sys.exit(99);"
     "t=sys.argv[2]+str(os.getpid());f=os.open(t,os.O_WRONLY|os.O_CREAT|os.O_EXCL,0o600);"
     "os.fdopen(os.dup(f),sys.argv[3]).write(d);os.fsync(f);os.rename(t,sys.argv[2])"
+)
+_TELL = (
+    "import sys;sys.path.pop(0);"
+    "sys.version_info<(3,8) and (sys.stderr.write(sys.version),sys.exit(98));"
+    "exec(sys.stdin.read())"
 )
 _LIST = (
     'for d in *; do [ -d "$d" ] || continue; s=pending; e=; '
@@ -82,6 +92,38 @@ class HostAnswer(Struct, frozen=True):
     """The path of what could not be removed of a machine; nothing of it runs."""
     kept: dict[str, str] = {}
     """Of a lent host, what its owner finds again: names in its home, and hashes of what logins run."""
+
+
+class Holder(Struct, frozen=True):
+    """A machine that holds a host, as the host tells it."""
+
+    home: str
+    folder: str
+    owner: str = ""
+    """Who made it, and where: `user@computer:/home`; empty where an earlier version made it."""
+    since_s: float = 0.0
+
+    def told(self, own_home: str) -> str:
+        """Whose it is and since when, for people."""
+        machine = unquote(self.folder)
+        run = machine.rsplit("-", 2)[0]
+        whose = "this home" if self.home == own_home else self.owner or f"home {self.home}"
+        since = datetime.now(UTC) - timedelta(seconds=max(0.0, self.since_s))
+        return _plain(f"{run} of {whose}, since {since.astimezone():%Y-%m-%d %H:%M}")
+
+
+class HostFacts(Struct, frozen=True):
+    """What a host has, as its own Python tells it, and who holds it."""
+
+    user: str
+    python: str
+    cpus: float
+    memory_gb: float
+    disk_gb: float
+    gpus: tuple[str, ...] = ()
+    kvm: bool = False
+    writable: bool = True
+    held: tuple[Holder, ...] = ()
 
 
 class SeenMachine(Struct, frozen=True):
@@ -145,10 +187,28 @@ class HostHome(Struct, frozen=True):
         lines = [line.split(b" ", 2) for line in said.splitlines()]
         return [_sight(*line) for line in lines if len(line) == 3 and line[0] in (b"up", b"pending", b"left")]
 
+    async def facts(self) -> HostFacts:
+        """What the host has. Nothing is put there."""
+        python = shlex.quote(self.host.access.python)
+        script = f"cd && exec {python} -E -S -c {shlex.quote(_TELL)}"
+        await self.host.connect()
+        try:
+            async with asyncio.timeout(FACTS_S), self.host.process(_sh(script)) as process:
+                said, errors = await converse(process, Path(facts.__file__).read_bytes())
+                status = process.exit_status
+        except TimeoutError:
+            raise HostDown(f"{self.host.name} does not answer") from None
+        self.check(status, errors)
+        line = said.strip().rpartition(b"\n")[2]
+        try:
+            return msgspec.json.decode(line, type=HostFacts)
+        except UNREADABLE:
+            raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
+
     def _no_shell(self, status: int, said: bytes) -> HostRefused:
         words = said.decode("utf-8", "replace").strip()[-200:] or "silence"
         what, detail = "its login shell runs no commands", f"exit code {status}: {words}"
-        return HostRefused(self.host.name, what, "give the user a shell there", detail)
+        return HostRefused(self.host.name, what, "give the user a shell there", detail, "login")
 
     def request(self, machine: str, more: dict[str, Any]) -> bytes:
         return msgspec.json.encode({"home": self.home, "folder": job_name(machine), **more}) + b"\n"
@@ -230,6 +290,11 @@ class HostHome(Struct, frozen=True):
     @property
     def _file(self) -> str:
         return f"supervisor-{shipped().digest[:16]}.pyz"
+
+
+def _plain(text: str) -> str:
+    """What a host tells, in one line without control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:500])
 
 
 def _sight(state: bytes, folder: bytes, expiry: bytes) -> SeenMachine:

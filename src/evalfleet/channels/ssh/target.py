@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
@@ -25,17 +26,22 @@ class HostLost(OSError):
     """The connection ended before the answer came: what was asked may have happened."""
 
 
+Stage = Literal["key", "login", "python"]
+"""What comes one after the other when a host is reached, and may fail."""
+
+
 class HostRefused(ChannelError):
     """The host cannot be used until somebody mends something: its key, ours, its Python.
 
     The message names the host and tells everything. `what` and `remedy` are the same for all hosts that have
-    the same trouble, so that they can be told together.
+    the same trouble, so that they can be told together. `stage` is how far we came.
     """
 
-    def __init__(self, host: str, what: str, remedy: str, detail: str = "") -> None:
+    def __init__(self, host: str, what: str, remedy: str, detail: str = "", stage: Stage = "python") -> None:
         super().__init__(f"{host}: {what}{detail and f' ({detail})'}; {remedy}")
         self.what = what
         self.remedy = remedy
+        self.stage: Stage = stage
 
 
 class HostKeyUnknown(HostRefused):
@@ -43,7 +49,7 @@ class HostKeyUnknown(HostRefused):
 
     def __init__(self, host: str, fingerprint: str, file: str, line: str) -> None:
         remedy = f"if the host's owner confirms that fingerprint, add this line to {file}: {line}"
-        super().__init__(host, "its host key is unknown", remedy, fingerprint)
+        super().__init__(host, "its host key is unknown", remedy, fingerprint, "key")
         self.host = host
         self.fingerprint = fingerprint
         self.file = file

@@ -14,12 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta, Struct
 
 from evalfleet.channels.samples import Samples
-from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, openssh, target
+from evalfleet.channels.ssh.target import (
+    Access,
+    HostDown,
+    HostKeyUnknown,
+    HostLost,
+    HostRefused,
+    openssh,
+    target,
+)
 from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
+from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext
 
-from .fleet import NO_ANSWER, HostFleet, by_hand
+from .examination import examine_host, host_key, write_down
+from .fleet import NO_ANSWER, HostFleet, by_hand, trusting
 from .health import LONGEST_ASIDE_S
 from .records import Records
 
@@ -62,16 +71,17 @@ def access_of(name: str, settings: SshSettings, context: PlaceContext) -> Access
     if len(set(settings.hosts)) < len(settings.hosts):
         raise RequestError(f"place {name!r} lists a host twice; `max_per_host` gives it more machines")
 
-    def path(setting: str, given: str | None) -> str | None:
+    def path(setting: str, given: str | None, needed: bool = True) -> str | None:
         file = str(context.base / Path(given).expanduser()) if given else None
-        if file is not None and not os.path.isfile(file):
+        if file is not None and not os.path.isfile(file) and (needed or os.path.exists(file)):
             raise RequestError(f"place {name!r}: {setting} = {file!r} is no file; correct it")
         return file
 
     return Access(
         user=settings.user,
         key=path("key", settings.key),
-        known_hosts=path("known_hosts", settings.known_hosts),
+        # one that is not there yet knows nobody: `doctor --trust` makes it
+        known_hosts=path("known_hosts", settings.known_hosts, needed=False),
         port=settings.port,
         jump=settings.jump,
         python=settings.python,
@@ -133,6 +143,34 @@ class SshPlace:
         settings = self._settings
         capacity = len(settings.hosts) * settings.max_per_host
         return (Offer(self._name, "host", usd_per_hour=settings.usd_per_hour, capacity=capacity),)
+
+    async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
+        """Every host, in parallel: can it be reached, what has it, who holds it."""
+        what, most = trusting(self._name), self._settings.max_per_host
+        homes = self._fleet.homes.values()
+        checks = await asyncio.gather(*(examine_host(each, needs, most, what) for each in homes))
+        usable = sum(check.verdict == "good" for check in checks) * most
+        if usable >= workers:
+            return checks
+        hosts = f"{usable} of {len(checks) * most} machines can be had now, {workers} asked for"
+        bad = any(check.verdict == "bad" for check in checks)
+        return (*checks, Check("hosts", "bad" if bad else "warn", hosts))
+
+    async def unknown_keys(self) -> Sequence[HostKey]:
+        async def key_of(host_home: HostHome) -> HostKey | None:
+            try:
+                await host_home.host.connect()
+            except HostKeyUnknown as err:
+                return host_key(err, host_home.host.name)
+            except NO_ANSWER:
+                pass
+            return None
+
+        keys = await asyncio.gather(*map(key_of, self._fleet.homes.values()))
+        return list({key.line: key for key in keys if key is not None}.values())
+
+    def trust(self, keys: Sequence[HostKey]) -> None:
+        write_down(keys)
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         async with self._turns.setdefault(machine, asyncio.Lock()):
