@@ -19,6 +19,7 @@ from .model import (
     Collected,
     Grade,
     Isolated,
+    Isolation,
     Limits,
     MachineId,
     Micros,
@@ -295,11 +296,32 @@ class TasksReopened(_Event, frozen=True):
     tasks: tuple[TaskId, ...]
 
 
+class NewFiles(Struct, frozen=True, omit_defaults=True):
+    """A benchmark that was read again, for the tasks that are left."""
+
+    benchmark_spec: Mapping[str, Any]
+    slots: int = 1
+    isolation: Mapping[str, Isolation] = {}
+    tasks: tuple[Task, ...] = ()
+    """Those that are described in another way now."""
+    changed: tuple[str, ...] = ()
+    """For people: names of files, and of keys of the benchmark's description."""
+
+    def renewed(self, plan: Plan) -> Plan:
+        """The plan of a run that goes on with these."""
+        spec, slots, isolation = self.benchmark_spec, self.slots, self.isolation
+        return msgspec.structs.replace(plan, benchmark_spec=spec, slots=slots, isolation=isolation)
+
+
 class RunResumed(_Event, frozen=True):
-    """The user took up a run that had stopped. The time limit starts anew."""
+    """The user took up a run that had stopped. The time limit starts anew.
+
+    `new_files`: what is left runs with the benchmark as it was then. No machine is up at that time.
+    """
 
     limits: Limits | None = None
     only: tuple[TaskId, ...] | None = None
+    new_files: NewFiles | None = None
 
 
 class StopRequested(_Event, frozen=True):

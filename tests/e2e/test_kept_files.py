@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from evalfleet.events import MachineRequested
+from evalfleet.events import MachineRequested, RunResumed
 from tests.e2e.harness import Fleet, Process, tasks
 from tests.waiting import until
 
@@ -106,3 +106,51 @@ def test_a_run_that_is_deleted_takes_no_files_from_others(fleet: Fleet) -> None:
     assert fleet("rm", "s", "t", "--yes").code == 0
     assert fleet("import", "s.tgz").code == 0
     assert fleet("rerun", "s", "--name", "u").code == 0
+
+
+def test_resume_with_new_files_runs_what_is_left_with_them_and_records_it(fleet: Fleet) -> None:
+    left(fleet, count=4)
+    fleet.open_gate("go")
+    until(lambda: not [argv for argv in fleet.alive().values() if "run.sh" in argv])
+    fleet.bench(tasks(5, "score 0.5"), env={"MORE": "1"})
+    with (fleet.folder / "run.sh").open("a") as script:
+        script.write("# new\n")
+    done = fleet("resume", "r", "--with-new-files", "--workers", "2")
+    assert done.code == 0
+    assert "with new files for what is left (changed: run.sh, key 'env' and 2 tasks)" in done.err
+    assert [each["score"] for each in fleet.results()["tasks"]] == [1.0, 1.0, 0.5, 0.5]
+    assert fleet.starts() == ["a_1.0", "a_2.0", "a_3.0", "a_4.0"]
+    (resumed,) = fleet.recorded(RunResumed)
+    assert resumed.new_files is not None
+    assert [task.id for task in resumed.new_files.tasks] == ["a_3", "a_4"]
+    assert "new_files={changed:('run.sh', \"key 'env'\"),tasks:['a_3', 'a_4']}" in fleet("logs", "r").out
+    assert len(copies(fleet)) == 2
+    fleet.settled()
+
+
+def test_a_set_up_that_failed_is_mended_with_new_files(fleet: Fleet) -> None:
+    (fleet.folder / "setup.sh").write_text("exit 7")
+    keys = {"files": ["run.sh", "setup.sh"], "setup": [["bash", "setup.sh"]]}
+    fleet.bench(tasks(2), **keys)
+    failed = fleet.run()
+    assert failed.code == 4
+    assert "evalfleet resume r --with-new-files" in failed.out
+    (fleet.folder / "setup.sh").write_text("exit 0")
+    assert fleet("resume", "r").code == 4
+    assert fleet("resume", "r", "--with-new-files").code == 0
+    assert fleet.results()["scored"] == 2
+
+
+def test_new_files_that_do_not_fit_the_run_are_refused(fleet: Fleet) -> None:
+    left(fleet)
+    before = requested(fleet)
+    fleet.bench(tasks(2, "gate go; score 1"))
+    fleet("resume", "r", "--with-new-files").refused("'a_3'", "not in its benchmark any more")
+    fleet.bench(tasks(3, "gate go; score 1"), name="other")
+    fleet("resume", "r", "--with-new-files").refused("'other' now")
+    assert requested(fleet) == before
+    fleet.bench(tasks(3, "gate go; score 1"))
+    fleet.open_gate("go")
+    done = fleet("resume", "r", "--with-new-files")
+    assert done.code == 0
+    assert "no file of the benchmark has changed" in done.err

@@ -24,6 +24,7 @@ from evalfleet.errors import RequestError
 from evalfleet.events import (
     Event,
     GradingRequested,
+    NewFiles,
     PoolPlanned,
     Record,
     RunPlanned,
@@ -38,6 +39,7 @@ from evalfleet.model import IMPORTED, AttemptId, Limits, RunStatus, TaskId
 from evalfleet.names import hint, safe_name
 from evalfleet.planning.flags import RunOptions
 from evalfleet.planning.history import known_durations
+from evalfleet.planning.new_files import read_again
 from evalfleet.planning.plan import (
     KEPT_FILES,
     HomeFacts,
@@ -404,8 +406,13 @@ def resume_order(
     take_over: bool = False,
     limits: Mapping[str, float] | None = None,
     env_file: str | None = None,
+    with_new_files: bool = False,
 ) -> Order:
-    """What it takes to take a run up again. Raises RequestError when there is nothing left to do."""
+    """What it takes to take a run up again. Raises RequestError when there is nothing left to do.
+
+    `with_new_files`: what is left runs with the benchmark as it is now. Machines that are up have the files
+    of before: they must be let go first.
+    """
     found = open_run(workspace, name)
     state = found.state()
     if state.plan.places == (IMPORTED,):
@@ -422,12 +429,26 @@ def resume_order(
         raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")
     if state.plan.pool:
         read_pool(workspace.records(), state.plan.pool)
+    plan = state.plan
     unsettled = [known.task for known in state.tasks.values() if known.status not in ("scored", "answered")]
-    if unsettled:
-        check_files(state.plan, unsettled, found.folder)
-    secrets, environ = workspace.secrets(state.plan, env_file)
-    settings, notify = workspace.changed_settings(state.plan), workspace.notify(env_file)
+    if with_new_files:
+        if new := read_again(plan, unsettled, found.home, found.folder):
+            plan, first = new.renewed(plan), tuple(_with_new_files(state, first, new))
+    elif unsettled:
+        check_files(plan, unsettled, found.folder)
+    secrets, environ = workspace.secrets(plan, env_file)
+    settings, notify = workspace.changed_settings(plan), workspace.notify(env_file)
     return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
+
+
+def _with_new_files(state: RunState, first: Sequence[Event], new: NewFiles) -> Iterator[Event]:
+    resumed = next((event for event in first if isinstance(event, RunResumed)), RunResumed())
+    # a machine must not give up a task that has become longer while nobody controls it
+    longest_s = max((task.limit_s for task in new.tasks), default=0.0)
+    limits = resumed.limits or state.limits
+    limits = msgspec.structs.replace(limits, lease_s=max(limits.lease_s, 2 * longest_s + 600))
+    yield from (event for event in first if event is not resumed)
+    yield msgspec.structs.replace(resumed, limits=limits, new_files=new)
 
 
 def grade_order(

@@ -201,6 +201,11 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", metavar="USD", help="a new budget for the whole run")
     parser.add_argument("--max-duration", metavar="2h", help="a new time limit, from now")
     parser.add_argument("--workers", metavar="N", help="another number of machines at once")
+    parser.add_argument(
+        "--with-new-files",
+        action="store_true",
+        help="read the benchmark again, and run what is left with its files as they are now",
+    )
     parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
     parser.add_argument(
         "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
@@ -211,26 +216,52 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
 def resume(args: argparse.Namespace) -> int:
     """Take up a run where it stopped: unrun and unfinished tasks run, settled ones stay.
 
-    Attempts that still run on their machines are adopted, not started again.
+    Attempts that still run on their machines are adopted, not started again. Machines get the files that the
+    run was planned with, whatever became of them since. With --with-new-files the journal records what has
+    changed; machines that are up are let go first, and what has ended on them is kept.
     """
     import asyncio
+    import dataclasses
 
     from evalfleet.api import runs
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
     asyncio.run(runs.tell_overdue(workspace))
-    order = runs.resume_order(
-        workspace,
-        args.run,
-        only_broken=args.only == "broken",
-        take_over=args.take_over,
-        limits=_limits(args),
-        env_file=args.env_file,
-    )
+
+    def order_now() -> Order:
+        return runs.resume_order(
+            workspace,
+            args.run,
+            only_broken=args.only == "broken",
+            take_over=args.take_over,
+            limits=_limits(args),
+            env_file=args.env_file,
+            with_new_files=args.with_new_files,
+        )
+
+    order = order_now()
+    run = runs.open_run(workspace, order.run)
+    if args.with_new_files and run.state().undeleted:
+        leaving = dataclasses.replace(runs.cancelling_order(workspace, run), take_over=args.take_over)
+        stopped = asyncio.run(runs.control(workspace, leaving))
+        print(f"evalfleet: note: machines of {run.name} have the old files: they go first", file=sys.stderr)
+        stopped.wait()
+        order = order_now()
+    if args.with_new_files:
+        print(f"evalfleet: note: {_told_of_new_files(order)}", file=sys.stderr)
     if args.detach:
         return _detach(order, as_json=args.json)
     return _follow(asyncio.run(runs.control(workspace, order)), as_json=args.json)
+
+
+def _told_of_new_files(order: Order) -> str:
+    from evalfleet.events import RunResumed
+    from evalfleet.views.notable import new_files
+
+    resumed = (event for event in order.first if isinstance(event, RunResumed))
+    new = next((event.new_files for event in resumed), None)
+    return f"{order.run} goes on {new_files(new)}" if new else "no file of the benchmark has changed"
 
 
 def _limits(args: argparse.Namespace) -> dict[str, float]:

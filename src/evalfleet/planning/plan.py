@@ -270,7 +270,7 @@ def resolve_pool(
         run=check_run_name(request.name),
         benchmark="",
         places=(place.name,),
-        place_specs=_plain({place.name: PlaceSpec(place.kind_name, str(place.base), place.settings)}),
+        place_specs=plain({place.name: PlaceSpec(place.kind_name, str(place.base), place.settings)}),
         limits=Limits(workers=request.workers or place.listed or 1, lease_s=request.expires_s),
         home=home_id,
         machine_names=check_run_name(request.prefix),
@@ -486,8 +486,8 @@ def _plan(
         run=name,
         benchmark=loaded.name,
         places=tuple(place.name for place in places),
-        benchmark_spec=_plain(envelope),
-        place_specs=_plain(specs),
+        benchmark_spec=plain(envelope),
+        place_specs=plain(specs),
         model=flags.model,
         agent=flags.agent,
         schedule=flags.schedule,
@@ -497,7 +497,7 @@ def _plan(
         machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,
         pool=pool,
-        isolation={place.name: _isolation(loaded, place) for place in places},
+        isolation={place.name: isolation_of(loaded, place) for place in places},
     )
 
 
@@ -510,7 +510,7 @@ def _with_needs(spec: Mapping[str, Any], tasks: Sequence[Task]) -> Mapping[str, 
     return {**spec, "needs": needs}
 
 
-def _isolation(loaded: Loaded, place: PlaceSource) -> Isolation:
+def isolation_of(loaded: Loaded, place: PlaceSource) -> Isolation:
     """The benchmark knows best what it needs, then who set the place up."""
     wanted: Isolation = loaded.isolation or place.settings.get("isolation") or ""
     return wanted or getattr(place.kind, "default_isolation", "auto")
@@ -523,7 +523,7 @@ def _canary(flags: Flags, places: Sequence[PlaceSource], pool: str) -> int:
     return 0 if pool else max(place.default_canary for place in places)
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
     """As a journal gives it back, so that a plan equals itself after a restart."""
     return msgspec.json.decode(msgspec.json.encode(value))
 

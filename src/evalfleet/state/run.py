@@ -82,12 +82,21 @@ def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
     state.started_at = at
     state.grading_problem = ""
     _ask_anew(state)
+    if event.new_files is not None:
+        _take_new_files(state, event.new_files)
     set_limits(state, event.limits or state.limits)
     only = None if event.only is None else set(event.only)
     for known in state.tasks.values():
         _hold_or_release(state, at, known, only)
     for heap in state.fresh:
         trim_fresh(state, heap)
+
+
+def _take_new_files(state: RunState, new: ev.NewFiles) -> None:
+    state.plan = new.renewed(state.plan)
+    for task in new.tasks:
+        state.tasks[task.id].task = task
+        state.longest_s = max(state.longest_s, task.limit_s)
 
 
 def _hold_or_release(state: RunState, at: Micros, known: TaskState, only: set[TaskId] | None) -> None:

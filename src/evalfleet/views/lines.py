@@ -7,7 +7,15 @@ from typing import Any, cast
 
 import msgspec
 
-from evalfleet.events import ControllerStarted, Event, Record, RunPlanned, TasksPlanned
+from evalfleet.events import (
+    ControllerStarted,
+    Event,
+    NewFiles,
+    Record,
+    RunPlanned,
+    RunResumed,
+    TasksPlanned,
+)
 from evalfleet.model import Micros, seconds_between
 from evalfleet.state import RunState
 
@@ -137,6 +145,9 @@ def _body(event: Event) -> dict[str, Any]:
         case RunPlanned(plan, total):
             shown = {"run": plan.run, "benchmark": plan.benchmark, "model": plan.model, "total": total}
             return {"kind": "RunPlanned", **shown, "places": plan.places, "workers": plan.limits.workers}
+        case RunResumed(new_files=NewFiles() as new):
+            shown = msgspec.to_builtins(msgspec.structs.replace(event, new_files=None))
+            return {**shown, "new_files": {"changed": new.changed, "tasks": [task.id for task in new.tasks]}}
         case _:
             loose: dict[str, Any] = msgspec.to_builtins(event)
             return loose
@@ -168,11 +179,12 @@ def event_line(record: Record, most: int = MOST) -> str:
             "benchmark": event.plan.benchmark,
             "tasks": event.total,
         }
-    elif isinstance(event, TasksPlanned):
-        fields = {"count": len(event.tasks)}
     else:
-        fields = msgspec.to_builtins(event)
-        fields.pop("kind", None)
+        fields = {
+            name: iso(value) if name in (*INSTANTS, "started_at") else value
+            for name, value in _body(event).items()
+            if name not in ("kind", "boot", "zero")  # the last two are for the next controller's clock alone
+        }
     words = " ".join(f"{name}={_value(value)}" for name, value in fields.items())
     return f"{iso(record.at)} {type(event).__name__} {clean(words, most)}".rstrip()
 

@@ -95,8 +95,9 @@ def notable(state: RunState, record: ev.Record) -> Notice | None:
             return Notice(at, "start", f"pool {plan.run}: {plural(plan.limits.workers, 'machine')} planned")
         case ev.PoolResized(workers):
             return Notice(at, "start", f"pool {state.plan.run}: to have {plural(workers, 'machine')}")
-        case ev.RunResumed():
-            return Notice(at, "start", f"{state.plan.run} is taken up again")
+        case ev.RunResumed(new_files=new):
+            with_what = f" {new_files(new)}" if new is not None else ""
+            return Notice(at, "start", f"{state.plan.run} is taken up again{with_what}")
         case ev.TasksReopened(tasks):
             return Notice(at, "news", f"{plural(len(tasks), 'broken task')} reopened")
         case ev.StopRequested() if not state.plan.benchmark:
@@ -248,6 +249,14 @@ def _score(outcome: Scored) -> str:
     verdict = "success" if outcome.success else "no success"
     exact = "" if outcome.score in (0.0, 1.0) else f" (score {outcome.score:.3g})"
     return f"{verdict}{exact}{', time limit' if outcome.limit_s is not None else ''}"
+
+
+def new_files(new: ev.NewFiles) -> str:
+    """Says that what is left runs with other files, and what is different in them."""
+    parts = [", ".join(new.changed[:5]) + (", ..." if len(new.changed) > 5 else "")] if new.changed else []
+    if new.tasks:
+        parts.append(plural(len(new.tasks), "task"))
+    return f"with new files for what is left (changed: {' and '.join(parts) or 'its description'})"
 
 
 def together(lines: list[Notice]) -> str:

@@ -152,6 +152,8 @@ def next_steps(results: Results) -> list[str]:
         return []
     if results["unrun"] > results["answered"]:
         steps.append(f"evalfleet resume {run}")
+        if results["status"] == "failed" and any(m["cause"] == "setup" for m in results["machines"]):
+            steps = [f"evalfleet resume {run} --with-new-files    (once the set-up is mended)"]
     elif results["answered"]:
         steps.append(f"evalfleet grade {run}")
     if results["broken"]:
