@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.waiting import PATIENCE_S
@@ -34,8 +35,8 @@ def missing() -> str | None:
     return next((name for name in PROGRAMS if shutil.which(name) is None), None)
 
 
-def write_rootfs(archive: Path, files: Path) -> None:
-    """A tar of the programs, what they load, Python's library, and `files`."""
+def write_rootfs(archive: Path, files: Path, programs: Sequence[str] = PROGRAMS) -> None:
+    """A tar of the programs, what they load, Python's library if it is one of them, and `files`."""
     with tarfile.open(archive, "w") as tar:
         added: set[str] = set()
         for folder in ("tmp", "proc", "sys", "dev", "root", "etc", "storage", "results"):
@@ -46,17 +47,18 @@ def write_rootfs(archive: Path, files: Path) -> None:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, target
             tar.addfile(link)
-        for program in PROGRAMS:
+        for program in programs:
             path = shutil.which(program)
             assert path is not None
             for needed in (path, *_libraries(path)):
                 _add(tar, needed, added)
             _add(tar, path, added, at=f"/usr/bin/{Path(program).name}")
-        library = Path(_python_library())
-        tar.add(library, str(library).lstrip("/"), filter=_wanted)
-        for module in library.glob("lib-dynload/*.so"):
-            for needed in _libraries(str(module)):
-                _add(tar, needed, added)
+        if "/usr/bin/python3" in programs:
+            library = Path(_python_library())
+            tar.add(library, str(library).lstrip("/"), filter=_wanted)
+            for module in library.glob("lib-dynload/*.so"):
+                for needed in _libraries(str(module)):
+                    _add(tar, needed, added)
         tar.add(files, ".")
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from evalfleet.benchmarks.benchmark_file import BenchmarkFile, load_benchmark
+from evalfleet.benchmarks.containers import ContainerSettings
 from evalfleet.benchmarks.results import DECLARABLE
 from evalfleet.benchmarks.tasks import TaskLine, TaskSource
 from evalfleet.errors import RequestError
@@ -84,6 +85,9 @@ REFUSED: list[Fault] = [
     keys(score_from='"exit"'),
     keys(isolation='"jail"'),
     keys(isolation='"container"'),
+    keys(isolation='"user"', image='"tiny"'),
+    keys(image='"my image"'),
+    keys(container="{cpus = -1}"),
     beside("grade.py", score_files='["grade.py"]'),
     beside("solve.py", solution_files='["solve.py"]'),
     beside("grade.py", score='["true"]', score_files='["grade.py"]', files='["grade.py"]'),
@@ -163,8 +167,10 @@ def test_the_table_of_notes_tells_this_doubt(number: int, tmp_path: Path) -> Non
 
 
 def test_every_key_is_documented() -> None:
-    for type_ in (BenchmarkFile, TaskLine, TaskSource, Needs):
+    for type_ in (BenchmarkFile, TaskLine, TaskSource, Needs, ContainerSettings):
         for field in msgspec.structs.fields(type_):
-            assert re.search(rf"^\| `{field.encode_name}` \|", PAGE, re.MULTILINE), field.encode_name
+            assert re.search(rf"^\| [^|]*`{field.encode_name}`[^|]* \|", PAGE, re.MULTILINE), (
+                field.encode_name
+            )
     for cause in DECLARABLE:
         assert f'"{cause}"' in PAGE

@@ -110,8 +110,8 @@ def test_the_default_domain(id: str, domain: str) -> None:
         (FULL.replace("command =", "comand ="), "@/b.toml: key 'comand' is unknown; did you mean 'command'?"),
         (
             FULL + "zzz = 1",
-            "@/b.toml: key 'zzz' is unknown; there are command, env, files, isolation, name, needs, "
-            "on_timeout, probe, score, score_files, score_from, score_timeout_s and 10 more",
+            "@/b.toml: key 'zzz' is unknown; there are command, container, env, files, image, isolation, "
+            "name, needs, on_timeout, probe, score, score_files and 12 more",
         ),
         (FULL.replace('name = "mybench"', ""), "@/b.toml: key 'name' is missing; add it"),
         (MINIMAL, "@/b.toml: key 'tasks' is missing; add it"),

@@ -16,6 +16,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Isolation, Needs, Task
 from evalfleet.toml_tables import convert, read_toml
 
+from .containers import ContainerSettings, check_container, check_image
 from .files import bundle_files, check_files, ignored_files
 from .loaded import Loaded
 from .spec import PLACEHOLDER, CommandSpec, bundle_of, planned_task, score_bundle_of, spec_data
@@ -81,6 +82,10 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     isolation: Annotated[
         str, Meta(description="how attempts are kept apart", extra_json_schema={"enum": ["user", "none", ""]})
     ] = ""
+    image: Annotated[
+        str, Meta(description="attempts run in containers of this image, by docker or podman")
+    ] = ""
+    container: Annotated[ContainerSettings, Meta(description="how containers are run")] = ContainerSettings()
     score: Annotated[Argv | None, Meta(description="grades what an attempt left")] = None
     score_files: Annotated[Names, Meta(description="as files, for the score command alone")] = ()
     score_timeout_s: Annotated[float, Meta(description="time limit of the score command")] = 600.0
@@ -116,7 +121,7 @@ def load_benchmark(path: Path) -> Loaded:
             f"{where}: {warning}" for warning in (*warnings_about(spec), *_about_ignored(root, entries))
         ),
         setup_s=(file.setup_timeout_s or 0.0) * len(file.setup),
-        isolation=_isolation(file.isolation, where),
+        isolation=_isolation(file, tasks, where),
     )
     return loaded if file.solution is None else msgspec.structs.replace(loaded, oracle=_oracle(loaded, file))
 
@@ -150,16 +155,21 @@ def _tasks(file: BenchmarkFile, path: Path) -> tuple[Task, ...]:
     return make_tasks(lines, TaskDefaults(file.timeout_s, file.stall_s, needed, domain))
 
 
-def _isolation(given: str, where: str) -> Isolation:
+def _isolation(file: BenchmarkFile, tasks: Sequence[Task], where: str) -> Isolation:
+    given = file.isolation
     if given == "container":
-        raise RequestError(f'{where}: isolation = "container" is not supported yet; write "user" or "none"')
-    if given in ("user", "none"):
-        return "user" if given == "user" else "none"
-    if given:
+        raise RequestError(
+            f"{where}: isolation = \"container\" is had by naming an 'image'; write one instead"
+        )
+    if given not in ("", "user", "none"):
         raise RequestError(
             f'{where}: key \'isolation\' is {given!r}; write "user" or "none", or leave it out'
         )
-    return ""
+    if not (file.image or any(own_of(task).image for task in tasks)):
+        return "user" if given == "user" else "none" if given else ""
+    if given == "user":
+        raise RequestError(f"{where}: attempts with an 'image' are kept apart by it; leave 'isolation' out")
+    return "own"
 
 
 def _spec(file: BenchmarkFile, root: Path, where: str) -> CommandSpec:
@@ -171,6 +181,8 @@ def _spec(file: BenchmarkFile, root: Path, where: str) -> CommandSpec:
         setup=file.setup,
         setup_timeout_s=file.setup_timeout_s,
         setup_secrets=file.setup_secrets,
+        image=file.image,
+        container=file.container,
         env=env_of(file.env, where, (*file.secrets, *file.setup_secrets)),
         probe=file.probe or (),
         on_timeout="zero" if file.on_timeout == "zero" else "broken",
@@ -216,6 +228,8 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
                 'write names such as "OPENAI_API_KEY", never values'
             )
     check_needs(file.needs, where)
+    check_image(file.image, where)
+    check_container(file.container, where)
 
 
 def _check_score(file: BenchmarkFile, where: str) -> None:

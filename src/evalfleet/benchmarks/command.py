@@ -16,6 +16,7 @@ from evalfleet.names import attempt_number
 from evalfleet.toml_tables import expand
 
 from .benchmark_file import load_benchmark
+from .containers import in_container
 from .loaded import Loaded
 from .results import outcome_of, scored_apart
 from .spec import (
@@ -136,10 +137,17 @@ class CommandBenchmark:
         return self._task_bundles[task.id]
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
+        return self._command(self.spec.command, task, attempt)
+
+    def _command(self, words: Sequence[str], task: Task, attempt: AttemptId) -> Command:
         number = attempt_number(attempt)
         env = {**self.spec.env, **own_of(task).env, **task_env(task), "EVALFLEET_ATTEMPT": str(number)}
-        argv = tuple(fill(word, task, number) for word in self.spec.command)
-        return Command(argv, {**env, **self._env}, self.spec.secrets)
+        argv = tuple(fill(word, task, number) for word in words)
+        return self._contained(task, Command(argv, {**env, **self._env}, self.spec.secrets))
+
+    def _contained(self, task: Task, command: Command) -> Command:
+        image = own_of(task).image or self.spec.image
+        return in_container(command, image, self.spec.container) if image else command
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         return outcome_of(
@@ -157,9 +165,7 @@ class CommandBenchmark:
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
         if not self.spec.score:
             return None
-        command = self.command(task, attempt)
-        argv = tuple(fill(word, task, attempt_number(attempt)) for word in self.spec.score)
-        grading = msgspec.structs.replace(command, argv=argv)
+        grading = self._command(self.spec.score, task, attempt)
         return Scorer(grading, self._score_bundle, self.spec.score_timeout_s)
 
     def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from evalfleet.errors import RequestError
 from evalfleet.model import Bundle, Command, Needs, SetupStep, Task
 
+from .containers import ContainerSettings, image_step
 from .files import bundle_files, check_files, covering, digest, keep_files
 from .ignored import IgnoreRules
 from .tasks import own_of, with_own
@@ -48,6 +49,8 @@ class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     setup_timeout_s: float | None = None
     setup_secrets: tuple[str, ...] = ()
+    image: str = ""
+    container: ContainerSettings = ContainerSettings()
 
 
 def bundle_of(spec: CommandSpec, kept: Path | None = None) -> Bundle:
@@ -56,7 +59,8 @@ def bundle_of(spec: CommandSpec, kept: Path | None = None) -> Bundle:
     `kept` is where a run keeps its files; one of an earlier version has none there, and needs those in the
     benchmark's folder as they were.
     """
-    return _bundle(spec, spec.files, _steps(spec, spec.setup, spec.env), spec.digest, kept)
+    steps = (*_image_step(spec, spec.image), *_steps(spec, spec.setup, spec.env))
+    return _bundle(spec, spec.files, steps, spec.digest, kept)
 
 
 def score_bundle_of(spec: CommandSpec, kept: Path | None = None) -> Bundle:
@@ -142,6 +146,10 @@ def _copy(spec: CommandSpec, entries: Sequence[str], target: Path, twin: Path | 
         ) from err
 
 
+def _image_step(spec: CommandSpec, image: str) -> tuple[SetupStep, ...]:
+    return (image_step(spec.container, [image]),) if image else ()
+
+
 def _steps(
     spec: CommandSpec, setup: Sequence[tuple[str, ...]], env: Mapping[str, str]
 ) -> tuple[SetupStep, ...]:
@@ -154,7 +162,7 @@ def _steps(
 def planned_task(spec: CommandSpec, task: Task, where: str) -> Task:
     """The task, with the digest of the files that it has for itself. RequestError if they are wrong."""
     own = own_of(task)
-    if not (own.files or own.setup):
+    if not (own.files or own.setup or own.image):
         return task
     check_files(Path(spec.root), own.files, f"{where}: task {task.id!r}")
     return with_own(task, msgspec.structs.replace(own, digest=task_bundle_of(spec, task).digest))
@@ -166,9 +174,9 @@ def task_bundle_of(spec: CommandSpec, task: Task, kept: Path | None = None) -> B
     Raises RequestError as `bundle_of` does.
     """
     own = own_of(task)
-    if not (own.files or own.setup):
+    if not (own.files or own.setup or own.image):
         return Bundle()
-    steps = _steps(spec, own.setup, {**spec.env, **own.env, **task_env(task)})
+    steps = _image_step(spec, own.image) + _steps(spec, own.setup, {**spec.env, **own.env, **task_env(task)})
     return _bundle(spec, own.files, steps, own.digest, kept, "task-")
 
 

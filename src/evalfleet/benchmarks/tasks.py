@@ -16,6 +16,7 @@ from evalfleet.model import Needs, Task, TaskId
 from evalfleet.names import hint
 from evalfleet.toml_tables import convert
 
+from .containers import check_image
 from .datasets import kind_of, lines_of, read_json, read_rows
 
 MAX_TIMEOUT_S = 30 * 86400.0
@@ -52,6 +53,9 @@ class TaskLine(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[tuple[str, ...], ...],
         Meta(description="run once on a machine before its first attempt there, among its own files"),
     ] = ()
+    image: Annotated[
+        str, Meta(description="its attempts run in a container of this image, not the file's")
+    ] = ""
     needs: Annotated[
         Needs | None,
         Meta(description="what it needs beyond the file's; a run's machines do for all its tasks"),
@@ -90,6 +94,7 @@ class TaskOwn(Struct, frozen=True, omit_defaults=True):
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     files: tuple[str, ...] = ()
     setup: tuple[tuple[str, ...], ...] = ()
+    image: str = ""
     digest: str = ""
     """Of its own bundle, when the run was planned."""
 
@@ -281,7 +286,8 @@ def _make(place: str, line: TaskLine, defaults: TaskDefaults) -> Task:
         check_needs(line.needs, place)
     for tag in line.tags:
         _check_text(place, "tags", tag)
-    own = TaskOwn(env_of(line.env, place), line.files, line.setup)
+    check_image(line.image, place)
+    own = TaskOwn(env_of(line.env, place), line.files, line.setup, line.image)
     return Task(
         TaskId(line.id),
         domain,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
@@ -12,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,16 +18,11 @@ import pytest
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from evalfleet.benchmarks.waa.task_folder import read_task
+from standins.podman import LIMITS, Podman
 from standins.waa import rootfs, standin
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 IMAGE = "localhost/winarena:latest"
-LIMITS = (
-    "--ulimit",
-    "nofile=20000:20000",
-    "--ulimit",
-    "nproc=32768:32768",
-)  # or it asks for more than there is
 
 
 def lacking() -> str | None:
@@ -47,58 +40,6 @@ pytestmark = [
     pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST WITH A REAL CONTAINER ENGINE: {CANNOT}"),
     pytest.mark.slow,
 ]
-
-
-class Podman:
-    """With its images and containers in a folder of the test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        where = ("--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "vfs")
-        kept = ("--tmpdir", str(folder / "tmp"), "--cgroup-manager", "cgroupfs", "--runtime", "runc")
-        self.argv = ("podman", *where, *kept)
-        self.group = f"evalfleet-podman-{os.getpid()}"
-        self.grouped = ("--cgroup-parent", f"/{self.group}")
-
-    def __call__(self, *argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*self.argv, *argv], capture_output=True, text=True, input=text, timeout=PATIENCE_S
-        )
-
-    def ok(self, *argv: str, text: str | None = None) -> str:
-        done = self(*argv, text=text)
-        assert done.returncode == 0, f"podman {argv}: {done.returncode}: {done.stderr}"
-        return done.stdout
-
-    def await_guest(self) -> None:
-        probe = ("exec", "winarena", "curl", "-sf", "20.20.20.21:5000/probe")
-        until(lambda: self(*probe).returncode == 0, lambda: self("logs", "winarena").stdout, look_s=0.1)
-
-    def destroy(self) -> None:
-        """It leaves control groups behind otherwise."""
-        self("rm", "-f", "-a", "-t", "0")
-        tops = Path("/sys/fs/cgroup")
-        for top in (*tops.glob(self.group), *tops.glob(f"*/{self.group}")):
-            for group, _, _ in os.walk(top, topdown=False):
-                remove_group(group)
-        with suppress(OSError):
-            os.rmdir("/run/runc")  # not if somebody else has containers
-        shutil.rmtree(self.folder)
-
-
-def remove_group(group: str) -> None:
-    """The monitor of a container leaves its group a moment after the container is gone."""
-
-    def removed() -> bool:
-        try:
-            os.rmdir(group)
-        except OSError as err:
-            if err.errno != errno.EBUSY:
-                raise
-            return False
-        return True
-
-    until(removed, f"{group} to be left")
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +75,13 @@ def running(podman: Podman) -> Iterator[Podman]:
     podman("rm", "-f", "-t", "0", "winarena")
 
 
+def await_guest(podman: Podman) -> None:
+    probe = ("exec", "winarena", "curl", "-sf", "20.20.20.21:5000/probe")
+    until(lambda: podman(*probe).returncode == 0, lambda: podman("logs", "winarena").stdout, look_s=0.1)
+
+
 def test_from_boot_to_result(running: Podman) -> None:
-    running.await_guest()
+    await_guest(running)
     running.ok("exec", "-i", "winarena", "sh", "-c", "cat > /tmp/t.json", text='{"notepad": ["one", "two"]}')
     flags = ("--test_all_meta_path", "/tmp/t.json", "--result_dir", "/results", "--model", "m", "--bogus")
     assert running("exec", "-w", "/client", "winarena", "python", "run.py", *flags).returncode == 0
@@ -159,7 +105,7 @@ def test_what_the_engine_of_lab_hosts_imitates(running: Podman) -> None:
     assert time.monotonic() - began > 1
     assert running.ok("inspect", "-f", "{{.State.Running}} {{.State.ExitCode}}", "winarena") == "false 137\n"
     running.ok("start", "winarena")
-    running.await_guest()
+    await_guest(running)
 
 
 def test_the_list_of_tasks_is_told_as_the_image_has_it(podman: Podman, tmp_path: Path) -> None:

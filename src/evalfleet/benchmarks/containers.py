@@ -1,0 +1,128 @@
+"""Attempts in containers, by the docker or podman that a machine has: how one is started, and how it ends.
+
+What runs on the machine are two scripts for `sh`. One looks for the engine and pulls images, once, as a step
+of set-up. The other runs a command in a container under the same contract as without one: the same working
+directory, variables, artefacts, log, exit code and time limit, and nothing is left when it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from evalfleet.errors import RequestError
+from evalfleet.model import Command, SetupStep
+
+
+class ContainerSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The keys of `container`."""
+
+    engine: Annotated[
+        Literal["", "docker", "podman"], Meta(description="default: docker if it works there, else podman")
+    ] = ""
+    pull: Annotated[
+        Literal["missing", "always", "never"], Meta(description="when a machine fetches the image")
+    ] = "missing"
+    network: Annotated[
+        str, Meta(description="none, host, or a network of the engine's; default: the engine's own")
+    ] = ""
+    cpus: Annotated[float, Meta(description="how many it may use; 0: all")] = 0.0
+    memory_gb: Annotated[float, Meta(description="how much it may use; 0: all")] = 0.0
+    pids: Annotated[int, Meta(description="how many processes it may have; 0: the engine's limit")] = 0
+    gpus: Annotated[int, Meta(description="how many GPUs it gets; -1: all")] = 0
+    user: Annotated[str, Meta(description="as whom the command runs; default: the image's user")] = ""
+    args: Annotated[tuple[str, ...], Meta(description="further arguments of `docker run`")] = ()
+
+
+PULL = """\
+engine=$1 pull=$2
+shift 2
+works() { command -v "$1" >/dev/null 2>&1 && "$1" version >/dev/null 2>&1; }
+if [ -z "$engine" ]; then
+  for engine in docker podman ""; do works "$engine" && break; done
+elif ! works "$engine"; then
+  echo "$engine does not work here"; exit 1
+fi
+if [ -z "$engine" ]; then echo "neither docker nor podman works here: install one"; exit 1; fi
+echo "$engine" >.container-engine
+for image; do
+  if [ "$pull" != always ] && "$engine" image inspect "$image" >/dev/null 2>&1; then continue; fi
+  if [ "$pull" = never ]; then echo "there is no image $image here, and it is not to be pulled"; exit 1; fi
+  "$engine" pull "$image" || exit 1
+done
+"""
+"""Arguments: the engine or nothing, when to pull, images."""
+
+# Variables are passed by their names, so that the values of secrets are on no command line. Of the machine's
+# files the container sees the attempt's own folders and, read-only, the bundles that those link to. The marks
+# of the job are in its environment, so that the supervisor finds its processes, too. The engine's client runs
+# in the background because a shell that waits for a command in the foreground hears no signal meanwhile.
+RUN = """\
+engine=$(cat .container-engine) || exit 126
+name=evalfleet-$(printf %s "$EVALFLEET_MACHINE $EVALFLEET_JOB" | cksum | tr ' ' -)
+gone() { "$engine" kill "$name" >/dev/null 2>&1; "$engine" rm -f "$name" >/dev/null 2>&1; }
+trap 'gone; exit 143' HUP INT TERM
+if [ "$engine" = docker ] && [ "$(id -u)" != 0 ]; then set -- --user "$(id -u):$(id -g)" "$@"; fi
+for key in $(awk 'BEGIN { for (key in ENVIRON) print key }'); do
+  case $key in
+    PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TMPDIR|LANG|LC_*|AWK*|_) ;;
+    *) set -- -e "$key" "$@" ;;
+  esac
+done
+for folder in "$PWD" "$EVALFLEET_OUT"; do set -- -v "$folder:$folder" "$@"; done
+for folder in "$EVALFLEET_GRADED_OUT" "$EVALFLEET_GRADED_WORK"; do
+  if [ -d "$folder" ]; then set -- -v "$folder:$folder:ro" "$@"; fi
+done
+bundles=$(for entry in * .[!.]*; do [ -L "$entry" ] && dirname "$(readlink "$entry")"; done | sort -u)
+IFS='
+'
+for folder in $bundles; do set -- -v "$folder:$folder:ro" "$@"; done
+unset IFS
+"$engine" run --rm --name "$name" -w "$PWD" "$@" &
+wait $!
+code=$?
+if [ $code -ge 125 ]; then gone; fi
+if [ $code = 125 ]; then echo "the container of $EVALFLEET_JOB could not be started"; code=126; fi
+exit $code
+"""
+"""Arguments: options of `run`, the image, the command."""
+
+
+def image_step(settings: ContainerSettings, images: Sequence[str]) -> SetupStep:
+    """The step of set-up that looks for an engine and has the images there."""
+    argv = ("sh", "-c", PULL, "evalfleet-image", settings.engine, settings.pull, *images)
+    return SetupStep("image", Command(argv))
+
+
+def in_container(command: Command, image: str, settings: ContainerSettings) -> Command:
+    """The command that runs the command in a container of the image."""
+    limits = {
+        "--network": settings.network,
+        "--cpus": f"{settings.cpus:g}" if settings.cpus else "",
+        "--memory": f"{math.ceil(settings.memory_gb * 1024)}m" if settings.memory_gb else "",
+        "--pids-limit": str(settings.pids) if settings.pids else "",
+        "--gpus": "all" if settings.gpus < 0 else str(settings.gpus) if settings.gpus else "",
+        "--user": settings.user,
+    }
+    options = [f"{option}={value}" for option, value in limits.items() if value]
+    argv = ("sh", "-c", RUN, "evalfleet-container", *options, *settings.args, image, *command.argv)
+    return Command(argv, command.env, command.secrets)
+
+
+def check_container(settings: ContainerSettings, where: str) -> None:
+    for key, low in (("cpus", 0), ("memory_gb", 0), ("pids", 0), ("gpus", -1)):
+        value = getattr(settings, key)
+        if not low <= value <= 1_000_000:  # False for nan, too
+            raise RequestError(
+                f"{where}: key 'container.{key}' is {value}; write a number from {low} to 1000000"
+            )
+
+
+def check_image(image: str, where: str) -> None:
+    if image.startswith("-") or any(not sign.isprintable() or sign.isspace() for sign in image):
+        raise RequestError(
+            f"{where}: key 'image' is {image[:80]!r}; write a name such as \"docker.io/library/python:3.12\""
+        )

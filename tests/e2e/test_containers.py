@@ -1,0 +1,166 @@
+"""Attempts in containers: by a stand-in for an engine that tells what it was asked, and by a real podman."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from standins.podman import LIMITS, Podman
+from standins.waa import rootfs
+from tests.e2e.harness import Fleet, task
+from tests.waiting import until
+
+SCORE = '''echo "{\\"score\\": 1}" > "$EVALFLEET_OUT/result.json"'''
+STAND_IN = """#!/bin/sh
+printf '%s\\n' "$*" >> "{folder}/asked"
+case $1 in
+  version) exit 0 ;;
+  image) grep -qx "$3" "{folder}/images" 2>/dev/null ;;
+  pull) [ "$2" != gone ] || {{ echo "no such image"; exit 1; }}; echo "$2" >> "{folder}/images" ;;
+  run)
+    while [ "$1" != tiny ] && [ "$1" != other ] && [ $# -gt 0 ]; do shift; done
+    [ -n "$1" ] || exit 125
+    echo "in $1"; shift
+    exec "$@" ;;
+esac
+"""
+
+
+def stand_in(fleet: Fleet, name: str = "docker") -> None:
+    """An engine that runs commands without a container, and keeps what it was asked in the file `asked`."""
+    bin = fleet.folder / "bin"
+    bin.mkdir()
+    (bin / name).write_text(STAND_IN.format(folder=fleet.folder))
+    (bin / name).chmod(0o755)
+    fleet.environ["PATH"] = f"{bin}:{fleet.environ['PATH']}"
+
+
+def asked(fleet: Fleet, verb: str) -> list[str]:
+    lines = (fleet.folder / "asked").read_text().splitlines()
+    return [line for line in lines if line.startswith(verb + " ")]
+
+
+def test_an_engine_pulls_an_image_once_and_runs_each_attempt_within_its_limits(fleet: Fleet) -> None:
+    stand_in(fleet)
+    fleet.bench(
+        [task("a_1", "echo hello; " + SCORE), task("a_2", SCORE, image="other"), task("a_3", SCORE)],
+        image="tiny",
+        container={"network": "none", "cpus": 2, "memory_gb": 0.5, "pids": 100, "args": ["--read-only"]},
+        secrets=["MODEL_KEY"],
+        env={"COLOUR": "red"},
+    )
+    done = fleet.run(env={"MODEL_KEY": "mk-12345678"})
+    assert done.code == 0, done
+    assert sorted(asked(fleet, "pull")) == ["pull other", "pull tiny"]
+    runs = asked(fleet, "run")
+    assert len(runs) == 3
+    for options in ("--network=none", "--cpus=2", "--memory=512m", "--pids-limit=100", "--read-only"):
+        assert all(options in run for run in runs)
+    assert all(f" -e {name} " in run for run in runs for name in ("MODEL_KEY", "COLOUR", "EVALFLEET_OUT"))
+    assert not any("mk-12345678" in run for run in runs)
+    assert fleet("logs", "r", "a_1").out == "in tiny\nhello\n"
+    assert fleet("logs", "r", "a_2").out == "in other\n"
+
+
+def test_an_image_that_cannot_be_had_stops_the_run_or_breaks_its_task(fleet: Fleet) -> None:
+    stand_in(fleet)
+    fleet.bench([task("a_1", SCORE)], image="gone")
+    done = fleet.run()
+    assert done.code == 4, done
+    assert "no such image" in done.out
+    fleet.bench([task("a_1", SCORE), task("a_2", SCORE, image="gone")], image="tiny")
+    assert fleet("run", "./b.toml", "--name", "s", "--attempts", "1").code == 1
+    assert fleet.task("a_1", "s")["score"] == 1
+    assert fleet.task("a_2", "s")["cause"] == "setup"
+
+
+def test_a_machine_without_the_engine_says_so(fleet: Fleet) -> None:
+    stand_in(fleet, "nothing")
+    (fleet.folder / "bin" / "podman").write_text("#!/bin/sh\nexit 1\n")
+    (fleet.folder / "bin" / "podman").chmod(0o755)
+    fleet.bench([task("a_1", SCORE)], image="tiny", container={"engine": "podman"})
+    done = fleet.run()
+    assert done.code == 4, done
+    assert "podman does not work here" in done.out
+
+
+# -- a real engine -------------------------------------------------------------------------------
+
+PROGRAMS = ("sh", "bash", "cat", "sleep", "ls", "id", "touch", "sort", "tr")
+
+
+def lacking() -> str | None:
+    if os.geteuid():
+        return "that needs root"
+    wanted = ("podman", "runc", *PROGRAMS)
+    absent = [name for name in wanted if shutil.which(name) is None]
+    return f"there is no {absent[0]} (Debian: apt install podman runc)" if absent else None
+
+
+CANNOT = lacking()
+real = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST WITH A REAL CONTAINER ENGINE: {CANNOT}")
+
+
+@pytest.fixture(scope="module")
+def podman() -> Iterator[Podman]:
+    made = Podman(Path(tempfile.mkdtemp(prefix="ef-", dir="/tmp")))  # it takes no longer paths
+    try:
+        (made.folder / "files").mkdir()
+        rootfs.write_rootfs(made.folder / "tiny.tar", made.folder / "files", PROGRAMS)
+        made.ok("import", "-q", str(made.folder / "tiny.tar"), "localhost/tiny")
+        program = made.folder / "bin" / "podman"
+        program.parent.mkdir()
+        real_program = shutil.which("podman") or ""
+        program.write_text(f'#!/bin/sh\nexec {shlex.join((real_program, *made.argv[1:]))} "$@"\n')
+        program.chmod(0o755)
+        yield made
+    finally:
+        made.destroy()
+
+
+@real
+@pytest.mark.slow
+def test_attempts_in_a_real_container_see_their_own_files_and_leave_nothing(
+    fleet: Fleet, podman: Podman
+) -> None:
+    fleet.environ["PATH"] = f"{podman.folder}/bin:{fleet.environ['PATH']}"
+    look = (
+        "cat data/x; cat secret 2>/dev/null; (touch data/y 2>/dev/null && echo writable); "
+        'echo "$COLOUR"; ls | sort | tr "\\n" " "; ' + SCORE
+    )
+    (fleet.folder / "data").mkdir()
+    (fleet.folder / "data" / "x").write_text("from the bundle\n")
+    (fleet.folder / "secret").write_text("the answer\n")
+    fleet.bench(
+        [
+            {"id": "look_1", "params": {"do": look}},
+            {"id": "slow_1", "params": {"do": "echo begun; sleep 600"}, "timeout_s": 2},
+            {"id": "code_1", "params": {"do": "exit 3"}},
+        ],
+        command=["sh", "-c", "{params.do}"],
+        files=["data/"],
+        score_from="exit_code",
+        env={"COLOUR": "red"},
+        image="localhost/tiny",
+        container={
+            "engine": "podman",
+            "network": "none",
+            "args": [*LIMITS, *podman.grouped],
+        },
+    )
+    done = fleet.run("--attempts", "1")
+    assert done.code == 0, (done, [fleet("logs", "r", name).out for name in ("look_1", "code_1")])
+    assert fleet("logs", "r", "look_1").out == "from the bundle\nred\ndata "
+    assert {name: fleet.task(name)["score"] for name in ("look_1", "slow_1", "code_1")} == {
+        "look_1": 1,
+        "slow_1": 0,
+        "code_1": 0,
+    }
+    assert "time limit of 2 s" in fleet.task("slow_1")["error"]
+    until(lambda: not podman.ok("ps", "-aq"), lambda: podman.ok("ps", "-a"))
