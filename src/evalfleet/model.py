@@ -445,6 +445,21 @@ class Verdict(Struct, frozen=True, omit_defaults=True):
     """A broken task is a failed one: it is in the denominator of every rate."""
 
 
+class Provenance(Struct, frozen=True, omit_defaults=True):
+    """What a run was made of, for whoever wants to repeat it or doubts it."""
+
+    selection: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The flags that chose its tasks, with the seed of a sample."""
+    tasks_digest: str = ""
+    """Of its tasks, their parameters and their limits."""
+    commit: str = ""
+    """Of the git repository that the benchmark's files are in."""
+    uncommitted: bool = False
+    """Files of that repository differed from the commit."""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of evalfleet, Python and the operating system where it was planned."""
+
+
 class Plan(Struct, frozen=True, omit_defaults=True):
     """A run, resolved: everything needed to run it or to take it up again, and no secret.
 
@@ -472,6 +487,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     """Place -> how attempts shall be kept apart on its machines."""
     rerun_of: str = ""
     """The run whose tasks this one runs again."""
+    provenance: Provenance | None = None
 
 
 class Notify(Struct, frozen=True):

@@ -40,5 +40,5 @@ def test_a_score_tells_what_broke_before_it(fleet: Fleet) -> None:
     assert fleet.run().code == 0
     (only,) = fleet.results()["tasks"]
     assert only["broken_attempts"] == {"result": 1}
-    assert "success after result 1" in fleet("show", "r").out
+    assert "pass after result 1" in fleet("show", "r").out
     assert "Scores after broken attempts" in fleet("report", "r").out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 
 from tests.e2e.harness import Fleet, task
 
@@ -91,3 +92,54 @@ def test_a_rerun_has_the_files_of_the_earlier_run_whatever_became_of_them(fleet:
         shutil.rmtree(fleet.home / run / ".files")
     fleet("rerun", "r").refused("have changed", "--from r")
     assert len(json.loads(fleet("ls", "--json").out)) == 2
+
+
+def test_show_and_the_report_name_outcomes_failures_first(fleet: Fleet) -> None:
+    fleet.bench(ALL)
+    assert fleet.run("--attempts", "1").code == 1
+
+    def shown(*words: str) -> list[str]:
+        lines = fleet("show", "r", *words).out.splitlines()
+        return [line.split()[0] for line in lines[3:]]
+
+    assert shown("--failed") == ["a_2", "b_1"]
+    assert shown("--failed", "--broken", "--domain", "a") == ["a_2", "a_3"]
+    assert shown("--sort", "task") == ["a_1", "a_2", "a_3", "b_1", "b_2"]
+    assert shown("--sort", "outcome") == ["a_2", "b_1", "a_3", "a_1", "b_2"]
+    assert shown("--sort", "domain") == ["a_2", "a_3", "a_1", "b_1", "b_2"]
+    assert fleet("show", "r", "--broken", "--json").json["tasks"][0]["task_id"] == "a_3"
+    fleet("show", "r", "--domain", "z").refused("no domain 'z'")
+    fleet("show", "r", "a_1", "--failed").refused("leave the flags out")
+    report = fleet("report", "r").out
+    places = [report.index(f"\n| {name} | ") for name in ("a_2", "a_3", "a_1", "b_1", "b_2")]
+    assert places == sorted(places)
+    assert "### a: " in report
+    assert "| a_2 | fail | 0.000 |" in report
+
+
+def test_results_tell_what_the_run_was_made_of(fleet: Fleet) -> None:
+    fleet.bench(ALL)
+    git = ["git", "-C", str(fleet.folder), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    (fleet.folder / ".gitignore").write_text("home\nmarks\nout\n")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    choice = ("--tasks", "2", "--seed", "7", "--exclude", "a_3", "--budget", "9")
+    assert fleet.run(*choice, "--set", "k=v", "-A", "t=0").code == 0
+    made = fleet.results()["provenance"]
+    assert made["settings"] == {"k": "v"}
+    assert made["agent"] == {"t": "0"}
+    assert made["seed"] == 7
+    assert made["selection"] == {"tasks": 2, "seed": 7, "exclude": ["a_3"]}
+    assert made["limits"]["budget_usd"] == 9
+    assert (made["commit"], made["uncommitted"]) == (head.stdout.strip(), False)
+    assert made["versions"].keys() == {"evalfleet", "python", "system"}
+    assert made["digests"].keys() == {"tasks", "files"}
+    assert head.stdout.strip() in fleet("report", "r").out
+
+    (fleet.folder / "run.sh").write_text((fleet.folder / "run.sh").read_text() + "#\n")
+    assert fleet.run("--name", "again", *choice).code == 0
+    changed = fleet.results("again")["provenance"]
+    assert changed["uncommitted"]
+    assert changed["digests"]["files"] != made["digests"]["files"]
+    assert changed["digests"]["tasks"] == made["digests"]["tasks"]

@@ -133,7 +133,7 @@ def test_help_of_every_verb(fleet: Fleet, verb: str) -> None:
     done = fleet(verb, "--help")
     assert done.code == 0
     assert done.out.startswith(f"usage: evalfleet {verb}")
-    needed = {"run": ["x"], "cancel": ["x"], "pool": ["ls"], "import": ["waa", "x"]}
+    needed = {"run": ["x"], "rerun": ["x"], "cancel": ["x"], "pool": ["ls"], "import": ["waa", "x"]}
     needed |= {"rm": ["x"], "gc": ["--older", "30d"]}
     fleet(verb, *needed.get(verb, []), "--no-such-flag").refused("--no-such-flag")
 

@@ -34,7 +34,8 @@ from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.views.lines import json_lines
 from evalfleet.views.live import live
-from evalfleet.views.results import aggregated, by_machine, results, task_detail
+from evalfleet.views.results import results, task_detail
+from evalfleet.views.tasks import aggregated, by_machine
 from tests.unit.views_feed import a_mixed_run
 
 GOLDEN = Path(__file__).with_name("documents.json")

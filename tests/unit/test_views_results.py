@@ -16,8 +16,9 @@ from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.views.documents import Results
 from evalfleet.views.report import report
-from evalfleet.views.results import aggregated, by_machine, results, task_detail
+from evalfleet.views.results import results, task_detail
 from evalfleet.views.summary import summary
+from evalfleet.views.tasks import aggregated, by_machine
 from tests.unit.views_feed import Feed, a_mixed_run
 
 # As users read it in docs: keys, and their order.
@@ -37,6 +38,7 @@ BEYOND = {
     "answered",
     "grading_problem",
     "rerun_of",
+    "provenance",
     "metrics",
     "tokens",
     "running",

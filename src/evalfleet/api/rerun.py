@@ -9,10 +9,11 @@ import msgspec
 
 from evalfleet.benchmarks.selection import matching
 from evalfleet.errors import RequestError
-from evalfleet.model import IMPORTED, Plan, Task
+from evalfleet.model import IMPORTED, Plan, Provenance, Task
 from evalfleet.names import check_run_name, default_run_name
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.plan import Resolved, check_files, free_name, kept_pool, weigh
+from evalfleet.planning.provenance import tasks_digest, versions
 from evalfleet.planning.workspace import Workspace
 from evalfleet.pools import read_pool
 
@@ -60,6 +61,12 @@ def resolve_rerun(
         home=store.home_id,
         pool=kept_pool(run) if keep else _pool(workspace, found.name, earlier),
         rerun_of=found.name,
+        provenance=msgspec.structs.replace(
+            earlier.provenance or Provenance(),
+            selection={"rerun_of": found.name, "task": list(tasks), "only": list(only)},
+            tasks_digest=tasks_digest(chosen),
+            versions=versions(),
+        ),
     )
     _check_files(plan, chosen, found.folder)
     secrets, environ = workspace.secrets(plan, env_file)

@@ -9,23 +9,56 @@ from pathlib import Path
 def show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
     parser.add_argument("task", metavar="TASK", nargs="?", help="this task, with all its attempts")
+    for outcome in ("failed", "broken"):
+        parser.add_argument(
+            f"--{outcome}",
+            dest="only",
+            action="append_const",
+            const=outcome,
+            help=f"only tasks that {outcome}",
+        )
+    parser.add_argument("--domain", metavar="D", action="append", help="only tasks of this domain")
+    parser.add_argument(
+        "--sort", choices=SORTS, help="failures first (outcome); or longest, worst or dearest first"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
+SORTS = ("outcome", "task", "domain", "duration", "score", "attempts", "cost")
+
+
 def show(args: argparse.Namespace) -> int:
-    """Show how a run went: outcome, attempts, causes, machines, cost; or one task with all its attempts."""
+    """Show how a run went: outcome, attempts, causes, machines, cost; or one task with all its attempts.
+
+    With --failed, --broken, --domain or --sort: those tasks alone, in that order.
+    """
     import json
 
     from evalfleet.api import runs
+    from evalfleet.errors import RequestError
+    from evalfleet.names import hint
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.show import show_run, show_task
+    from evalfleet.views.show import show_run, show_task, show_tasks
+    from evalfleet.views.tasks import by_outcome, in_order
 
+    if args.task is not None and (args.only or args.domain or args.sort):
+        raise RequestError("one task has no order and no outcome to choose by: leave the flags out, or TASK")
     run = runs.open_run(Workspace.here(), args.run)
     if args.task is not None:
         detail = run.task(args.task)
         print(json.dumps(detail) if args.json else show_task(detail))
+        return 0
+    results = run.results()
+    if args.only or args.domain or args.sort:
+        if strange := [domain for domain in args.domain or () if domain not in results["by_domain"]]:
+            raise RequestError(
+                f"run {run.name!r} has no domain {strange[0]!r}; {hint(strange[0], results['by_domain'])}"
+            )
+        chosen = by_outcome(results["tasks"], args.only or ())
+        chosen = [task for task in chosen if not args.domain or task["domain"] in args.domain]
+        results["tasks"] = in_order(chosen, args.sort or "outcome")
+        print(json.dumps(results) if args.json else show_tasks(results, results["tasks"]))
     else:
-        results = run.results()
         print(json.dumps(results) if args.json else show_run(results))
     return 0
 

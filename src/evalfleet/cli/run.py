@@ -60,7 +60,11 @@ def run(args: argparse.Namespace) -> int:
 def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
     parser.add_argument(
-        "tasks", metavar="TASK", nargs="*", help="this task, a glob ('web_*') or a range ('web_3..9')"
+        "tasks",
+        metavar="TASK",
+        nargs="*",
+        default=(),
+        help="this task, a glob ('web_*') or a range ('web_3..9')",
     )
     parser.add_argument(
         "--only", metavar="OUTCOME,...", help="those that are failed, broken, slow, unrun or passed"

@@ -40,6 +40,7 @@ from .config import (
     readable_by_others,
 )
 from .plugins import benchmark_kind, place_kind
+from .provenance import provenance, selection_of
 from .request import (
     EarlierTasks,
     Flags,
@@ -196,13 +197,16 @@ def resolve(
     if pool is not None and pool.warning:
         doubts.append(pool.warning)
     notify = notify_of(config, merged)
+    origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
     known = facts()
     if chosen is not None and name in known.taken:
         raise RequestError(f"the name {name!r} is taken; choose another with --name")
     if loaded.setup_missing and not only_setup and pool is None:
         raise RequestError(loaded.setup_missing)
     return Resolved(
-        plan=msgspec.structs.replace(plan, settings=given.free, home=known.id),
+        plan=msgspec.structs.replace(
+            plan, settings=given.free, home=known.id, provenance=None if only_setup else origin
+        ),
         tasks=weigh(tasks, known.durations(loaded.name)),
         home=home,
         warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
@@ -466,6 +470,11 @@ def _selected(flags: Flags, loaded: Loaded, among: Collection[str] | None) -> Se
         among=among,
         repeat=flags.repeat,
     )
+
+
+def _folder(loaded: Loaded, source: BenchmarkSource) -> Path:
+    """Where the benchmark's own files are, as far as can be told."""
+    return Path(str(loaded.spec.get("root") or source.base))
 
 
 def _limited(tasks: tuple[Task, ...], timeout_s: float | None) -> tuple[Task, ...]:

@@ -226,6 +226,22 @@ class ResultsBeyond(TypedDict):
     refusals: list[Refusal]
 
 
+class ProvenanceDocument(TypedDict):
+    """What a run was made of."""
+
+    settings: Annotated[dict[str, str], Meta(description="--set, as far as it is the benchmark's")]
+    agent: Annotated[dict[str, str], Meta(description="-A")]
+    selection: Annotated[dict[str, Any], Meta(description="the flags that chose its tasks")]
+    seed: Annotated[int | None, Meta(description="of a sample; null if all or chosen tasks were run")]
+    limits: Annotated[dict[str, Any], Meta(description="as they are now; those that were not set, too")]
+    schedule: str
+    slots: Annotated[int, Meta(description="attempts at once on a machine")]
+    versions: Annotated[dict[str, str], Meta(description="evalfleet, python and system of its planning")]
+    digests: Annotated[dict[str, str], Meta(description="of its tasks and of the files put on machines")]
+    commit: Annotated[str | None, Meta(description="of the repository with the benchmark's files")]
+    uncommitted: Annotated[bool, Meta(description="files differed from that commit")]
+
+
 class Results(ResultsHead, ResultsCounts, ResultsBeyond):
     """results.json, `show RUN --json`, and the last line of `run --json`."""
 
@@ -236,6 +252,7 @@ class Results(ResultsHead, ResultsCounts, ResultsBeyond):
     metrics: Annotated[dict[str, Figures], Meta(description="the benchmark's own, of scored tasks")]
     tokens: Annotated[dict[str, Figures], Meta(description="kind -> of all attempts that told")]
     machines: list[MachineResult]
+    provenance: ProvenanceDocument
 
 
 class VerifiedStream(TypedDict):

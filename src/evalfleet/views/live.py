@@ -18,7 +18,7 @@ from evalfleet.state import MachineState, RunState
 from .files import alone_in, changed_at, point, points_to, replace, to_json
 from .follow import EventSource, Follower
 from .format import clean, iso, stamp
-from .results import aggregated, by_machine, results
+from .results import results
 from .stats import (
     current_task,
     estimated_usd,
@@ -30,6 +30,7 @@ from .stats import (
     rate,
     retries,
 )
+from .tasks import aggregated, by_machine
 from .vm_pool_registry import REGISTRY, Fields, NoFields, Registrar, lend, worker_status
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from evalfleet.names import hint
 from .files import to_json
 from .format import clean, counted, duration, interval, models_usd, number, percent, usd
 from .summary import next_steps
+from .tasks import in_order, outcome_word
 
 if TYPE_CHECKING:
     from .documents import Figures, MachineResult, Results, TaskResult
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 SLOWEST = 10
 MOST = 50
 """Longer lists of broken tasks and machines are cut: results.json has all."""
+TASKS_MOST = 5000
 METRICS_ACROSS = 6
 """So many metrics have a column in the table of domains."""
 
@@ -45,6 +48,7 @@ def _markdown(results: Results) -> str:
         _headline(results),
         _domains(results),
         _metrics(results),
+        _tasks(results),
         _attempts(results),
         _cost(results),
         _slowest(results),
@@ -52,6 +56,7 @@ def _markdown(results: Results) -> str:
         _retried(results),
         _unrun(results),
         _machines(results),
+        _provenance(results),
         _next(results),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -155,6 +160,58 @@ def _mean(metrics: Mapping[str, Figures], name: str) -> str:
     return number(metrics[name]["mean"]) if name in metrics else "-"
 
 
+def _tasks(results: Results) -> str:
+    """Every task with its outcome, domain by domain, failures first."""
+    domains: dict[str, list[TaskResult]] = {}
+    for task in results["tasks"][:TASKS_MOST]:
+        domains.setdefault(task["domain"], []).append(task)
+    parts = ["## Tasks"]
+    for domain, tasks in sorted(domains.items()):
+        counts = Counter(outcome_word(task) for task in tasks)
+        title = f"### {_cell(domain) or '(none)'}: " if len(domains) > 1 else ""
+        parts.append(title + ", ".join(f"{n:,} {word}" for word, n in counts.most_common()))
+        rows = [
+            (
+                task["task_id"],
+                f"broken: {task['cause']}" if task["status"] == "broken" else outcome_word(task),
+                _number(task["score"]),
+                "-" if task["num_steps"] is None else task["num_steps"],
+                duration(task["duration_seconds"]),
+                task["attempts"],
+                task["error"] or "",
+            )
+            for task in in_order(tasks)
+        ]
+        head = ["Task", "Outcome", "Score", "Steps", "Duration", "Attempts", "Why"]
+        parts.append(_table(head, rows, right=(2, 3, 4, 5)))
+    left = len(results["tasks"]) - TASKS_MOST
+    parts += [f"... and {left:,} more tasks; results.json has them all."] if left > 0 else []
+    return "\n\n".join(parts)
+
+
+def _provenance(results: Results) -> str:
+    """What it takes to run the same again."""
+    made = results["provenance"]
+    tables = {"Settings": made["settings"], "Agent": made["agent"], "Tasks chosen by": made["selection"]}
+    rows: list[tuple[str, object]] = [
+        (name, ", ".join(f"{key} = {_said(value)}" for key, value in table.items()))
+        for name, table in tables.items()
+        if table
+    ]
+    set_limits = ("attempts", "budget_usd", "max_duration_s", "canary", "workers")
+    limits = {name: made["limits"].get(name) for name in set_limits}
+    rows.append(("Limits", ", ".join(f"{name} {value}" for name, value in limits.items() if value)))
+    commit = f"{made['commit']}{', with uncommitted changes' if made['uncommitted'] else ''}"
+    rows += [("Commit", commit)] if made["commit"] else []
+    rows += [(f"Digest of {name.replace('_', ' ')}", digest) for name, digest in made["digests"].items()]
+    rows += [("Versions", ", ".join(f"{name} {version}" for name, version in made["versions"].items()))]
+    return "## Made of\n\n" + _table(["", ""], [row for row in rows if row[1]])
+
+
+def _said(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _attempts(results: Results) -> str:
     total, retries = results["attempts"], results["retries"]
     text = f"## Attempts\n\n{total:,} attempts, of which {retries:,} were retries."
@@ -206,7 +263,7 @@ def _slowest(results: Results) -> str:
 
 def _verdict(task: TaskResult) -> str:
     limit = ", time limit" if task["limit_seconds"] is not None else ""
-    return f"{'success' if task['success'] else 'no success'} ({_number(task['score'])}){limit}"
+    return f"{outcome_word(task)} ({_number(task['score'])}){limit}"
 
 
 def _broken(results: Results) -> str:

@@ -7,10 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Answered, Broken, Micros, Outcome, Plan, Scored, Task, TaskId, seconds_between
+from evalfleet.model import (
+    Answered,
+    Broken,
+    Micros,
+    Outcome,
+    Plan,
+    Provenance,
+    Scored,
+    Task,
+    TaskId,
+    seconds_between,
+)
 from evalfleet.names import hint, safe_name
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
@@ -31,12 +42,12 @@ from .tasks import figures, metrics_by_domain
 
 if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without them
     from .documents import (
-        Aggregated,
         Attempt,
         AttemptOutcome,
         Cost,
         Figures,
         MachineResult,
+        ProvenanceDocument,
         Results,
         ResultsBeyond,
         ResultsCounts,
@@ -48,8 +59,6 @@ if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without
         TaskStatus,
         Told,
         Verdict,
-        WorkerResults,
-        WorkerSummary,
     )
 
 
@@ -79,6 +88,30 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Result
         "tokens": figures(map(_tokens, state.attempts.values())),
         **_beyond(state, at),
         "machines": [machine_entry(machine, at) for machine in state.machines.values()],
+        "provenance": _provenance(state),
+    }
+
+
+def _provenance(state: RunState) -> ProvenanceDocument:
+    plan, made = state.plan, state.plan.provenance or Provenance()
+    spec: Mapping[str, Any] = plan.benchmark_spec.get("spec") or {}
+    digests = {
+        "tasks": made.tasks_digest,
+        "files": spec.get("digest"),
+        "score_files": spec.get("score_digest"),
+    }
+    return {
+        "settings": dict(plan.settings),
+        "agent": dict(plan.agent),
+        "selection": dict(made.selection),
+        "seed": made.selection.get("seed"),
+        "limits": structs.asdict(state.limits),
+        "schedule": plan.schedule,
+        "slots": plan.slots,
+        "versions": dict(made.versions),
+        "digests": {name: str(digest) for name, digest in digests.items() if digest},
+        "commit": made.commit or None,
+        "uncommitted": made.uncommitted,
     }
 
 
@@ -424,43 +457,3 @@ def machine_entry(machine: MachineState, now: Micros) -> MachineResult:
         "detail": machine.detail or None,
         "delete_refused": machine.delete_refused or None,
     }
-
-
-# -- for scripts that know other files -------------------------------------------------------------
-
-
-def aggregated(document: Results) -> Aggregated:
-    """`aggregated_results.json`, from results()."""
-    return {
-        "total_tasks": document["total_tasks"],
-        "succeeded": document["succeeded"],
-        "failed": document["failed"],
-        "success_rate": document["success_rate"],
-        "tasks": document["tasks"],
-        "by_domain": document["by_domain"],
-    }
-
-
-def by_machine(document: Results) -> dict[str, WorkerResults]:
-    """File name -> `<machine>_results.json`, from results(): each settled task where it was decided."""
-    tasks: dict[str, list[TaskResult]] = {machine["name"]: [] for machine in document["machines"]}
-    for task in document["tasks"]:
-        if task["status"] in ("scored", "broken") and task["machine"] is not None:
-            tasks[task["machine"]].append(task)
-    ends = {machine["name"]: machine["ended_at"] for machine in document["machines"]}
-    return {
-        f"{safe_name(name)}_results.json": _worker(document["run"], name, ends[name], its)
-        for name, its in tasks.items()
-    }
-
-
-def _worker(run: str, name: str, ended: str | None, tasks: list[TaskResult]) -> WorkerResults:
-    scored = [task["success"] for task in tasks if task["success"] is not None]
-    succeeded = sum(scored)
-    summary: WorkerSummary = {
-        "total": len(tasks),
-        "succeeded": succeeded,
-        "failed": len(scored) - succeeded,
-        "success_rate": _rounded(succeeded / len(scored)) if scored else None,
-    }
-    return {"worker_name": name, "run_id": run, "completed_at": ended, "tasks": tasks, "summary": summary}

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .format import clean, counted, duration, named_numbers, pairs, table, usd
+from .format import clean, counted, duration, named_numbers, pairs, plural, table, usd
 from .notable import refusals_table
 from .summary import summary
+from .tasks import in_order, outcome_word
 
 if TYPE_CHECKING:
     from .documents import (
@@ -36,9 +37,21 @@ def show_run(results: Results) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def show_tasks(results: Results, tasks: Sequence[TaskResult]) -> str:
+    """Some tasks of the run, all of them and in the order that they have."""
+    head = f"{results['run']}: {len(tasks):,} of {plural(results['total_tasks'], 'task')}"
+    return f"{head}\n\n{_task_table(tasks)}" if tasks else head
+
+
 def _tasks(tasks: list[TaskResult]) -> str:
-    troubled = {"broken": 0, "running": 1, "waiting": 2, "unrun": 3, "answered": 4, "scored": 5}
-    shown = sorted(tasks, key=lambda task: troubled.get(task["status"], 2))[:TASKS_SHOWN]
+    shown = in_order(tasks)[:TASKS_SHOWN]
+    left = len(tasks) - len(shown)
+    return _task_table(shown) + (
+        f"\n... and {left} more: `evalfleet show --json`, `evalfleet report --format csv`" if left else ""
+    )
+
+
+def _task_table(tasks: Sequence[TaskResult]) -> str:
     rows = [
         (
             task["task_id"],
@@ -48,22 +61,21 @@ def _tasks(tasks: list[TaskResult]) -> str:
             task["machine"],
             clean(task["error"] or "", 100) or None,
         )
-        for task in shown
+        for task in tasks
     ]
     head = ("task", "outcome", "took", "attempts", "machine", "error")
-    text = table(head, rows, right=("took", "attempts"), width=160)
-    left = len(tasks) - len(shown)
-    return text + (
-        f"\n... and {left} more: `evalfleet show --json`, `evalfleet report --format csv`" if left else ""
-    )
+    return table(head, rows, right=("took", "attempts"), width=160)
 
 
 def _verdict(task: TaskFacts) -> str:
-    if task["status"] == "scored":
-        scored = "success" if task["success"] else f"score {task['score']:g}"
-        broken = counted(task["broken_attempts"])
-        return f"{scored} after {broken}" if broken else scored
-    return f"broken: {task['cause']}" if task["status"] == "broken" else str(task["status"])
+    word = outcome_word(task)
+    if task["status"] == "broken":
+        return f"{word}: {task['cause']}"
+    if task["score"] is None:
+        return word
+    scored = word if task["score"] == task["success"] else f"{word} ({task['score']:g})"
+    broken = counted(task["broken_attempts"])
+    return f"{scored} after {broken}" if broken else scored
 
 
 def _machines(machines: list[MachineResult]) -> str:

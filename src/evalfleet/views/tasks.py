@@ -1,17 +1,17 @@
-"""The tasks of a results document: chosen by how they went, and their numbers taken together."""
+"""The tasks of a results document: chosen and sorted by how they went, their numbers taken together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evalfleet.errors import RequestError
-from evalfleet.names import hint
+from evalfleet.names import hint, safe_name
 
 from .stats import percentile
 
 if TYPE_CHECKING:
-    from .documents import Figures, TaskResult
+    from .documents import Aggregated, Figures, Results, TaskFacts, TaskResult, WorkerResults, WorkerSummary
 
 SLOW = 0.9
 """A task is slow if it took longer than this share of the scored ones, or was ended by its time limit."""
@@ -41,6 +41,33 @@ def by_outcome(tasks: Sequence[TaskResult], only: Sequence[str]) -> list[TaskRes
     return [task for task in tasks if not tests or any(test(task) for test in tests)]
 
 
+_RANKS = {"fail": 0, "broken": 1, "running": 2, "waiting": 3, "unrun": 4, "answered": 5, "pass": 6}
+
+
+def outcome_word(task: TaskFacts) -> str:
+    """`pass`, `fail`, `broken`, or what else a task is while, or because, it has no outcome."""
+    if task["success"] is not None:
+        return "pass" if task["success"] else "fail"
+    return task["status"]
+
+
+SORTS: dict[str, Callable[[TaskResult], Any]] = {
+    "outcome": lambda task: _RANKS[outcome_word(task)],
+    "task": lambda task: task["task_id"],
+    "domain": lambda task: (task["domain"], _RANKS[outcome_word(task)]),
+    "duration": lambda task: -(task["duration_seconds"] or 0.0),
+    "score": lambda task: (task["score"] is None, task["score"]),
+    "attempts": lambda task: -task["attempts"],
+    "cost": lambda task: -((task["cost_usd"] or 0.0) + (task["machine_usd"] or 0.0)),
+}
+"""How tasks can be sorted: failures first, by name, by domain, and the longest, worst, most tried or dearest
+first. Those that are alike stay in file order."""
+
+
+def in_order(tasks: Sequence[TaskResult], sort: str = "outcome") -> list[TaskResult]:
+    return sorted(tasks, key=SORTS[sort])
+
+
 def figures(tables: Iterable[Mapping[str, float]]) -> dict[str, Figures]:
     """The numbers of each name, names in alphabetical order."""
     numbers: dict[str, list[float]] = {}
@@ -66,3 +93,43 @@ def metrics_by_domain(tasks: Sequence[TaskResult]) -> dict[str, dict[str, Figure
         if task["success"] is not None:
             domains.setdefault(task["domain"], []).append(task["metrics"])
     return {domain: figures(tables) for domain, tables in domains.items()}
+
+
+# -- for scripts that know other files -------------------------------------------------------------
+
+
+def aggregated(document: Results) -> Aggregated:
+    """`aggregated_results.json`, from results()."""
+    return {
+        "total_tasks": document["total_tasks"],
+        "succeeded": document["succeeded"],
+        "failed": document["failed"],
+        "success_rate": document["success_rate"],
+        "tasks": document["tasks"],
+        "by_domain": document["by_domain"],
+    }
+
+
+def by_machine(document: Results) -> dict[str, WorkerResults]:
+    """File name -> `<machine>_results.json`, from results(): each settled task where it was decided."""
+    tasks: dict[str, list[TaskResult]] = {machine["name"]: [] for machine in document["machines"]}
+    for task in document["tasks"]:
+        if task["status"] in ("scored", "broken") and task["machine"] is not None:
+            tasks[task["machine"]].append(task)
+    ends = {machine["name"]: machine["ended_at"] for machine in document["machines"]}
+    return {
+        f"{safe_name(name)}_results.json": _worker(document["run"], name, ends[name], its)
+        for name, its in tasks.items()
+    }
+
+
+def _worker(run: str, name: str, ended: str | None, tasks: list[TaskResult]) -> WorkerResults:
+    scored = [task["success"] for task in tasks if task["success"] is not None]
+    succeeded = sum(scored)
+    summary: WorkerSummary = {
+        "total": len(tasks),
+        "succeeded": succeeded,
+        "failed": len(scored) - succeeded,
+        "success_rate": round(succeeded / len(scored), 6) if scored else None,
+    }
+    return {"worker_name": name, "run_id": run, "completed_at": ended, "tasks": tasks, "summary": summary}
