@@ -29,6 +29,8 @@ KINDS: tuple[Isolation, ...] = ("none", "user")
 GUARD = "[ $(id -u) -ge 20000 ] || exit 99; "
 """Before what would do harm as root."""
 LIMIT_S = 20.0
+CHANGING = ("jobs/attack.0", "trash", "beat.json", "supervisor.", "groups", "forgotten", "spares")
+"""Of a machine's folder: the attacker's own, and what changes by itself."""
 
 
 class Attack(NamedTuple):
@@ -192,7 +194,7 @@ async def _attacked(attack: Attack, kind: Isolation, channel: Channel, home: Pat
     found: list[str] = []
     if _contents(home) != before:
         found.append("touched")
-    own = b"".join(path.read_bytes() for path in sorted((jobs / "attack.0").rglob("*")) if _is_plain(path))
+    own = b"".join(path.read_bytes() for path in _below(jobs / "attack.0") if _is_plain(path))
     if SECRET.encode() in own:
         found.append("shown")
     if _alive(SLEEP):
@@ -212,15 +214,22 @@ def _is_plain(path: Path) -> bool:
 def _contents(home: Path) -> dict[str, Any]:
     """What every file is that is neither the attacker's nor changes by itself."""
     found: dict[str, Any] = {}
-    for path in sorted(home.rglob("*")):
+    for path in _below(home):
         name = str(path.relative_to(home))
-        if name.startswith(("jobs/attack.0", "trash", "beat.json", "supervisor.", "groups", "forgotten")):
+        if name.startswith(CHANGING):
             continue
         if path.is_symlink():
             found[name] = os.readlink(path)
         elif path.is_file():
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
+
+
+def _below(top: Path) -> list[Path]:
+    """All files and links; folders may go meanwhile."""
+    return sorted(
+        Path(folder, name) for folder, folders, files in os.walk(top) for name in (*folders, *files)
+    )
 
 
 def _alive(words: str) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bench import hostile
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.isolation import kill_user, new_uid, processes_of
 from evalfleet.channels.supervisor.machine import remove_machine
+from evalfleet.channels.supervisor.processes import age, birth
 from tests.integration.test_supervisor import UNTIL_GO, Host, Peer, dead, hosting
 from tests.waiting import until
 
@@ -86,14 +88,8 @@ def test_an_isolated_job_knows_who_it_is_and_has_a_home_and_a_tmp_that_go_with_i
     assert words[-1] == "reopened"
     run(peer, "b.0", "ls -A /tmp /var/tmp /dev/shm $HOME")
     assert "mine" not in said(host, "b.0")
-    assert sorted(path.name for path in host.job("a.0").iterdir()) == [
-        "exit",
-        "job.json",
-        "log",
-        "out",
-        "passwd",
-        "pid",
-    ]
+    left = {"exit", "job.json", "log", "out", "pid"}
+    until(lambda: {path.name for path in host.job("a.0").iterdir()} == left, "home and tmp are gone")
 
 
 def test_an_isolated_job_cannot_change_the_files_of_its_benchmark_nor_add_to_them(host: Host) -> None:
@@ -205,6 +201,48 @@ def test_a_machine_without_a_supervisor_is_removed_with_all_that_its_isolated_jo
         remove_machine(host.directory)
         assert processes_of(uid) == []
         assert not any(path.exists() for path in groups)
+
+
+def test_keepers_that_wait_for_a_job_are_no_users_yet_and_go_with_their_supervisor(host: Host) -> None:
+    peer = host.peer()
+    run(peer, "a.0", "true")
+    supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
+    until(lambda: len(descendants(supervisor)) >= 2, "keepers get ready for the jobs to come")
+    spares = descendants(supervisor)
+    begun = time.clock_gettime(time.CLOCK_BOOTTIME)
+    peer.shell("b.0", f"echo $$ > $EVALFLEET_OUT/pids; {UNTIL_GO}", isolation="user", timeout_s=600)
+    (pid,) = host.pids("b.0")
+    keeper = parent_of(pid)
+    assert {pid, keeper} <= set(spares), "the job was started by one of them"
+    record = host.job("b.0") / "pid"
+    assert int(record.read_text().split()[0]) == keeper
+    assert age(birth(keeper) or 0, str(record)) <= time.clock_gettime(time.CLOCK_BOOTTIME) - begun
+    host.kill()
+    until(lambda: all(dead(each) for each in spares if each not in (pid, keeper)), "the others go")
+    assert not dead(pid)
+    host.supervise()
+    host.go("b.0")
+    assert host.peer(epoch=2).end("b.0")["exit_code"] == 0
+
+
+def test_a_spare_keeper_is_not_taken_for_what_another_job_left(host: Host) -> None:
+    peer = host.peer()
+    run(peer, "a.0", "true")
+    supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
+    until(lambda: len(descendants(supervisor)) >= 2, "keepers get ready for the jobs to come")
+    spares = descendants(supervisor)
+    peer.run("plain.0", "setsid sleep 1000 & true")
+    assert not [pid for pid in spares if dead(pid)]
+    assert peer.run("c.0", "id -u", isolation="user")["exit_code"] == 0
+
+
+def descendants(pid: int) -> list[int]:
+    found = [int(kid) for kid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [each for kid in found for each in descendants(kid)]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 BOMB = """

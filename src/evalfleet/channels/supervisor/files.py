@@ -134,3 +134,8 @@ def is_small(folder: str) -> bool:
 def make_folder(path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
+
+
+def make_folders(top: str, names: tuple[str, ...]) -> None:
+    for path in (top, *(f"{top}/{name}" for name in names)):
+        make_folder(path)

@@ -28,6 +28,10 @@ class Grading:
         self.owner = owner
         self.grader = grader
 
+    def told(self) -> list[str | int]:
+        """What makes one like this."""
+        return [self.folder, self.aside, self.owner, self.grader]
+
     def environ(self) -> dict[str, str]:
         return {"EVALFLEET_GRADED_OUT": self.folder + "/out", "EVALFLEET_GRADED_WORK": self.folder + "/work"}
 

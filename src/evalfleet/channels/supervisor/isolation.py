@@ -2,14 +2,12 @@
 
 An isolated job has a user id that nobody has had before, control groups where the host has them, and its own
 view of the file system: /tmp is its own, and of the machine's directory it sees its folder and, read-only,
-the benchmark's files. Its keeper, a fork of the supervisor, stays root: it writes `pid` and `exit` as the
-`sh` wrapper of other jobs does, and the job can neither end it nor write for it.
+the benchmark's files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import stat
@@ -21,7 +19,7 @@ from .processes import birth
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
 
 FIRST_UID, UIDS = 0x70000000, 0x0FFE0000
@@ -32,7 +30,6 @@ GROUP = "evalfleet-machine-"
 USER = "agent"
 PROCESSES = 4096
 MEMORY_SHARE = 0.9
-FAILED = 125
 REMOVE_S = 2.0
 
 NEWNS, NEWIPC = 0x00020000, 0x08000000
@@ -204,6 +201,9 @@ def _remove_group(path: str) -> None:
 
 def kill_group(path: str) -> bool:
     """SIGKILL to all in a group. False: there was nobody."""
+    events = path + "/cgroup.events"
+    if "populated 0" in _text(events):
+        return False  # to kill waits for whoever just joins another group
     try:
         _write(path + "/cgroup.kill", "1")
     except OSError:  # version 1, or a kernel before 5.14
@@ -212,7 +212,7 @@ def kill_group(path: str) -> bool:
             with contextlib.suppress(OSError):
                 os.kill(int(pid), signal.SIGKILL)
         return bool(pids)
-    return "populated 1" in _text(path + "/cgroup.events")
+    return "populated 1" in _text(events)
 
 
 def kill_user(uid: int) -> bool:
@@ -252,12 +252,18 @@ class Box:
         self.groups = groups
 
     @classmethod
-    def make(cls, host: Host, processes: int, memory_bytes: int) -> Box:
+    def make(cls, host: Host) -> Box:
         uid = new_uid()
         tops = list(dict.fromkeys(host.groups.values()))
         box = cls(uid, [f"{top}/{uid}" for top in tops])
         for group in box.groups:
             os.mkdir(group)
+        box.limit(host, 0, 0)
+        return box
+
+    def limit(self, host: Host, processes: int, memory_bytes: int) -> None:
+        """So many processes and so much memory; 0: as much as any job may have."""
+        uid = self.uid
         most = memory_bytes or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         if "pids" in host.groups:
             _write(f"{host.groups['pids']}/{uid}/pids.max", str(processes or PROCESSES))
@@ -265,7 +271,6 @@ class Box:
             group = f"{host.groups['memory']}/{uid}"
             version_1 = os.path.exists(group + "/memory.limit_in_bytes")
             _write(group + ("/memory.limit_in_bytes" if version_1 else "/memory.max"), str(most))
-        return box
 
     @classmethod
     def restored(cls, told: dict[str, Any] | None) -> Box | None:
@@ -312,155 +317,52 @@ class View:
         self.shown = shown
 
     def enter(self, uid: int) -> None:
-        own_view()
+        """In a view of one's own (`own_view`)."""
         # held open: what is about to be covered is shown again from here
         shown = [(os.open(path, os.O_PATH | os.O_DIRECTORY), path, ro) for path, ro in self.shown]
         tmp = os.open(self.folder + "/tmp", os.O_PATH | os.O_DIRECTORY)
-        self._show_user(uid)
         for folder in ("/tmp", "/var/tmp"):
             if os.path.isdir(folder) and not os.path.islink(folder):
                 bind(tmp, folder)
-        if os.path.isdir("/dev/shm"):
-            mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
         os.makedirs(self.hidden, exist_ok=True)  # it may have been below /tmp
-        mount("none", self.hidden, "tmpfs", NOSUID | NODEV, "mode=755,size=1m")
+        mount("none", self.hidden, "tmpfs", NOSUID | NODEV, "mode=755,size=4m")
+        self._show_user(uid)
         for fd, path, read_only in shown:
             os.makedirs(path, exist_ok=True)
             bind(fd, path, read_only)
 
     def _show_user(self, uid: int) -> None:
         """Programs want to know who they are: whoami, git, ssh, Python's getpass."""
-        line = f"{USER}:x:{uid}:{uid}::{self.folder}/home:/bin/sh\n"
-        path = self.folder + "/passwd"
-        with open(path, "wb") as file:
-            file.write((read_file("/etc/passwd") or b"").rstrip(b"\n") + b"\n" + line.encode())
-        os.chmod(path, 0o644)
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_PATH)
+        known = (read_file("/etc/passwd") or b"").rstrip(b"\n")
+        path = self.hidden + "/.passwd"
+        with contextlib.suppress(OSError):  # a host without that file has other ways
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            os.write(fd, known + f"\n{USER}:x:{uid}:{uid}::{self.folder}/home:/bin/sh\n".encode())
             bind(fd, "/etc/passwd", read_only=True)
 
 
-def launch(
-    folder: str,
-    cwd: str,
-    argv: list[str],
-    environ: dict[str, str],
-    confine: Callable[[], None],
-    before: Callable[[], Callable[[], None]] | None = None,
-    owner: int = -1,
-) -> int:
-    """The pid of a new keeper, which runs the command in `cwd` after `confine`. `folder` is the job's.
-
-    `before` is called by the keeper first, and what that returns when the command has ended. The log
-    belongs to `owner`: /dev/stderr can be opened then.
-    """
-    pid = os.fork()
-    if pid:
-        return pid
-    code = FAILED
-    try:
-        code = _keep(folder, cwd, argv, environ, confine, before, owner)
-    except BaseException as err:
-        with contextlib.suppress(OSError):
-            os.write(2, f"{type(err).__name__}: {err}\n".encode())
-    finally:
-        os._exit(code)
+def apart(box: Box) -> None:
+    """What can be done before it is known which job this process becomes: it takes 5 to 50 ms of waiting."""
+    for group in box.groups:
+        _write(group + "/cgroup.procs", "0")
+    own_view()
+    if os.path.isdir("/dev/shm"):
+        mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
 
 
-def _keep(
-    folder: str,
-    cwd: str,
-    argv: list[str],
-    environ: dict[str, str],
-    confine: Callable[[], None],
-    before: Callable[[], Callable[[], None]] | None,
-    owner: int,
-) -> int:
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, _outlive)  # a handler, not SIG_IGN, which the command would inherit
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    if owner >= 0:
-        os.fchown(log, owner, owner)
-    for target, source in ((0, null), (1, log), (2, log)):
-        os.dup2(source, target)
-    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # the supervisor's connections and lock
-    try:
-        _new_file(folder + "/pid", read_file("/proc/self/stat") or b"%d\n" % os.getpid())
-    except FileExistsError:
-        return FAILED  # another one of this id was started
-    after = before() if before is not None else None
-    told, tell = os.pipe()
-    child = os.fork()
-    if not child:
-        _become(cwd, argv, environ, confine, tell)
-    os.close(tell)
-    _, status = os.waitpid(child, 0)
-    problem = os.read(told, 4096)
-    if after is not None:
-        after()
-    if problem:
-        os.write(2, b"the job could not be isolated: " + problem + b"\n")
-        return FAILED
-    code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    _new_file(folder + "/exit", b"%d\n" % code)
-    return code
+def confine(box: Box, view: View, processes: int) -> None:
+    """What the process that becomes the command does to itself at last, while it is root."""
+    import resource
 
-
-def _become(
-    cwd: str, argv: list[str], environ: dict[str, str], confine: Callable[[], None], tell: int
-) -> None:
-    """Be the command."""
-    try:
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signum, signal.SIG_DFL)  # Python ignores them; a job expects the default
-        confine()
-        os.chdir(cwd)
-    except BaseException as err:
-        os.write(tell, f"{type(err).__name__}: {err}".encode())
-        os._exit(FAILED)
-    code = 127
-    path = environ.get("PATH", os.defpath)
-    for folder in [""] if "/" in argv[0] else path.split(":"):  # os.execvpe would load modules first
-        try:
-            os.execve(os.path.join(folder, argv[0]), argv, environ)
-        except OSError as err:
-            if err.errno == errno.ENOEXEC:  # a script that does not say what it is for: the shell's
-                os.execve("/bin/sh", ["sh", os.path.join(folder, argv[0]), *argv[1:]], environ)
-            if err.errno not in (errno.ENOENT, errno.ENOTDIR) and os.path.lexists(
-                os.path.join(folder, argv[0])
-            ):
-                code = 126
-    why = "not found" if code == 127 else "cannot be executed"
-    os.write(2, f"{argv[0]}: {why}\n".encode("utf-8", "replace"))
-    os._exit(code)
-
-
-def confinement(box: Box, view: View, processes: int) -> Callable[[], None]:
-    """What the process that becomes the command does to itself before, while it is root."""
-    import resource  # now: each fork would load it anew
-
-    def confine() -> None:
-        for group in box.groups:
-            _write(group + "/cgroup.procs", "0")
-        mask = os.umask(0o022)
-        view.enter(box.uid)
-        os.umask(mask)
-        most = processes or PROCESSES
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-        os.setgroups([])
-        os.setresgid(box.uid, box.uid, box.uid)
-        os.setresuid(box.uid, box.uid, box.uid)
-        checked(libc().prctl(NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
-
-    return confine
-
-
-def no_confinement() -> None:
-    """For a job that needs a keeper and is not isolated."""
+    mask = os.umask(0o022)
+    view.enter(box.uid)
+    os.umask(mask)
+    most = processes or PROCESSES
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    os.setgroups([])
+    os.setresgid(box.uid, box.uid, box.uid)
+    os.setresuid(box.uid, box.uid, box.uid)
+    checked(libc().prctl(NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
 
 
 def open_up(top: str) -> None:
@@ -472,18 +374,6 @@ def open_up(top: str) -> None:
                 wanted = stat.S_IMODE(mode) | 0o044 | (0o011 if mode & 0o100 else 0)
                 if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) != wanted:
                     os.chmod(path, wanted)
-
-
-def _outlive(signum: int, frame: object) -> None:
-    """The keeper records how the command ended by a signal to both."""
-
-
-def _new_file(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
 
 
 def _text(path: str) -> str:

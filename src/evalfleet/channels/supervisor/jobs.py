@@ -9,10 +9,11 @@ import selectors
 import signal
 import time
 
-from .files import CLEANER, is_small, make_folder, read_file, write_atomic
+from .files import CLEANER, is_small, make_folder, make_folders, read_file, write_atomic
 from .grading import Grading
-from .isolation import USER, Box, Host, View, confinement, launch, no_confinement, open_up
+from .isolation import USER, Box, Host, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
+from .keeper import Keeper, Order
 from .parcel import has_bundle
 from .processes import (
     age,
@@ -39,6 +40,10 @@ LOST_AFTER_S = 2.0
 POLL_S = 0.5
 IDLE_S = 10.0
 MOST_TRASH = 5000
+PRIVATE = ("work", "out", "home", "tmp")
+SPARE_FOLDER = "spares"
+SPARES = 3
+"""Keepers that wait for a job. One would do for jobs that last; together they get ready as fast as one."""
 
 
 class Jobs:
@@ -74,6 +79,9 @@ class Jobs:
         self._host: Host | None = None
         self._opened: set[str] = set()
         self._empty_boxes: list[Box] = []
+        self._spares: list[Keeper] = []
+        self._restock = False
+        self._left: list[Job] = []
         self.seals = Seals()
 
     @property
@@ -134,11 +142,33 @@ class Jobs:
         if not argv:
             raise ValueError("the command is empty")
         bundle = self._bundle(job)
-        for folder in (job.path, job.path + "/work", job.path + "/out"):
-            make_folder(folder)
         told = {name: value for name, value in spec.items() if name != "secrets"}
+        keeper = None
         if spec.get("isolation") == "user":
-            told["box"] = self._isolate(job, spec).told()
+            keeper = self._isolate(job, spec)
+            told["box"] = job.box.told() if job.box is not None else None
+        else:
+            make_folders(job.path, ("work", "out"))
+        try:
+            job.pid = self._launch_by(keeper, job, spec, bundle, told)
+        except BaseException:
+            if keeper is not None:
+                self._dismiss(keeper)
+            raise
+        job.child = True
+        self._children[job.pid] = job
+        self.live[job.id] = job
+        self._busy_at = time.monotonic()
+        job.run_from(self._busy_at)
+        self.due = min(self.due, job.due)
+        if keeper is not None:
+            self._restock = True
+            self.due = self._busy_at
+
+    def _launch_by(
+        self, keeper: Keeper | None, job: Job, spec: dict[str, Any], bundle: str, told: dict[str, Any]
+    ) -> int:
+        """The pid of the job's wrapper, or of its keeper if it is isolated or grades."""
         with open(job.path + "/job.json", "w") as file:
             file.write(json.dumps(told))
         if bundle and not job.in_bundle:
@@ -154,44 +184,42 @@ class Jobs:
         grading = self._grading(job, spec)
         if grading is not None:
             environ.update(grading.environ())
-        if job.box is not None or grading is not None:
-            job.pid = self._launch_kept(job, path, cwd, bundle, spec, environ, grading)
+        if keeper is None and grading is None:
+            return spawn(["sh", "-c", WRAPPER, "evalfleet", path, cwd, *spec["argv"]], environ, job.log.path)
+        order = Order(path, cwd, spec["argv"], environ)
+        if grading is not None:
+            order.graded = grading.told()
+        if keeper is not None:
+            self._confine(order, spec, bundle, grading)
         else:
-            job.pid = spawn(["sh", "-c", WRAPPER, "evalfleet", path, cwd, *argv], environ, job.log.path)
-        job.child = True
-        self._children[job.pid] = job
-        self.live[job.id] = job
-        self._busy_at = time.monotonic()
-        job.run_from(self._busy_at)
-        self.due = min(self.due, job.due)
+            keeper = Keeper(None)
+        keeper.start(order)
+        return keeper.pid
 
-    def _isolate(self, job: Job, spec: dict[str, Any]) -> Box:
+    def _isolate(self, job: Job, spec: dict[str, Any]) -> Keeper:
         """Make the bounds of a job, and its folders its own. Raises OSError, ValueError."""
         if self.host.why_not:
             raise ValueError(f"jobs cannot be isolated here: {self.host.why_not}")
-        job.box = Box.make(self.host, int(spec.get("processes") or 0), int(spec.get("memory_bytes") or 0))
-        os.chmod(job.path, 0o711)
-        private = [f"{job.path}/{name}" for name in ("work", "out", "home", "tmp")]
-        for folder in private:
-            make_folder(folder)
-        job.box.own(*private)
-        return job.box
-
-    def _launch_kept(
-        self,
-        job: Job,
-        path: str,
-        cwd: str,
-        bundle: str,
-        spec: dict[str, Any],
-        environ: dict[str, str],
-        grading: Grading | None,
-    ) -> int:
-        """Start a job under a keeper: one that is isolated, or grades."""
-        before = grading.prepared if grading is not None else None
+        keeper = self._spares.pop(0) if self._spares else Keeper(Box.make(self.host))
+        job.box = keeper.box
         if job.box is None:
-            return launch(path, cwd, spec["argv"], environ, no_confinement, before)
-        shown = [(path, False), *(grading.shown() if grading is not None else ())]
+            raise ValueError("this keeper isolates nothing")
+        if spec.get("processes") or spec.get("memory_bytes"):
+            job.box.limit(self.host, int(spec.get("processes") or 0), int(spec.get("memory_bytes") or 0))
+        try:
+            os.rename(f"{SPARE_FOLDER}/{job.box.uid}", job.path)
+        except OSError:  # there is none, or an earlier start got this far
+            self._make_private(job.path, job.box)
+        return keeper
+
+    def _make_private(self, folder: str, box: Box) -> None:
+        make_folders(folder, PRIVATE)
+        os.chmod(folder, 0o711)
+        box.own(*(f"{folder}/{name}" for name in PRIVATE))
+
+    def _confine(self, order: Order, spec: dict[str, Any], bundle: str, grading: Grading | None) -> None:
+        """Add to an order what an isolated job sees of the host, and who it is."""
+        shown = [(order.folder, False), *(grading.shown() if grading is not None else ())]
         for folder in (bundle, *more_bundles(spec)):
             if folder and folder not in self._opened:
                 open_up(folder)
@@ -199,11 +227,35 @@ class Jobs:
             if folder:
                 shown.append((f"{self.home}/{folder}", True))
         given = spec.get("env", {})
-        own = {"HOME": path + "/home", "USER": USER, "LOGNAME": USER, "TMPDIR": "/tmp"}
-        environ.update((name, value) for name, value in own.items() if name not in given)
-        view = View(self.host.hidden, path, shown)
-        confine = confinement(job.box, view, int(spec.get("processes") or 0))
-        return launch(path, cwd, spec["argv"], environ, confine, before, job.box.uid)
+        own = {"HOME": order.folder + "/home", "USER": USER, "LOGNAME": USER, "TMPDIR": "/tmp"}
+        order.environ.update((name, value) for name, value in own.items() if name not in given)
+        order.view = [self.host.hidden, order.folder, shown]
+        order.processes = int(spec.get("processes") or 0)
+
+    def _stock_up(self) -> None:
+        """Have some keepers ready for the isolated jobs to come."""
+        self._restock = False
+        try:
+            while len(self._spares) < SPARES:
+                box = Box.make(self.host)
+                self._spares.append(Keeper(box))
+                make_folder(SPARE_FOLDER)
+                self._make_private(f"{SPARE_FOLDER}/{box.uid}", box)
+        except OSError:
+            return  # out of processes, or of groups: the next job tells
+
+    def _dismiss_spares(self) -> None:
+        for keeper in self._spares:
+            self._dismiss(keeper)
+        self._spares = []
+        self._restock = False
+
+    def _dismiss(self, keeper: Keeper) -> None:
+        keeper.dismiss()
+        self._helpers.add(keeper.pid)
+        if keeper.box is not None:
+            self._empty_boxes.append(keeper.box)
+            self._discard(f"{SPARE_FOLDER}/{keeper.box.uid}")
 
     def _grading(self, job: Job, spec: dict[str, Any]) -> Grading | None:
         """What a job that grades another needs. Raises ValueError."""
@@ -302,9 +354,13 @@ class Jobs:
 
     def tick(self, now: float, heard: float) -> None:
         """Do what is due. `heard` is when a controller last spoke."""
+        if self._left:
+            self._open_boxes()
+        if self._restock:
+            self._stock_up()
         for job in list(self.live.values()):
             self._tend(job, now, heard)
-        self.due = min((job.due for job in self.live.values()), default=NEVER)
+        self.due = 0.0 if self._left else min((job.due for job in self.live.values()), default=NEVER)
 
     def _tend(self, job: Job, now: float, heard: float) -> None:
         if job.settling:
@@ -354,6 +410,7 @@ class Jobs:
             job = self._children.pop(pid, None)
             if job is None:
                 self._helpers.discard(pid)
+                self._spares = [keeper for keeper in self._spares if keeper.pid != pid]
             elif code == WRAPPER_FAILED and job.exit_code() is None:
                 self._wrapper_failed(job)
             elif code < 0:
@@ -411,9 +468,10 @@ class Jobs:
         kids = read_file(f"/proc/self/task/{os.getpid()}/children") if job.child else None
         if kids is None:
             return marked(self._mark, mine)
+        spares = [keeper.pid for keeper in self._spares]
         found: list[int] = []
         for pid in map(int, kids.split()):
-            if pid not in self._children and pid not in self._helpers:
+            if pid not in self._children and pid not in self._helpers and pid not in spares:
                 environ = environ_of(pid)
                 # without a mark it can only be this job's if there is no other
                 if mine in environ or (self._mark not in environ and len(self.live) == 1):
@@ -428,22 +486,26 @@ class Jobs:
         with contextlib.suppress(OSError):
             job.log.finish()
         if job.box is not None:
-            self._open_box(job, job.box)
+            self._left.append(job)
+            self.due = 0.0  # after its end is told: that takes a while
         if not job.graded:
             self._discard(job.path + "/work")
         else:
             write_atomic(job.path + "/ended", "")  # its working directory stays, to be graded
         self.tell(job)
 
-    def _open_box(self, job: Job, box: Box) -> None:
-        """What only an isolated job has goes with it, but for its artefacts."""
-        if not box.remove():
-            self._empty_boxes.append(box)
-        for name in ("home", "tmp"):
-            self._discard(f"{job.path}/{name}")
+    def _open_boxes(self) -> None:
+        """What only isolated jobs have goes with them, but for their artefacts."""
+        for job in self._left:
+            if job.box is not None and not job.box.remove():
+                self._empty_boxes.append(job.box)
+            for name in ("home", "tmp"):
+                self._discard(f"{job.path}/{name}")
+        self._left = []
 
     def kill_everything(self, why: str) -> bool:
         """End all jobs at once. False if something of them still lives."""
+        self._dismiss_spares()
         for job in self.live.values():
             if job.why is None:
                 self.end(job, why, 0.0)
@@ -456,6 +518,7 @@ class Jobs:
             job.seconds = time.monotonic() - job.started
             self._unwatch(job)
             self._finish(job)
+        self._open_boxes()
         return gone
 
     def _kill_children(self, until: float) -> None:
@@ -542,7 +605,10 @@ class Jobs:
             self._empty_trash()
 
     def _clean_again(self) -> None:
-        """What was being removed by processes that are gone."""
+        """What was being removed by processes that are gone, and what keepers that are gone had ready."""
+        if not self._spares:
+            with contextlib.suppress(OSError):
+                os.rename(SPARE_FOLDER, f"trash-{os.getpid()}-spares")
         for name in os.listdir("."):
             if name.startswith("trash-"):
                 self._clean(name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
 
 from .files import read_file
+from .host import steady
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -181,7 +183,10 @@ def adopt_orphans() -> None:
 
 
 def age(born: int, file: str) -> float:
-    """Seconds since a process was born, or since its pid was recorded where nobody tells its birth."""
+    """Seconds since a job began: by its keeper, by its wrapper's birth, or since its pid was recorded."""
+    began = (read_file(file) or b"").partition(b"\nbegan ")[2]
+    with contextlib.suppress(ValueError):
+        return max(steady() - float(began), 0.0)
     if born and hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME) - born / os.sysconf("SC_CLK_TCK")
     return max(time.time() - os.stat(file).st_mtime, 0.0)

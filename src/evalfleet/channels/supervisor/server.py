@@ -38,8 +38,8 @@ EVICTED_GRACE_S = 3.0
 WITHOUT_HELLO = frozenset(("hello", "ping", "follow", "unfollow", "expire", "leave", "quit", "watch", "anew"))
 """What a place asks, or who only looks on. Nothing is answered to who does not show the machine's key."""
 MODULES = (
-    *("clients", "files", "follow", "grading", "host", "isolation", "job", "jobs", "machine", "main"),
-    *("notices", "parcel", "processes", "seals", "server", "verbs"),
+    *("clients", "files", "follow", "grading", "host", "isolation", "job", "jobs", "keeper"),
+    *("machine", "main", "notices", "parcel", "processes", "seals", "server", "verbs"),
 )
 
 
