@@ -210,6 +210,10 @@ class MachineLeaseSet(_Event, frozen=True):
     expires_at: Micros
 
 
+FORGED = "supervisor"
+"""The step of a boot that failed because something else than our supervisor answered."""
+
+
 class MachineCondemned(_Event, frozen=True):
     """Decided or found: no more work for it, and it shall be deleted.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -202,6 +203,26 @@ def test_machines_that_lie_lose_their_own_tasks_and_no_others(seed: int) -> None
     assert not any(machine.cause for machine in honest)
     if sim.state.stop is None:
         assert sim.state.status == "done"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_machines_that_were_never_ours_are_not_bought_without_end(seed: int) -> None:
+    scenario = replace(calm(seed), faults=Faults(forges=1.0))
+    sim = checked(scenario)
+    assert sim.state.stop is not None
+    assert "something else than our supervisor answered" in sim.state.stop.detail
+    few = scenario.plan.limits.same_failure_machines
+    requested = Counter(machine.offer.key for machine in sim.state.machines.values())
+    # those that were asked for at the same time as the last one that counted are under way already
+    assert max(requested.values()) < few + scenario.plan.limits.workers
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_machine_that_is_ours_makes_up_for_those_that_never_were(seed: int) -> None:
+    sim = checked(replace(calm(seed), faults=Faults(forges=0.2)))
+    assert sim.state.stop is not None or sim.state.status == "done"
+    known = sim.state.machines
+    assert not any(known[machine].ready_at for machine in sim.world.forged if machine in known)
 
 
 @pytest.mark.parametrize("seed", range(6))

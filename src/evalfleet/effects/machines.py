@@ -19,6 +19,7 @@ from evalfleet.errors import (
     StaleController,
 )
 from evalfleet.events import (
+    FORGED,
     MachineAllocated,
     MachineAnswered,
     MachineCondemned,
@@ -86,7 +87,7 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
         tools.report(MachineCondemned(machine.id, str(err), Cause.SETUP, step=err.step))
     except (StaleController, MachineForged) as err:
         # if there is a newer controller, this report is refused; if not, the machine lies, and goes alone
-        tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
+        tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION, step=FORGED))
     except ChannelError as err:
         if machine.offer.mends:
             tools.report(MachineUnreachable(machine.id, str(err), "setup"))

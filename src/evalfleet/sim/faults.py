@@ -35,6 +35,7 @@ class Faults:
     take_over: float = 0.0
     reboots: float = 0.0  # that a crash of the controller is one of its computer
     lies: float = 0.0  # that a machine answers anything: see places.LyingChannel
+    forges: float = 0.0  # that something else than our supervisor answers on it from the start
     latency_s: tuple[float, float] = (0.05, 2.0)
     commit_s: tuple[float, float] = (0.001, 0.02)
 

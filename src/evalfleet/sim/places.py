@@ -149,6 +149,9 @@ class LyingChannel(SimChannel):
     async def prepare(
         self, bundle: Bundle, left: Path | None = None, tell: TellStep | None = None
     ) -> Mapping[str, float]:
+        if self._machine in self._world.forged:
+            await self._reach_any_start()
+            raise MachineForged("what answers there is no supervisor of ours")
         await self._refuse()
         return await super().prepare(bundle, left, tell)
 
@@ -275,7 +278,7 @@ class _SimPlace:
         return Machine(machine.id, "up" if up else "pending", "10.0.0.1", f"host-of-{machine.id}")
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        kind = LyingChannel if self._world.faults.lies else SimChannel
+        kind = LyingChannel if self._world.faults.lies or self._world.faults.forges else SimChannel
         return kind(self._world, self._life, machine, fence)
 
     async def close(self) -> None:

@@ -100,6 +100,7 @@ class World:
         self.started: dict[AttemptId, MachineId] = {}
         self.ended: dict[AttemptId, Ended] = {}  # of all jobs, how they ended in truth
         self.liars: set[MachineId] = set()
+        self.forged: set[MachineId] = set()
         self.lying = random.Random(f"lies {seed}")
         self.untold_s = 0.0  # that passed, and no clock could tell the run's controllers
         self.durable: set[str] = set()  # ids whose intent is on disk: the only ones we may act on
@@ -181,6 +182,9 @@ class World:
     def _corrupt(self, machine: SimMachine) -> None:
         if self.faults.lies and self.lying.random() < self.faults.lies:
             machine.lies = True
+            self.liars.add(machine.id)
+        if self.faults.forges and self.lying.random() < self.faults.forges:
+            self.forged.add(machine.id)
             self.liars.add(machine.id)
 
     def _allocate(self, machine: SimMachine, life_s: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 
+from msgspec import structs
+
 from evalfleet import events as ev
 from evalfleet.cost import billed_usd, reserved_usd
 from evalfleet.model import CAUSES, SECOND, Cause, Micros, after
@@ -122,6 +124,7 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     state.audible[event.machine] = None
     heard(state, at, machine)
     state.same_failures.clear()
+    state.forged.pop(machine.offer.key, None)
     refresh_idle(state, machine)
     state.touched_machines[event.machine] = None
 
@@ -313,6 +316,8 @@ def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -
 
 def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.MachineCondemned) -> None:
     """Count what keeps machines from becoming ready, and block offers that refuse us."""
+    if event.cause is Cause.CONNECTION and event.step == ev.FORGED:
+        _never_ours(state, at, machine, event)
     if event.cause is None or not CAUSES[event.cause].systematic:
         return
     if event.cause is not Cause.PROVISIONING:
@@ -320,6 +325,15 @@ def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.M
         state.last_failure = event.detail
         return
     refuse(state, at, machine, event)
+
+
+def _never_ours(state: RunState, at: Micros, machine: MachineState, event: ev.MachineCondemned) -> None:
+    """Something else answered on it from the start. If that is so again and again, its offer is no good."""
+    state.forged[machine.offer.key] += 1
+    count = state.forged[machine.offer.key]
+    if count >= state.limits.same_failure_machines:
+        detail = f"on {count} machines in a row something else than our supervisor answered: {event.detail}"
+        refuse(state, at, machine, structs.replace(event, scope="offer", permanent=True, detail=detail))
 
 
 def machine_delete_refused(state: RunState, at: Micros, event: ev.MachineDeleteRefused) -> None:

@@ -233,6 +233,8 @@ class RunState:
     live_by_offer: Counter[str] = field(default_factory=Counter[str])
     blocks: dict[str, Block] = field(default_factory=dict[str, Block])
     evictions: Counter[str] = field(default_factory=Counter[str])  # by offer
+    forged: Counter[str] = field(default_factory=Counter[str])
+    """By offer: machines on which something else answered from the start, since one that was ours."""
     refusals: dict[str, Refusal] = field(default_factory=dict[str, Refusal])
 
     # money: what deleted machines cost, and the most that the others can cost by their expiry

@@ -39,6 +39,7 @@ def _ask_anew(state: RunState) -> None:
     state.evictions.clear()
     state.refusals.clear()
     state.same_failures.clear()
+    state.forged.clear()
     state.first_broken.clear()
     state.canary_breaks.clear()
 
