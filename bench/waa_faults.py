@@ -84,10 +84,9 @@ def _try_faults(arena: Arena, chosen: Mapping[Any, str]) -> dict[str, Figures]:
     words = [word for task in chosen.values() for word in ("--task", task)]
     for setting in ("base_url=http://20.20.20.21:5000/v1", "som_origin=a11y", "max_steps=4"):
         words += ["--set", setting]
-    process = arena.start_run(RUN, *words)
-    said, _ = process.communicate(timeout=LIMIT_S)
-    if process.returncode not in (0, 1):
-        raise RuntimeError(f"the run ended with {process.returncode}:\n{said[-2000:]}")
+    done = arena.start_run(RUN, *words).wait(LIMIT_S)
+    if done.code not in (0, 1):
+        raise RuntimeError(f"the run ended with {done.code}:\n{done.said[-2000:]}")
     begun: dict[str, int] = {}
     faults: dict[str, Figures] = {}
     names = {f"{task}.0": fault for fault, task in chosen.items()}

@@ -50,11 +50,11 @@ def kept_by_evalfleet(lost: Lost) -> Figures:
         host = _struck(arena, lost.after)
         assert host is not None
         host.power_off()
-        wait_until(lambda: _kept(arena)["kept"] == lost.tasks or process.poll() is not None, LIMIT_S, 0.2)
+        wait_until(lambda: _kept(arena)["kept"] == lost.tasks or not process.lives, LIMIT_S, 0.2)
         host.power_on()  # or the run would wait a while to clean up there
-        said, _ = process.communicate(timeout=LIMIT_S)
-        if process.returncode not in (0, 1):
-            raise RuntimeError(f"the run ended with {process.returncode}:\n{said[-2000:]}")
+        done = process.wait(LIMIT_S)
+        if done.code not in (0, 1):
+            raise RuntimeError(f"the run ended with {done.code}:\n{done.said[-2000:]}")
         return _kept(arena)
 
 

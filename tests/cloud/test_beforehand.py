@@ -12,7 +12,7 @@ import pytest
 from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import PlaceContext
 from standins.azure import StandIn
-from tests.cloud.desk import Desk
+from tests.cloud.desk import AzureDesk
 from tests.cloud.places import SIZE, environment, settings
 
 LONG_S = 7200
@@ -23,7 +23,7 @@ echo '{"accessToken": "%s", "expires_on": %d, "tokenType": "Bearer"}'
 
 
 def test_a_dry_run_tells_what_would_be_made_and_asks_nobody(azure: StandIn, tmp_path: Path) -> None:
-    desk = Desk(
+    desk = AzureDesk(
         azure,
         tmp_path / "desk",
         regions=["eastus", "westus2"],
@@ -121,7 +121,7 @@ def test_a_login_that_may_not_outlive_the_run(
 
 def test_it_is_told_before_the_run_starts(azure: StandIn, tmp_path: Path) -> None:
     azure.cloud.capacity.limits["eastus", "", ""] = 0
-    desk = Desk(azure, tmp_path / "desk")
+    desk = AzureDesk(azure, tmp_path / "desk")
     desk.bench(3)
     environ = Person(azure, tmp_path).environ
     words = ("run", "b.toml", "--on", "azure", "--name", "r", "--task-timeout", str(LONG_S))

@@ -17,8 +17,9 @@ from standins.azure import Hosts, StandIn, Timing
 from standins.azure.galleries import VERSION
 from standins.azure.vms import VM, Vm
 from standins.waa import standin
-from tests.cloud.desk import Desk, Process
+from tests.cloud.desk import AzureDesk
 from tests.cloud.places import left
+from tests.desk import Process
 from tests.lab.clients import needs_lab
 from tests.waiting import until
 
@@ -100,8 +101,8 @@ def azure(kit: Path) -> Iterator[StandIn]:
 
 
 @pytest.fixture
-def desk(azure: StandIn, tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(azure, tmp_path / "desk", inside=True, regions=REGIONS)
+def desk(azure: StandIn, tmp_path: Path) -> Iterator[AzureDesk]:
+    made = AzureDesk(azure, tmp_path / "desk", inside=True, regions=REGIONS)
     yield made
     made.sweep()
 
@@ -131,7 +132,7 @@ def images_in(azure: StandIn) -> list[str]:
 @needs_lab
 @pytest.mark.slow
 def test_machines_from_the_image_download_nothing(
-    azure: StandIn, desk: Desk, kit: Path, store: Store
+    azure: StandIn, desk: AzureDesk, kit: Path, store: Store
 ) -> None:
     image = next((kit / "registry").iterdir()).name
     about = SETTINGS.format(kit=kit, image=image, gateway=GATEWAY, port=store.server_port)
@@ -193,7 +194,7 @@ def kill_when(process: Process, fact: Callable[[], bool], what: str) -> None:
 
 
 @needs_lab
-def test_killed_at_any_step_the_next_one_goes_on(azure: StandIn, desk: Desk) -> None:
+def test_killed_at_any_step_the_next_one_goes_on(azure: StandIn, desk: AzureDesk) -> None:
     desk.bench(1)
     desk.done("pool", "create", "dev", "--on", "azure")
     asked = ("pool", "prepare", "dev", "./b.toml", "--capture", "b")
@@ -224,7 +225,7 @@ def test_killed_at_any_step_the_next_one_goes_on(azure: StandIn, desk: Desk) -> 
 
 
 @needs_lab
-def test_given_up_half_way_the_machine_goes(azure: StandIn, desk: Desk) -> None:
+def test_given_up_half_way_the_machine_goes(azure: StandIn, desk: AzureDesk) -> None:
     desk.bench(1)
     desk.done("pool", "create", "dev", "--on", "azure")
     asked = ("pool", "prepare", "dev", "./b.toml", "--capture", "b")

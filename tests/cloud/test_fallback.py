@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from standins.azure import Policy, Refused, StandIn
-from tests.cloud.desk import Desk
+from tests.cloud.desk import AzureDesk
 from tests.cloud.places import SIZE, left
 
 
@@ -16,7 +16,7 @@ def test_when_nothing_is_left_one_table_tells_what_was_tried(azure: StandIn, tmp
     azure.cloud.quota.limits["westus2", "standardDDSv5Family"] = 3
     azure.cloud.quota.limits["westus2", "standardDSv5Family"] = 3
     azure.cloud.quota.limits["centralus", "cores"] = 3
-    desk = Desk(
+    desk = AzureDesk(
         azure,
         tmp_path / "desk",
         sizes=[SIZE, "Standard_D8ds_v5", "Standard_D4s_v5"],
@@ -48,7 +48,7 @@ def test_a_policy_is_named_and_not_asked_twice(azure: StandIn, tmp_path: Path) -
     azure.faults.policies.append(
         Policy("cost-centre-needed", "Microsoft.Compute/virtualMachines", required_tag="cost-centre")
     )
-    desk = Desk(azure, tmp_path / "desk", sizes=[SIZE, "Standard_D4s_v5"])
+    desk = AzureDesk(azure, tmp_path / "desk", sizes=[SIZE, "Standard_D4s_v5"])
     desk.bench(3)
     done = desk.start_run().wait()
     assert done.code == 4, done
@@ -60,7 +60,7 @@ def test_a_policy_is_named_and_not_asked_twice(azure: StandIn, tmp_path: Path) -
 
 def test_a_pool_that_gets_nothing_tells_the_same_and_is_no_pool(azure: StandIn, tmp_path: Path) -> None:
     azure.faults.add(Refused(409, "SkuNotAvailable", "not here"), method="PUT", path="deployments")
-    desk = Desk(azure, tmp_path / "desk", regions=["eastus", "westus2"])
+    desk = AzureDesk(azure, tmp_path / "desk", regions=["eastus", "westus2"])
     done = desk.done("pool", "create", "p", "--on", "azure", "--workers", "2", code=4)
     assert len([line for line in done.err.splitlines() if line.startswith("azure ")]) == 2
     assert "no pools" in desk.say("pool", "ls")

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from evalfleet.events import Record
-from evalfleet.journal import Store
 from evalfleet.lab import Lab
 from evalfleet.model import Broken, Cause, Scored
 from evalfleet.sim import ledger
-from evalfleet.state import RunState, apply
+from evalfleet.state import RunState
 from standins.azure import Failed, StandIn, Stuck, Throttled
 from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
-from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
+from tests.cloud.desk import AzureDesk
+from tests.cloud.places import GROUP, left
 from tests.cloud.rest import Rest
-from tests.waiting import PATIENCE_S, until
+from tests.desk import FollowedRun, Process
 
 CANNOT = Lab.missing()
 pytestmark = [
@@ -46,78 +42,22 @@ def azure() -> Iterator[StandIn]:
         yield made
 
 
-class Night:
-    """The run, by its journal."""
+class Night(FollowedRun):
+    """A run of twenty machines while Azure is at its worst."""
 
     def __init__(self, azure: StandIn, folder: Path) -> None:
-        self._azure = azure
-        self._folder = folder
-        self._home = folder / "home"
-        self._store: Store | None = None
-        self.state = RunState()
-        self.records: list[Record] = []
-        self._write()
-
-    def _write(self) -> None:
-        place = {
-            "kind": "azure_vm",
-            "subscription": self._azure.subscription,
-            "resource_group": GROUP,
-            "endpoint": self._azure.endpoint_inside,
-            "ca": str(self._azure.ca),
-            "owner": "tester",
-            "ssh_from": ["*"],
-            "sizes": [SIZE],
-            "regions": [FULL, ROOMY],
-            "settle_s": SETTLE_S,
-        }
-        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in place.items())
-        (self._folder / "evalfleet.toml").write_text(f"[places.azure]\n{lines}spot = true\n")
+        super().__init__(AzureDesk(azure, folder, inside=True, regions=[FULL, ROOMY], spot=True), RUN)
         command = ["sh", "-c", SCRIPT, "sh", "{params.score}"]
-        (self._folder / "night.toml").write_text(
+        (folder / "night.toml").write_text(
             f'name = "night"\ntasks = "tasks.jsonl"\ntimeout_s = 60\ncommand = {json.dumps(command)}\n'
         )
         tasks = [{"id": f"t_{n}", "params": {"score": score(n)}} for n in range(TASKS)]
-        (self._folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+        (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> Process:
         """All machines are asked for at once: no canary."""
-        words = ("run", "night.toml", "--on", "azure", "--workers", str(MACHINES), "--canary", "0")
-        argv = [*self._azure.hosts.lab.prefix, sys.executable, "-m", "evalfleet", *words]
-        environ = {**os.environ, **environment(self._azure, inside=True), "EVALFLEET_HOME": str(self._home)}
-        with open(self._folder / "said", "wb") as said:
-            return subprocess.Popen(
-                [*argv, "--name", RUN, "--yes"],
-                cwd=self._folder,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
-
-    @property
-    def said(self) -> str:
-        return (self._folder / "said").read_text("utf-8", "replace")[-3000:]
-
-    def look(self) -> RunState:
-        if self._store is None:
-            if not (self._home / "fleet.db").exists():
-                return self.state
-            self._store = Store.open(self._home, create=False, read_only=True)
-        if RUN in {info.name for info in self._store.streams()}:
-            for record in self._store.read(RUN, after=len(self.records)):
-                self.records.append(record)
-                apply(self.state, record.at, record.event)
-        return self.state
-
-    def until(self, happened: Callable[[RunState], object], what: str) -> None:
-        def has_happened() -> object:
-            if happened(self.look()):
-                return True
-            assert self.state.ended_at is None, f"the run ended before {what}: {self.said}"
-            return None
-
-        until(has_happened, lambda: f"{what}: {self.said}", look_s=0.05)
+        words = ("--on", "azure", "--workers", str(MACHINES), "--canary", "0", "--name", RUN, "--yes")
+        return self.desk.start("run", "night.toml", *words)
 
     def violations(self) -> Iterator[str]:
         yield from ledger.started_and_scored_once(self.records, self.state)
@@ -144,10 +84,9 @@ def test_twenty_machines_and_154_tasks_while_azure_is_at_its_worst(azure: StandI
         night.until(lambda state: state.scored >= 5 and len(at_work(state)) >= 2, "work on two machines")
         for machine, notice_s in zip(at_work(night.state), (0.0, 5.0), strict=False):
             azure.evict(machine, notice_s)
-        assert controller.wait(PATIENCE_S) == 0, night.said
+        controller.finish()
     finally:
-        controller.kill()
-        controller.wait()
+        night.desk.sweep()
     night.look()
     check_scores(night)
     check_faults(azure, night)

@@ -23,9 +23,10 @@ from evalfleet.planning.workspace import Workspace
 from standins.azure import StandIn
 from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
-from tests.cloud.desk import Desk, Process
+from tests.cloud.desk import AzureDesk
 from tests.cloud.places import left
 from tests.cloud.rest import Rest
+from tests.desk import Process
 from tests.waiting import until
 
 CANNOT = Lab.missing()
@@ -57,8 +58,8 @@ def azure(cloud: StandIn) -> Iterator[StandIn]:
 
 
 @pytest.fixture
-def desk(azure: StandIn, tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(azure, tmp_path / "desk", inside=True)
+def desk(azure: StandIn, tmp_path: Path) -> Iterator[AzureDesk]:
+    made = AzureDesk(azure, tmp_path / "desk", inside=True)
     made.bench(4)
     yield made
     made.sweep()
@@ -79,7 +80,7 @@ def ours(azure: StandIn, type: str = VM) -> list[str]:
     return [each.id.name for each in azure.resources(type) if "stranger" not in each.id.name]
 
 
-def run_until(desk: Desk, azure: StandIn, moment: str) -> Process:
+def run_until(desk: AzureDesk, azure: StandIn, moment: str) -> Process:
     """A controller that has come so far."""
     desk.bench(4, seconds=1.0 if moment == "run" else 0.1)
     process = desk.start_run("--workers", str(WORKERS))
@@ -94,7 +95,7 @@ def run_until(desk: Desk, azure: StandIn, moment: str) -> Process:
     return process
 
 
-def all_scored(desk: Desk) -> None:
+def all_scored(desk: AzureDesk) -> None:
     assert (desk.state().scored, desk.state().total) == (4, 4)
     assert desk.state().ended_at is not None
 
@@ -102,14 +103,14 @@ def all_scored(desk: Desk) -> None:
 # -- Ctrl-C --------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_while_machines_are_made(azure: StandIn, desk: Desk) -> None:
+def test_ctrl_c_while_machines_are_made(azure: StandIn, desk: AzureDesk) -> None:
     process = run_until(desk, azure, "create")
     process.signal(signal.SIGINT)
     assert process.wait().code == 130
     assert desk.state().ended_at is not None
 
 
-def test_ctrl_c_twice_while_machines_are_made_then_cancel(azure: StandIn, desk: Desk) -> None:
+def test_ctrl_c_twice_while_machines_are_made_then_cancel(azure: StandIn, desk: AzureDesk) -> None:
     process = run_until(desk, azure, "create")
     process.signal(signal.SIGINT)
     process.signal(signal.SIGINT)
@@ -122,13 +123,13 @@ def test_ctrl_c_twice_while_machines_are_made_then_cancel(azure: StandIn, desk: 
 
 
 @pytest.mark.parametrize("moment", ["create", "delete"])
-def test_killed_and_resumed(azure: StandIn, desk: Desk, moment: str) -> None:
+def test_killed_and_resumed(azure: StandIn, desk: AzureDesk, moment: str) -> None:
     run_until(desk, azure, moment).kill()
     desk.say("resume", "r")
     all_scored(desk)
 
 
-def test_killed_and_cancelled(azure: StandIn, desk: Desk) -> None:
+def test_killed_and_cancelled(azure: StandIn, desk: AzureDesk) -> None:
     run_until(desk, azure, "run").kill()
     desk.say("cancel", "r")
     assert desk.state().ended_at is not None
@@ -136,14 +137,14 @@ def test_killed_and_cancelled(azure: StandIn, desk: Desk) -> None:
 
 @pytest.mark.parametrize("moment", ["create", "run", "delete"])
 def test_killed_and_never_seen_again(
-    azure: StandIn, desk: Desk, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    azure: StandIn, desk: AzureDesk, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Azure stops the machines by itself, and `reap` finds them by their tags, from another computer."""
     run_until(desk, azure, moment).kill()
     until(lambda: not active(azure), "what was begun has been done")
     azure.jump(DAY_S)
     until(lambda: billed(azure) == ["stranger"], "Azure has stopped the machines")
-    other = Desk(azure, tmp_path / "other")
+    other = AzureDesk(azure, tmp_path / "other")
     monkeypatch.chdir(other.folder)
     for name, value in other.environ.items():
         monkeypatch.setenv(name, value)
@@ -177,7 +178,7 @@ def billed(azure: StandIn) -> list[str]:
 # -- asleep, cut off, overtaken --------------------------------------------------------------------
 
 
-def test_a_laptop_that_slept_past_the_expiry(azure: StandIn, desk: Desk) -> None:
+def test_a_laptop_that_slept_past_the_expiry(azure: StandIn, desk: AzureDesk) -> None:
     process = run_until(desk, azure, "run")
     process.suspend()
     azure.jump(DAY_S)
@@ -188,7 +189,7 @@ def test_a_laptop_that_slept_past_the_expiry(azure: StandIn, desk: Desk) -> None
     all_scored(desk)
 
 
-def test_our_network_is_gone_for_a_while(azure: StandIn, desk: Desk) -> None:
+def test_our_network_is_gone_for_a_while(azure: StandIn, desk: AzureDesk) -> None:
     """Neither Azure nor machines can be reached: none is given up, and the run goes on.
 
     The first tasks last until we are cut off for sure (a machine that was given back before is replaced by
@@ -238,7 +239,7 @@ class CutOff:
         raise AssertionError("no iptables works here")
 
 
-def test_a_second_controller_takes_over(azure: StandIn, desk: Desk) -> None:
+def test_a_second_controller_takes_over(azure: StandIn, desk: AzureDesk) -> None:
     """The first is asleep meanwhile; when it wakes up it finds out, and does no harm."""
     first = run_until(desk, azure, "run")
     first.suspend()
@@ -253,7 +254,7 @@ def test_a_second_controller_takes_over(azure: StandIn, desk: Desk) -> None:
 # -- fewer than asked for ------------------------------------------------------------------------
 
 
-def test_a_pool_goes_on_with_the_machines_it_got(azure: StandIn, desk: Desk) -> None:
+def test_a_pool_goes_on_with_the_machines_it_got(azure: StandIn, desk: AzureDesk) -> None:
     azure.cloud.capacity.limits["eastus", "", ""] = 3  # one is the stranger's
     try:
         done = desk.done("pool", "create", "p", "--on", "azure", "--workers", "3")

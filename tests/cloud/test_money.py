@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from evalfleet.journal import Store
 from evalfleet.lab import Lab
 from evalfleet.places.azure.prices import ADDRESS, AzurePriceBook, disk
 from evalfleet.places.azure.sizes import size_of
 from evalfleet.places.azure.template import LEAST_LIFE_S
-from evalfleet.state import RunState, fold
 from evalfleet.views.stats import machines_usd
 from standins.azure import StandIn
 from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
-from tests.cloud.places import GROUP, SETTLE_S, SIZE, environment, left
+from tests.cloud.desk import AzureDesk
+from tests.cloud.places import SIZE, left
 from tests.waiting import PATIENCE_S, until
 
 CANNOT = Lab.missing()
@@ -62,69 +58,16 @@ def metered_usd(azure: StandIn) -> float:
     return sum(span.seconds(now) * usd_per_hour[span.kind] / 3600 for span in spans)
 
 
-class Desk:
-    """A folder with a place, a benchmark whose tasks wait, and a home; commands run beside the machines."""
-
-    def __init__(self, azure: StandIn, folder: Path, seconds: float, count: int = 4, **more: Any) -> None:
-        self._azure, self._folder = azure, folder
-        self.home = folder / "home"
-        place = {
-            "kind": "azure_vm",
-            "subscription": azure.subscription,
-            "resource_group": GROUP,
-            "endpoint": azure.endpoint_inside,
-            "ca": str(azure.ca),
-            "owner": "tester",
-            "ssh_from": ["*"],
-            "sizes": [SIZE],
-            "regions": [REGION],
-            "settle_s": SETTLE_S,
-            **more,
-        }
-        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in place.items())
-        (folder / "evalfleet.toml").write_text(f"[places.azure]\n{lines}")
-        script = f'sleep {seconds}; echo "{{\\"score\\": 1}}" >"$EVALFLEET_OUT/result.json"'
-        command = json.dumps(["sh", "-c", script])
-        (folder / "b.toml").write_text(
-            f'name = "b"\ntasks = "tasks.jsonl"\ntimeout_s = 600\ncommand = {command}\n'
-        )
-        tasks = "".join(json.dumps({"id": f"t_{n}"}) + "\n" for n in range(count))
-        (folder / "tasks.jsonl").write_text(tasks)
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        argv = [*self._azure.hosts.lab.prefix, sys.executable, "-m", "evalfleet", *words]
-        environ = {**os.environ, **environment(self._azure, inside=True), "EVALFLEET_HOME": str(self.home)}
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            argv, cwd=self._folder, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
-        )
-
-    def run(self, *words: str) -> subprocess.Popen[str]:
-        return self.start("run", "b.toml", "--on", "azure", "--name", "r", "--canary", "0", "--yes", *words)
-
-    def say(self, *words: str, code: int = 0) -> str:
-        return ended(self.start(*words), code)
-
-    def state(self) -> RunState:
-        if not (self.home / "fleet.db").exists():
-            return RunState()
-        store = Store.open(self.home, create=False, read_only=True)
-        return fold(store.read("r")) if "r" in {info.name for info in store.streams()} else RunState()
-
-
-def ended(process: subprocess.Popen[str], code: int) -> str:
-    try:
-        out, err = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == code, out + err
-    return out + err
+def made_desk(azure: StandIn, folder: Path, seconds: float, **more: Any) -> AzureDesk:
+    """Four tasks that take so long; commands run beside the machines."""
+    desk = AzureDesk(azure, folder, inside=True, regions=[REGION], **more)
+    desk.bench(4, seconds, timeout_s=600.0)
+    return desk
 
 
 def test_the_journal_accounts_for_all_that_the_meters_count(azure: StandIn, tmp_path: Path) -> None:
-    desk = Desk(azure, tmp_path, seconds=0.5)
-    assert "(prices of 2026-08)" in ended(desk.run("--workers", "2", "--budget", "1"), 0)
+    desk = made_desk(azure, tmp_path, seconds=0.5)
+    assert "(prices of 2026-08)" in desk.start_run("--workers", "2", "--budget", "1", "--yes").finish(0)
     counted = machines_usd(desk.state(), desk.state().last_at)
     assert 0 < metered_usd(azure) <= counted <= 1.0
     assert json.loads(desk.say("show", "r", "--json"))["cost"]["machines_usd"] == pytest.approx(
@@ -134,16 +77,16 @@ def test_the_journal_accounts_for_all_that_the_meters_count(azure: StandIn, tmp_
 
 def test_a_budget_that_cannot_hold_spends_nothing(azure: StandIn, tmp_path: Path) -> None:
     """Azure needs half an hour to stop a machine by itself: what does not pay that pays no machine."""
-    desk = Desk(azure, tmp_path, seconds=0.5)
-    said = ended(desk.run("--budget", "0.10"), 3)
+    desk = made_desk(azure, tmp_path, seconds=0.5)
+    said = desk.start_run("--budget", "0.10", "--yes").finish(3)
     assert "the budget of $0.1 does not pay another machine for the 40 minutes" in said
     assert metered_usd(azure) == 0.0
 
 
 def test_the_time_limit_holds_on_the_meters(azure: StandIn, tmp_path: Path) -> None:
-    desk = Desk(azure, tmp_path, seconds=300, teardown_s=8)
+    desk = made_desk(azure, tmp_path, seconds=300, teardown_s=8)
     limit_s = 24.0
-    ended(desk.run("--workers", "2", "--max-duration", f"{limit_s:g}s"), 3)
+    desk.start_run("--workers", "2", "--max-duration", f"{limit_s:g}s", "--yes").finish(3)
     spans = azure.do(lambda: list(azure.meters.spans))
     started = desk.state().started_at / 1e6
     ahead = azure.clock.now() - time.time()
@@ -157,14 +100,13 @@ def test_the_budget_holds_on_the_meters_when_the_controller_is_killed(azure: Sta
     The only test here that moves the stand-in's clock: afterwards it is not the controllers' any more.
     """
     budget = 0.5
-    desk = Desk(azure, tmp_path, seconds=300)
-    run = desk.run("--workers", "9", "--budget", f"{budget:g}")
+    desk = made_desk(azure, tmp_path, seconds=300)
+    run = desk.start_run("--workers", "9", "--budget", f"{budget:g}", "--yes")
     try:
         until(lambda: desk.state().running >= 2, "two machines at work")
         state = desk.state()
     finally:
         run.kill()
-        ended(run, -9)
     assert 2 <= len(state.machines) < 9, "no more than the budget pays for as long as Azure needs"
     assert state.reserved_usd + state.closed_usd <= budget + 1e-9
     now = time.time()

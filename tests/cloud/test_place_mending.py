@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from evalfleet.errors import MachineMute
@@ -25,7 +20,8 @@ from evalfleet.testing.harness import find, raised
 from standins.azure import StandIn
 from standins.azure.hosts import Hosts
 from tests.cloud.conftest import FAST
-from tests.cloud.places import environment, left, offer, place, settings
+from tests.cloud.desk import AzureDesk
+from tests.cloud.places import left, offer, place
 from tests.cloud.running import Sleepy, Stage, when
 from tests.cloud.test_place_life import says
 from tests.waiting import SLOWNESS
@@ -167,52 +163,27 @@ def check_timings(machine: MachineState) -> None:
 # -- pools -----------------------------------------------------------------------------------------
 
 
-class Shell:
-    """The command line, in the machines' network."""
-
-    def __init__(self, azure: StandIn, folder: Path) -> None:
-        self._azure = azure
-        self._folder = folder
-        chosen = settings(azure, inside=True, answer_s=3.0)
-        told = {name: value for name, value in msgspec.to_builtins(chosen).items() if value is not None}
-        lines = [f"{name} = {json.dumps(value)}\n" for name, value in told.items()]
-        (folder / "evalfleet.toml").write_text(f'[places.azure]\nkind = "azure_vm"\n{"".join(lines)}')
-
-    def say(self, *words: str, code: int = 0) -> str:
-        """Standard error with it: there one sees what happens."""
-        env = {**os.environ, **environment(self._azure, inside=True), "EVALFLEET_HOME": str(self._folder)}
-        done = subprocess.run(
-            [*self._azure.hosts.lab.prefix, sys.executable, "-m", "evalfleet", *words],
-            cwd=self._folder,
-            env=env,
-            timeout=120,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout
-        return done.stdout
-
-
 def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn, tmp_path: Path) -> None:
-    shell = Shell(azure, tmp_path)
+    desk = AzureDesk(azure, tmp_path, inside=True, answer_s=3.0)
+
+    def say(*words: str, code: int = 0) -> str:
+        return desk.done(*words, code=code).said
+
     try:
-        shell.say("pool", "create", "p", "--on", "azure", "--workers", "1")
+        say("pool", "create", "p", "--on", "azure", "--workers", "1")
         (vm,) = azure.resources("Microsoft.Compute/virtualMachines")
         assert vm.tags["evalfleet-kind"] == "pool"
-        soon = shell.say("pool", "extend", "p", "--expires", "20m", code=2)
+        soon = say("pool", "extend", "p", "--expires", "20m", code=2)
         assert "azure cannot end a machine by itself before 40m" in soon
         azure.make_unreachable(vm.id.name)
-        assert "restarted and answers" in shell.say("pool", "restart", "p", "worker-vm")
+        assert "restarted and answers" in say("pool", "restart", "p", "worker-vm")
         azure.make_unreachable(vm.id.name, also_after_restart=True)
-        shell.say("pool", "stop", "p")
-        told = shell.say("pool", "start", "p")
+        say("pool", "stop", "p")
+        told = say("pool", "start", "p")
         assert "worker-vm: restart" in told
         assert "cannot be reached" in told
         assert "worker-vm is well again after redeploy" in told
         assert [each.id for each in azure.resources("Microsoft.Compute/virtualMachines")] == [vm.id]
     finally:
-        shell.say("pool", "delete", "p", "--yes")
+        say("pool", "delete", "p", "--yes")
     assert not left(azure)

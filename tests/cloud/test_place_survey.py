@@ -13,7 +13,7 @@ from evalfleet.model import SECOND, MachineId
 from evalfleet.places.azure.names import stamp
 from standins.azure import StandIn
 from standins.azure.catalog import Restriction
-from tests.cloud.desk import Desk
+from tests.cloud.desk import AzureDesk
 from tests.cloud.places import GROUP, HOME, SIZE, examine, left, offer, place
 from tests.cloud.rest import Rest
 from tests.waiting import PATIENCE_S
@@ -180,7 +180,7 @@ def abandon(
 
 def test_reap_deletes_what_is_mine_and_expired_with_no_local_state(azure: StandIn, tmp_path: Path) -> None:
     abandon(azure, tmp_path / "lost", expires_s=0)
-    desk = Desk(azure, tmp_path / "desk", owner="tester")
+    desk = AzureDesk(azure, tmp_path / "desk", owner="tester")
     (shown,) = json.loads(desk.say("machines", "--json"))
     assert (shown["machine"], shown["owner"], shown["why"]) == (ONE, "tester", "expired")
     assert "pool-abc123-1" in desk.say("reap", "--dry-run")
@@ -195,7 +195,7 @@ def test_an_expired_pool_of_another_home_of_mine_is_left_until_pools_are_asked_f
     azure: StandIn, tmp_path: Path
 ) -> None:
     abandon(azure, tmp_path / "lost", expires_s=0, for_pool=True)
-    desk = Desk(azure, tmp_path / "desk", owner="tester")
+    desk = AzureDesk(azure, tmp_path / "desk", owner="tester")
     assert desk.say("reap") == "nothing of ours has expired\n"
     assert left(azure)
     assert "deleted: 1" in desk.say("reap", "--pools")
@@ -203,7 +203,7 @@ def test_an_expired_pool_of_another_home_of_mine_is_left_until_pools_are_asked_f
 
 
 def test_an_expiry_that_azure_cannot_keep_is_refused(azure: StandIn, tmp_path: Path) -> None:
-    desk = Desk(azure, tmp_path / "desk", owner="tester")
+    desk = AzureDesk(azure, tmp_path / "desk", owner="tester")
     done = desk.start("pool", "create", "p", "--on", "azure", "--expires", "30m").wait()
     assert done.code == 2
     assert "--expires is 30 minutes, and azure cannot end a machine by itself before 40m" in done.err
@@ -212,7 +212,10 @@ def test_an_expiry_that_azure_cannot_keep_is_refused(azure: StandIn, tmp_path: P
 
 def test_reap_leaves_others_machines_and_what_has_not_expired(azure: StandIn, tmp_path: Path) -> None:
     abandon(azure, tmp_path / "lost", expires_s=7200)
-    desk, other = Desk(azure, tmp_path / "desk", "tester"), Desk(azure, tmp_path / "other", "somebody")
+    desk, other = (
+        AzureDesk(azure, tmp_path / "desk", "tester"),
+        AzureDesk(azure, tmp_path / "other", "somebody"),
+    )
     rest = Rest(azure)
     rest.furnish()
     rest.new_vm(
@@ -227,7 +230,7 @@ def test_reap_leaves_others_machines_and_what_has_not_expired(azure: StandIn, tm
 
 def test_what_others_own_is_asked_about(azure: StandIn, tmp_path: Path) -> None:
     abandon(azure, tmp_path / "lost", expires_s=0)
-    other = Desk(azure, tmp_path / "other", "somebody")
+    other = AzureDesk(azure, tmp_path / "other", "somebody")
     assert other.say("reap") == "nothing of ours has expired\n"
     other.say("reap", "--all-owners", code=2)
     assert left(azure)
@@ -236,7 +239,7 @@ def test_what_others_own_is_asked_about(azure: StandIn, tmp_path: Path) -> None:
 
 
 def test_doctor_prints_each_check(azure: StandIn, tmp_path: Path) -> None:
-    desk = Desk(azure, tmp_path / "desk", "tester")
+    desk = AzureDesk(azure, tmp_path / "desk", "tester")
     assert "ok    credentials" in desk.say("doctor", "azure", "--nested", "--set", "regions=eastus")
     azure.identity.refuses = True
     assert "-> run `az login`" in desk.say("doctor", code=4)

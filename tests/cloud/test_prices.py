@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +18,7 @@ from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.places.azure.prices import FILE, AzurePriceBook, offers_of
 from standins.azure import StandIn
 from standins.azure.prices import ADDRESS_USD, DISK_USD_A_GB, price
+from tests.desk import Desk
 
 TOML = """
 [places.azure]
@@ -31,32 +29,21 @@ ssh_from = ["192.0.2.1"]
 """
 
 
-class Desk:
-    """A folder with an evalfleet.toml and a home."""
+class PricesDesk(Desk):
+    """A desk with a place whose prices are asked for."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
-        self.home = folder / "home"
-        self._folder = folder
-        self._environ = environ
-        (folder / "evalfleet.toml").write_text(TOML)
+        super().__init__(folder, environ=environ)
+        self.config(TOML)
 
     def say(self, *words: str, code: int = 0) -> str:
-        env = {**os.environ, "EVALFLEET_HOME": str(self.home), **self._environ}
-        done = subprocess.run(
-            [sys.executable, "-m", "evalfleet", *words],
-            cwd=self._folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=60,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout if code == 0 else done.stderr
+        """What it prints, or why it refuses."""
+        done = self.done(*words, code=code)
+        return done.err if code else done.out
 
 
 def test_prices_are_fetched_kept_and_used_with_their_date(azure: StandIn, tmp_path: Path) -> None:
-    desk = Desk(tmp_path, SSL_CERT_FILE=str(azure.ca))
+    desk = PricesDesk(tmp_path, SSL_CERT_FILE=str(azure.ca))
     assert "list prices of 2026-08 (built in)" in desk.say("prices")
     shown = desk.say("prices", "--update", "--from", f"{azure.endpoint}/api/retail/prices")
     (kept,) = json.loads(desk.say("prices", "--json"))
@@ -149,7 +136,7 @@ def test_garbage_is_refused(tmp_path: Path, answer: Any, status: int, says: str)
 
 
 def test_if_prices_cannot_be_fetched_the_old_ones_stay(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = PricesDesk(tmp_path)
     kept = desk.home / FILE
     kept.parent.mkdir(parents=True)
     kept.write_text('{"as_of": "2026-09-01", "source": "s", "prices": []}')
@@ -162,12 +149,14 @@ def test_if_prices_cannot_be_fetched_the_old_ones_stay(tmp_path: Path) -> None:
 
 def test_a_proxy_is_honoured(tmp_path: Path) -> None:
     with listening(b"no way through", 403) as proxy:
-        desk = Desk(tmp_path, http_proxy=proxy, no_proxy="")
+        desk = PricesDesk(tmp_path, http_proxy=proxy, no_proxy="")
         assert "answers 403" in desk.say("prices", "--update", "--from", "http://192.0.2.1/list", code=4)
 
 
 def test_a_place_that_cannot_be_asked_is_told_in_one_line(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, HTTPS_PROXY="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9", no_proxy="")
+    desk = PricesDesk(
+        tmp_path, HTTPS_PROXY="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9", no_proxy=""
+    )
     told = desk.say("prices", "--update", code=4)
     assert told.startswith("evalfleet: https://prices.azure.com/api/retail/prices cannot be read")
     assert told.count("\n") == 1

@@ -17,7 +17,7 @@ from evalfleet.places.azure import AzurePlace
 from evalfleet.places.azure.template import SCHEMA
 from evalfleet.testing.harness import raised
 from standins.azure import StandIn
-from tests.cloud.desk import Desk
+from tests.cloud.desk import AzureDesk
 from tests.cloud.places import GROUP, HOME, examine, left, place
 from tests.cloud.rest import Rest
 from tests.waiting import until
@@ -30,8 +30,8 @@ TAGS = {"evalfleet-home": HOME, "evalfleet-machine": ONE, "evalfleet-owner": "te
 
 
 @pytest.fixture
-def desk(azure: StandIn, tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(azure, tmp_path / "desk")
+def desk(azure: StandIn, tmp_path: Path) -> Iterator[AzureDesk]:
+    made = AzureDesk(azure, tmp_path / "desk")
     made.bench(1)
     yield made
     made.sweep()
@@ -47,7 +47,7 @@ def unlock(azure: StandIn) -> None:
 
 
 def test_a_locked_group_is_told_in_run_show_and_machines_and_the_run_waits(
-    azure: StandIn, desk: Desk
+    azure: StandIn, desk: AzureDesk
 ) -> None:
     run = desk.start_run("--workers", "1")
     until(lambda: azure.resources(VM), "a machine is asked for")
@@ -81,7 +81,7 @@ def test_a_locked_group_is_told_in_run_show_and_machines_and_the_run_waits(
     assert not json.loads(desk.say("show", "r", "--json"))["machines"][0]["delete_refused"]
 
 
-def test_a_pool_tells_that_it_cannot_be_deleted_and_why(azure: StandIn, desk: Desk) -> None:
+def test_a_pool_tells_that_it_cannot_be_deleted_and_why(azure: StandIn, desk: AzureDesk) -> None:
     create = desk.start("pool", "create", "p", "--on", "azure", "--workers", "1")
     until(lambda: azure.resources(VM), "a machine is asked for")
     azure.faults.denied_actions.append(f"{VM}/delete")

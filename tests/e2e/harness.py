@@ -1,4 +1,4 @@
-"""A home, a benchmark in a folder, and real evalfleet processes on them. Waits for facts, never for time."""
+"""A desk with a benchmark whose tasks do what a test tells them, on machines that are processes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-import evalfleet
-from evalfleet.errors import FleetError
-from evalfleet.events import Event
-from evalfleet.journal import Store
-from evalfleet.state import RunState, fold
-from tests.waiting import PATIENCE_S, suspend, until
-
-SRC = Path(evalfleet.__file__).parents[1]
-T = TypeVar("T")
+from tests.desk import Desk, Done, Process
+from tests.waiting import PATIENCE_S, until
 
 SCRIPT = """
 touch "{folder}/marks/$EVALFLEET_TASK_ID.$EVALFLEET_ATTEMPT.$$"
@@ -44,90 +34,14 @@ def tasks(count: int, do: str = "score 1", prefix: str = "a") -> list[Task]:
     return [task(f"{prefix}_{n}", do) for n in range(1, count + 1)]
 
 
-@dataclass(frozen=True)
-class Done:
-    """A process that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The last line (or the whole) as JSON."""
-        return json.loads(self.out.strip().splitlines()[-1])
-
-    def refused(self, *words: str) -> None:
-        """Exit 2, and one line on standard error that has the words."""
-        self.failed(2, *words)
-
-    def failed(self, code: int, *words: str) -> None:
-        lines = self.err.strip().splitlines()
-        assert self.code == code, self
-        assert len(lines) == 1, self
-        assert lines[0].startswith("evalfleet: "), self
-        assert all(word in lines[0] for word in words), self
-
-
-class Process:
-    """An evalfleet process that runs, its output in files."""
-
-    def __init__(self, popen: subprocess.Popen[Any], out: Path, err: Path) -> None:
-        self.popen = popen
-        self.pid = popen.pid
-        self._out, self._err = out, err
-
-    @property
-    def out(self) -> str:
-        return self._out.read_text("utf-8")
-
-    @property
-    def err(self) -> str:
-        return self._err.read_text("utf-8")
-
-    def signal(self, signum: int) -> None:
-        os.kill(self.pid, signum)
-
-    def suspend(self) -> None:
-        suspend(self.pid)
-
-    def interrupt(self) -> None:
-        self.signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.popen.wait()
-
-    def wait(self, timeout_s: float = PATIENCE_S) -> Done:
-        code = self.popen.wait(timeout_s)
-        return checked(Done(code, self.out, self.err))
-
-
-def checked(done: Done) -> Done:
-    """A traceback is a bug, whatever else happened."""
-    assert "Traceback" not in done.out + done.err, done
-    return done
-
-
-@dataclass
-class Fleet:
-    """One folder with a benchmark `b.toml`, one home, and every process that was started there."""
-
-    folder: Path
-    home: Path
-    environ: dict[str, str] = field(default_factory=dict[str, str])
-    processes: list[Process] = field(default_factory=list[Process])
-    _count: int = 0
+class Fleet(Desk):
+    """One folder with a benchmark `b.toml`, and one home on this computer."""
 
     @classmethod
     def at(cls, folder: Path) -> Fleet:
-        for name in ("marks", "gates", "notes", "out"):
+        for name in ("marks", "gates", "notes"):
             (folder / name).mkdir(parents=True)
-        home = folder / "home"
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
-        return cls(
-            folder, home, {**kept, "PYTHONPATH": str(SRC), "EVALFLEET_HOME": str(home), "TERM": "dumb"}
-        )
+        return cls(folder)
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -145,9 +59,6 @@ class Fleet:
         (self.folder / "run.sh").write_text(SCRIPT.format(folder=self.folder), "utf-8")
         return self.folder / "b.toml"
 
-    def config(self, text: str) -> None:
-        (self.folder / "evalfleet.toml").write_text(text, "utf-8")
-
     def open_gate(self, *names: str) -> None:
         for name in names:
             (self.folder / "gates" / name).touch()
@@ -163,58 +74,13 @@ class Fleet:
         """Wait until all of these have been started."""
         until(lambda: set(names) <= set(self.starts()), f"start of {names}")
 
-    # -- processes -------------------------------------------------------------------------------
-
-    def start(self, *words: str, **options: Any) -> Process:
-        self._count += 1
-        out, err = (self.folder / "out" / f"{self._count}.{name}" for name in ("out", "err"))
-        environ = {**self.environ, **options.pop("env", {})}
-        argv = [sys.executable, "-m", "evalfleet", *words]
-        options = {"cwd": self.folder, "stdin": subprocess.DEVNULL, "env": environ, **options}
-        with out.open("wb") as out_file, err.open("wb") as err_file:
-            popen = subprocess.Popen(argv, stdout=out_file, stderr=err_file, **options)
-        process = Process(popen, out, err)
-        self.processes.append(process)
-        return process
-
-    def __call__(self, *words: str, timeout_s: float = PATIENCE_S, **options: Any) -> Done:
-        """Run to the end."""
-        return self.start(*words, **options).wait(timeout_s)
+    # -- runs ------------------------------------------------------------------------------------
 
     def run(self, *words: str, **options: Any) -> Done:
         return self("run", "./b.toml", "--name", "r", *words, **options)
 
     def start_run(self, *words: str, **options: Any) -> Process:
         return self.start("run", "./b.toml", "--name", "r", *words, **options)
-
-    # -- what is recorded ------------------------------------------------------------------------
-
-    def events(self, run: str = "r") -> list[Event]:
-        try:
-            store = Store.open(self.home, create=False, read_only=True)
-            return [record.event for record in store.read(run)]
-        except FleetError:
-            return []
-
-    def state(self, run: str = "r") -> RunState:
-        return fold(Store.open(self.home, create=False, read_only=True).read(run))
-
-    def recorded(self, kind: type[T], count: int = 1, run: str = "r") -> list[T]:
-        """Wait until so many events of a kind are in the journal."""
-
-        def found() -> list[T] | None:
-            events: list[T] = [event for event in self.events(run) if isinstance(event, kind)]
-            return events if len(events) >= count else None
-
-        return until(found, f"{count} {kind.__name__}")
-
-    def results(self, run: str = "r") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.home / run / "results.json").read_bytes())
-        return found
-
-    def task(self, id: str, run: str = "r") -> dict[str, Any]:
-        found: dict[str, Any] = next(each for each in self.results(run)["tasks"] if each["task_id"] == id)
-        return found
 
     # -- what is left ----------------------------------------------------------------------------
 
@@ -235,10 +101,8 @@ class Fleet:
         assert not machines.exists() or not list(machines.iterdir())
 
     def sweep(self) -> None:
-        """End all that was started here, also what a failed test left."""
-        for process in self.processes:
-            if process.popen.poll() is None:
-                process.kill()
+        """End all that was started here, also machines that a failed test left."""
+        super().sweep()
         for _ in range(100):
             pids = self.alive()
             for pid in pids:
@@ -277,7 +141,3 @@ def toml(value: Any) -> str:
 
 def flat(text: str) -> str:
     return re.sub(r"\s+", " ", text)
-
-
-def env_of(fleet: Fleet, changes: Mapping[str, str]) -> dict[str, str]:
-    return {**fleet.environ, **changes}

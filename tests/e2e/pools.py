@@ -13,7 +13,8 @@ from evalfleet import cli
 from evalfleet.events import AttemptStarted
 from evalfleet.journal import Holds, Store
 from evalfleet.pools import PoolView, look_at
-from tests.e2e.harness import Done, Fleet, checked
+from tests.desk import Done
+from tests.e2e.harness import Fleet
 
 
 def say(fleet: Fleet, *words: str) -> Done:
@@ -29,7 +30,9 @@ def say(fleet: Fleet, *words: str) -> Done:
         os.environ.pop("EVALFLEET_HOME")
         if before is not None:
             os.environ["EVALFLEET_HOME"] = before
-    return checked(Done(code, out.getvalue(), err.getvalue()))
+    done = Done(code, out.getvalue(), err.getvalue())
+    assert "Traceback" not in done.said, done
+    return done
 
 
 def pool(fleet: Fleet, verb: str, *words: str, name: str = "p") -> Done:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Done, Fleet, tasks
+from tests.desk import Done
+from tests.e2e.harness import Fleet, tasks
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.events import MachinePrepared
-from tests.e2e.harness import Done, Fleet, Process, checked, task, tasks
+from tests.desk import Done, Process
+from tests.e2e.harness import Fleet, task, tasks
 from tests.e2e.pools import folders, machines, pool, registry, say, statuses, view
 from tests.waiting import PATIENCE_S, until
 
@@ -277,7 +278,7 @@ def answered(fleet: Fleet, answer: bytes) -> Done:
         process: Process = fleet.start("pool", "delete", "p", stdin=slave)
         until(lambda: "Type yes to go on" in process.out, "the question")
         os.write(master, answer)
-        return checked(process.wait())
+        return process.wait()
     finally:
         os.close(master)
         os.close(slave)

@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from evalfleet.events import AttemptEnded, AttemptStarted, RunEnded
-from tests.e2e.harness import Fleet, Process, task, tasks
+from tests.desk import Process
+from tests.e2e.harness import Fleet, task, tasks
 from tests.waiting import until
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from evalfleet.benchmarks.waa import task_files
+from tests.desk import Desk, Done
 
 ASKED = (
     "run",
@@ -27,29 +25,21 @@ IMAGE = "windowsarena/winarena:latest"
 DIGEST = "sha256:" + "a" * 64
 
 
-def evalfleet(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
-    return subprocess.run(
-        [sys.executable, "-m", "evalfleet", *ASKED, *words],
-        cwd=folder,
-        env={**clean, "EVALFLEET_HOME": str(folder / "home"), "OPENAI_API_KEY": "k"},
-        text=True,
-        capture_output=True,
-        timeout=60,
-    )
+def evalfleet(folder: Path, *words: str) -> Done:
+    return Desk(folder, environ={"OPENAI_API_KEY": "k"})(*ASKED, *words)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+def told(done: Done) -> dict[str, Any]:
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
     return found
 
 
 def test_without_a_list_the_error_says_both_ways_to_one(tmp_path: Path) -> None:
     done = evalfleet(tmp_path)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert "`git clone --depth 1 https://github.com/microsoft/WindowsAgentArena`" in done.stderr
-    assert "`evalfleet pool prepare POOL waa`" in done.stderr
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert "`git clone --depth 1 https://github.com/microsoft/WindowsAgentArena`" in done.err
+    assert "`evalfleet pool prepare POOL waa`" in done.err
     assert not (tmp_path / "home").exists()
 
 
@@ -66,9 +56,9 @@ def test_what_a_machine_told_lists_tasks_and_knows_wrong_ones(tmp_path: Path) ->
     done = evalfleet(tmp_path, "--json")
     assert told(done)["tasks"] == ["n1", "n2", "v1"]
     note = f"tasks: from {IMAGE}@{DIGEST}"
-    assert f"evalfleet: note: {note}\n" in done.stderr
+    assert f"evalfleet: note: {note}\n" in done.err
     assert note in told(done)["warnings"]
     assert told(evalfleet(tmp_path, "--json", "--domain", "vlc"))["tasks"] == ["v1"]
     wrong = evalfleet(tmp_path, "--task", "n3")
-    assert wrong.returncode == 2
-    assert "--task 'n3' is not a task of the benchmark; there are n1, n2, v1" in wrong.stderr
+    assert wrong.code == 2
+    assert "--task 'n3' is not a task of the benchmark; there are n1, n2, v1" in wrong.err

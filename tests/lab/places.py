@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from evalfleet.places.lab.keeper_client import FOLDER
 from evalfleet.places.lab.protocol import KeeperRecord
 from evalfleet.ports import Place, PlaceContext
 from evalfleet.testing import ShellHarness
+from tests.desk import Desk, Process
 from tests.lab.marks import Marks, leave
 from tests.waiting import PATIENCE_S, until
 
@@ -146,12 +144,11 @@ Host *
 """
 
 
-class Bench:
-    """A folder with a benchmark and a home, and the command line in it."""
+class Bench(Desk):
+    """A desk with a benchmark, which knows nothing of the SSH of whoever runs the tests."""
 
     def __init__(self, folder: Path, tasks: int) -> None:
-        self.folder = folder
-        self.home = folder / "results"
+        super().__init__(folder, folder / "results", {"HOME": str(folder)})
         self.tasks = tasks
         (folder / ".ssh").mkdir()
         (folder / ".ssh/config").write_text(CONFIG)
@@ -159,17 +156,7 @@ class Bench:
         (folder / "run.sh").write_text(SCRIPT)
         (folder / "tasks.jsonl").write_text("".join(f'{{"id": "t_{n}"}}\n' for n in range(tasks)))
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "evalfleet", *words],
-            cwd=self.folder,
-            env={**os.environ, "EVALFLEET_HOME": str(self.home), "HOME": str(self.folder)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    def start_run(self, name: str, workers: int) -> subprocess.Popen[str]:
+    def start_run(self, name: str, workers: int) -> Process:
         return self.start("run", "b.toml", "--on", "lab", "--workers", str(workers), "--name", name)
 
     def await_attempts(self, run: str, count: int) -> None:
@@ -178,16 +165,6 @@ class Bench:
     def ended(self, run: str) -> list[Path]:
         return list((self.home / run).glob("t_*/*/result.json"))
 
-    def results(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.home / run / "results.json").read_text())
-        return found
-
     def artefact(self, run: str, name: str) -> set[str]:
         tasks = self.results(run)["tasks"]
         return {(self.home / task["artifacts"] / name).read_text().strip() for task in tasks}
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    said, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
-    return said

@@ -29,7 +29,6 @@ from tests.lab.places import (
     LabHarness,
     assert_all_gone,
     end,
-    finish,
     keeper_of,
     make_place,
     record_of,
@@ -65,7 +64,7 @@ def assert_each_scored_once(bench: Bench, run: str) -> None:
 def test_a_run_uses_several_hosts_and_leaves_none(bench: Bench) -> None:
     run = bench.start_run("r", 4)
     keeper = keeper_of(bench.home)
-    finish(run)
+    run.finish()
     assert_each_scored_once(bench, "r")
     assert bench.artefact("r", "host") == {f"host-{n}" for n in range(4)}
     addresses = {machine["address"] for machine in bench.results("r")["machines"]}
@@ -78,10 +77,9 @@ def test_a_run_uses_several_hosts_and_leaves_none(bench: Bench) -> None:
 def test_a_killed_controllers_attempts_are_adopted(bench: Bench) -> None:
     run = bench.start_run("r", 4)
     bench.await_attempts("r", 2)
-    run.send_signal(signal.SIGKILL)
-    run.communicate()
+    run.kill()
     keeper = keeper_of(bench.home)
-    finish(bench.start("resume", "r"))
+    bench.start("resume", "r").finish()
     assert_each_scored_once(bench, "r")
     told = bench.results("r")
     assert (told["attempts"], told["controllers"], len(told["machines"])) == (bench.tasks, 2, 4)
@@ -101,7 +99,7 @@ def test_a_killed_keepers_machines_are_replaced(bench: Bench) -> None:
     os.kill(first.pid, signal.SIGKILL)
     assert_all_gone(first)
     second = until(lambda: _other_than(first, bench.home), "no other keeper came")
-    finish(run)
+    run.finish()
     assert_each_scored_once(bench, "r")
     assert set(bench.results("r")["causes"]) <= {"machine_lost", "connection"}
     assert_all_gone(second)
@@ -114,7 +112,7 @@ def test_two_runs_at_once_share_the_lab(bench: Bench) -> None:
         bench.await_attempts(name, 1)
     keeper = keeper_of(bench.home)
     for run in runs:
-        finish(run)
+        run.finish()
     for name in ("one", "two"):
         assert_each_scored_once(bench, name)
     hosts = bench.artefact("one", "host") | bench.artefact("two", "host")

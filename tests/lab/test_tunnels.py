@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Fleet, Process
+from tests.desk import Process
+from tests.e2e.harness import Fleet
 from tests.lab.clients import needs_lab
 from tests.lab.places import end
 from tests.waiting import PATIENCE_S, until

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from evalfleet.journal import Store
 from evalfleet.state import fold
+from tests.desk import Desk, Process
 from tests.planted import UNIQUE
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 from .fleet import Fleet
 
@@ -50,14 +47,8 @@ def write(folder: Path, hosts: Fleet, count: int) -> None:
     (folder / "evalfleet.toml").write_text(f'[places.lab3]\nkind = "ssh"\n{keys}')
 
 
-def start(folder: Path, *words: str, token: str | None = PLANTED) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "evalfleet", *words]
-    environ = {**os.environ, "EVALFLEET_HOME": str(folder / "results")}
-    if token is not None:
-        environ["TOKEN"] = token
-    return subprocess.Popen(
-        argv, cwd=folder, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+def start(folder: Path, *words: str, token: str | None = PLANTED) -> Process:
+    return Desk(folder, folder / "results", {} if token is None else {"TOKEN": token}).start(*words)
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -80,8 +71,7 @@ def test_a_run_over_three_hosts(hosts: Fleet, tmp_path: Path) -> None:
     folder = tmp_path / "f"
     write(folder, hosts, 9)
     run = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r")
-    said, _ = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 0, said
+    said = run.finish()
     assert PLANTED not in said
     check(folder, hosts, 9)
 
@@ -93,12 +83,10 @@ def test_a_killed_controller_is_taken_up_again(hosts: Fleet, tmp_path: Path) -> 
     until(lambda: list((folder / "results").glob("r/t_*/*/result.json")), "a first result")
     for host in hosts.hosts[:2]:
         host.cut()
-    run.send_signal(signal.SIGKILL)
-    run.communicate()
+    run.kill()
     assert leave_half_collected(folder, hosts), "all was collected when the controller died"
     again = start(folder, "resume", "r")
-    said, _ = again.communicate(timeout=PATIENCE_S)
-    assert again.returncode == 0, said
+    again.finish()
     check(folder, hosts, 9)
 
 
@@ -125,8 +113,7 @@ def test_a_host_set_aside_is_said_so(hosts: Fleet, tmp_path: Path) -> None:
     breaks = f'[ "$HOME" = "{bad.home}" ] && {{ until ls {done}; do sleep 0.1; done; exit 9; }}\nsleep 0.$'
     (folder / "run.sh").write_text((folder / "run.sh").read_text().replace("sleep 0.$", breaks))
     run = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r", "--attempts", "9")
-    said, _ = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 0, said
+    said = run.finish()
     assert results(folder)["scored"] == 12
     note = f"evalfleet: note: {bad.name} is set aside for 30 s: attempts broke there, or it fell silent"
     assert said.splitlines().count(note) == 1, said

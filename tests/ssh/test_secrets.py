@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.planted import UNIQUE
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 from .fleet import Fleet, Sshd
 from .test_run import start, write
@@ -151,8 +151,7 @@ def test_nobody_sees_it_but_the_attempt(hosts: Fleet, tmp_path: Path) -> None:
     assert sum(check_host(host) for host in hosts.hosts) >= 9
     assert not holding(folder / "results"), "while it runs"
     (folder / "go").touch()
-    said, _ = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 1, said
+    said = run.finish(1)
     assert not secret_in(said.encode())
     check_records(folder)
     assert not [path for host in hosts.hosts for path in host.home.iterdir()]
@@ -181,8 +180,7 @@ def check_records(folder: Path) -> None:
     )
     reports = [("report", "r", "--format", format) for format in ("md", "json", "csv")]
     for words in (*shows, *reports, ("ls",), ("watch", "r")):
-        asked = start(folder, *words, token=None)
-        said, _ = asked.communicate(timeout=PATIENCE_S)
+        said = start(folder, *words, token=None).wait().said
         assert said, words
         assert not secret_in(said.encode()), words
 
@@ -200,13 +198,13 @@ def test_where_it_comes_from_and_that_it_must(hosts: Fleet, tmp_path: Path, give
         more = ["--env-file", "../some.env"]
     token = {"environment": PLANTED, "empty": ""}.get(given)
     run = start(folder, "run", "b.toml", "--on", "lab3", "--name", "r", *more, token=token)
-    said, _ = run.communicate(timeout=PATIENCE_S)
+    said = run.wait().said
     assert not secret_in(said.encode())
     if given in ("nothing", "empty"):
-        assert run.returncode == 2
+        assert run.wait().code == 2
         assert said.startswith("evalfleet: the benchmark needs TOKEN; set it in the environment, in .env")
         assert not any(host.ours.exists() for host in hosts.hosts)
         assert not (folder / "results/r").exists()
         return
-    assert run.returncode == 0, said
+    assert run.wait().code == 0, said
     assert not holding(folder / "results")

@@ -17,7 +17,7 @@ from evalfleet.events import AttemptEnded, MachineReady
 from evalfleet.model import Broken, Cause
 from standins.waa.standin import Tasks
 from tests.lab.clients import needs_lab
-from tests.waa.arena import Arena, finish
+from tests.waa.arena import Arena
 from tests.waiting import until
 
 QUICK = {"steps": 1, "seconds": 0.02}
@@ -62,7 +62,7 @@ def test_every_task_is_scored_though_machines_die_and_guests_hang(arena: Arena) 
     await_ends(arena, 15)
     for host in arena.lab.hosts[:2]:
         host.power_off()
-    said = finish(run, patience_s=400)
+    said = run.finish(timeout_s=400)
     results = arena.results("all")
     assert (results["scored"], results["broken"], results["total_tasks"]) == (154, 0, 154), said
     assert len({task["task_id"] for task in results["tasks"]}) == 154

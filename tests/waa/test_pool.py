@@ -12,7 +12,7 @@ import pytest
 
 from standins.waa.standin import ENGINE_ROOT, FEW, IMAGE, STORAGE_FILES, write_iso
 from tests.lab.clients import needs_lab
-from tests.waa.arena import DATA, HANG, Arena, finish
+from tests.waa.arena import DATA, HANG, Arena
 
 pytestmark = [
     needs_lab,
@@ -31,7 +31,7 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
 
 
 def pool(arena: Arena, verb: str, *words: str, code: int = 0) -> str:
-    return finish(arena.start("pool", verb, "dev", *words), code)
+    return arena.start("pool", verb, "dev", *words).finish(code)
 
 
 def test_prepared_looked_at_and_reset(arena: Arena) -> None:
@@ -79,29 +79,29 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     config.write_text("".join(line for line in lines if not line.startswith("waa =")))
     pool(arena, "create", "--on", "lab")
     asked = ("--pool", "dev", "--model", "m", "--set", "base_url=http://127.0.0.1:9/v1")
-    said = finish(arena.start("run", "waa", *asked, "--dry-run"), 2)
+    said = arena.start("run", "waa", *asked, "--dry-run").finish(2)
     assert "`git clone --depth 1 " in said
     assert "`evalfleet pool prepare POOL waa`" in said
 
     assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa")
     host = arena.lab.hosts[0]
     assert str(host.run(["docker", "ps", "-aq"]).stdout).count("\n") == 1, "nothing but Windows is left"
-    said = finish(arena.start("run", "waa", *asked, "--task", "one", "--task", "three", "--name", "r"))
+    said = arena.start("run", "waa", *asked, "--task", "one", "--task", "three", "--name", "r").finish()
     assert f"note: tasks: from {IMAGE}@sha256:" in said
     assert {task["task_id"] for task in arena.results("r")["tasks"]} == {"one", "three"}
     assert arena.results("r")["scored"] == 2
-    said = finish(arena.start("run", "waa", *asked, "--task", "four", "--dry-run"), 2)
+    said = arena.start("run", "waa", *asked, "--task", "four", "--dry-run").finish(2)
     assert "--task 'four' is not a task of the benchmark" in said
 
     shutil.rmtree(arena.home / ".waa")
     assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa"), "nothing is set up again"
-    finish(arena.start("run", "waa", *asked, "--task", "two", "--dry-run"))
+    arena.start("run", "waa", *asked, "--task", "two", "--dry-run").finish()
 
     host.run(["sh", "-c", f"rm -r {ENGINE_ROOT}/images/*/rootfs/client/evaluation_examples_windows"])
     said = pool(arena, "prepare", "waa")
     assert "worker-vm is prepared for waa" in said, "somebody may have a checkout"
     assert "worker-vm: it tells no list of tasks: " in said
-    finish(arena.start("run", "waa", *asked, "--task", "two", "--dry-run"))
+    arena.start("run", "waa", *asked, "--task", "two", "--dry-run").finish()
     pool(arena, "delete", "--yes")
 
 

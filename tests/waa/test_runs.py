@@ -14,7 +14,7 @@ from evalfleet.events import AttemptEnded, MachineCondemned, MachinePrepared, Ma
 from evalfleet.lab import NamespaceHost
 from evalfleet.model import Broken, Cause, Scored
 from tests.lab.clients import needs_lab
-from tests.waa.arena import DATA, HANG, KEY, Arena, finish
+from tests.waa.arena import DATA, HANG, KEY, Arena
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = [needs_lab, pytest.mark.slow]
@@ -169,7 +169,7 @@ def test_nobody_sees_the_key(arena: Arena) -> None:
     seen = _watch(arena, "run.py")
     assert seen, "the client was never seen"
     assert not [argv for argv in seen if KEY in argv]
-    assert KEY not in finish(run)
+    assert KEY not in run.finish()
     raw = KEY.encode()
     assert not [path for path in arena.home.rglob("*") if path.is_file() and raw in path.read_bytes()]
     for host in arena.lab.hosts:
@@ -202,18 +202,18 @@ def test_people_can_reset_windows_and_take_a_picture_by_hand(arena: Arena) -> No
 
 def test_a_pool_is_prepared_once_for_runs_of_any_model_and_its_windows_comes_back(make: Make) -> None:
     arena = make()
-    finish(arena.start("pool", "create", "mine", "--on", "lab", "--workers", "1"))
-    finish(arena.start("pool", "prepare", "mine", "waa"))
+    arena.start("pool", "create", "mine", "--on", "lab", "--workers", "1").finish()
+    arena.start("pool", "prepare", "mine", "waa").finish()
     (prepared,) = [event for event in arena.events("mine") if isinstance(event, MachinePrepared)]
     assert {f"setup.{step}" for step in STEPS} < set(prepared.timings)
     # as after a stop and a start of the machine
     arena.lab.hosts[0].run(["docker", "stop", "-t", "0", "winarena"])
     asked = ("--pool", "mine", "--name", "r", "--set", "base_url=http://127.0.0.1:9/v1")
-    finish(arena.start("run", "waa", *asked, "--model", "another", "--set", "max_steps=9"))
+    arena.start("run", "waa", *asked, "--model", "another", "--set", "max_steps=9").finish()
     (ready,) = [event for event in arena.events("r") if isinstance(event, MachineReady)]
     assert set(ready.timings) == {"boot", "setup", "probe"}, "no step was run again"
     assert arena.results("r")["scored"] == 1
-    finish(arena.start("pool", "delete", "mine", "--yes"))
+    arena.start("pool", "delete", "mine", "--yes").finish()
 
 
 def test_a_refused_pull_names_its_step_and_what_to_do(make: Make) -> None:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from evalfleet.api.runs import plan_run
-from evalfleet.events import Record
 from evalfleet.journal import Store
 from evalfleet.lab import Lab, NamespaceHost
 from evalfleet.model import AttemptId, Broken, MachineId, Offer
 from evalfleet.planning.plan import HomeFacts, resolve
 from evalfleet.planning.request import RunRequest
-from evalfleet.state import AttemptState, MachineState, RunState, apply
-from tests.waiting import PATIENCE_S, suspend, until
+from evalfleet.state import AttemptState, MachineState, RunState
+from tests.desk import Desk, FollowedRun, Process
+from tests.waiting import PATIENCE_S
 
 from . import workload
 
@@ -36,61 +32,16 @@ def names(hosts: Iterable[NamespaceHost]) -> set[str]:
     return {host.name for host in hosts}
 
 
-class Controller:
-    """One `evalfleet` process in the lab's network."""
-
-    def __init__(self, argv: Sequence[str], cwd: Path, environ: Mapping[str, str], log: Path) -> None:
-        self._log = log
-        with open(log, "wb") as out:
-            self._process = subprocess.Popen(
-                argv, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text("utf-8", "replace")
-
-    @property
-    def lives(self) -> bool:
-        return self._process.poll() is None
-
-    def signal(self, signum: int) -> None:
-        self._process.send_signal(signum)
-
-    def suspend(self) -> None:
-        """As if its computer slept."""
-        suspend(self._process.pid)
-
-    def kill(self) -> None:
-        """As if its computer had lost power."""
-        self._process.kill()
-        self._process.wait()
-
-    def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Its exit code."""
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the controller did not end: {self.said[-2000:]}") from None
-
-
-class Arena:
-    """A scenario breaks things when the journal says that it is time to; `rng` decides what and when.
-
-    `home` is the controllers' EVALFLEET_HOME.
-    """
+class Arena(FollowedRun):
+    """A scenario breaks things when the journal says that it is time to; `rng` decides what and when."""
 
     def __init__(self, lab: Lab, folder: Path, rng: random.Random) -> None:
+        super().__init__(Desk(folder, folder / "results", prefix=lab.prefix), RUN)
         self.lab = lab
         self.hosts = lab.hosts
+        self.folder, self.home = folder, self.desk.home
         self.rng = rng
-        self.folder = folder
-        self.home = folder / "results"
-        self.controllers: list[Controller] = []
         self.settle_s = PATIENCE_S  # sessions on hosts end a moment after the controller
-        self.state = RunState()
-        self.records: list[Record] = []
-        self._store: Store | None = None
         workload.write(folder)
         self._write_place()
 
@@ -106,10 +57,10 @@ class Arena:
 
     # -- controllers -----------------------------------------------------------------------------
 
-    def run(self, **limits: float) -> Controller:
+    def run(self, **limits: float) -> Process:
         """`evalfleet run`; with other limits than those that flags give, planned here and taken up."""
         if not limits:
-            return self.evalfleet("run", "chaos.toml", *ON_LAB, "--name", RUN)
+            return self.desk.start("run", "chaos.toml", *ON_LAB, "--name", RUN)
         store = Store.open(self.home)
         request = RunRequest(benchmark="chaos.toml", on="lab", workers=len(self.hosts), name=RUN)
         environ = {"EVALFLEET_HOME": str(self.home)}
@@ -121,66 +72,15 @@ class Arena:
         plan_run(replace(resolved, plan=msgspec.structs.replace(resolved.plan, limits=limited)))
         return self.resume()
 
-    def resume(self, *words: str) -> Controller:
-        return self.evalfleet("resume", RUN, *words)
-
-    def evalfleet(self, *words: str) -> Controller:
-        log = self.folder / f"controller-{len(self.controllers)}.log"
-        argv = [*self.lab.prefix, sys.executable, "-m", "evalfleet", *words]
-        environ = {**os.environ, "EVALFLEET_HOME": str(self.home)}
-        started = Controller(argv, self.folder, environ, log)
-        self.controllers.append(started)
-        return started
+    def resume(self, *words: str) -> Process:
+        return self.desk.start("resume", RUN, *words)
 
     def finish(self) -> None:
         """Wait for the latest controller: it ends by itself, content, and so does the run."""
-        code = self.controllers[-1].wait()
-        assert code == 0, f"exit code {code}: {self.controllers[-1].said[-3000:]}"
+        self.desk.processes[-1].finish()
         self.look()
 
-    def close(self) -> None:
-        for controller in self.controllers:
-            if controller.lives:
-                controller.signal(signal.SIGCONT)
-                controller.kill()
-
     # -- the journal -----------------------------------------------------------------------------
-
-    def look(self) -> RunState:
-        """The state by all that is in the journal now."""
-        if self._store is None:
-            if not (self.home / "fleet.db").exists():
-                return self.state
-            self._store = Store.open(self.home, create=False, read_only=True)
-            if RUN not in {info.name for info in self._store.streams()}:
-                self._store = None
-                return self.state
-        for record in self._store.read(RUN, after=len(self.records)):
-            self.records.append(record)
-            apply(self.state, record.at, record.event)
-        return self.state
-
-    def until(self, happened: Callable[[RunState], object], what: str, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until the journal, or what else is looked at, shows it."""
-
-        def has_happened() -> object:
-            if happened(self.look()):
-                return True
-            problem = self._why_wait_no_longer()
-            assert not problem or happened(self.look()), f"{problem} before {what}\n{self._said()}"
-            return None
-
-        until(has_happened, lambda: f"{what}\n{self._said()}", timeout_s, look_s=0.03)
-
-    def _said(self) -> str:
-        return self.controllers[-1].said[-2000:]
-
-    def _why_wait_no_longer(self) -> str:
-        if self.state.ended_at is not None:
-            return "the run had ended"
-        if not any(controller.lives for controller in self.controllers):
-            return "no controller was at work"
-        return ""
 
     def until_ended(self, attempts: int) -> None:
         """Wait until so many attempts have ended."""
@@ -270,8 +170,8 @@ class Arena:
         """What a run could not remove from hosts, the next one of the home does."""
         if not any(map(self.left_on, self.hosts)):
             return
-        again = self.evalfleet("run", "after.toml", *ON_LAB, "--name", "after")
-        assert again.wait() == 0, again.said
+        again = self.desk.start("run", "after.toml", *ON_LAB, "--name", "after")
+        again.finish()
 
     def starts(self, host: NamespaceHost) -> list[str]:
         """The attempts that ran on the host, as they wrote it down themselves."""

@@ -31,4 +31,4 @@ def arena(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Arena]:
         try:
             yield made
         finally:
-            made.close()
+            made.desk.sweep()

@@ -114,7 +114,7 @@ def nothing_is_left_on_hosts(arena: Arena) -> Iterator[str]:
 
 
 def controllers_are_gone(arena: Arena) -> Iterator[str]:
-    for controller in arena.controllers:
+    for controller in arena.desk.processes:
         if controller.lives:
             yield "a controller is still there"
         if "Traceback" in controller.said:

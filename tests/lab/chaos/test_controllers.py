@@ -29,7 +29,7 @@ def test_killed_during_collection(arena: Arena) -> None:
             host.slow_link(800)
         arena.until_ended(len(arena.state.attempts) - arena.state.running + arena.rng.randint(1, 30))
         arena.until(lambda _: arena.under_way(), "the collection of something large")
-        arena.controllers[-1].kill()
+        arena.desk.processes[-1].kill()
         assert arena.look().uncollected, "it was killed too late"
         for host in slow:
             host.slow_link(None)
@@ -46,13 +46,13 @@ def test_two_controllers(arena: Arena) -> None:
     arena.some_time()
     held = arena.hold(arena.choose(4))
     refused = arena.resume()
-    assert refused.wait() == 2
+    assert refused.wait().code == 2
     assert "is held by" in refused.said
     first.suspend()
     arena.resume("--take-over")
     arena.until(lambda _: arena.records[-1].epoch > 1, "another controller to write")
     first.signal(signal.SIGCONT)
-    assert first.wait() == 130
+    assert first.wait().code == 130
     assert "took over 'chaos'" in first.said.splitlines()[-1]
     arena.release(held)
     arena.finish()
@@ -69,8 +69,8 @@ def test_cancelled_and_resumed(arena: Arena) -> None:
     for host in lingering:
         host.run(["touch", workload.LINGER])
     arena.until(lambda _: all(map(arena.results_on, lingering)), "results of attempts that go on")
-    cancel = arena.evalfleet("cancel", RUN)
-    assert (cancel.wait(), first.wait()) == (0, 130), cancel.said
+    cancel = arena.desk.start("cancel", RUN)
+    assert (cancel.wait().code, first.wait().code) == (0, 130), cancel.said
     cancelled = {attempt for host, attempt, _ in arena.broken() if host in lingering}
     for host in lingering:
         host.run(["rm", workload.LINGER])
@@ -109,7 +109,7 @@ def test_disk_full(arena: Arena) -> None:
     first = arena.run()
     arena.some_time()
     fill(arena.home, arena.rng.choice((0, 200_000, 600_000)))
-    assert first.wait() == 1
+    assert first.wait().code == 1
     assert "the disk is full; what was recorded is safe" in first.said.splitlines()[-1]
     mount_tmpfs(arena.home, "size=64m", again=True)
     arena.resume()

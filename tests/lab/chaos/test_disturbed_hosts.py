@@ -124,7 +124,7 @@ def test_host_key_swapped(arena: Arena) -> None:
     arena.until_given_up(victims)
     arena.release(victims)
     arena.finish()
-    assert "THE HOST KEY HAS CHANGED" in arena.controllers[-1].said
+    assert "THE HOST KEY HAS CHANGED" in arena.desk.processes[-1].said
     assert {(host.name, attempt) for host, attempt, _ in arena.broken()} == {
         (host.name, attempt) for host, attempt in held.items()
     }

@@ -146,7 +146,7 @@ def test_everything_is_switched_off(arena: Arena) -> None:
     arena.run()
     arena.some_time()
     held = arena.hold(arena.choose(5))
-    arena.controllers[-1].kill()
+    arena.desk.processes[-1].kill()
     for host in arena.hosts:
         host.power_off()
     for host in arena.hosts:

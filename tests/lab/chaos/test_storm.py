@@ -35,7 +35,7 @@ def test_storm(arena: Arena, round: int) -> None:
             host = arena.rng.choice(sorted(down, key=lambda host: host.name))
             down.pop(host)()
         elif arena.rng.random() < 0.15:
-            arena.controllers[-1].kill()
+            arena.desk.processes[-1].kill()
             arena.resume()
         else:
             host = arena.rng.choice([host for host in arena.hosts if host not in down])
