@@ -409,7 +409,7 @@ def test_no_more_secrets_are_none(checkout: Path) -> None:
 # -- what tasks need in Windows --------------------------------------------------------------------
 
 
-def test_a_task_knows_its_programs_and_how_many_tasks_share_each(tmp_path: Path) -> None:
+def test_a_task_knows_its_programs_and_asks_for_those_of_all_that_are_chosen(tmp_path: Path) -> None:
     needs: dict[str, dict[str, Any]] = {
         "libreoffice_calc": {"a": ["libreoffice calc"], "b": ["libreoffice-calc", "chrome"]},
         "vs_code": {"c": ["vscode"]},
@@ -425,14 +425,20 @@ def test_a_task_knows_its_programs_and_how_many_tasks_share_each(tmp_path: Path)
                 (folder / f"{task}.json").write_text(json.dumps({"id": task, "related_apps": apps}))
     (tmp_path / "test_all.json").write_text(json.dumps({name: list(tasks) for name, tasks in needs.items()}))
     loaded = load(tmp_path, waa=".")
-    assert {task.id: task.params.get("programs", {}) for task in loaded.tasks} == {
-        "a": {"LibreOffice": 2},
-        "b": {"LibreOffice": 2, "Google Chrome": 1},
-        "c": {"VS Code": 1},
-        "undefined": {"VLC": 1},
-        "n": {},
-        "odd": {},
+    assert {task.id: task.params["programs"] for task in loaded.tasks} == {
+        "a": ["LibreOffice"],
+        "b": ["LibreOffice", "Google Chrome"],
+        "c": ["VS Code"],
+        "undefined": ["VLC"],
+        "n": [],
+        "odd": [],
     }
+    assert loaded.settle is not None
+    chosen = loaded.settle(loaded.tasks[:3])
+    assert [task.params for task in chosen] == [
+        {"programs": {"Google Chrome": 1, "LibreOffice": 2, "VS Code": 1}}
+    ] * 3, "every one asks for what any of them needs"
+    assert [task.params for task in loaded.settle(loaded.tasks[-2:])] == [{}, {}]
 
 
 @pytest.mark.parametrize(("programs", "asked"), [("needed", {"VLC": 21}), ("any", {})])

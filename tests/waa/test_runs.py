@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,12 @@ BROKEN = {
 SCORED = {"agent": "the agent failed", "slow": "time limit of 7 s reached", "bad-exit": None}
 
 
-def arena_of(folder: Path, hosts: int, *wishes: str, **more: Any) -> Arena:
-    """A task for each wish: the first attempt does it, later ones score."""
+def arena_of(folder: Path, hosts: int, *wishes: str, lacks: Sequence[str] = (), **more: Any) -> Arena:
+    """A task for each wish: the first attempt does it, later ones score. Windows `lacks` these programs."""
     good = {"do": "score", "score": 1.0, **QUICK}
     plan = {wish: [{**good, "do": wish}, good] for wish in wishes}
-    everything = {"default": good, "tasks": plan, "boot_s": 0.05}
-    return Arena(folder, hosts, tasks={"notepad": list(wishes)}, plan=everything, **more)
+    everything = {"default": good, "tasks": plan, "boot_s": 0.05, "lacks": lacks}
+    return Arena(folder, hosts, plan=everything, **{"tasks": {"notepad": list(wishes)}, **more})
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +214,17 @@ def test_a_pool_is_prepared_once_for_runs_of_any_model_and_its_windows_comes_bac
     assert set(ready.timings) == {"boot", "setup", "probe"}, "no step was run again"
     assert arena.results("r")["scored"] == 1
     arena.start("pool", "delete", "mine", "--yes").finish()
+
+
+def test_what_the_chosen_tasks_need_and_windows_lacks_stops_the_run_at_its_first_attempt(make: Make) -> None:
+    arena = make(lacks=["VLC"], tasks={"notepad": ["one"], "vlc": ["two", "three"]})
+    said = arena.run("r", "--canary", "1", code=4)
+    assert "this Windows lacks VLC (for 2 of the chosen tasks)" in said
+    results = arena.results("r")
+    assert (results["scored"], results["broken"] + results["unrun"]) == (0, 3)
+    assert len(arena.state("r").attempts) == 3, "one task was tried, as often as a task is"
+    arena.run("any", "--set", "programs=any")
+    assert arena.results("any")["scored"] == 3
 
 
 def test_a_refused_pull_names_its_step_and_what_to_do(make: Make) -> None:

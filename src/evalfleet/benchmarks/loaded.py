@@ -54,6 +54,8 @@ class Loaded(Struct, frozen=True):
     """How its attempts must be kept apart; empty: as the place does."""
     oracle: Loaded | None = None
     """The same benchmark with its own solutions in place of an agent."""
+    settle: Callable[[tuple[Task, ...]], tuple[Task, ...]] | None = None
+    """What becomes of the tasks once it is known which of them are chosen."""
 
 
 @runtime_checkable

@@ -46,7 +46,7 @@ from .settings import (
     with_preset,
 )
 from .task_files import keep_list, task_files
-from .tasks import ReadTasks, read_tasks
+from .tasks import ReadTasks, ask_for_all_programs, read_tasks
 
 TIMEOUT_S = 900.0
 MODEL_USD = (15.0 / 154, 100.0 / 154)
@@ -171,6 +171,7 @@ class WaaBenchmark:
             setup_missing=_setup_missing(settings),
             model_usd=MODEL_USD,
             isolation="own",  # a container each, with a virtual machine in it
+            settle=ask_for_all_programs,
         )
 
     @classmethod

@@ -113,15 +113,19 @@ class Definition(msgspec.Struct):
 
 
 def _with_programs(tasks: tuple[Task, ...], files: TaskFiles, examples: str) -> tuple[Task, ...]:
-    """Each task knows its programs, and how many tasks of the list need each of them."""
+    """Each task knows its programs."""
     needed = {task.id: _programs(task, files, examples) for task in tasks}
-    sharers = Counter(program for programs in needed.values() for program in programs)
-    return tuple(
-        msgspec.structs.replace(task, params={"programs": {name: sharers[name] for name in needed[task.id]}})
-        if needed[task.id]
-        else task
-        for task in tasks
-    )
+    return tuple(msgspec.structs.replace(task, params={"programs": needed[task.id]}) for task in tasks)
+
+
+def ask_for_all_programs(chosen: tuple[Task, ...]) -> tuple[Task, ...]:
+    """Let every task ask Windows for what any of them needs, with how many of them need it.
+
+    So the first attempt finds out what is missing, on one machine, before anything is paid for the others.
+    """
+    sharers = Counter(name for task in chosen for name in task.params["programs"])
+    params = {"programs": dict(sorted(sharers.items()))} if sharers else {}
+    return tuple(msgspec.structs.replace(task, params=params) for task in chosen)
 
 
 def _programs(task: Task, files: TaskFiles, examples: str) -> list[str]:

@@ -141,7 +141,7 @@ def attempt(config: HostConfig, engine: Docker) -> int:
         return _write_result(out, {"broken": "readiness", "error": f"Windows could not be made ready: {err}"})
     missing = guest.missing_programs(list(order.programs))
     if missing:
-        told = ", ".join(f"{name} ({order.programs[name]} of WAA's tasks need it)" for name in missing)
+        told = ", ".join(f"{name} (for {order.programs[name]} of the chosen tasks)" for name in missing)
         remedy = (
             "install it in golden storage, choose other tasks, or try all the same with --set programs=any"
         )
