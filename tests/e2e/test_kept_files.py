@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 from evalfleet.events import MachineRequested, RunResumed
-from tests.e2e.harness import Fleet, Process, tasks
+from tests.desk import Process
+from tests.e2e.harness import Fleet, tasks
 from tests.waiting import until
 
 
