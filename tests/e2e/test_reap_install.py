@@ -76,14 +76,14 @@ def test_where_it_cannot_be(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> No
     say(fleet, "reap", "--install").refused("no crontab", "--install=github")
     workflow = say(fleet, "reap", "--install=github").out
     assert "run: evalfleet reap" in workflow
-    assert "pip install 'evalfleet[azure,ssh]'" in workflow
+    assert "pip install 'evalfleet[azure,ssh] @ git+https://" in workflow
     assert "\n          AZURE_CLIENT_SECRET: ${{ secrets.AZURE_CLIENT_SECRET }}\n" in workflow
 
 
 def test_a_workflow_has_what_the_places_need_and_no_more(fleet: Fleet) -> None:
     fleet.config('[places.shed]\nkind = "ssh"\nhosts = ["shed"]\n')
     workflow = say(fleet, "reap", "--install=github").out
-    assert "pip install 'evalfleet[ssh]'" in workflow
+    assert "pip install 'evalfleet[ssh] @ git+https://" in workflow
     assert workflow.endswith("- run: evalfleet reap\n"), "nothing logs in there but keys"
 
 

@@ -18,6 +18,7 @@ from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Bundle, Command, Job, Machine, SetupStep
 from evalfleet.places.ssh import SshPlace
 from evalfleet.ports import Channel, Fence
+from evalfleet.version import requirement
 from tests.planted import UNIQUE, holding
 from tests.pythons import python_3_8
 
@@ -279,4 +280,4 @@ def test_the_module_loads_without_asyncssh() -> None:
         "except Exception as e: print(type(e).__name__, e)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "RequestError place 'lab' needs asyncssh; pip install 'evalfleet[ssh]'\n"
+    assert done.stdout == f"RequestError place 'lab' needs asyncssh; pip install '{requirement('ssh')}'\n"

@@ -36,6 +36,7 @@ CONTRACT = json.loads("""
 BEYOND = {
     "mean_score",
     "answered",
+    "shortfall",
     "grading_problem",
     "rerun_of",
     "provenance",

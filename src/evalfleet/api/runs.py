@@ -159,6 +159,16 @@ class Run:
         home = self.folder / safe_name(attempt.task) / safe_name(attempt.id) / LOG
         return attempt, home if home.exists() else None
 
+    def why_no_log(self, name: str) -> str:
+        """Of a task or an attempt that is over, and whose output is not here."""
+        attempt, _ = self.log_of(name)
+        if attempt is None or attempt.collected is None:
+            return f"{name} has no log yet"
+        folder = self.folder / safe_name(attempt.task) / safe_name(attempt.id)
+        if attempt.collected.problem:
+            return f"the log of {attempt.id} did not come home: {attempt.collected.problem}"
+        return f"the log of {attempt.id} is gone: {folder} was deleted, or what was in it"
+
     def live_log(self, attempt: AttemptState) -> LiveLog:
         """An attempt's output while it runs, from its machine."""
         return LiveLog(self.home, self.state(), attempt)

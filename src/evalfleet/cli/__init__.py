@@ -79,8 +79,31 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 
 
+class _StoreOnce(argparse.Action):
+    """A flag with one value. Given twice, it is unclear which one is meant."""
+
+    _given_in: argparse.Namespace | None = None
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if option_string is not None and self._given_in is namespace:
+            parser.error(f"{option_string} is given twice; give it once")
+        self._given_in = namespace
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, and where to read on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for name in (None, "store"):
+            self.register("action", name, _StoreOnce)
 
     def error(self, message: str) -> None:  # type: ignore[override]
         print(f"evalfleet: {message} (`{self.prog} --help` says more)", file=sys.stderr)
@@ -89,6 +112,18 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Errors are one line on standard error."""
+    try:
+        try:
+            return _main(argv)
+        finally:
+            sys.stdout.flush()  # here, where it can still be told that nobody reads it
+    except BrokenPipeError:
+        # the reader of our output has gone (`| head`): nothing is wrong, and nothing can be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(argv: Sequence[str] | None) -> int:
     _open_closed_streams()
     if argv is None:  # we are the program: its streams are ours
         _write_whole_lines()
@@ -109,9 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # the reader of our output has gone (`| head`): nothing is wrong, and nothing can be said
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
     except OSError as err:
         where = f"{err.filename}: " if err.filename else ""
         print(f"evalfleet: {where}{err.strerror or err}", file=sys.stderr)

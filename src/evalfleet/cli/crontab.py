@@ -16,6 +16,7 @@ from evalfleet.errors import RequestError
 from evalfleet.planning.config import find_config, read_dotenv
 from evalfleet.planning.plugins import PlaceKind, known, place_kind
 from evalfleet.planning.workspace import Workspace
+from evalfleet.version import requirement
 
 CRONTAB_S = 30.0
 
@@ -131,6 +132,7 @@ jobs:
       - uses: actions/setup-python@v5
         with:
           python-version: "3.12"
+      # A path in this repository, or a pinned commit: `evalfleet` in a package index is not ours.
       - run: pip install '{package}'
       - run: evalfleet reap
 """
@@ -140,7 +142,7 @@ def workflow() -> str:
     """A workflow for GitHub that does the same, with what the places need."""
     kinds = _kinds()
     extras = sorted({kind.extra for kind in kinds if kind.extra})
-    package = f"evalfleet[{','.join(extras)}]" if extras else "evalfleet"
+    package = requirement(",".join(extras), elsewhere=True)
     secrets = [f"          {name}: ${{{{ secrets.{name} }}}}\n" for name in _login_variables(kinds)]
     return "".join((WORKFLOW.format(package=package), *(["        env:\n", *secrets] if secrets else [])))
 

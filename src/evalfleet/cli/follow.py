@@ -16,6 +16,8 @@ from evalfleet.views.notable import refusals_table
 from evalfleet.views.summary import REFUSED
 from evalfleet.views.terminal import summary, view_for
 
+from .terminal import reader_left
+
 if TYPE_CHECKING:
     from evalfleet.api.runs import Run
     from evalfleet.events import Record
@@ -47,7 +49,7 @@ def _tell_refusals(results: Results) -> None:
 
 def watch_run(run: Run, *, as_json: bool) -> int:
     """Show a run that may be another process's. Ctrl-C stops watching."""
-    _show(run, as_json=as_json)
+    _show(run, as_json=as_json, to_a_reader=True)
     if run.state().ended_at is None:
         print(
             f"evalfleet: no controller is at work on {run.name}; go on with `evalfleet resume {run.name}`",
@@ -56,12 +58,15 @@ def watch_run(run: Run, *, as_json: bool) -> int:
     return run.exit_code
 
 
-def _show(run: Run, *, as_json: bool) -> None:
+def _show(run: Run, *, as_json: bool, to_a_reader: bool = False) -> None:
+    """Until the run ends; `to_a_reader`: or until nobody reads it any more, which raises BrokenPipeError."""
     clock = WallClock()
     view = view_for(json=as_json)
 
     def observe(state: RunState, records: Sequence[Record]) -> None:
         view.update(state, clock.now(), records)
+        if to_a_reader and reader_left(0):
+            raise BrokenPipeError
 
     try:
         run.wait(observe=observe)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evalfleet.errors import FleetError
 from evalfleet.model import AttemptId
 
 from .terminal import reader_left
@@ -116,6 +117,8 @@ def print_task_log(run: Run, name: str, *, follow: bool) -> int:
                     tail = _Tail(run, attempt)
                 tail.show(path, attempt.outcome is None, follow)
             over = attempt is not None and attempt.outcome is not None and attempt.collected is not None
+            if over and path is None:
+                raise FleetError(run.why_no_log(name))
             if not follow or over or not live or reader_left(LOOK_S):
                 return 0
     finally:

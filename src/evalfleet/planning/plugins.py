@@ -65,7 +65,7 @@ class PlaceKind(Protocol):
     login_variables: tuple[str, ...] = ()
     """Environment variables that log in to its places."""
     extra: str = ""
-    """The extra that brings what it needs: `pip install 'evalfleet[EXTRA]'`."""
+    """The extra of evalfleet that brings what it needs."""
     registry_settings: tuple[str, ...] = ()
     """Settings that `vm_pool_registry.json` shows."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -154,12 +155,36 @@ def give_settings(
             for place, name in takers:
                 by_place[place.name][name] = _coerced(text, _types(place.kind.Settings)[name], key)
         elif benchmark.kind.free_settings:
+            _refuse_mistaken(key, free, places)
             free[key] = text
         else:
             options = {*own, *(name for place in places for name in _types(place.kind.Settings))}
             raise RequestError(f"--set {key!r} is no setting of benchmark or place; {hint(key, options)}")
     checked = tuple(_checked(place, by_place[place.name]) for place in places)
     return SettingsSplit(msgspec.structs.replace(benchmark, settings=settings), checked, free)
+
+
+def _refuse_mistaken(key: str, told: Mapping[str, str], places: Sequence[PlaceSource]) -> None:
+    """A command may know any setting, but hardly one that says a place's name, or nearly one of its settings.
+
+    One that evalfleet.toml gives the benchmark is meant.
+    """
+    head, _, rest = key.rpartition(".")
+    for place in places:
+        options = _types(place.kind.Settings)
+        if place.name == head:
+            raise RequestError(
+                f"--set {key!r}: place {place.name!r} has no setting {rest!r}; {hint(rest, options)}"
+            )
+        if key not in told and (close := difflib.get_close_matches(key, options, 1, ALMOST)):
+            raise RequestError(
+                f"--set {key!r} is no setting of place {place.name!r}; did you mean {close[0]!r}? If it is "
+                "one of the benchmark's command, give it a value in [benchmarks.NAME] set of evalfleet.toml"
+            )
+
+
+ALMOST = 0.8
+"""How alike two names are of which one is a slip of the other."""
 
 
 def _takers(key: str, places: Sequence[PlaceSource]) -> list[tuple[PlaceSource, str]]:

@@ -218,6 +218,7 @@ class ResultsBeyond(TypedDict):
     retries: int
     broken_causes: Annotated[dict[str, int], Meta(description="of broken tasks: cause -> how many")]
     strict: Annotated[bool, Meta(description="broken tasks count as not solved")]
+    shortfall: Annotated[str | None, Meta(description="why a run that is done does not exit 0")]
     task_seconds: Annotated[dict[str, float | None], Meta(description="p50, p90 and max of scored tasks")]
     stop: Stop | None
     grading_problem: Annotated[str | None, Meta(description="why answers could not be graded")]

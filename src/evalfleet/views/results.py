@@ -38,6 +38,7 @@ from .stats import (
     prices_as_of,
     tally,
 )
+from .summary import NOT_AS_ASKED, exit_code, shortfall
 from .tasks import figures, metrics_by_domain
 
 if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without them
@@ -271,6 +272,7 @@ def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
         "retries": len(state.attempts) - begun,
         "broken_causes": dict(broken.most_common()),
         "strict": state.plan.verdict.strict,
+        "shortfall": shortfall(state, state.plan.verdict) if exit_code(state) == NOT_AS_ASKED else None,
         "task_seconds": {name: _rounded(percentile(scored, share)) for name, share in shares.items()},
         "stop": None if stop is None else {"reason": stop.reason, "detail": stop.detail},
         "grading_problem": state.grading_problem or None,

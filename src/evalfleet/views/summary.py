@@ -48,17 +48,28 @@ def exit_code(state: RunState) -> int:
 
 
 def as_asked(state: RunState, verdict: Verdict) -> bool:
-    """All answers are graded, few enough broken, and enough of the scored ones solved.
+    """All answers are graded, few enough broken, and enough of the scored ones solved."""
+    return not shortfall(state, verdict)
 
-    Strictly, a broken one is not solved.
+
+def shortfall(state: RunState, verdict: Verdict) -> str:
+    """Why a run that is over did not do as it was asked to; empty if it did.
+
+    Strictly, a broken task is not solved.
     """
     allowed = verdict.allow_broken * state.total if verdict.allow_broken_is_share else verdict.allow_broken
-    if state.answered or (state.broken > allowed and not verdict.strict):
-        return False
+    if state.answered:
+        return f"{plural(state.answered, 'answer')} not graded"
+    if state.broken > allowed and not verdict.strict:
+        limit = f", more than the {allowed:g} of --allow-broken" if allowed else ""
+        return f"{plural(state.broken, 'task')} broken{limit}"
     if verdict.fail_under is None:
-        return True
-    of = judged(state)
-    return of > 0 and state.succeeded / of >= verdict.fail_under
+        return ""
+    of, asked = judged(state), f"--fail-under {verdict.fail_under:g}"
+    if not of:
+        return f"nothing was scored, and {asked} was asked for"
+    rate = state.succeeded / of
+    return "" if rate >= verdict.fail_under else f"a success rate of {rate:.4g} is below {asked}"
 
 
 def summary(results: Results, run_dir: Path | None = None) -> str:
@@ -73,6 +84,8 @@ def summary(results: Results, run_dir: Path | None = None) -> str:
         means = {name: found["mean"] for name, found in list(results["metrics"].items())[:METRICS_SHOWN]}
         more = len(results["metrics"]) - len(means)
         rows.append(("means", named_numbers(means) + (f" and {more} more" if more else "")))
+    if results["shortfall"]:
+        rows.append(("exit code 1", results["shortfall"]))
     if results["broken"]:
         rows.append(("broken", counted(results["broken_causes"])))
     if results["refusals"]:

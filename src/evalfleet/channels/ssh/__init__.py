@@ -7,5 +7,5 @@
     mover.py       files there and back
     channel.py     the line to a machine's supervisor, and all of that as a Channel
 
-Only `target` can be imported without asyncssh (`pip install 'evalfleet[ssh]'`).
+Only `target` can be imported without asyncssh (the extra `ssh`).
 """

@@ -17,7 +17,7 @@
     leftovers.py       what evalfleet has left anywhere, by tags alone, and how it is deleted
     preflight.py       what would be made, and what can be checked before money is spent
 
-Microsoft's libraries (`pip install 'evalfleet[azure]'`) are imported when the first request is made.
+Microsoft's libraries (the extra `azure`) are imported when the first request is made.
 """
 
 from .place import AzurePlace

@@ -20,6 +20,7 @@ from evalfleet.lab import Lab
 from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
+from evalfleet.version import requirement
 
 from .keeper_client import KeeperClient
 from .protocol import Add, End, ExtendExpiry, KeeperAnswer, KeeperRecord, List, Remove, Shape, Taken
@@ -76,7 +77,7 @@ class LabPlace:
         if complaint:
             raise RequestError(f"place {name!r}: {complaint}; `--on local` needs no root")
         if find_spec("asyncssh") is None:
-            raise RequestError(f"place {name!r} needs asyncssh; pip install 'evalfleet[ssh]'")
+            raise RequestError(f"place {name!r} needs asyncssh; pip install '{requirement('ssh')}'")
         return cls(name, settings, shape_of(name, settings, context), context)
 
     @property

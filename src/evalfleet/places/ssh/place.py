@@ -26,6 +26,7 @@ from evalfleet.channels.ssh.target import (
 from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext
+from evalfleet.version import requirement
 
 from .examination import examine_host, host_key, write_down
 from .fleet import NO_ANSWER, HostFleet, by_hand, trusting
@@ -123,7 +124,7 @@ class SshPlace:
         except ModuleNotFoundError as err:
             if err.name != "asyncssh":
                 raise
-            raise RequestError(f"place {name!r} needs asyncssh; pip install 'evalfleet[ssh]'") from err
+            raise RequestError(f"place {name!r} needs asyncssh; pip install '{requirement('ssh')}'") from err
         access = access_of(name, settings, context)
         handshakes = asyncio.Semaphore(HANDSHAKES)
         hosts = [SshHost(target(host), access, handshakes) for host in settings.hosts]

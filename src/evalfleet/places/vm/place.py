@@ -15,6 +15,7 @@ from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 from evalfleet.single_flight import SingleFlight
+from evalfleet.version import requirement
 
 from .readiness import Readiness
 from .ssh_access import SshAccess, SshKeys, SshLogin
@@ -102,7 +103,7 @@ def check_installed(place: str, modules: Iterable[str], extra: str) -> None:
         except ModuleNotFoundError:  # of the package that it is in
             missing = True
         if missing:
-            raise RequestError(f"place {place!r} needs {module}; pip install 'evalfleet[{extra}]'")
+            raise RequestError(f"place {place!r} needs {module}; pip install '{requirement(extra)}'")
 
 
 # -- snapshots of all that exists, shared by all who ask, and taken no faster than a cloud bears -----

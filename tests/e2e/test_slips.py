@@ -1,0 +1,85 @@
+"""Small mistakes and broken pipes: each gives one clear line, or none, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+from tests.e2e.harness import Fleet, flat, task, tasks
+from tests.waiting import PATIENCE_S, until
+
+
+def piped(fleet: Fleet, words: str, reader: str) -> tuple[str, str]:
+    """What the reader printed, and what evalfleet said on standard error."""
+    line = f"{sys.executable} -m evalfleet {words} | {reader}"
+    options = {"cwd": fleet.folder, "env": fleet.environ, "timeout": PATIENCE_S, "check": True}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    return done.stdout, done.stderr
+
+
+def test_help_is_silent_when_nobody_reads_it(fleet: Fleet) -> None:
+    for words in ("--help", "run --help", "pool create --help", "--version", "places"):
+        assert piped(fleet, words, "true") == ("", ""), words
+
+
+def test_watch_ends_with_its_reader(fleet: Fleet) -> None:
+    fleet.bench(tasks(2, "gate go; score 1"))
+    run = fleet.start_run()
+    fleet.started("a_1.0")
+    out, err = piped(fleet, "watch r --json", "head -1")
+    assert json.loads(out)["kind"] == "RunPlanned"
+    assert err == ""
+    assert run.popen.poll() is None, "the run goes on"
+    fleet.open_gate("go")
+    assert run.wait().code == 0
+
+
+def test_a_flag_given_twice_is_refused(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    fleet.run("--workers", "2", "--workers=3").refused("--workers is given twice")
+    fleet("pool", "create", "p", "--on", "local", "--on", "local").refused("--on is given twice")
+    assert fleet.run("--set", "a=1", "--set", "b=2", "-A", "x=1", "-A", "y=2").code == 0
+
+
+def test_a_setting_that_is_nearly_one_of_the_place_is_refused(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    fleet.run("--set", "max_machine=3").refused("'max_machine'", "did you mean 'max_machines'?")
+    fleet.run("--set", "local.colour=red").refused("place 'local' has no setting 'colour'")
+    fleet.config('[benchmarks.mine]\npath = "b.toml"\nset = {max_machine = 1}\n')
+    assert fleet("run", "mine", "--name", "m", "--set", "max_machine=3").code == 0
+
+
+def test_the_summary_says_why_a_run_that_is_done_fails(fleet: Fleet) -> None:
+    fleet.bench([task("a", "score 1"), task("b", "score 0"), task("c", "exit 3")])
+    under = fleet.run("--fail-under", "0.75", "--allow-broken", "1", "--attempts", "1")
+    assert under.code == 1
+    assert "exit code 1 a success rate of 0.5 is below --fail-under 0.75" in flat(under.out)
+    assert fleet.results()["shortfall"] == "a success rate of 0.5 is below --fail-under 0.75"
+    broken = fleet("run", "./b.toml", "--name", "s", "--attempts", "1")
+    assert (broken.code, "exit code 1 1 task broken" in flat(broken.out)) == (1, True)
+    good = fleet("run", "./b.toml", "--name", "t", "--task", "a", "--fail-under", "1")
+    assert (good.code, "exit code" in good.out) == (0, False)
+    assert fleet.results("t")["shortfall"] is None
+
+
+def test_the_log_of_a_folder_that_was_deleted_says_so(fleet: Fleet) -> None:
+    fleet.bench(tasks(1, "echo said; score 1"))
+    assert fleet.run().code == 0
+    assert "said" in fleet("logs", "r", "a_1").out
+    shutil.rmtree(fleet.home / "r" / "a_1" / "a_1.0")
+    fleet("logs", "r", "a_1").failed(1, "the log of a_1.0 is gone", "a_1/a_1.0 was deleted")
+
+
+def test_the_log_of_a_run_shows_times_and_no_inner_clocks(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    assert fleet.run().code == 0
+    until(lambda: not fleet.alive())
+    log = fleet("logs", "r").out
+    requested = next(line for line in log.splitlines() if " MachineRequested " in line)
+    assert "expires_at=20" in requested
+    started = next(line for line in log.splitlines() if " ControllerStarted " in line)
+    assert "pid=" in started
+    assert "zero=" not in started
+    assert "boot=" not in started
