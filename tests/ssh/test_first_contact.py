@@ -5,17 +5,24 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evalfleet.channels.ssh.host_home import HostFacts
+from evalfleet.errors import PlaceError
+from evalfleet.model import Needs
+from evalfleet.places.ssh.examination import missing
 from tests.waiting import PATIENCE_S
 
-from .fleet import Fleet, fleet, keygen
+from .fleet import HOME_ID, Fleet, bring_up, fleet, keygen
 
 BENCH = """\
 name = "b"
@@ -155,3 +162,48 @@ def test_a_changed_key_cannot_be_trusted_away(strangers: Fleet, tmp_path: Path) 
     check = checks_of(said[said.index("{") :])[changed.name]
     assert (check["facts"]["key"], check["found"]) == ("CHANGED", "THE HOST KEY HAS CHANGED")
     assert strangers.known_hosts.read_text() == before
+
+
+async def test_a_held_host_says_whose_it_is_and_since_when(strangers: Fleet, tmp_path: Path) -> None:
+    strangers.learn()
+    theirs = strangers.place("theirs", "fff999", hosts=[strangers.hosts[0].name])
+    await bring_up(theirs)
+    mine = strangers.place("mine", hosts=[strangers.hosts[0].name])
+    whose = f"{getpass.getuser()}@{socket.gethostname()}:{strangers.folder / 'home-theirs'}"
+    with pytest.raises(PlaceError, match="no host of lab is free now") as caught:
+        await bring_up(mine)
+    since = rf"{datetime.now(UTC):%Y-%m-%d} \d\d:\d\d UTC"
+    assert re.search(rf"is held by pool-{HOME_ID}-1 of {re.escape(whose)} since {since}", str(caught.value))
+    check, *_ = await mine.examine(Needs())
+    assert check.verdict == "warn"
+    assert check.facts["held by"].startswith(f"pool of {whose}, since ")
+    await theirs.delete((await theirs.list("pool"))[0].id)
+    check, *_ = await mine.examine(Needs())
+    assert (check.verdict, check.facts["held by"]) == ("good", "nobody")
+    await theirs.close()
+    await mine.close()
+
+
+def test_a_host_that_has_too_little_gets_no_machine(strangers: Fleet, tmp_path: Path) -> None:
+    strangers.learn()
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "big.toml").write_text(BENCH + "needs = {cpus = 4096, gpus = 0}\n")
+    code, said = evalfleet(folder, strangers, "run", "big.toml", "--on", "lab", "--name", "r")
+    assert code == 4, said
+    assert "3 hosts" in said
+    assert "of 4096 CPUs; take it out of `hosts`, or lower the benchmark's `needs`" in said
+    assert len(said.splitlines()) < 20, said
+    (folder / "small.toml").write_text(BENCH + "needs = {cpus = 1, memory_gb = 0.01, disk_gb = 0.01}\n")
+    code, said = evalfleet(folder, strangers, "run", "small.toml", "--on", "lab", "--name", "s")
+    assert code == 0, said
+
+
+def test_what_a_host_lacks_is_named() -> None:
+    told = HostFacts("me", "3.11.2", 8.0, 15.5, 100.0, ("A100",))
+    assert missing(told, Needs(8, 16.0, 100.0, gpus=1)) == "", "16 GB are sold, and 15.5 shown"
+    short = missing(told, Needs(16, 64.0, 500.0, nested_virtualization=True, gpus=2))
+    assert short == (
+        "it has only 8 of 16 CPUs, 15.5 of 64 GB of memory, 100 of 500 GB of free disk, 1 of 2 GPUs, "
+        "no /dev/kvm that we may use"
+    )

@@ -13,7 +13,7 @@ import pytest
 from evalfleet.channels.ssh import mover
 from evalfleet.channels.ssh.target import HostRefused
 from evalfleet.errors import PlaceError
-from evalfleet.model import AttemptId, MachineId
+from evalfleet.model import AttemptId, MachineId, Needs
 from evalfleet.places.ssh.health import MOST_REFUSALS, NEVER, HostHealth
 from evalfleet.ports import Hosts
 from tests.waiting import PATIENCE_S
@@ -54,7 +54,7 @@ async def test_an_immutable_file_drains_its_host_and_is_listed_with_the_command_
             assert remains.machine == made.id
             assert f"sudo rm -rf .evalfleet/{ours.parent.name}/{left[0].name}" in remains.kept_by
             assert "cannot be removed" in caplog.text
-            (offer,) = await place.offers(None)  # type: ignore[arg-type]
+            (offer,) = await place.offers(Needs())
             with pytest.raises(PlaceError, match="gets no machine until it is gone"):
                 await place.create(MachineId("pool-abc123-2"), offer, 600.0)
         finally:
@@ -132,7 +132,7 @@ async def test_files_that_stop_coming_are_given_up(
 async def test_a_login_without_a_shell_is_refused_with_its_reason(tmp_path: Path) -> None:
     with fleet(tmp_path, 1, "ForceCommand echo no login here; exit 1\n") as hosts:
         place = hosts.place()
-        (offer,) = await place.offers(None)  # type: ignore[arg-type]
+        (offer,) = await place.offers(Needs())
         with pytest.raises(
             PlaceError, match=r"its login shell runs no commands \(exit code 1: no login here\)"
         ) as caught:

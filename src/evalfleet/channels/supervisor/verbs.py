@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 
-from .files import SOCKET, make_key, read_file, read_key, sha256, write_atomic
+from .files import KEY, SOCKET, make_key, read_file, read_key, sha256, write_atomic
 from .host import cloud_init, expiry_in, seconds_to
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -197,6 +197,9 @@ def write_all(fd: int, data: bytes) -> None:
 ROOT = ".evalfleet"
 NEW_S = 60.0
 MOST_KEPT = 500
+OWNER = "owner"
+"""The file of a machine that says who made it, and where: user@computer:/home."""
+OWNER_CAP = 500
 KEEPSAKE_CAP = 1 << 20
 LOGIN_FILES = (
     *(
@@ -240,15 +243,25 @@ def locked_root() -> int:
 
 
 def holders(without: str) -> list[str]:
-    """The machines that hold the host, but for one."""
+    """Whose machines hold the host, but for one, and since when."""
     found: list[str] = []
     for home in os.listdir(ROOT):
         with contextlib.suppress(NotADirectoryError, FileNotFoundError, PermissionError):
             for name in os.listdir(os.path.join(ROOT, home)):
                 path = os.path.join(ROOT, home, name)
                 if path != without and os.path.isdir(path) and not name.startswith(".") and holds(path):
-                    found.append(name)
+                    found.append(held_by(path, name, home))
     return found
+
+
+def held_by(path: str, machine: str, home: str) -> str:
+    """Whose machine it is and since when, for people."""
+    owner = (read_file(path + "/" + OWNER, OWNER_CAP) or b"").decode("utf-8", "replace") or "home " + home
+    since = ""
+    with contextlib.suppress(OSError):
+        made = time.gmtime(os.stat(path + "/" + KEY).st_mtime)
+        since = time.strftime(" since %Y-%m-%d %H:%M UTC", made)
+    return f"{machine} of {owner}{since}"
 
 
 def holds(directory: str) -> bool:
@@ -287,6 +300,8 @@ def lock(directory: str, request: dict[str, Any], make: bool) -> dict[str, Any]:
         expiry = expiry_in(float(request["expires_s"]))
         write_atomic(directory + "/expiry", json.dumps(expiry), durable=True)
         make_key(directory, str(request.get("key") or ""))
+        if request.get("owner"):
+            write_atomic(directory + "/" + OWNER, str(request["owner"])[:OWNER_CAP])
     return {}
 
 

@@ -37,7 +37,7 @@ async def examine_host(host_home: HostHome, needs: Needs, most: int, trusting: s
         return Check(name, "bad", why, "switch it on, or take it out of `hosts`", facts)
     facts |= _columns(told, host_home.home)
     if shortage := missing(told, needs):
-        return Check(name, "bad", shortage, "choose another host, or lower `needs`", facts)
+        return Check(name, "bad", shortage, "take it out of `hosts`, or lower `needs`", facts)
     if not told.writable:
         return Check(name, "bad", "its home cannot be written to", "mend that", facts)
     others = [each for each in told.held if each.home != host_home.home]
@@ -75,7 +75,7 @@ def _columns(told: HostFacts, own_home: str) -> dict[str, str]:
 def missing(told: HostFacts, needs: Needs) -> str:
     """What the benchmark needs and the host has not; empty if it has all of it."""
     short = [
-        f"it has {has:.3g} {what} where {wanted:g} are needed"
+        f"{has:.3g} of {wanted:g} {what}"
         for what, has, wanted in (
             ("CPUs", told.cpus, needs.cpus),
             ("GB of memory", told.memory_gb, needs.memory_gb),
@@ -85,8 +85,8 @@ def missing(told: HostFacts, needs: Needs) -> str:
         if has * _TOLERANCE < wanted
     ]
     if needs.nested_virtualization and not told.kvm:
-        short.append("it has no /dev/kvm that we may use")
-    return ", and ".join(short)
+        short.append("no /dev/kvm that we may use")
+    return f"it has only {', '.join(short)}" if short else ""
 
 
 _TOLERANCE = 1.05

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shlex
 import time
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import unquote
 
@@ -15,18 +15,19 @@ from msgspec import structs
 from evalfleet.channels.ssh.target import HostDown, HostKeyUnknown, HostLost, HostRefused, target
 from evalfleet.channels.supervisor.machine import LEFT
 from evalfleet.errors import PlaceError
-from evalfleet.model import Machine, MachineId
+from evalfleet.model import Machine, MachineId, Needs
 
+from .examination import missing
 from .health import NEVER, HostHealth, in_order
 from .records import HostLease, Records
 
 if TYPE_CHECKING:
-    from evalfleet.channels.ssh.host_home import HostHome
+    from evalfleet.channels.ssh.host_home import HostHome, SeenMachine
 
 LONGEST_WAIT_S = 30.0
 LOOK_S = 2.0
 LAST_ANSWER_S = 3.0
-"""So long after the last answer more are awaited, if no host that has answered can be used."""
+"""So long after the last answer of a host the others are awaited, before we go on without them."""
 FRESH_S = 7.0
 """So long a heartbeat, sent every 5 s, proves that its machine is there: its host need not be asked."""
 MOST_REMOVALS = 4
@@ -49,10 +50,10 @@ def by_hand(held: HostLease) -> str:
     )
 
 
-def plain(name: str) -> str:
-    """A file name of a host's, as a terminal can show it."""
-    shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in name[:NAME_CAP])
-    return shown + ("..." if len(name) > NAME_CAP else "")
+def plain(text: str, cap: int = NAME_CAP) -> str:
+    """What a host says, a file's name for one, as a terminal can show it."""
+    shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text[:cap])
+    return shown + ("..." if len(text) > cap else "")
 
 
 MOST_NAMED = 3
@@ -84,10 +85,14 @@ class HostFleet:
         gone_after_s: float,
         set_aside_s: float,
         most: int = 1,
+        for_pool: bool = False,
     ) -> None:
         self.name = name
         self.homes = homes
         self._most = most
+        self._for_pool = for_pool
+        self.needs = Needs()
+        """What a machine must have."""
         self.records = records
         self.standings = {host: HostHealth(order, set_aside_s) for order, host in enumerate(homes)}
         self._gone_after_s = gone_after_s
@@ -98,6 +103,7 @@ class HostFleet:
         self._removals: dict[MachineId, int] = {}
         self._looks: dict[str, asyncio.Task[Mapping[MachineId, bool] | None]] = {}
         self._scanning = False
+        self._late: set[asyncio.Task[Mapping[MachineId, bool] | None]] = set()
 
     async def contact(self, host: str, call: Awaitable[T]) -> T:
         standing = self.standings[host]
@@ -132,8 +138,8 @@ class HostFleet:
                 log.warning("%s", trouble)
 
     async def _answers(self, looks: Mapping[str, asyncio.Task[Mapping[MachineId, bool] | None]]) -> None:
-        """Until all have answered, or have not in time. If all that did need somebody's hand, the others are
-        not waited for to the end: nothing can be done before somebody was here, anyway.
+        """Until all have answered, or none has for a while since the last one: a dead host, on which a
+        connection takes long to fail, does not hold up the others. Until it answers it comes last.
         """
         waiting = set(looks.values())
         try:
@@ -141,15 +147,18 @@ class HostFleet:
                 done, waiting = await asyncio.wait(
                     waiting, timeout=LAST_ANSWER_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                late = [host for host, look in looks.items() if look in waiting]
-                if not done and self._hopeless(late):
-                    for host in late:
-                        problem = f"{host} does not answer: nothing within {LAST_ANSWER_S:g} s"
-                        self.standings[host].silent(time.monotonic(), problem)
-                    return
-        finally:
+                if not done and len(waiting) < len(looks):
+                    break
+        except asyncio.CancelledError:
             for look in waiting:
                 look.cancel()
+            raise
+        self._late |= waiting
+        for host, look in looks.items():
+            if look in waiting:
+                look.add_done_callback(self._late.discard)
+                self.standings[host].late = True
+                self.standings[host].problem = f"{host} does not answer: nothing within {LAST_ANSWER_S:g} s"
 
     async def machines(self) -> dict[MachineId, Machine]:
         """All of this home's. Of a host that does not answer: what we hold there."""
@@ -183,9 +192,9 @@ class HostFleet:
         return self._machine(held.machine, "up", held.host) if sure else None
 
     def _machine(self, machine: MachineId, phase: Literal["pending", "up"], host: str) -> Machine:
-        """People know it by its host; by a number, too, where a host has several."""
+        """People know it by its host, and a number where a host has several; a pool has its own names."""
         name = host if self._most == 1 else f"{host}-{machine.rpartition('-')[2]}"
-        return Machine(machine, phase, host, host, name)
+        return Machine(machine, phase, host, host, "" if self._for_pool else name)
 
     async def _seen(self, host: str) -> list[Machine]:
         known = [self._known(held) for held in self.records.on(host)]
@@ -202,12 +211,14 @@ class HostFleet:
         ]
 
     async def _glance(self, host: str) -> Mapping[MachineId, bool] | None:
-        """As `_look`. All others must not wait long for a host of which we know what we hold there."""
+        """As `_look`. All others must not wait long for a host that is down, or of which we know what we hold
+        there.
+        """
         look = self._looks.get(host)
         if look is None:
             look = self._looks[host] = asyncio.create_task(self._look(host))
             look.add_done_callback(lambda _: self._looks.pop(host, None))
-        known = any(self.records.on(host))
+        known = any(self.records.on(host)) or self.standings[host].down_since is not None
         done, _ = await asyncio.wait((look,), timeout=LOOK_S if known else None)
         return look.result() if done else None
 
@@ -228,7 +239,7 @@ class HostFleet:
     async def _look(self, host: str) -> Mapping[MachineId, bool] | None:
         """Machine -> is it up? None if the host does not answer."""
         try:
-            shown = await self.contact(host, self.homes[host].machines())
+            shown = await self.contact(host, self._list(host))
         except NO_ANSWER:
             return None
         remains = {sight.folder for sight in shown if sight.folder.startswith(LEFT)}
@@ -246,6 +257,18 @@ class HostFleet:
             elif held.deleting and held.machine not in self._removing:
                 self._settle(held, held.machine in found)
         return found
+
+    async def _list(self, host: str) -> list[SeenMachine]:
+        shown = await self.homes[host].machines()
+        if self._scanning and not shown:  # one that we use already has had enough
+            await self.check_needs(host)
+        return shown
+
+    async def check_needs(self, host: str) -> None:
+        """Connect, and raise HostRefused if the host has less than is needed. Nothing is asked of it."""
+        await self.homes[host].host.connect()
+        if self.needs != Needs() and (short := missing(await self.homes[host].facts(), self.needs)):
+            raise HostRefused(host, short, "take it out of `hosts`, or lower the benchmark's `needs`")
 
     # -- removal -------------------------------------------------------------------------------
 
@@ -327,7 +350,10 @@ class HostFleet:
 
     def next_host(self, tried: Iterable[str]) -> str | None:
         """The best host that has room for another machine of ours."""
+        hopeless = self._hopeless()
         for host in in_order(self.standings.items(), time.monotonic()):
+            if hopeless and self.standings[host].late:
+                continue  # it is dead, most likely, and of all others none works
             held = [
                 held for held in self.records.on(host) if not held.deleting and not self.records.over(held)
             ]
@@ -356,32 +382,32 @@ class HostFleet:
         paste = f"or add this line to {refusal.file}: {refusal.line}"
         return f"{host}: {refusal.what} ({refusal.fingerprint}); {trusting(self.name)}; {paste}"
 
-    def _hopeless(self, late: Collection[str] = ()) -> bool:
-        """Does every host that answers need somebody's hand? One that worked before may be silent a while.
-
-        `late`: hosts that have not answered yet.
-        """
+    def _hopeless(self) -> bool:
+        """Does every host that answers need somebody's hand? One that worked before may be silent a while."""
         return any(each.refusal for each in self.standings.values()) and all(
-            standing.refusal is not None or self._never_came(host, standing, host in late)
+            standing.refusal is not None or self._never_came(host, standing)
             for host, standing in self.standings.items()
         )
 
-    def _never_came(self, host: str, standing: HostHealth, late: bool) -> bool:
+    def _never_came(self, host: str, standing: HostHealth) -> bool:
         ours = any(not self.records.over(held) for held in self.records.on(host))
-        return (late or standing.down_since is not None) and not standing.worked and not ours
+        return (standing.late or standing.down_since is not None) and not standing.worked and not ours
 
     def nowhere(self) -> PlaceError:
         """Why no host can be had, now or at all."""
         now = time.monotonic()
         standings = self.standings.values()
         silent = [
-            host for host, each in self.standings.items() if each.down_since is not None and not each.refusal
+            host
+            for host, each in self.standings.items()
+            if (each.late or each.down_since is not None) and not each.refusal
         ]
         said = [f"{these(silent)}: no answer"] if len(silent) > 1 else []
         said += [self.standings[host].problem for host in silent if len(silent) == 1]
         if self._hopeless():
             return PlaceError("; ".join([*self.troubles(), *said]), transient=False, scope="place")
-        said += [each.problem for each in standings if each.problem and each.down_since is None][:MOST_NAMED]
+        at_work = [each for each in standings if each.down_since is None and not each.late]
+        said += [each.problem for each in at_work if each.problem][:MOST_NAMED]
         if aside := sum(now < each.aside_until for each in standings):
             said.append(f"{aside} set aside for a while after attempts broke there")
         said += [by_hand(held) for held in self.records.left()][:MOST_NAMED]
@@ -391,6 +417,6 @@ class HostFleet:
         return PlaceError("; ".join([free, *self.troubles(), *said]), transient=True, retry_after_s=wait_s)
 
     async def close(self) -> None:
-        for task in (*self._debts.values(), *self._looks.values()):
+        for task in (*self._debts.values(), *self._looks.values(), *self._late):
             task.cancel()
         await asyncio.gather(*(host_home.host.close() for host_home in self.homes.values()))

@@ -29,6 +29,8 @@ class HostHealth:
         self.problem = ""
         self.worked = False
         """It has done something for us since this process began."""
+        self.late = False
+        """It has not answered yet, while others have."""
         self.down_since: float | None = None
         self.retry_at = 0.0
         self.aside_until = 0.0
@@ -42,7 +44,7 @@ class HostHealth:
 
     def answered(self) -> None:
         self.down_since = None
-        self.worked = True
+        self.worked, self.late = True, False
         self._refusals = 0
         self.refusal, self.problem = None, ""
         self.retry_at = 0.0
@@ -52,6 +54,7 @@ class HostHealth:
         """It did not answer, or refused us: it is not asked again for a while, each time longer."""
         self.problem = problem
         self.refusal = refusal
+        self.late = False
         if self.down_since is None:
             self.down_since = now
         self._refusals = self._refusals + 1 if refusal is not None else 0
@@ -86,7 +89,7 @@ class HostHealth:
 def in_order(standings: Iterable[tuple[str, HostHealth]], now: float) -> list[str]:
     """Hosts to try, best first: those that did well, then those that were in trouble and are due again."""
     usable = [
-        (each.aside > 0, each.down_since is not None, each.order, name)
+        (each.aside > 0, each.late or each.down_since is not None, each.order, name)
         for name, each in standings
         if each.usable(now)
     ]

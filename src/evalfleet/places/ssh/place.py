@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import getpass
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +31,7 @@ from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, 
 from evalfleet.version import requirement
 
 from .examination import examine_host, host_key, write_down
-from .fleet import NO_ANSWER, HostFleet, by_hand, trusting
+from .fleet import NO_ANSWER, HostFleet, by_hand, plain, trusting
 from .health import LONGEST_ASIDE_S
 from .records import Records
 
@@ -91,10 +93,18 @@ def access_of(name: str, settings: SshSettings, context: PlaceContext) -> Access
     )
 
 
+WHOSE_CAP = 700
 HANDSHAKES = 32
 CREATES = 32
 
 log = logging.getLogger(__name__)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        return str(os.getuid())
 
 
 class SshPlace:
@@ -111,6 +121,7 @@ class SshPlace:
         self._records = fleet.records
         self._context = context
         self._secrets = context.secrets
+        self._owner = f"{_user()}@{socket.gethostname()}:{context.home.absolute()}"
         self._samples = Samples(context.home)
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._creates = asyncio.Semaphore(CREATES)
@@ -131,7 +142,9 @@ class SshPlace:
         homes: Mapping[str, HostHome] = {host.name: HostHome(host, context.home_id) for host in hosts}
         records = Records(context.home, name, time.time)
         fleet = HostFleet(
-            name, homes, records, settings.gone_after_s, settings.set_aside_s, settings.max_per_host
+            *(name, homes, records, settings.gone_after_s, settings.set_aside_s),
+            most=settings.max_per_host,
+            for_pool=context.for_pool,
         )
         return cls(name, settings, fleet, context)
 
@@ -140,7 +153,8 @@ class SshPlace:
         return self._name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        """What the hosts have is not asked: the user chose them."""
+        """One offer for all hosts. Which of them have what is needed is asked when they are reached."""
+        self._fleet.needs = needs
         settings = self._settings
         capacity = len(settings.hosts) * settings.max_per_host
         return (Offer(self._name, "host", usd_per_hour=settings.usd_per_hour, capacity=capacity),)
@@ -207,6 +221,14 @@ class SshPlace:
             # before it is asked: it may do it although the answer is lost, and others must not ask it too
             self._records.keep(machine, host, expires_s)
             try:
+                await self._fleet.contact(host, self._fleet.check_needs(host))
+            except (HostDown, HostLost, HostRefused):
+                self._records.drop(machine)
+                continue
+            except asyncio.CancelledError:
+                self._records.drop(machine)  # nothing was asked of it: nobody need wait for it to answer
+                raise
+            try:
                 await self._fleet.pay_debts(host)
                 answer = await self._ask("take", machine, host, expires_s)
             except (HostDown, HostRefused):
@@ -220,7 +242,7 @@ class SshPlace:
                 await self._fleet.give_up(machine, f"{host}: {answer.detail}")
                 raise MachineUnavailable(machine, f"{host}: {answer.detail}")
             self._records.drop(machine)
-            self._fleet.standings[host].problem = f"{host}: taken by {answer.detail}"
+            self._fleet.standings[host].problem = f"{host} is held by {plain(answer.detail, WHOSE_CAP)}"
         raise self._fleet.nowhere()
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
@@ -351,7 +373,9 @@ class SshPlace:
         self, verb: Literal["take", "extend"], machine: MachineId, host: str, expires_s: float
     ) -> HostAnswer:
         most = self._settings.max_per_host
-        call = self._fleet.homes[host].ask(verb, machine, expires_s=expires_s, most=most, lent=True)
+        call = self._fleet.homes[host].ask(
+            verb, machine, expires_s=expires_s, most=most, lent=True, owner=self._owner
+        )
         answer = await self._fleet.contact(host, call)
         if verb == "take" and not answer.error:
             self._records.found(machine, answer.kept)
