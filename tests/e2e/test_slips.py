@@ -83,3 +83,28 @@ def test_the_log_of_a_run_shows_times_and_no_inner_clocks(fleet: Fleet) -> None:
     assert "pid=" in started
     assert "zero=" not in started
     assert "boot=" not in started
+
+
+def test_runs_and_tasks_are_found_by_little(fleet: Fleet) -> None:
+    assert f"no runs in {fleet.home}" in fleet("ls").out
+    fleet.bench([task("a_1", "echo said; score 1"), task("a_2", "score 0")])
+    assert fleet.run().code == 0
+    assert fleet("run", "./b.toml", "--name", "second-run").code == 0
+    for word in ("latest", "-", "second", "second-run"):
+        assert fleet("show", word, "--json").json["run"] == "second-run", word
+    assert fleet("show", "a_1", "--json").json["task_id"] == "a_1"
+    assert "said" in fleet("logs", "-", "a_1").out
+    assert "said" in fleet("logs", "a_1").out
+    assert fleet("run", "./b.toml", "--name", "second-try").code == 0
+    fleet("show", "second").refused("'second' may be", "second-run", "second-try")
+    fleet("show", "nix").refused("there is no run or pool 'nix'")
+
+
+def test_the_home_is_searched_upwards(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    del fleet.environ["EVALFLEET_HOME"]
+    assert fleet.run(cwd=fleet.folder).code == 0
+    inner = fleet.folder / "some" / "where"
+    inner.mkdir(parents=True)
+    assert fleet("show", "--json", cwd=inner).json["run"] == "r"
+    assert not (inner / "benchmark_results").exists()

@@ -394,11 +394,47 @@ def open(name: str | None = None, *, home: Path | None = None) -> Run:
 
 
 def open_run(workspace: Workspace, name: str | None = None) -> Run:
-    """A past or live run by name; without one, the latest. Raises RequestError."""
-    name = name or latest(workspace.home)
+    """A past or live run by its name, or by a beginning that only one has. Raises RequestError.
+
+    Without a name, and for `latest` and `-`: the run that was started last.
+    """
+    name = _run_name(workspace, name)
     if workspace.records().stream(name).kind == "pool":
         raise RequestError(f"{name!r} is a pool, not a run: `evalfleet pool status {name}` shows it")
     return Run(workspace.home, name)
+
+
+def _run_name(workspace: Workspace, name: str | None) -> str:
+    if name is None:
+        return latest(workspace.home)
+    streams = [info.name for info in workspace.records().streams()]
+    if name in streams:
+        return name
+    if name in ("latest", "-"):
+        return latest(workspace.home)
+    alike = [stream for stream in streams if name and stream.startswith(name)]
+    if len(alike) > 1:
+        shown = ", ".join(alike[:3]) + (", ..." if len(alike) > 3 else "")
+        raise RequestError(f"{name!r} may be {shown}: write more of the name")
+    return alike[0] if alike else name
+
+
+def open_run_or_task(workspace: Workspace, run: str | None, task: str | None) -> tuple[Run, str | None]:
+    """As `open_run`, and what to look at in it. A single word may be a task, or a machine, of the latest run.
+
+    Raises RequestError.
+    """
+    try:
+        return open_run(workspace, run), task
+    except RequestError:
+        newest = open_run(workspace) if run is not None and task is None else None
+        state = newest.state() if newest is not None else None
+        if newest is None or state is None:
+            raise
+        machines = {machine.name for machine in state.machines.values()}
+        if run not in (*state.tasks, *state.attempts, *machines):
+            raise
+        return newest, run
 
 
 def latest(home: Path) -> str:

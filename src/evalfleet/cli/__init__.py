@@ -222,6 +222,6 @@ def overview() -> str:
             *lines,
             "",
             "New here? `evalfleet demo` takes a minute. Results are kept in $EVALFLEET_HOME (default:",
-            "benchmark_results/ beside evalfleet.toml, else in the current folder).",
+            "benchmark_results/ beside evalfleet.toml, else the nearest one, else here).",
         )
     )

@@ -41,7 +41,8 @@ def ls(args: argparse.Namespace) -> int:
     elif since_s or any(wanted.values()):
         print("no runs like that: `evalfleet ls` shows all")
     else:
-        print("no runs yet: start one with `evalfleet run BENCHMARK`, or try `evalfleet demo`")
+        home_here = Workspace.here().home
+        print(f"no runs in {home_here}: start one with `evalfleet run BENCHMARK`, or try `evalfleet demo`")
     return 0
 
 

@@ -41,11 +41,11 @@ def show(args: argparse.Namespace) -> int:
     from evalfleet.views.show import show_run, show_task, show_tasks
     from evalfleet.views.tasks import by_outcome, in_order
 
-    if args.task is not None and (args.only or args.domain or args.sort):
+    run, name = runs.open_run_or_task(Workspace.here(), args.run, args.task)
+    if name is not None and (args.only or args.domain or args.sort):
         raise RequestError("one task has no order and no outcome to choose by: leave the flags out, or TASK")
-    run = runs.open_run(Workspace.here(), args.run)
-    if args.task is not None:
-        detail = run.task(args.task)
+    if name is not None:
+        detail = run.task(name)
         print(json.dumps(detail) if args.json else show_task(detail))
         return 0
     results = run.results()

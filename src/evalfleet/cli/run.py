@@ -354,6 +354,7 @@ def demo(args: argparse.Namespace) -> int:
     from evalfleet.planning.request import RunRequest
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.report import report
+    from evalfleet.views.summary import called
 
     def say(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
@@ -367,5 +368,7 @@ def demo(args: argparse.Namespace) -> int:
     path = run.folder / "report.md"
     path.write_text(report(run.results(), "md"), encoding="utf-8")
     say(f"the report: {path}")
-    say(f"look closer: `evalfleet show {run.name} TASK`, `evalfleet logs {run.name} TASK`")
+    worth = sorted(run.tasks(), key=lambda task: (task["success"] is True, task["score"] is not None))
+    what = f"{run.name} {worth[0]['task_id']}"
+    say(f"look closer: {called()} show {what}    or: {called()} logs {what}")
     return code

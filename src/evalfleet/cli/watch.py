@@ -35,9 +35,9 @@ def watch(args: argparse.Namespace) -> int:
 
     from .follow import watch_run
 
-    run = runs.open_run(Workspace.here(), args.run)
-    if args.task is not None:
-        return print_task_log(run, args.task, follow=True)
+    run, task = runs.open_run_or_task(Workspace.here(), args.run, args.task)
+    if task is not None:
+        return print_task_log(run, task, follow=True)
     return watch_run(run, as_json=args.json)
 
 
@@ -66,16 +66,16 @@ def logs(args: argparse.Namespace) -> int:
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
 
-    run = runs.open_run(Workspace.here(), args.run)
+    run, about = runs.open_run_or_task(Workspace.here(), args.run, args.about)
     state = run.state()
-    if args.about is None:
+    if about is None:
         return _print_events(run, None, args.follow)
     names = {machine.name: machine.id for machine in state.machines.values()}
-    if args.about in state.tasks or args.about in state.attempts:
-        return print_task_log(run, args.about, follow=args.follow)
-    if args.about in names or args.about in state.machines:
-        return _print_events(run, names.get(args.about, args.about), args.follow)
-    raise RequestError(f"run {run.name!r} has neither a task nor a machine {args.about!r}")
+    if about in state.tasks or about in state.attempts:
+        return print_task_log(run, about, follow=args.follow)
+    if about in names or about in state.machines:
+        return _print_events(run, names.get(about, about), args.follow)
+    raise RequestError(f"run {run.name!r} has neither a task nor a machine {about!r}")
 
 
 def _print_events(run: Run, machine: str | None, follow: bool) -> int:

@@ -15,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,11 +182,33 @@ def make_python(cache: Path, kit: Kit, say: Say) -> Path:
     )
     pip = [str(part / "bin" / "python"), "-m", "pip", "install", *PIP_OPTIONS, *kit.pip]
     hint = "PyPI, or the mirror in pip's settings, must be reachable"
-    command([*pip, "-r", str(requirements)], f"install {kit.title}", hint)
+    with ticking(say):
+        command([*pip, "-r", str(requirements)], f"install {kit.title}", hint)
     # only bin/python is used from here on, and that survives a rename
     shutil.rmtree(home, ignore_errors=True)
     part.rename(home)
     return python
+
+
+TICK_S = 5.0
+
+
+@contextlib.contextmanager
+def ticking(say: Say) -> Generator[None]:
+    """Say every few seconds that something is still under way."""
+    done, begun = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not done.wait(TICK_S):
+            say(f"  ... {time.monotonic() - begun:.0f} s")
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def works(python: Path) -> bool:

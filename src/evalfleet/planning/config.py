@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -102,17 +103,29 @@ def _notify(table: Table, where: str) -> Notify:
 
 
 def home_of(environ: Mapping[str, str], cwd: Path) -> Path:
-    """Where runs are kept: EVALFLEET_HOME, else benchmark_results/ beside evalfleet.toml, else here.
+    """Where runs are kept: EVALFLEET_HOME, else benchmark_results/ beside evalfleet.toml, else the nearest.
 
+    Where there is no evalfleet.toml, the nearest is a home of ours in this folder or one above, else here.
     Depends on nothing that only `run` is told, so that `ls` and `show` look in the same place.
     """
     if given := environ.get("EVALFLEET_HOME"):
         return cwd / expand(given)
     config = find_config(cwd)
     if config is None:
-        return cwd / HOME_NAME
+        homes = (folder / HOME_NAME for folder in (cwd, *cwd.parents))
+        return next((home for home in homes if _is_our_home(home)), cwd / HOME_NAME)
     given = read_dotenv(config.parent).get("EVALFLEET_HOME")
     return config.parent / (expand(given) if given else HOME_NAME)
+
+
+def _is_our_home(folder: Path) -> bool:
+    """Were runs kept there, by us? A folder that others can write to must not lead us into their home."""
+    from evalfleet.journal.database import FILE
+
+    try:
+        return (folder / FILE).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def read_dotenv(folder: Path) -> dict[str, str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,8 +99,9 @@ def summary(results: Results, run_dir: Path | None = None) -> str:
         rows.append(("results", str(run_dir / "results.json")))
     if results["rerun_of"]:
         rows.append(("rerun of", results["rerun_of"]))
-    rows.append(("report", f"evalfleet report {run}"))
-    rows += zip(("next", ""), next_steps(results), strict=False)
+    rows.append(("report", f"{called()} report {run}"))
+    steps = (step.replace("evalfleet", called(), 1) for step in next_steps(results))
+    rows += zip(("next", ""), steps, strict=False)
     return f"{_headline(results)}\n{pairs(rows, indent='  ')}"
 
 
@@ -172,3 +177,13 @@ def next_steps(results: Results) -> list[str]:
     if results["broken"]:
         steps.append(f"evalfleet resume {run} --only broken")
     return steps
+
+
+def called() -> str:
+    """How to call evalfleet from here, so that a command which is suggested can be pasted."""
+    if shutil.which("evalfleet"):
+        return "evalfleet"
+    program = sys.argv[0]
+    if os.path.basename(program) == "evalfleet" and os.access(program, os.X_OK):
+        return shlex.quote(program)
+    return f"{shlex.quote(sys.executable)} -m evalfleet"
