@@ -94,9 +94,11 @@ class Task(Struct, frozen=True, omit_defaults=True):
     stall_s: float = 0.0
     ready_s: float = 0.0
     origin: str = ""
-    """The benchmark's own id of it, where a run has several of one task: one for each repeat."""
+    """The benchmark's own id of it, where a run has several of one task: one for each model and repeat."""
     repeat: int = 0
     """Which repeat it is, from 1; 0: its task is run once."""
+    model: str = ""
+    """The model that it is run with, where a run has several."""
     needs: Needs | None = None
     """What it needs beyond what the benchmark does."""
     tags: tuple[str, ...] = ()
@@ -485,6 +487,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     model_usd: tuple[float, float] | None = None
     isolation: Mapping[str, Isolation] = field(default_factory=dict[str, Isolation])
     """Place -> how attempts shall be kept apart on its machines."""
+    models: tuple[str, ...] = ()
+    """The models under test, where there are several; `model` then names them all, for people."""
     rerun_of: str = ""
     """The run whose tasks this one runs again."""
     provenance: Provenance | None = None

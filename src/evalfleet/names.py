@@ -78,8 +78,9 @@ def attempt_number(attempt: str) -> int:
     return int(attempt.rpartition(".")[2])
 
 
-def repeat_id(task: str, k: int) -> TaskId:
-    return TaskId(f"{task}~{k}")
+def repeat_id(task: str, k: int, model: str = "") -> TaskId:
+    """`<task>@<model>~<k>`, or as much of it as tells the tasks of a run apart."""
+    return TaskId(f"{task}{f'@{model}' if model else ''}{f'~{k}' if k else ''}")
 
 
 def machine_id(pool: str, home_id: str, n: int) -> MachineId:

@@ -264,7 +264,7 @@ def test_flags_then_environment_then_profile_then_defaults_then_built_in(tmp_pat
     assert workers(RunRequest(benchmark="b"), {}, "p") == 2
     assert workers(RunRequest(benchmark="b"), {}, "") == 1
     flags = settle(RunRequest(benchmark="b"), environ, config, "p")
-    assert (flags.model, flags.attempts, flags.on) == ("p", 9, ("local",))
+    assert (flags.model, flags.attempts, flags.on) == (("p",), 9, ("local",))
     assert settle(RunRequest(benchmark="b"), {}, Config(base=tmp_path), "") == Flags()
 
 

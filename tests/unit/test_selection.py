@@ -166,3 +166,13 @@ def test_a_repeat_knows_its_task_and_its_number() -> None:
         ("a_0~1", "a_0", 1),
         ("a_0~2", "a_0", 2),
     ]
+
+
+def test_models_and_repeats_multiply_tasks_pass_by_pass() -> None:
+    chosen = select(tasks(a=2), repeat=2, models=["m", "n/1"]).tasks
+    assert ids(chosen)[:5] == ["a_0@m~1", "a_0@n/1~1", "a_1@m~1", "a_1@n/1~1", "a_0@m~2"]
+    assert {(task.origin, task.model, task.repeat) for task in chosen} == {
+        (id, model, k) for id in ("a_0", "a_1") for model in ("m", "n/1") for k in (1, 2)
+    }
+    assert ids(select(tasks(a=1), models=["m", "n"]).tasks) == ["a_0@m", "a_0@n"]
+    assert select(ALL, models=["m"]).tasks == tuple(ALL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import lane_of
 from evalfleet.views import stats
+from evalfleet.views.stats import clustered, mean_interval, pass_at, wilson
 from tests.unit.views_feed import Feed
 
 
@@ -98,3 +101,46 @@ def test_what_is_counted_cheaply_is_what_counting_gives(seed: int) -> None:
     assert stats.machines_usd(state, state.last_at) == pytest.approx(each)
     left = stats.eta_s(state, state.last_at)
     assert left is None or left >= 0
+
+
+def test_repeats_that_agree_tell_no_more_than_their_tasks() -> None:
+    """Ten tasks, ten repeats each, each task always alike: as if each had been run once."""
+    assert clustered([(10, 10)] * 4 + [(0, 10)] * 6) == pytest.approx(wilson(4, 10))
+    assert clustered([(10, 10)] * 10) == pytest.approx(wilson(10, 10))
+
+
+def test_repeats_that_scatter_like_coins_tell_as_much_as_so_many_tasks() -> None:
+    assert clustered([(5, 10)] * 10) == pytest.approx(wilson(50, 100))
+    assert clustered([(1, 1), (0, 1), (1, 1)]) == wilson(2, 3)
+    assert clustered([(3, 4)]) == wilson(3, 4)
+    assert clustered([]) is None
+    assert clustered([(0, 0), (0, 0)]) is None
+
+
+@given(st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), min_size=2))
+def test_an_interval_of_repeats_is_between_that_of_tasks_and_that_of_results(
+    clusters: list[tuple[int, int]],
+) -> None:
+    found = clustered(clusters)
+    assert found is not None
+    total, good = sum(n for _, n in clusters), sum(n for n, _ in clusters)
+    share, count = good / total, len(clusters)
+    least, most = wilson(good, total), wilson(share * count, count)
+    assert least is not None
+    assert most is not None
+    width = found[1] - found[0]
+    assert least[1] - least[0] - 1e-9 <= width <= most[1] - most[0] + 1e-9
+    assert found[0] - 1e-9 <= share <= found[1] + 1e-9
+
+
+def test_pass_at_k_is_the_share_of_draws_with_a_success() -> None:
+    for tries, good, k in itertools.product(range(1, 6), range(6), range(1, 6)):
+        if good <= tries and k <= tries:
+            draws = list(itertools.combinations([True] * good + [False] * (tries - good), k))
+            assert pass_at(k, good, tries) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_a_mean_over_tasks_has_an_interval_from_their_scatter() -> None:
+    assert mean_interval([0.5]) is None
+    assert mean_interval([0.0, 1.0, 0.0, 1.0]) == pytest.approx((0.0, 1.0), abs=0.07)
+    assert mean_interval([1.0] * 5) == wilson(5, 5)

@@ -124,6 +124,8 @@ class Run:
         if writer is None or writer.format != format:
             known = ", ".join((*FORMATS, *([writer.format] if writer else [])))
             raise RequestError(f"report format {format!r} is unknown for this run; write one of {known}")
+        if plan.models:
+            raise RequestError(f"run {self.name!r} has several models, which {format!r} has no folders for")
         settled = [
             SettledTask(task["task_id"], task["domain"], task["score"], self.home / (task["artifacts"] or ""))
             for task in self.tasks()

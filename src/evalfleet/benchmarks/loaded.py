@@ -110,18 +110,32 @@ class BenchmarkKind(Protocol):
 
 
 class Repeated:
-    """A benchmark whose tasks are repeats `<task>~<k>`: it sees the task it knows, and k as a variable."""
+    """A benchmark of whose tasks a run has several: one for each model and repeat, `<task>@<model>~<k>`.
 
-    def __init__(self, inner: Benchmark) -> None:
-        self._inner = inner
+    Each model has a benchmark of its own, which sees the task it knows, and k as a variable. What machines
+    need and get is alike for all of them.
+    """
+
+    def __init__(self, inners: Mapping[str, Benchmark]) -> None:
+        """Model -> its benchmark; of one without a name, if the run has one model."""
+        self._inners = dict(inners)
+        self._first = next(iter(self._inners.values()))
 
     @classmethod
     def times(cls, inner: Benchmark, repeat: int) -> Benchmark | Self:
-        return cls(inner) if repeat > 1 else inner
+        return cls({"": inner}) if repeat > 1 else inner
 
     @property
     def inner(self) -> Benchmark:
-        return self._inner
+        """One of them, for what does not depend on the model."""
+        return self._first
+
+    @property
+    def inners(self) -> list[Benchmark]:
+        return list(self._inners.values())
+
+    def _of(self, task: Task) -> Benchmark:
+        return self._inners.get(task.model, self._first)
 
     @staticmethod
     def origins(tasks: Sequence[Task]) -> list[Task]:
@@ -130,54 +144,64 @@ class Repeated:
 
     @property
     def name(self) -> str:
-        return self._inner.name
+        return self._first.name
 
     @property
     def needs(self) -> Needs:
-        return self._inner.needs
+        return self._first.needs
 
     @property
     def bundle(self) -> Bundle:
-        return self._inner.bundle
+        return self._first.bundle
 
     @property
     def probe(self) -> Command | None:
-        return self._inner.probe
+        return self._first.probe
 
     @property
     def grader(self) -> Grader | None:
-        return None if self._inner.grader is None else _RepeatedGrader(self._inner.grader)
+        graders = {model: inner.grader for model, inner in self._inners.items() if inner.grader is not None}
+        return _RepeatedGrader(graders) if graders else None
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
-        command = self._inner.command(_origin(task), attempt)
-        repeat = task.repeat or task.id.rpartition("~")[2]
-        return msgspec.structs.replace(command, env={**command.env, "EVALFLEET_REPEAT": str(repeat)})
+        command = self._of(task).command(_origin(task), attempt)
+        repeat = task.repeat or (0 if task.origin else task.id.rpartition("~")[2])
+        more = {"EVALFLEET_REPEAT": str(repeat)} if repeat else {}
+        return msgspec.structs.replace(command, env={**command.env, **more})
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
-        return self._inner.outcome(_origin(task), ended, healthy)
+        return self._of(task).outcome(_origin(task), ended, healthy)
 
     def task_bundle(self, task: Task) -> Bundle:
-        return self._inner.task_bundle(_origin(task)) if isinstance(self._inner, TaskBundled) else Bundle()
+        inner = self._of(task)
+        return inner.task_bundle(_origin(task)) if isinstance(inner, TaskBundled) else Bundle()
 
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
-        return self._inner.scorer(_origin(task), attempt) if isinstance(self._inner, ScoredApart) else None
+        inner = self._of(task)
+        return inner.scorer(_origin(task), attempt) if isinstance(inner, ScoredApart) else None
 
     def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:
-        assert isinstance(self._inner, ScoredApart)
-        return self._inner.scored(_origin(task), ended, scorer)
+        inner = self._of(task)
+        assert isinstance(inner, ScoredApart)
+        return inner.scored(_origin(task), ended, scorer)
 
 
 class _RepeatedGrader:
-    """Shows a grader the tasks that it knows, and the attempts of all their repeats."""
+    """Shows each model's grader the tasks that it knows, and the attempts of all their repeats."""
 
-    def __init__(self, inner: Grader) -> None:
-        self._inner = inner
+    def __init__(self, graders: Mapping[str, Grader]) -> None:
+        self._graders = graders
 
-    def grade(
+    async def grade(
         self, answers: Sequence[Answer], scratch: Path, secrets: Mapping[str, str]
     ) -> AsyncIterator[tuple[AttemptId, Grade]]:
-        of_origins = [msgspec.structs.replace(answer, task=_origin(answer.task)) for answer in answers]
-        return self._inner.grade(of_origins, scratch, secrets)
+        one = len(self._graders) == 1
+        for model, grader in self._graders.items():
+            own = [answer for answer in answers if one or answer.task.model == model]
+            of_origins = [msgspec.structs.replace(answer, task=_origin(answer.task)) for answer in own]
+            if of_origins:
+                async for attempt, grade in grader.grade(of_origins, scratch, secrets):
+                    yield attempt, grade
 
 
 def _origin(task: Task) -> Task:

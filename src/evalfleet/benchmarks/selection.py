@@ -34,8 +34,11 @@ def select(
     exclude: Sequence[str] = (),
     among: Collection[str] | None = None,
     repeat: int = 1,
+    models: Sequence[str] = (),
 ) -> Selection:
     """The tasks asked for, in file order; of `repeat` K > 1, K passes over them, each `<task>~<k>`.
+
+    With several `models`, each task is there once for each of them, as `<task>@<model>`.
 
     `ids` and `exclude` are ids, globs and ranges: see `matching`. `domains` narrow what `first` and `sample`
     take from; `ids` stand alone. `exclude` and `among`, the tasks of an earlier run, narrow all of them.
@@ -56,7 +59,7 @@ def select(
         chosen = _sampled(chosen, sample, seed)
     elif first is not None:
         chosen = chosen[:first]
-    return Selection(tuple(_repeated(chosen, repeat)), warnings)
+    return Selection(tuple(_multiplied(chosen, repeat, models)), warnings)
 
 
 def _check(
@@ -166,12 +169,13 @@ def _rank(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"{seed}\0{name}".encode("utf-8", "surrogatepass")).digest()
 
 
-def _repeated(tasks: Sequence[Task], repeat: int) -> list[Task]:
-    if repeat == 1:
+def _multiplied(tasks: Sequence[Task], repeat: int, models: Sequence[str]) -> list[Task]:
+    if repeat == 1 and len(models) < 2:
         return list(tasks)
     # Pass by pass: a run that is stopped early has every task as often as the others, give or take one.
     return [
-        msgspec.structs.replace(task, id=repeat_id(task.id, k), origin=task.id, repeat=k)
-        for k in range(1, repeat + 1)
+        msgspec.structs.replace(task, id=repeat_id(task.id, k, model), origin=task.id, repeat=k, model=model)
+        for k in (range(1, repeat + 1) if repeat > 1 else (0,))
         for task in tasks
+        for model in (models if len(models) > 1 else ("",))
     ]

@@ -143,7 +143,10 @@ class RunOptions(TypedDict, total=False):
     schedule: Annotated[
         str, Flag("which tasks", "schedule", "POLICY", "dynamic (default), round-robin or slices")
     ]
-    model: Annotated[str, Flag("what runs", "line", "M", "the model under test, told to the benchmark")]
+    model: Annotated[
+        str | Sequence[str],
+        Flag("what runs", "names", "M[,M...]", "the model under test, told to the benchmark; or several"),
+    ]
     settings: Annotated[
         Mapping[str, Any], Flag("what runs", "table", "KEY=VALUE", "a setting", word="set", scope="files")
     ]

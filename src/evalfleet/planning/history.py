@@ -15,6 +15,7 @@ LOOKED_AT = 100
 
 class _Task(msgspec.Struct, frozen=True):
     task_id: str
+    origin: str = ""
     score: float | None = None
     duration_seconds: float | None = None
 
@@ -41,6 +42,7 @@ def known_durations(home: Path, benchmark: str) -> dict[str, float]:
         for task in run.tasks:
             if task.score is not None and task.duration_seconds is not None:
                 known.setdefault(task.task_id, task.duration_seconds)
+                known.setdefault(task.origin or task.task_id, task.duration_seconds)
     return known
 
 

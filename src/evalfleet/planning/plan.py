@@ -294,10 +294,16 @@ def benchmark_of(plan: Plan, folder: Path | None = None) -> Benchmark:
     """
     envelope = msgspec.convert(plan.benchmark_spec, BenchmarkSpec)
     kind = benchmark_kind(envelope.kind)
-    made = kind.from_spec(envelope.spec, model=plan.model, agent=plan.agent, settings=plan.settings)
-    if folder is not None and isinstance(made, KeptBenchmark):
-        made = made.with_kept(folder / KEPT_FILES)
-    return Repeated.times(made, envelope.repeat)
+
+    def made_for(model: str) -> Benchmark:
+        made = kind.from_spec(envelope.spec, model=model, agent=plan.agent, settings=plan.settings)
+        if folder is not None and isinstance(made, KeptBenchmark):
+            made = made.with_kept(folder / KEPT_FILES)
+        return made
+
+    if not plan.models:
+        return Repeated.times(made_for(plan.model), envelope.repeat)
+    return Repeated({model: made_for(model) for model in plan.models})
 
 
 def keep_files(plan: Plan, tasks: Sequence[Task], home: Path, folder: Path) -> None:
@@ -339,10 +345,9 @@ def result_writer_of(plan: Plan) -> ResultWriter | None:
 async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
     """What the benchmark finds doubtful now, before money is spent. RequestError for what cannot work."""
     benchmark = benchmark_of(plan)
-    examined = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
-    if not isinstance(examined, Examined):
-        return []
-    checks = await examined.examine(secrets)
+    each = benchmark.inners if isinstance(benchmark, Repeated) else [benchmark]
+    examined = [inner for inner in each if isinstance(inner, Examined)]
+    checks = [check for inner in examined for check in await inner.examine(secrets)]
     for check in checks:
         if check.verdict == "bad":
             raise RequestError(f"{check.found}; {check.remedy}")
@@ -410,7 +415,7 @@ CHANCE = 8
 def _refuse_shown(flags: Flags, secrets: Mapping[str, str]) -> None:
     """A secret's value must not be in the plan: that is in the journal, and on command lines."""
     given = {f"-A {key}": value for key, value in flags.agent.items()}
-    given |= {f"--set {key}": value for key, value in flags.set.items()} | {"--model": flags.model}
+    given |= {f"--set {key}": value for key, value in flags.set.items()} | {"--model": ",".join(flags.model)}
     for name, value in secrets.items():
         by_chance = not is_maskable(value) or len(value) < CHANCE
         shown = next((flag for flag, text in given.items() if value in text), None)
@@ -433,7 +438,7 @@ def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, 
     """Tasks with what earlier runs tell of their durations; a repeat weighs what its task does."""
 
     def weight(task: Task) -> float | None:
-        known = durations.get(task.id, durations.get(task.id.rpartition("~")[0]))
+        known = durations.get(task.id, durations.get(task.origin or task.id.rpartition("~")[0]))
         return known if known is not None and math.isfinite(known) and known >= 0 else task.weight_s
 
     return tuple(msgspec.structs.replace(task, weight_s=weight(task)) for task in tasks)
@@ -470,6 +475,7 @@ def _selected(flags: Flags, loaded: Loaded, among: Collection[str] | None) -> Se
         exclude=flags.exclude,
         among=among,
         repeat=flags.repeat,
+        models=flags.model,
     )
 
 
@@ -498,7 +504,8 @@ def _plan(
         places=tuple(place.name for place in places),
         benchmark_spec=plain(envelope),
         place_specs=plain(specs),
-        model=flags.model,
+        model=", ".join(flags.model),
+        models=flags.model if len(flags.model) > 1 else (),
         agent=flags.agent,
         schedule=flags.schedule,
         slots=loaded.slots,

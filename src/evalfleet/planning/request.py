@@ -48,7 +48,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     domain: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     repeat: int = 1
-    model: str = ""
+    model: tuple[str, ...] = ()
     set: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: Mapping[str, str] = field(default_factory=dict[str, str])
     budget: float | None = None

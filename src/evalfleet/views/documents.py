@@ -65,8 +65,16 @@ class Figures(TypedDict):
     total: float
 
 
+class PassAtK(TypedDict):
+    """How likely one of k tries at a task succeeds: the mean over tasks with so many scored repeats."""
+
+    mean: Rate
+    ci: Annotated[Interval | None, Meta(description="95%, over tasks")]
+    tasks: int
+
+
 class Shares(TypedDict):
-    """Tasks of one domain in figures."""
+    """Tasks of one domain, or of one model, in figures."""
 
     total: int
     scored: int
@@ -75,6 +83,28 @@ class Shares(TypedDict):
     success_rate_ci: Interval | None
     mean_score: float | None
     metrics: Annotated[dict[str, Figures], Meta(description="of scored tasks")]
+
+
+class ModelShares(Shares):
+    """The tasks of one model in figures."""
+
+    pass_at_k: dict[str, PassAtK]
+
+
+class RepeatedTask(TypedDict):
+    """A task with all its repeats by one model."""
+
+    task_id: Annotated[str, Meta(description="the benchmark's own")]
+    model: str | None
+    domain: str
+    total: Annotated[int, Meta(description="how many repeats were planned")]
+    scored: int
+    broken: int
+    succeeded: int
+    success_rate: Rate | None
+    success_rate_ci: Interval | None
+    mean_score: float | None
+    pass_at_k: Annotated[dict[str, float], Meta(description="k -> of its scored repeats, unbiased")]
 
 
 class Told(TypedDict):
@@ -104,6 +134,7 @@ class TaskFacts(Verdict):
     task_id: str
     origin: Annotated[str, Meta(description="the benchmark's own id; `task_id` but for repeats")]
     repeat: Annotated[int | None, Meta(description="which one it is, from 1; null without --repeat")]
+    model: str | None
     domain: str
     duration_seconds: float | None
     broken_attempts: Annotated[dict[str, int], Meta(description="cause -> how many attempts it broke")]
@@ -243,7 +274,15 @@ class ProvenanceDocument(TypedDict):
     uncommitted: Annotated[bool, Meta(description="files differed from that commit")]
 
 
-class Results(ResultsHead, ResultsCounts, ResultsBeyond):
+class ResultsRepeats(TypedDict):
+    """Models and repeats in figures."""
+
+    by_model: Annotated[dict[str, ModelShares], Meta(description="empty unless there are several")]
+    by_task: Annotated[list[RepeatedTask], Meta(description="empty unless repeated, or of several models")]
+    pass_at_k: Annotated[dict[str, PassAtK], Meta(description="k -> over all; empty without repeats")]
+
+
+class Results(ResultsHead, ResultsCounts, ResultsRepeats, ResultsBeyond):
     """results.json, `show RUN --json`, and the last line of `run --json`."""
 
     by_domain: dict[str, Shares]

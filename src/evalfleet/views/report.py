@@ -47,6 +47,8 @@ def _markdown(results: Results) -> str:
     sections = [
         _headline(results),
         _domains(results),
+        _models(results),
+        _repeats(results),
         _metrics(results),
         _tasks(results),
         _attempts(results),
@@ -125,6 +127,51 @@ def _domains(results: Results) -> str:
         for name, part in results["by_domain"].items()
     ]
     return "## By domain\n\n" + _table(head, rows, right=(1, 2, 3, 4, 6)) if rows else ""
+
+
+def _models(results: Results) -> str:
+    head = ["Model", "Tasks", "Scored", "Succeeded", "Success rate", "95% interval", "Mean score"]
+    rows = [
+        (
+            model,
+            part["total"],
+            part["scored"],
+            part["succeeded"],
+            percent(part["success_rate"]),
+            interval(part["success_rate_ci"]),
+            _number(part["mean_score"]),
+        )
+        for model, part in results["by_model"].items()
+    ]
+    return "## By model\n\n" + _table(head, rows, right=(1, 2, 3, 4, 6)) if rows else ""
+
+
+def _repeats(results: Results) -> str:
+    """Each task with its repeats taken together, and how likely one of k tries succeeds."""
+    if not results["pass_at_k"]:
+        return ""
+    whole = [(model, part["pass_at_k"]) for model, part in results["by_model"].items()]
+    whole = whole or [(results["model"] or "all", results["pass_at_k"])]
+    rows = [
+        (model, f"pass@{k}", percent(found["mean"]), interval(found["ci"]), found["tasks"])
+        for model, at_k in whole
+        for k, found in at_k.items()
+    ]
+    text = "## Repeats\n\n" + _table(["Model", "", "Mean", "95% interval", "Tasks"], rows, right=(2, 4))
+    ks = list(results["pass_at_k"])
+    head = ["Task", "Model", "Scored", "Succeeded", "Mean score", *(f"pass@{k}" for k in ks)]
+    each = [
+        (
+            task["task_id"],
+            task["model"] or "-",
+            f"{task['scored']} of {task['total']}",
+            task["succeeded"],
+            _number(task["mean_score"]),
+            *(percent(task["pass_at_k"].get(k)) for k in ks),
+        )
+        for task in results["by_task"][:TASKS_MOST]
+    ]
+    return f"{text}\n\n{_table(head, each, right=range(2, len(head)))}"
 
 
 def _metrics(results: Results) -> str:
@@ -375,6 +422,7 @@ COLUMNS = (
     "broken_attempts",
     "origin",
     "repeat",
+    "model",
     "cost_usd",
 )
 

@@ -39,7 +39,7 @@ from .stats import (
     tally,
 )
 from .summary import NOT_AS_ASKED, exit_code, shortfall
-from .tasks import figures, metrics_by_domain
+from .tasks import by_task, figures, metrics_by_domain, pass_at_k
 
 if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without them
     from .documents import (
@@ -48,11 +48,13 @@ if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without
         Cost,
         Figures,
         MachineResult,
+        ModelShares,
         ProvenanceDocument,
         Results,
         ResultsBeyond,
         ResultsCounts,
         ResultsHead,
+        ResultsRepeats,
         Shares,
         TaskDetail,
         TaskFacts,
@@ -82,6 +84,7 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Result
             domain: _shares(part, metrics.get(domain, {}))
             for domain, part in by_domain(state.tasks.values(), strict).items()
         },
+        **_by_repeats(state, tasks),
         "causes": {str(cause): n for cause, n in state.causes.most_common()},
         "cost": _cost(state, at),
         "tasks": tasks,
@@ -91,6 +94,19 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Result
         "machines": [machine_entry(machine, at) for machine in state.machines.values()],
         "provenance": _provenance(state),
     }
+
+
+def _by_repeats(state: RunState, tasks: Sequence[TaskResult]) -> ResultsRepeats:
+    strict = state.plan.verdict.strict
+    repeated = by_task(tasks, strict) if any(known.task.origin for known in state.tasks.values()) else []
+    models: dict[str, ModelShares] = {}
+    for model in state.plan.models:
+        own = [task for task in tasks if task["model"] == model]
+        part = tally((known for known in state.tasks.values() if known.task.model == model), strict)
+        metrics = figures(task["metrics"] for task in own if task["success"] is not None)
+        at_k = pass_at_k([each for each in repeated if each["model"] == model])
+        models[model] = {**_shares(part, metrics), "pass_at_k": at_k}
+    return {"by_model": models, "by_task": repeated, "pass_at_k": pass_at_k(repeated)}
 
 
 def _provenance(state: RunState) -> ProvenanceDocument:
@@ -320,6 +336,7 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResul
         "status": task_status(state, known),
         "origin": origin_of(state.plan, known.task),
         "repeat": known.task.repeat or None,
+        "model": known.task.model or state.plan.model or None,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from evalfleet.model import Answered, Cause, MachineId, Micros, Scored, TaskId, seconds_between
@@ -14,7 +14,7 @@ from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 _Z95 = 1.959963984540054
 
 
-def wilson(succeeded: int, scored: int) -> tuple[float, float] | None:
+def wilson(succeeded: float, scored: float) -> tuple[float, float] | None:
     """The 95% interval of a share (Wilson's score interval); None of nothing."""
     if scored <= 0:
         return None
@@ -26,6 +26,47 @@ def wilson(succeeded: int, scored: int) -> tuple[float, float] | None:
     low = 0.0 if succeeded == 0 else max(0.0, (middle - half) / scale)
     high = 1.0 if succeeded == scored else min(1.0, (middle + half) / scale)
     return low, high
+
+
+def clustered(clusters: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
+    """The 95% interval of a share of results that come in clusters, such as the repeats of one task.
+
+    Each cluster is how many of how many succeeded. Repeats of a task are alike: ten of one tell less than ten
+    tasks. So it is Wilson's interval for as many independent results as would scatter the share alike (the
+    design effect, from the scatter between clusters): never fewer than clusters, never more than results.
+    """
+    known = [(succeeded, judged) for succeeded, judged in clusters if judged]
+    total, succeeded = sum(judged for _, judged in known), sum(good for good, _ in known)
+    if not total or len(known) == total:
+        return wilson(succeeded, total)
+    share, count = succeeded / total, len(known)
+    if count == 1:  # one task alone: its repeats tell about it, and nothing else is claimed
+        return wilson(succeeded, total)
+    effective = float(count)  # where all succeeded, or none, their scatter tells nothing
+    if 0 < succeeded < total:
+        scatter = sum((good - judged * share) ** 2 for good, judged in known) * count / (count - 1)
+        if scatter:
+            effective = min(total, max(count, total * total * share * (1 - share) / scatter))
+        else:
+            effective = float(total)
+    return wilson(share * effective, effective)
+
+
+def pass_at(k: int, succeeded: int, tries: int) -> float:
+    """How likely one of `k` tries succeeds, estimated from `tries` >= k of which so many did (unbiased)."""
+    return 1.0 - math.comb(tries - succeeded, k) / math.comb(tries, k)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95% interval of a mean of shares, one of each task, from their scatter; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    mean = sum(values) / len(values)
+    scatter = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    if not scatter:  # all alike, as all or none passing: as sure as so many tasks can make it
+        return wilson(mean * len(values), len(values))
+    half = _Z95 * math.sqrt(scatter / len(values))
+    return max(0.0, mean - half), min(1.0, mean + half)
 
 
 def rate(succeeded: int, scored: int) -> float | None:
@@ -43,10 +84,17 @@ class Tally:
     broken: int = 0
     succeeded: int = 0
     score_sum: float = 0.0
+    clusters: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """The benchmark's own id of a task -> how many of how many repeats of it succeeded."""
 
     def add(self, known: TaskState) -> None:
         self.total += 1
         self.broken += known.status == "broken"
+        if known.task.origin:
+            good, of = self.clusters.get(known.task.origin, (0, 0))
+            counts = isinstance(known.outcome, Scored) or (self.strict and known.status == "broken")
+            solved = isinstance(known.outcome, Scored) and known.outcome.success
+            self.clusters[known.task.origin] = (good + solved, of + counts)
         if isinstance(known.outcome, Scored):
             self.scored += 1
             self.succeeded += known.outcome.success
@@ -63,7 +111,9 @@ class Tally:
 
     @property
     def ci(self) -> tuple[float, float] | None:
-        return wilson(self.succeeded, self.judged)
+        if not self.clusters:
+            return wilson(self.succeeded, self.judged)
+        return clustered(self.clusters.values())
 
     @property
     def mean_score(self) -> float | None:

@@ -36,7 +36,7 @@ LIMIT_REACHED = 3
 REFUSED = 4
 INTERRUPTED = 130
 
-METRICS_SHOWN = 8
+METRICS_SHOWN = MODELS_SHOWN = 8
 
 
 def exit_code(state: RunState) -> int:
@@ -84,6 +84,13 @@ def summary(results: Results, run_dir: Path | None = None) -> str:
         ("success", _success(results)),
         ("mean score", "-" if results["mean_score"] is None else f"{results['mean_score']:.3f}"),
     ]
+    for model, part in list(results["by_model"].items())[:MODELS_SHOWN]:
+        share = f"{percent(part['success_rate'])} ({part['succeeded']:,} of {part['scored']:,})"
+        rows.append((clean(model, 40), f"{share}, 95% interval {interval(part['success_rate_ci'])}"))
+    if results["pass_at_k"]:
+        last = list(results["pass_at_k"])[-3:]
+        told = (f"pass@{k} {percent(results['pass_at_k'][k]['mean'])}" for k in ("1", *last))
+        rows.append(("repeats", ", ".join(dict.fromkeys(told))))
     if results["metrics"]:
         means = {name: found["mean"] for name, found in list(results["metrics"].items())[:METRICS_SHOWN]}
         more = len(results["metrics"]) - len(means)

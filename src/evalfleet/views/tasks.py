@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Any
 from evalfleet.errors import RequestError
 from evalfleet.names import hint, safe_name
 
-from .stats import percentile
+from .stats import mean_interval, pass_at, percentile, wilson
 
 if TYPE_CHECKING:
-    from .documents import Aggregated, Figures, Results, TaskFacts, TaskResult, WorkerResults, WorkerSummary
+    from .documents import (
+        Aggregated,
+        Figures,
+        PassAtK,
+        RepeatedTask,
+        Results,
+        TaskFacts,
+        TaskResult,
+        WorkerResults,
+        WorkerSummary,
+    )
 
 SLOW = 0.9
 """A task is slow if it took longer than this share of the scored ones, or was ended by its time limit."""
@@ -93,6 +103,59 @@ def metrics_by_domain(tasks: Sequence[TaskResult]) -> dict[str, dict[str, Figure
         if task["success"] is not None:
             domains.setdefault(task["domain"], []).append(task["metrics"])
     return {domain: figures(tables) for domain, tables in domains.items()}
+
+
+# -- models and repeats --------------------------------------------------------------------------------
+
+_KS = (1, 2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 500, 1000)
+"""For which k pass@k is told, and for the number of repeats itself."""
+
+
+def by_task(tasks: Sequence[TaskResult], strict: bool = False) -> list[RepeatedTask]:
+    """Each task of the benchmark by each model, with its repeats taken together. `strict`: as in `Tally`."""
+    groups: dict[tuple[str, str | None], list[TaskResult]] = {}
+    for task in tasks:
+        groups.setdefault((task["origin"], task["model"]), []).append(task)
+    return [_repeated(task, model, repeats, strict) for (task, model), repeats in groups.items()]
+
+
+def _repeated(id: str, model: str | None, repeats: Sequence[TaskResult], strict: bool) -> RepeatedTask:
+    broken = sum(task["status"] == "broken" for task in repeats)
+    scores = [task["score"] for task in repeats if task["score"] is not None]
+    succeeded = sum(task["success"] is True for task in repeats)
+    judged = len(scores) + (broken if strict else 0)
+    ci = wilson(succeeded, judged)
+    return {
+        "task_id": id,
+        "model": model,
+        "domain": repeats[0]["domain"],
+        "total": len(repeats),
+        "scored": len(scores),
+        "broken": broken,
+        "succeeded": succeeded,
+        "success_rate": round(succeeded / judged, 6) if judged else None,
+        "success_rate_ci": [round(end, 6) for end in ci] if ci else None,
+        "mean_score": round(sum(scores) / judged, 6) if judged else None,
+        "pass_at_k": {
+            str(k): round(pass_at(k, succeeded, judged), 6)
+            for k in sorted({*_KS, len(repeats)})
+            if k <= judged and len(repeats) > 1
+        },
+    }
+
+
+def pass_at_k(tasks: Sequence[RepeatedTask]) -> dict[str, PassAtK]:
+    """k -> the mean over the tasks that have so many scored repeats."""
+    found: dict[str, PassAtK] = {}
+    for k in sorted({k for task in tasks for k in task["pass_at_k"]}, key=int):
+        values = [task["pass_at_k"][k] for task in tasks if k in task["pass_at_k"]]
+        ci = mean_interval(values)
+        found[k] = {
+            "mean": round(sum(values) / len(values), 6),
+            "ci": [round(end, 6) for end in ci] if ci else None,
+            "tasks": len(values),
+        }
+    return found
 
 
 # -- for scripts that know other files -------------------------------------------------------------
