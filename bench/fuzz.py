@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import io
 import json
 import os
@@ -47,9 +48,15 @@ from .result import Figures, Result, at_most, rounded
 SECONDS, QUICK_SECONDS = 600.0, 8.0
 LARGEST = 1 << 18
 MOST_KEPT = 400
+MOST_PIECES = 1000
+"""In which one input comes: each is traced, line by line."""
 MOST_SHOWN = 1 << 20
 MOST_TOLD = 20
 SLOW_S, GROWN_MB, HANGS_S = 10.0, 64.0, 120.0
+AGAIN_S = 5.0
+"""An input that hangs is interrupted so often: asyncio may take the first exception for a callback's."""
+OVERTIME_S = 600.0
+"""So long after its time the whole of it is ended, with a traceback, should nothing else have helped."""
 SECRET = "sk-planted-0123456789"
 SOURCES = tuple(
     os.path.dirname(module.__file__ or "") for module in (channels, views, reading) if module.__file__
@@ -110,7 +117,7 @@ def printable(text: str) -> None:
 
 
 def stream_parcel(data: bytes, folder: Path) -> None:
-    printable(streamed(data, folder / "run" / "t.0", 1 + len(data) % 200))
+    printable(streamed(data, folder / "run" / "t.0", max(1 + len(data) % 200, len(data) // MOST_PIECES)))
     with contextlib.suppress(FileNotFoundError):
         parcels.check_home(folder / "run" / "t.0")
 
@@ -323,7 +330,7 @@ def _feed(
     scratch = top / "scratch"
     scratch.mkdir()
     signal.signal(signal.SIGALRM, _not_done)
-    signal.setitimer(signal.ITIMER_REAL, HANGS_S)
+    signal.setitimer(signal.ITIMER_REAL, HANGS_S, AGAIN_S)
     try:
         with reached(lines):
             aim.feed(data, scratch)
@@ -351,11 +358,17 @@ def _memory_mb() -> float:
 
 
 def run(quick: bool) -> Result:
-    found = fuzz(QUICK_SECONDS if quick else SECONDS, targets())
+    seconds = QUICK_SECONDS if quick else SECONDS
+    if not quick:
+        faulthandler.dump_traceback_later(seconds + OVERTIME_S, exit=True)
+    begun = time.monotonic()
+    found = fuzz(seconds, targets())
+    faulthandler.cancel_dump_traceback_later()
     for problem in (*found.crashes, *found.outside):
         print(problem, file=sys.stderr)
     figures: Figures = {
         "inputs": {**found.inputs, "all": sum(found.inputs.values())},
+        "seconds": rounded(time.monotonic() - begun),
         "lines_reached": found.lines,
         "slowest_input_cpu_s": rounded(found.slowest_s),
         "memory_grown_mb": rounded(found.grown_mb),

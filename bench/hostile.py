@@ -1,10 +1,15 @@
 """What hostile attempts can do to a machine, on each isolation: real processes, and what came of each attack.
 
-A victim runs beside each attack, with a secret of its own. Before and after, everything in the machine's
-folder that is not the attacker's own is compared; what the attacker printed and left is searched for the
-victim's secret, and its processes are looked for. Attacks are bounded before they start: one that could do
-harm outside the machine's folder runs only after it has seen that it is an unprivileged user, and a fork bomb
-only in a group whose limit it has read back. So some are not run where attempts are not isolated.
+Attempts that attack their machine: a victim runs beside each, with a secret of its own. Before and after,
+everything in the machine's folder that is not the attacker's own is compared; what the attacker printed and
+left is searched for the victim's secret, and its processes are looked for. Attacks are bounded before they
+start: one that could do harm outside the machine's folder runs only after it has seen that it is an
+unprivileged user, and a fork bomb only in a group whose limit it has read back. So some are not run where
+attempts are not isolated. Each has a deadline; what takes longer is `stuck`.
+
+Machines that attack their controller: forged parcels and answers, through the real channel to the disk.
+
+Tasks that want another try: a run whose tasks may have one attempt each, and what came of them.
 """
 
 from __future__ import annotations
@@ -12,8 +17,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,20 +30,36 @@ from evalfleet.errors import FleetError
 from evalfleet.model import AttemptId, Bundle, Command, Isolation, Job, MachineId, Needs
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
+from tests import parcels
+from tests.integration.test_hostile_machine import (
+    JOB,
+    NONSENSE,
+    channel_to,
+    civil,
+    fetched,
+    line,
+    streamed,
+)
 
-from .result import Figures, Result, at_least, at_most
+from .result import Figures, Result, at_least, at_most, rounded
 
 SECRET = "sk-victim-4f1d9c"
 KINDS: tuple[Isolation, ...] = ("none", "user")
 GUARD = "[ $(id -u) -ge 20000 ] || exit 99; "
 """Before what would do harm as root."""
 LIMIT_S = 20.0
+DEADLINE_S = 120.0
+"""Of one attack with its machine, from the request to its deletion, on a busy computer."""
+AT_ONCE = 3
 CHANGING = ("jobs/attack.0", "trash", "beat.json", "supervisor.", "groups", "forgotten", "spares")
 """Of a machine's folder: the attacker's own, and what changes by itself."""
 
 
 class Attack(NamedTuple):
-    """`M` is the machine's folder, `V` the victim's job, `PID` its process. `alone`: if isolated only."""
+    """`M` is the machine's folder, `V` the victim's job, `PID` its process, `NAP` a time to sleep.
+
+    `alone`: if isolated only.
+    """
 
     name: str
     script: str
@@ -73,7 +98,7 @@ READS = {
     "a link to them": 'ln -s "$V/out/secret" "$EVALFLEET_OUT/s"; cat "$EVALFLEET_OUT/s"',
     "a hard link to them": 'ln "$V/out/secret" "$EVALFLEET_OUT/h"; cat "$EVALFLEET_OUT/h"',
 }
-SLEEP = "sleep 98765"
+SLEEP = "sleep $NAP"
 LEFT = {
     "a background process": f"{SLEEP} &",
     "a session of its own": f"setsid {SLEEP} &",
@@ -87,6 +112,22 @@ LEFT = {
     "a changed name": f"(setsid bash -c 'exec -a sshd {SLEEP}' &)",
 }
 CONNECT = "import socket; socket.socket(1).connect('supervisor.sock')"
+SPEAK = """cd "$M" && python3 -c '
+import json, socket, sys
+s = socket.socket(1); s.connect("supervisor.sock")
+for message in json.loads(sys.argv[1].replace("KEY", sys.argv[2])):
+    s.sendall(json.dumps(message).encode() + b"\\n")
+print(s.recv(65536)); print(s.recv(65536))
+' '{0}' {1}"""
+HIGH = '[{"op": "hello", "n": 1, "key": "KEY", "run": "hostile", "epoch": 999999999, "protocols": [1]}]'
+EXPIRE = '[{"op": "expire", "n": 1, "key": "KEY", "seconds": 999999999}]'
+SPOKEN = {
+    "hello as a newer controller, without the key": (HIGH, '""'),
+    "hello as a newer controller, with a guessed key": (HIGH, "$(printf %064d 1)"),
+    "hello as a newer controller, with the key": (HIGH, '"$(cat key)"'),
+    "move the dead-man switch without the key": (EXPIRE, '""'),
+    "move the dead-man switch with the key": (EXPIRE, '"$(cat key)"'),
+}
 READ_BACK = (
     'l=$(cat $(find /sys/fs/cgroup -maxdepth 4 -path "*$(id -u)/pids.max" | head -1)); '
     '[ "$l" -le 4096 ] || exit 99'
@@ -108,6 +149,11 @@ ALONE = {
     "enter the victim's namespace": "nsenter -t $PID -m cat $V/out/secret",
     "a user namespace": "unshare -Urm sh -c 'mount --bind /etc /mnt; cat /proc/'$PID'/environ'",
     "write its exit code early": 'echo 0 > "$EVALFLEET_OUT/../exit"; exit 7',
+    "set the clock back": "date -s '2 hours ago'; date -s @0; hwclock --set --date '2000-01-01'",
+    "take what waits for the next job": (
+        'for d in "$M"/spares/*; do echo forged > "$d/work/x"; rm -rf "$d"; done; '
+        "for p in $(pgrep -U 0 -f supervisor); do kill -9 $p; cat /proc/$p/environ; done"
+    ),
     "a fork bomb": f"{READ_BACK}; for i in $(seq 300); do {SLEEP} & done",
 }
 
@@ -120,55 +166,99 @@ def attacks() -> list[Attack]:
     ]
     found += [Attack(f"read the victim's {what}", script) for what, script in READS.items()]
     found += [Attack(f"leave {what}", script) for what, script in LEFT.items()]
+    found += [
+        Attack(what, SPEAK.replace("{0}", said).replace("{1}", key)) for what, (said, key) in SPOKEN.items()
+    ]
     return found + [Attack(what, GUARD + script, alone=True) for what, script in ALONE.items()]
 
 
 def run(quick: bool) -> Result:
     if os.geteuid() != 0:
         return Result("hostile", {"error": "needs root: attempts become users of their own"}, {})
+    begun = time.monotonic()
     chosen = attacks()[::8] if quick else attacks()
-    figures: Figures = {"attacks": len(chosen)}
-    rows: dict[str, dict[str, str]] = {attack.name: {} for attack in chosen}
+    figures: Figures = {}
+    rows: dict[str, dict[str, str]] = {}
     for kind in KINDS:
-        counts = {"touched": 0, "shown": 0, "left": 0, "harmed": 0, "not_run": 0}
-        for attack in chosen:
-            outcome = asyncio.run(_tried(attack, kind))
-            rows[attack.name][kind] = outcome
-            for word in outcome.split(", "):
-                if word in counts:
-                    counts[word] += 1
-        figures |= {f"{kind}_{word}": count for word, count in counts.items()}
-    figures["outcomes"] = rows
-    aims = {
-        f"user_{word}": at_most(figures[f"user_{word}"], 0) for word in ("touched", "shown", "left", "harmed")
+        outcomes = asyncio.run(_all_tried(chosen, kind))
+        if not quick:
+            outcomes |= _rerolled(kind)
+        for name, outcome in outcomes.items():
+            rows.setdefault(name, {})[kind] = outcome
+        figures |= {f"{kind}_{word}": _count(word, outcomes) for word in (*WORDS, "not_run")}
+    forged = {} if quick else _forged()
+    figures |= {f"machine_{word}": _count(word, forged) for word in ("touched", "harmed", "stuck")}
+    rows |= {name: {"machine": outcome} for name, outcome in forged.items()}
+    figures |= {"attacks": len(rows), "seconds": rounded(time.monotonic() - begun), "outcomes": rows}
+    aims = {f"user_{word}": at_most(figures[f"user_{word}"], 0) for word in (*WORDS, "not_run")}
+    aims |= {f"none_{word}": at_most(figures[f"none_{word}"], 0) for word in ("rerolled", "remained")}
+    aims |= {
+        f"machine_{word}": at_most(figures[f"machine_{word}"], 0) for word in ("touched", "harmed", "stuck")
     }
     if not quick:
-        aims["attacks"] = at_least(len(chosen), 60)
+        aims["attacks"] = at_least(len(rows), 60)
     return Result("hostile", figures, aims)
 
 
-async def _tried(attack: Attack, kind: Isolation) -> str:
-    """`held`, or what it did: touched (others' files), shown (a secret), left (a process), harmed."""
+WORDS = ("touched", "shown", "left", "remained", "harmed", "rerolled", "stuck")
+"""What an attack may do: to others' files, show a secret, leave a process (`remained`: also after its machine
+is deleted), harm the victim or the controller, get another try, or never end."""
+
+
+def _count(word: str, outcomes: dict[str, str]) -> int:
+    return sum(word in outcome.split(", ") for outcome in outcomes.values())
+
+
+# -- attempts that attack their machine ----------------------------------------------------------------
+
+
+async def _all_tried(chosen: list[Attack], kind: Isolation) -> dict[str, str]:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int, attack: Attack) -> str:
+        async with gate:
+            return await _tried(attack, kind, f"98765.{number}")
+
+    outcomes = await asyncio.gather(*(one(n, attack) for n, attack in enumerate(chosen, 1)))
+    return {attack.name: outcome for attack, outcome in zip(chosen, outcomes, strict=True)}
+
+
+async def _tried(attack: Attack, kind: Isolation, nap: str) -> str:
+    """`held`, or what it did."""
     if attack.alone and kind != "user":
         return "not_run"
-    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-") as folder:
+    found: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-", ignore_cleanup_errors=True) as folder:
         place = LocalPlace("local", LocalSettings(), Path(folder))
-        (offer,) = await place.offers(Needs())
         machine_id = MachineId("hostile-000000-1")
-        await place.create(machine_id, offer, 600.0)
         try:
-            (machine,) = await place.list("hostile-000000")
-            channel = place.channel(machine, Fence("hostile", 1))
-            try:
-                return await _attacked(attack, kind, channel, Path(machine.address), Path(folder))
-            finally:
-                with contextlib.suppress(FleetError):
-                    await channel.close()
-        finally:
-            await place.delete(machine_id)
+            async with asyncio.timeout(DEADLINE_S):
+                (offer,) = await place.offers(Needs())
+                await place.create(machine_id, offer, 600.0)
+                (machine,) = await place.list("hostile-000000")
+                channel = place.channel(machine, Fence("hostile", 1))
+                try:
+                    found = await _attacked(attack, kind, channel, Path(machine.address), Path(folder), nap)
+                finally:
+                    with contextlib.suppress(FleetError):
+                        await channel.close()
+        except TimeoutError:
+            found.append("stuck")
+        except FleetError:
+            found.append("harmed")  # its machine is lost
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await place.delete(machine_id)
+        except (TimeoutError, FleetError):
+            found.append("remained")
+    if _alive(nap):
+        found.append("remained")
+    return ", ".join(dict.fromkeys(found)) or "held"
 
 
-async def _attacked(attack: Attack, kind: Isolation, channel: Channel, home: Path, folder: Path) -> str:
+async def _attacked(
+    attack: Attack, kind: Isolation, channel: Channel, home: Path, folder: Path, nap: str
+) -> list[str]:
     (folder / "grade.py").write_text("print(0)\n")
     await channel.prepare(Bundle("b", {"grade.py": str(folder / "grade.py")}))
     script = (
@@ -186,7 +276,7 @@ async def _attacked(attack: Attack, kind: Isolation, channel: Channel, home: Pat
     pid = (jobs / "victim.0/out/pid").read_text().strip()
     before = _contents(home)
     attacker = AttemptId("attack.0")
-    env = {"M": str(home), "V": str(jobs / "victim.0"), "PID": pid}
+    env = {"M": str(home), "V": str(jobs / "victim.0"), "PID": pid, "NAP": nap}
     await channel.start(
         Job(attacker, Command(("sh", "-c", attack.script), env), LIMIT_S, "b", isolation=kind)
     )
@@ -197,14 +287,14 @@ async def _attacked(attack: Attack, kind: Isolation, channel: Channel, home: Pat
     own = b"".join(path.read_bytes() for path in _below(jobs / "attack.0") if _is_plain(path))
     if SECRET.encode() in own:
         found.append("shown")
-    if _alive(SLEEP):
+    if _alive(nap):
         found.append("left")
     if not Path(f"/proc/{pid}").exists() or " (stopped)" in Path(f"/proc/{pid}/status").read_text():
         found.append("harmed")
     if ended.exit_code == 99:
-        raise RuntimeError(f"{attack.name}: it was not bounded, and not run")
+        found = ["not_run"]  # it saw that it was not bounded
     (jobs / "victim.0/out/go").touch()
-    return ", ".join(found) or "held"
+    return found
 
 
 def _is_plain(path: Path) -> bool:
@@ -232,11 +322,132 @@ def _below(top: Path) -> list[Path]:
     )
 
 
-def _alive(words: str) -> bool:
-    """Does a process with this command line live, also under another name?"""
-    wanted = words.split()[1].encode()
+def _alive(nap: str) -> bool:
+    """Does a process live that sleeps so long, also under another name?"""
+    wanted = nap.encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if path.read_bytes().rstrip(b"\0").split(b"\0")[-1] == wanted:
                 return True
     return False
+
+
+# -- machines that attack their controller -------------------------------------------------------------
+
+
+def _forged() -> dict[str, str]:
+    found = {f"parcel: {name}": _unpacked(name) for name in sorted(parcels.forged(Path("/x/victim")))}
+    end = {"push": "ended", "job": JOB, "reason": "exited", "exit_code": 0, "result": '{"score": 1}'}
+    said = {
+        **NONSENSE,
+        "a newer controller": line(n=1, error="stale", detail="epoch 999999999"),
+        "an end before the start": line(**end),
+        "ends of jobs that nobody started": b"".join(line(**{**end, "job": f"o.{n}"}) for n in range(5000)),
+        "a line without end": b"x" * (64 << 20),
+    }
+    for when in ("hello", "start"):
+        found |= {f"answer to {when}: {what}": _said(when, said[what]) for what in sorted(said)}
+    return found
+
+
+def _unpacked(name: str) -> str:
+    """A parcel, as a message and as a stream: does a file of the controller's user stay as it was?"""
+    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-") as top:
+        home = Path(top, "home")
+        home.mkdir()
+        (home / ".bashrc").write_text("precious\n")
+        before = parcels.seen(home)
+        parcel = parcels.forged(home / ".bashrc")[name]
+        for way in ("a", "b"):
+            into = Path(top, way, "t.0")
+            into.parent.mkdir()
+            try:
+                if way == "a":
+                    asyncio.run(asyncio.wait_for(fetched(parcel, into), DEADLINE_S))
+                else:
+                    streamed(parcel, into, 7)
+                parcels.check_home(into)
+            except TimeoutError:
+                return "stuck"
+            except AssertionError:
+                return "touched"
+            except Exception as err:
+                return f"harmed, {type(err).__name__}: {err}"
+        outside = {path.name for path in Path(top).iterdir()} != {"home", "a", "b"}
+        return "touched" if outside or parcels.seen(home) != before else "held"
+
+
+def _said(when: str, data: bytes) -> str:
+    """What is said instead of an answer: it must end in an error of the machine's, or in nothing."""
+
+    async def listen(into: Path) -> None:
+        def answers(message: dict[str, Any]) -> list[bytes] | None:
+            return [data, *civil(message)] if message["op"] == when else None
+
+        async with channel_to(answers) as (channel, _, _):
+            await channel.start(Job(JOB, Command(("true",)), 1.0))
+            await channel.collect(JOB, into)
+
+    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-") as top:
+        try:
+            asyncio.run(asyncio.wait_for(listen(Path(top, "run", "t.0")), DEADLINE_S))
+        except FleetError:
+            return "held"
+        except TimeoutError:
+            return "stuck"
+        except Exception as err:
+            return f"harmed, {type(err).__name__}: {err}"
+        return "held"
+
+
+# -- tasks that want another try -----------------------------------------------------------------------
+
+REROLLS = {
+    "kill the wrapper": "kill -9 $PPID",
+    "kill its whole group": "kill -9 0",
+    "say that set-up broke": 'echo \'{"broken": "setup"}\' > $EVALFLEET_OUT/result.json',
+    "say that its machine is lost": 'echo \'{"broken": "machine_lost"}\' > $EVALFLEET_OUT/result.json',
+    "say that it was evicted": "echo evicted > $EVALFLEET_OUT/../why; kill -9 $PPID",
+    "exit as a wrapper that failed": "rm -f $EVALFLEET_OUT/../exit; exit 125",
+    "remove what records it": "rm -f $EVALFLEET_OUT/../pid $EVALFLEET_OUT/../job.json; exit 3",
+    "remove its folder": 'rm -rf "$EVALFLEET_OUT/.."; exit 3',
+    "a result that cannot be read": "mkfifo $EVALFLEET_OUT/result.json",
+    "a result without end": "head -c 3000000 /dev/zero > $EVALFLEET_OUT/result.json",
+}
+"""With `none` the wrapper is the attempt's own user's; none of them does harm to others."""
+
+
+def _rerolled(kind: Isolation) -> dict[str, str]:
+    names = {f"want another try: {what}": f"t{n}" for n, what in enumerate(REROLLS)}
+    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-", ignore_cleanup_errors=True) as top:
+        tasks = [{"id": f"t{n}", "params": {"do": do}} for n, do in enumerate(REROLLS.values())]
+        Path(top, "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+        Path(top, "b.toml").write_text(
+            'name = "b"\ntasks = "tasks.jsonl"\ncommand = ["sh", "-c", "{params.do}"]\ntimeout_s = 30\n'
+        )
+        words = ["run", "./b.toml", "--on", "local", "--attempts", "1", "--name", "r", "--canary", "0"]
+        words += ["--set", f"isolation={kind}"]
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
+        environ["EVALFLEET_HOME"] = f"{top}/home"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [sys.executable, "-m", "evalfleet", *words],
+                cwd=top,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=DEADLINE_S * 3,
+                check=False,
+            )
+        try:
+            told = json.loads(Path(top, "home/r/results.json").read_text())["tasks"]
+        except (OSError, ValueError):
+            return dict.fromkeys(names, "stuck")
+    attempts = {entry["task_id"]: (entry["attempts"], entry["status"]) for entry in told}
+    return {name: _tries(*attempts[task]) for name, task in names.items()}
+
+
+def _tries(count: int, status: str) -> str:
+    if count > 1:
+        return "rerolled"
+    return "held" if status in ("scored", "broken", "passed", "failed", "success") else f"stuck, {status}"

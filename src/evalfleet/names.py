@@ -26,6 +26,11 @@ NO_HOME = "xxxxxx"
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-")
 _PLAIN = re.compile(rf"[A-Za-z0-9_~-][A-Za-z0-9_.~-]{{0,{MAX_FILE_NAME - 1}}}")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_TAKEN_BY_RUN = (
+    *("results.json", "aggregated_results.json", "parallel_live.json", "vm_pool_registry.json"),
+    *("report.md", "controller.log"),
+)
+_TAKEN_ENDING = "_results.json"  # of each machine's file
 _TAKEN_BY_HOME = ("latest", "fleet.db", "vm_pool_registry.json", "parallel_live.json")
 
 
@@ -48,6 +53,18 @@ def safe_name(id: str) -> str:
     suffix = "%~" + hashlib.sha256(raw).hexdigest()[:32]
     head = encoded[: MAX_FILE_NAME - len(suffix)]
     return re.sub(r"%.?$", "", head) + suffix  # never half of a %XX
+
+
+def artefacts_folder(task: str, attempt: str) -> str:
+    """Where an attempt's artefacts are in its run's folder.
+
+    A task may be called as one of our own files there: then its first character is written as `%XX`, which
+    no other id's name begins with.
+    """
+    name = safe_name(task)
+    if name.lower() in _TAKEN_BY_RUN or name.lower().endswith(_TAKEN_ENDING):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    return f"{name}/{safe_name(attempt)}"
 
 
 def check_run_name(name: str) -> str:

@@ -191,6 +191,7 @@ def test_odd_fields_never_break_a_score(fleet: Fleet) -> None:
 
 
 ODD = ["../x", "a b", "日本_é", "x" * 200, "-rf", "~", "a/b/c", "%2e", "CON", "a'b\"c$d", "x.0", "x"]
+ODD += ["results.json", "worker-1_results.json", "vm_pool_registry.json"]
 
 
 def test_odd_ids(fleet: Fleet) -> None:

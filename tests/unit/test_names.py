@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from evalfleet.errors import RequestError
 from evalfleet.names import (
     MAX_FILE_NAME,
+    artefacts_folder,
     attempt_id,
     attempt_number,
     check_run_name,
@@ -44,6 +45,33 @@ def test_a_safe_name_is_one_short_visible_ascii_file_name(id: str) -> None:
 @given(NASTY)
 def test_a_shortened_name_is_not_that_of_any_other_id(id: str) -> None:
     assert safe_name(safe_name(id)) != safe_name(id) or safe_name(id) == id
+
+
+OURS = [
+    "results.json",
+    "Results.JSON",
+    "worker-1_results.json",
+    "report.md",
+    "vm_pool_registry.json",
+    "controller.log",
+]
+
+
+def test_a_task_called_as_a_file_of_ours_has_a_folder_that_no_other_task_has() -> None:
+    tasks = [
+        *OURS,
+        *(f"%{ord(each[0]):02X}{each[1:]}" for each in OURS),
+        "a_1",
+        "a_results.json",
+        ".results.json",
+    ]
+    folders = [artefacts_folder(each, f"{each}.0").split("/") for each in tasks]
+    assert len({folder.lower() for folder, _ in folders}) == len(tasks)
+    assert not {folder.lower() for folder, _ in folders} & {each.lower() for each in OURS}
+    assert artefacts_folder("a_1", "a_1.0") == "a_1/a_1.0"
+    assert not [
+        folder for folder, _ in folders if folder.lower().endswith("_results.json") and folder[0] != "%"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ from evalfleet.model import (
     TaskId,
     after,
 )
-from evalfleet.names import attempt_id, check_run_name, default_run_name, machine_id, safe_name
+from evalfleet.names import artefacts_folder, attempt_id, check_run_name, default_run_name, machine_id
 from evalfleet.planning.plugins import KindFields, benchmark_kind, known
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.files import replace, to_json
@@ -79,7 +79,7 @@ def import_results(
     try:
         collected = {
             attempt: _copied(
-                past.folder.path, folder / safe_name(task) / safe_name(attempt), caps, reader.result_file
+                past.folder.path, folder / artefacts_folder(task, attempt), caps, reader.result_file
             )
             for task, some in tries.items()
             for attempt, past in numbered(task, some)

@@ -36,7 +36,7 @@ from evalfleet.events import (
 from evalfleet.journal import Store
 from evalfleet.journal.sqlite import StreamKind
 from evalfleet.model import IMPORTED, AttemptId, Limits, RunStatus, TaskId
-from evalfleet.names import hint, safe_name
+from evalfleet.names import artefacts_folder, hint
 from evalfleet.planning.flags import RunOptions
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.new_files import read_again
@@ -158,7 +158,7 @@ class Run:
         if not attempts:
             return None, None
         attempt = state.attempts[attempts[-1]]
-        home = self.folder / safe_name(attempt.task) / safe_name(attempt.id) / LOG
+        home = self.folder / artefacts_folder(attempt.task, attempt.id) / LOG
         return attempt, home if home.exists() else None
 
     def why_no_log(self, name: str) -> str:
@@ -166,7 +166,7 @@ class Run:
         attempt, _ = self.log_of(name)
         if attempt is None or attempt.collected is None:
             return f"{name} has no log yet"
-        folder = self.folder / safe_name(attempt.task) / safe_name(attempt.id)
+        folder = self.folder / artefacts_folder(attempt.task, attempt.id)
         if attempt.collected.problem:
             return f"the log of {attempt.id} did not come home: {attempt.collected.problem}"
         return f"the log of {attempt.id} is gone: {folder} was deleted, or what was in it"

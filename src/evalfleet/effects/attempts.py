@@ -50,7 +50,7 @@ from evalfleet.model import (
     Task,
     after,
 )
-from evalfleet.names import INCOMING, PARTIAL, safe_name
+from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
 from evalfleet.ports import Answer, Channel, ScoredApart, TaskBundled
 from evalfleet.state import AttemptState, MachineState, is_ungraded
 
@@ -468,4 +468,4 @@ async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) ->
 
 
 def _home_of(tools: Tools, attempt: AttemptState) -> Path:
-    return tools.artefacts / f"{safe_name(attempt.task)}/{safe_name(attempt.id)}"
+    return tools.artefacts / artefacts_folder(attempt.task, attempt.id)

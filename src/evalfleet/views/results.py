@@ -22,7 +22,7 @@ from evalfleet.model import (
     TaskId,
     seconds_between,
 )
-from evalfleet.names import hint, safe_name
+from evalfleet.names import artefacts_folder, hint
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .format import iso
@@ -309,7 +309,7 @@ def isolations(state: RunState) -> list[str]:
 
 def artefacts_path(run: str, task: str, attempt: str) -> str:
     """Where an attempt's artefacts are, relative to the home."""
-    return f"{run}/{safe_name(task)}/{safe_name(attempt)}/"
+    return f"{run}/{artefacts_folder(task, attempt)}/"
 
 
 def task_status(state: RunState, known: TaskState) -> TaskStatus:
