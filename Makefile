@@ -3,7 +3,7 @@
 # make test    everything: lint, types, all tests, 300 simulated runs
 # make test-core, test-places, test-gear   a part of the tests: the core, with processes of this computer;
 #              ssh, lab, clouds and Windows Agent Arena; the stand-ins of clouds and container engines
-# make nightly  what takes long: every attack on every isolation, Microsoft's own `az` against the stand-in for Azure
+# make nightly  what takes long: every attack on every isolation, Microsoft's own `az` against the stand-in for Azure, Inspect's own benchmark
 # make bench   measure speed and scale
 # make clean   remove .venv and caches; your results stay
 #
@@ -47,13 +47,19 @@ test-core test-places test-gear: .venv/dev system-packages
 system-packages:
 	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils
 
-nightly: .venv/dev .venv/az/bin/az
+nightly: .venv/dev .venv/az/bin/az .venv/inspect/ready
 	$(BIN)/python -m bench hostile
 	AZ=$(abspath .venv/az/bin/az) $(PYTEST) standins/tests/azure/test_az.py
+	INSPECT_PYTHON=$(abspath .venv/inspect/bin/python) $(PYTEST) tests/e2e/test_examples.py
 
 .venv/az/bin/az: | $(BIN)/python
 	$(BIN)/python -m venv .venv/az
 	.venv/az/bin/pip install -q azure-cli
+
+.venv/inspect/ready: | $(BIN)/python
+	$(BIN)/python -m venv .venv/inspect
+	.venv/inspect/bin/pip install -q inspect-evals openai
+	touch $@
 
 bench: .venv/dev
 	$(BIN)/python -m bench all
