@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -234,6 +235,22 @@ def test_a_spare_keeper_is_not_taken_for_what_another_job_left(host: Host) -> No
     peer.run("plain.0", "setsid sleep 1000 & true")
     assert not [pid for pid in spares if dead(pid)]
     assert peer.run("c.0", "id -u", isolation="user")["exit_code"] == 0
+
+
+def test_a_job_whose_keeper_lost_its_child_has_not_run(host: Host) -> None:
+    peer = host.peer()
+    run(peer, "a.0", "true")
+    supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
+    until(lambda: len(descendants(supervisor)) >= 6, "keepers get ready for the jobs to come")
+    first = int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
+    (child,) = descendants(first)
+    os.kill(child, signal.SIGKILL)
+    until(lambda: dead(child), "it is gone")
+    ended = peer.run("b.0", "true", isolation="user")
+    assert ended["reason"] == "failed_to_start"
+    assert "exit_code" not in ended
+    assert "whoever waited to become it was killed" in str(ended["detail"])
+    assert peer.run("c.0", "true", isolation="user")["exit_code"] == 0
 
 
 def descendants(pid: int) -> list[int]:

@@ -89,7 +89,8 @@ class Keeper:
         try:
             _write_all(self._pipes[0], words)
             if order.graded is None:
-                _write_all(self._pipes[1], words)
+                with contextlib.suppress(BrokenPipeError):  # the keeper tells why its child is gone
+                    _write_all(self._pipes[1], words)
         finally:
             self.dismiss()
 
@@ -133,6 +134,8 @@ def _keep(kept: int, ordered: int, give: int, box: Box | None) -> int:
     why = os.read(problem, 4096)
     if put_back is not None:
         put_back()
+    if not why and not os.path.exists(order.folder + "/pid"):
+        why = b"whoever waited to become it was killed"
     if why:
         if why != ANOTHER:
             os.dup2(_open_log(order, box), 2)
