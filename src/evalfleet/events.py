@@ -14,6 +14,8 @@ from msgspec import Struct
 
 from .errors import JournalForeign, Scope
 from .model import (
+    NO_LIMIT,
+    Allowance,
     AttemptId,
     Cause,
     Collected,
@@ -22,6 +24,7 @@ from .model import (
     Isolation,
     Limits,
     MachineId,
+    Metered,
     Micros,
     Offer,
     Outcome,
@@ -256,6 +259,29 @@ class AttemptStarted(_Event, frozen=True):
     attempt: AttemptId
     task: TaskId
     machine: MachineId
+    allowance: Allowance = NO_LIMIT
+    """What its model calls may use; reserved from the budget."""
+
+
+class AllowanceWanted(_Event, frozen=True):
+    """The attempt's model calls have used so much, and wait for more to be granted."""
+
+    attempt: AttemptId
+    used: Metered
+
+
+class AllowanceGranted(_Event, frozen=True):
+    """Decided: the attempt's model calls may use so much in all. `refused`: no more, and why."""
+
+    attempt: AttemptId
+    allowance: Allowance
+    refused: str = ""
+
+
+class AllowanceTold(_Event, frozen=True):
+    """The machine knows what was last decided about the attempt's allowance."""
+
+    attempt: AttemptId
 
 
 class AttemptEnded(_Event, frozen=True):
@@ -265,14 +291,19 @@ class AttemptEnded(_Event, frozen=True):
     outcome: Outcome
     seconds: float = 0.0
     node: str = ""
+    metered: Metered | None = None
 
 
 class AttemptCollected(_Event, frozen=True):
-    """Its artefacts are here, or will never be. A result that came too late is `superseded`."""
+    """Its artefacts are here, or will never be. A result that came too late is `superseded`.
+
+    `metered`: what its model calls used, if that was not known when it ended.
+    """
 
     attempt: AttemptId
     collected: Collected = Collected()
     superseded: Outcome | None = None
+    metered: Metered | None = None
 
 
 class AttemptGraded(_Event, frozen=True):
@@ -369,6 +400,9 @@ Event = (
     | MachineDeleteRefused
     | MachineDeleted
     | AttemptStarted
+    | AllowanceWanted
+    | AllowanceGranted
+    | AllowanceTold
     | AttemptEnded
     | AttemptCollected
     | AttemptGraded

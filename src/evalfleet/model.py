@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, NewType
+from typing import Annotated, Any, Literal, NamedTuple, NewType
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 TaskId = NewType("TaskId", str)
 MachineId = NewType("MachineId", str)
@@ -246,6 +246,106 @@ class Isolated(Struct, frozen=True, omit_defaults=True):
 NOT_SAID = Isolated()
 
 
+class ModelApi(Struct, frozen=True, omit_defaults=True):
+    """An API of models that metered calls go on to: a vendor's, or a gateway to several."""
+
+    name: str
+    url: str
+    secret: str
+    """The name of the secret that is its key. The meter alone has the value."""
+    header: str
+    """In which header of a call the key goes."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What a metered command finds in its environment; `{url}` and `{key}` are the meter's and its own."""
+
+
+class Metering(Struct, frozen=True, omit_defaults=True):
+    """How a run's model calls are metered: they go through a process on the machine that counts them."""
+
+    apis: tuple[ModelApi, ...]
+    prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """US dollars for a token, by model and kind of token: `in`, `cached`, `cache_write`, `out`."""
+    priced: str = ""
+    """Where the prices are from, and of when."""
+    keep_calls: bool = False
+    """Keep what was asked and answered, too, as files of the attempt."""
+    concurrency: int | None = None
+    """At most so many attempts at once, over all machines."""
+    rpm: float | None = None
+    """The models' limit of calls a minute, over all machines."""
+    tpm: float | None = None
+    """The models' limit of tokens a minute, over all machines."""
+
+
+Spent = Annotated[float, Meta(ge=0.0, le=1e6)]
+Count = Annotated[int, Meta(ge=0, le=10**15)]
+
+
+class ModelUse(Struct, frozen=True, omit_defaults=True):
+    """The calls of one model. `unknown`: those whose tokens, or whose price, nobody knows."""
+
+    calls: Count = 0
+    usd: Spent = 0.0
+    unknown: Count = 0
+    tokens: Mapping[str, Count] = field(default_factory=dict[str, int])
+
+
+class Metered(Struct, frozen=True, omit_defaults=True):
+    """What the meter saw of an attempt's model calls."""
+
+    usd: Spent = 0.0
+    calls: Count = 0
+    unknown: Count = 0
+    """Calls whose tokens, or whose model's price, nobody knows."""
+    throttled: Count = 0
+    tokens: Mapping[str, Count] = field(default_factory=dict[str, int])
+    """By kind. `in` includes `cached` and `cache_write`, `out` includes `reasoning`."""
+    models: Mapping[str, ModelUse] = field(default_factory=dict[str, ModelUse])
+    refused: str = ""
+    """Why a call was refused for want of money."""
+    wedged: str = ""
+    """The error that came again and again, for which the attempt was ended."""
+
+    def plus(self, other: Metered | None) -> Metered:
+        """Both together: an attempt's, and its score command's."""
+        if other is None:
+            return self
+        models = dict(self.models)
+        for name, use in other.models.items():
+            mine = models.get(name, ModelUse())
+            sums = (mine.calls + use.calls, mine.usd + use.usd, mine.unknown + use.unknown)
+            models[name] = ModelUse(*sums, _added(mine.tokens, use.tokens))
+        return Metered(
+            self.usd + other.usd,
+            self.calls + other.calls,
+            self.unknown + other.unknown,
+            self.throttled + other.throttled,
+            _added(self.tokens, other.tokens),
+            models,
+            self.refused or other.refused,
+            self.wedged or other.wedged,
+        )
+
+    @property
+    def used_tokens(self) -> int:
+        """Of input and output together."""
+        return self.tokens.get("in", 0) + self.tokens.get("out", 0)
+
+
+def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in {**one, **other}}
+
+
+class Allowance(Struct, frozen=True, omit_defaults=True):
+    """What an attempt's metered calls may use in all. None: as much as they like."""
+
+    usd: float | None = None
+    tokens: int | None = None
+
+
+NO_LIMIT = Allowance()
+
+
 class Job(Struct, frozen=True, omit_defaults=True):
     """A command to run detached on a machine under a name of the caller's choice."""
 
@@ -265,6 +365,10 @@ class Job(Struct, frozen=True, omit_defaults=True):
     """More files for a job that grades; no other job sees them where jobs are isolated."""
     task_bundle: str = ""
     """More files, those of the job's task; they hide what the bundle has by the same names."""
+    metering: Metering | None = None
+    """How its model calls are metered. None: nobody counts them."""
+    allowance: Allowance = NO_LIMIT
+    """What its metered calls may use before more must be asked for."""
 
 
 class Scorer(Struct, frozen=True, omit_defaults=True):
@@ -300,8 +404,20 @@ class Machine(Struct, frozen=True, omit_defaults=True):
 
 
 EndReason = Literal[
-    "exited", "timed_out", "stalled", "stopped", "lost", "evicted", "lease", "failed_to_start"
+    "exited",
+    "timed_out",
+    "stalled",
+    "stopped",
+    "lost",
+    "evicted",
+    "lease",
+    "failed_to_start",
+    "model",
+    "budget",
+    "unmetered",
 ]
+"""`model`: its model calls failed alike again and again. `budget`: they were refused for want of money.
+`unmetered`: the meter of its machine was gone."""
 
 
 class Ended(Struct, frozen=True, omit_defaults=True):
@@ -317,6 +433,7 @@ class Ended(Struct, frozen=True, omit_defaults=True):
     node: str = ""
     detail: str = ""
     unusable: str = ""
+    metered: Metered | None = None
 
 
 class Collected(Struct, frozen=True, omit_defaults=True):
@@ -421,6 +538,10 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     attempts_ceiling: int = 10
     canary: int = 0
     budget_usd: float | None = None
+    task_budget_usd: float | None = None
+    """What an attempt's metered model calls may cost before more is asked for; else it is learned."""
+    max_tokens: int | None = None
+    """Of all metered model calls together, input and output."""
     max_duration_s: float | None = None
     boot_timeout_s: float = 1800.0
     mend_s: float = 900.0
@@ -485,6 +606,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     home: str = ""
     machine_names: str = "worker-{n}"
     model_usd: tuple[float, float] | None = None
+    metering: Metering | None = None
+    """How its model calls are metered. None: they are not."""
     isolation: Mapping[str, Isolation] = field(default_factory=dict[str, Isolation])
     """Place -> how attempts shall be kept apart on its machines."""
     models: tuple[str, ...] = ()

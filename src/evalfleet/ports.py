@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from .events import Event, Record
 from .model import (
+    Allowance,
     AttemptId,
     Bundle,
     Collected,
@@ -31,6 +32,8 @@ from .model import (
     Job,
     Machine,
     MachineId,
+    Metered,
+    Metering,
     Micros,
     Needs,
     Offer,
@@ -215,6 +218,23 @@ class HostChannel(Protocol):
 
     async def forget_set_up(self) -> None:
         """Let the next `prepare` run all steps of the set-up again."""
+        ...
+
+
+@runtime_checkable
+class MeteringChannel(Protocol):
+    """A channel to a machine where model calls can be metered: see `Job.metering`."""
+
+    async def meter(self, metering: Metering) -> None:
+        """See to it that the machine has a meter with these orders. Raises SetupFailed."""
+        ...
+
+    async def wants(self, job: AttemptId) -> Metered:
+        """Wait until the job's calls need more money than they were allowed; tell what it used by then."""
+        ...
+
+    async def allow(self, job: AttemptId, allowance: Allowance, refused: str = "") -> None:
+        """What the job's calls may use in all; `refused` says why they get no more."""
         ...
 
 

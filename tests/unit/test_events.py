@@ -12,6 +12,7 @@ from evalfleet import events as ev
 from evalfleet.errors import JournalForeign
 from evalfleet.events import SCHEMA, Event, Upgrade, decode, encode, kind_of, upgrade
 from evalfleet.model import (
+    Allowance,
     Answered,
     AttemptId,
     Broken,
@@ -19,6 +20,8 @@ from evalfleet.model import (
     Collected,
     Limits,
     MachineId,
+    Metered,
+    ModelUse,
     Offer,
     Plan,
     Scored,
@@ -57,6 +60,10 @@ EVENTS: tuple[Event, ...] = (
     ev.MachineDeleted(M, 7),
     ev.MachineDeleted(M, 7, 1.5),
     ev.AttemptStarted(A, T, M),
+    ev.AttemptStarted(A, T, M, Allowance(0.5, 1000)),
+    ev.AllowanceWanted(A, Metered(0.5, 3, tokens={"in": 7}, models={"m": ModelUse(3, 0.5, 0, {"in": 7})})),
+    ev.AllowanceGranted(A, Allowance(0.75), "used up"),
+    ev.AllowanceTold(A),
     ev.AttemptEnded(A, Scored(0.1 + 0.2, True, 3, 0.01, "e", ("a.png",), 10.0), 1.25, "node"),
     ev.AttemptEnded(A, Broken(Cause.MACHINE_LOST, "gone", 0.25)),
     ev.AttemptCollected(A, Collected(1, 2, 3, "p"), Scored(1.0)),

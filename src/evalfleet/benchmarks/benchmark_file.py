@@ -77,6 +77,9 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
         default_factory=dict[str, str | int | float]
     )
     secrets: Annotated[Names, Meta(description="names of variables that the command gets from here")] = ()
+    model_key: Annotated[
+        str | Names, Meta(description="which of the secrets are keys of models: calls with them are metered")
+    ] = ()
     needs: Annotated[Needs, Meta(description="what a machine must have")] = Needs()
     slots: Annotated[int, Meta(description="attempts that one machine may run at a time, 1 to 1000")] = 1
     isolation: Annotated[
@@ -122,6 +125,8 @@ def load_benchmark(path: Path) -> Loaded:
         ),
         setup_s=(file.setup_timeout_s or 0.0) * len(file.setup),
         isolation=_isolation(file, tasks, where),
+        model_keys=_model_keys(file),
+        unmeterable=_unmeterable(file, tasks),
     )
     return loaded if file.solution is None else msgspec.structs.replace(loaded, oracle=_oracle(loaded, file))
 
@@ -153,6 +158,16 @@ def _tasks(file: BenchmarkFile, path: Path) -> tuple[Task, ...]:
         lines = read_inline(file.tasks, where)
     needed = _params_in((*file.command, *(file.score or ()), *(file.solution or ())))
     return make_tasks(lines, TaskDefaults(file.timeout_s, file.stall_s, needed, domain))
+
+
+def _unmeterable(file: BenchmarkFile, tasks: Sequence[Task]) -> str:
+    if file.container.network == "host" or not (file.image or any(own_of(task).image for task in tasks)):
+        return ""
+    return 'a container reaches the meter only with container = {network = "host"}'
+
+
+def _model_keys(file: BenchmarkFile) -> tuple[str, ...]:
+    return (file.model_key,) if isinstance(file.model_key, str) else file.model_key
 
 
 def _isolation(file: BenchmarkFile, tasks: Sequence[Task], where: str) -> Isolation:
@@ -227,6 +242,9 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
                 f"{where}: key {key!r} has an entry that is no variable name; "
                 'write names such as "OPENAI_API_KEY", never values'
             )
+    if unknown := [name for name in _model_keys(file) if name not in file.secrets]:
+        named = unknown[0] if _SECRET.fullmatch(unknown[0]) else "an entry that is no variable name"
+        raise RequestError(f"{where}: key 'model_key' has {named}, which is not in 'secrets'; write it there")
     check_needs(file.needs, where)
     check_image(file.image, where)
     check_container(file.container, where)

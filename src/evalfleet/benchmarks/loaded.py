@@ -52,6 +52,10 @@ class Loaded(Struct, frozen=True):
     setup_missing: str = ""
     isolation: Isolation = ""
     """How its attempts must be kept apart; empty: as the place does."""
+    model_keys: tuple[str, ...] = ()
+    """Those of its secrets that are keys of models, if it says so: calls with them are metered."""
+    unmeterable: str = ""
+    """Why its model calls cannot be metered; empty if they can."""
     oracle: Loaded | None = None
     """The same benchmark with its own solutions in place of an agent."""
     settle: Callable[[tuple[Task, ...]], tuple[Task, ...]] | None = None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from evalfleet.model import EndReason
+from evalfleet.model import EndReason, Metered
 
 encode = msgspec.json.Encoder().encode
 
@@ -48,6 +48,7 @@ class Incoming(Struct):
     offset: int = 0
     at_end: bool = False
     over: bool = False
+    metered: Metered | None = None
 
 
 class Pulse(Struct):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import msgspec
 from evalfleet.errors import ChannelError, MachineForged, RequestError, SetupFailed, StaleController
 from evalfleet.model import (
     WANTS_FILE,
+    Allowance,
     AttemptId,
     Bundle,
     Collected,
@@ -27,6 +29,8 @@ from evalfleet.model import (
     Isolation,
     Job,
     LargeFile,
+    Metered,
+    Metering,
     Piece,
     SetupStep,
 )
@@ -34,7 +38,8 @@ from evalfleet.ports import Fence, TellStep
 
 from .follow import Follows
 from .link import UNREADABLE, Dial, Incoming, Link, Lost, said_in
-from .secrecy import Secrets
+from .program import meter_archive
+from .secrecy import Secrets, is_maskable
 from .supervisor.seals import content
 
 PROTOCOLS = (1,)
@@ -111,6 +116,8 @@ class Resident:
         self._bundles: dict[str, Bundle] = {}
         self._preparing = asyncio.Lock()
         self._set_up_said: tuple[AttemptId, str, Callable[[str], None]] | None = None
+        self._metering: Metering | None = None  # what the machine's meter was told
+        self._wanting: dict[str, asyncio.Future[Metered]] = {}
 
     # -- the channel -------------------------------------------------------------------------
 
@@ -233,6 +240,46 @@ class Resident:
             )
         return Isolated("none", detail)
 
+    async def meter(self, metering: Metering) -> None:
+        values = self._values
+        self._check_values(api.secret for api in metering.apis)
+        apis = {
+            api.name: {"url": api.url, "key": values[api.secret], "header": api.header}
+            for api in metering.apis
+        }
+        orders = {
+            "upstreams": apis,
+            "prices": metering.prices,
+            "keep_calls": metering.keep_calls,
+            "mask": [value for value in values.values() if is_maskable(value)],
+        }
+        program = base64.b64encode(meter_archive()).decode()
+        try:
+            answer = await self._ask("meter", {"program": program, "orders": orders})
+        except (StaleController, MachineForged):
+            raise
+        except ChannelError as err:
+            if self._link is None:
+                raise
+            raise SetupFailed("meter", str(err)) from err  # a supervisor of an earlier version has none
+        if answer.state != "here":
+            raise SetupFailed("meter", self._secrets.mask_text(answer.detail)[:ERROR_CAP])
+        self._metering = metering
+
+    async def wants(self, job: AttemptId) -> Metered:
+        future = self._wanting.get(job)
+        if future is None:
+            future = self._wanting[job] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.shield(future)
+        finally:
+            if future.done():
+                self._wanting.pop(job, None)
+
+    async def allow(self, job: AttemptId, allowance: Allowance, refused: str = "") -> None:
+        limits = {"usd": allowance.usd, "tokens": allowance.tokens}
+        await self._ask("allow", {"job": job, **limits, "refused": refused or None})
+
     async def forget_set_up(self) -> None:
         await self._ask("ping", {})  # tells what the machine knows, if nothing was asked of it yet
         known = {*self._seen, *self._ended} - self._running
@@ -266,7 +313,14 @@ class Resident:
         self._ours.add(job.id)
         if job.id in self._seen or job.id in self._running or job.id in self._ended:
             return
+        if job.metering is not None and self._metering != job.metering:
+            await self.meter(job.metering)  # a controller before us may have had another key
         answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
+        if answer.state == "unmetered" and job.metering is not None:  # somebody has ended the meter
+            await self.meter(job.metering)
+            answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
+        if answer.state == "unmetered":
+            raise SetupFailed("meter", "the meter of model calls does not stay")
         if answer.state == "changed":
             await self._restore(job, self._secrets.mask_text(answer.detail)[:ERROR_CAP])
             answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
@@ -283,11 +337,14 @@ class Resident:
                 raise MachineForged(f"{wrong}, a file of the benchmark, was changed on it")
             await self.prepare(bundle)
 
-    def _spec(self, job: Job, in_bundle: bool) -> dict[str, Any]:
-        command = job.command
-        missing = [name for name in command.secrets if not self._values.get(name)]
+    def _check_values(self, names: Iterable[str]) -> None:
+        missing = [name for name in names if not self._values.get(name)]
         if missing:
             raise RequestError(f"secret {missing[0]} has no value here; set it in the environment")
+
+    def _spec(self, job: Job, in_bundle: bool) -> dict[str, Any]:
+        command = job.command
+        self._check_values(command.secrets)
         spec: dict[str, Any] = {
             "id": job.id,
             "argv": command.argv,
@@ -299,7 +356,11 @@ class Resident:
         }
         if command.secrets:
             spec["secret_names"] = command.secrets  # for controllers of earlier versions
-            spec["secrets"] = {name: self._values[name] for name in command.secrets}
+            hidden = {api.secret for api in job.metering.apis} if job.metering else set[str]()
+            spec["secrets"] = {name: self._values[name] for name in command.secrets if name not in hidden}
+        if job.metering is not None:
+            variables = {name: text for api in job.metering.apis for name, text in api.env.items()}
+            spec["metered"] = {"env": variables, **msgspec.to_builtins(job.allowance)}
         if job.stall_s:
             spec["stall_s"] = job.stall_s
         if in_bundle:
@@ -355,6 +416,7 @@ class Resident:
         await self._ask("clear", {"once": once})
         for known in (self._ended, self._running, self._seen, self._ours, self._forgets):
             known.clear()
+        self._metering = None
 
     def forget(self, job: AttemptId) -> None:
         self._ended.pop(job, None)
@@ -542,6 +604,12 @@ class Resident:
             self.on_nonsense("a piece of a file that nobody follows")
         if message.push == "beat":
             self._on_beat(message)
+        if message.push == "wants" and message.metered is not None:
+            future = self._wanting.get(message.job)
+            if future is None:
+                future = self._wanting[message.job] = asyncio.get_running_loop().create_future()
+            if not future.done():
+                future.set_result(message.metered)
         if message.push == "ended" and self.is_ours(message.job):
             self._settle(message.job, self._ended_of(message))
         elif message.push == "ended":
@@ -604,6 +672,17 @@ class Resident:
             self._secrets.mask_result(result) if result is not None else None,
             detail=self._secrets.mask_end(detail),
             unusable=unusable,
+            metered=self._metered_of(message),
+        )
+
+    def _metered_of(self, message: Incoming) -> Metered | None:
+        """What the answers of models said may hold what agents have asked them to say."""
+        used = message.metered
+        if used is None or not (used.refused or used.wedged):
+            return used
+        mask = self._secrets.mask_text
+        return msgspec.structs.replace(
+            used, refused=mask(used.refused)[:ERROR_CAP], wedged=mask(used.wedged)[:ERROR_CAP]
         )
 
     def _fail(self, err: BaseException) -> None:

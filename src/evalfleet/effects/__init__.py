@@ -15,6 +15,7 @@ from evalfleet.errors import FleetError, StaleController
 from evalfleet.events import AttemptCollected, GradingFailed, MachineCondemned
 from evalfleet.model import AttemptId, Cause, Collected, Needs, Offer
 from evalfleet.policy import (
+    Allow,
     BringUp,
     Collect,
     Effect,
@@ -90,6 +91,8 @@ class Performer:
                 await machines.tear_down(tools, state.machines[machine])
             case RunAttempt(attempt):
                 await attempts.run_attempt(tools, state.attempts[attempt])
+            case Allow(attempt, allowance, refused):
+                await attempts.allow(tools, state.attempts[attempt], allowance, refused)
             case Collect(attempt):
                 for _ in range(2):  # what is to be started goes out first: a machine waits for it
                     await asyncio.sleep(0)
@@ -103,7 +106,7 @@ class Performer:
                 self._tools.report(GradingFailed(detail))
             case Collect(attempt):
                 self._tools.report(AttemptCollected(attempt, Collected(problem=detail)))
-            case RunAttempt(attempt):
+            case RunAttempt(attempt) | Allow(attempt, _, _):
                 machine = self._tools.state.attempts[attempt].machine
                 self._tools.report(MachineCondemned(machine, detail, cause))
             case (

@@ -7,7 +7,8 @@ import errno
 import logging
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ from evalfleet.errors import (
     StaleController,
 )
 from evalfleet.events import (
+    AllowanceTold,
+    AllowanceWanted,
     AttemptCollected,
     AttemptEnded,
     AttemptGraded,
@@ -34,6 +37,8 @@ from evalfleet.events import (
 )
 from evalfleet.model import (
     CAUSES,
+    NO_LIMIT,
+    Allowance,
     AttemptId,
     Broken,
     Bundle,
@@ -44,6 +49,7 @@ from evalfleet.model import (
     Grade,
     Job,
     Measured,
+    Metered,
     Outcome,
     Scored,
     Scorer,
@@ -51,7 +57,7 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
-from evalfleet.ports import Answer, Channel, ScoredApart, TaskBundled
+from evalfleet.ports import Answer, Channel, MeteringChannel, ScoredApart, TaskBundled
 from evalfleet.state import AttemptState, MachineState, is_ungraded
 
 from .machines import forged, report_gone, silent_since
@@ -67,6 +73,8 @@ EVICTION_S = 300.0
 SETTLE_S, MOMENT_S = 30.0, 1.0
 """How long a machine may take to answer before a cancelled run lets it go, and then to say how an attempt
 ended."""
+METER = "meter"
+"""The step of a machine's set-up without which no metered attempt can be started."""
 SCORE = ".score"
 """After the name of an attempt's folder: what its score command left."""
 SCRATCH = ".grading"
@@ -93,24 +101,25 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                 await _started(tools, channel, job, machine)
                 # its time counts from when its command runs, never from when it was asked for
                 patience.reschedule(asyncio.get_running_loop().time() + patience_s)
-                ended = await _to_the_end(tools, channel, job, machine)
+                async with _asking_for_more(tools, channel, attempt):
+                    ended = await _to_the_end(tools, channel, job, machine)
                 scorer = scorer_of(tools, task, attempt.id)
-                if scorer is not None and _scorable(ended):
+                metered, ending = ended.metered, _ended_by_its_meter(ended)
+                if metered is not None:
+                    tools.metered[attempt.id] = metered
+                if ending is None and scorer is not None and _scorable(ended):
                     patience.reschedule(None)  # its own limit is kept on the host
-                    outcome = await _score(tools, channel, task, job, machine, scorer, ended)
+                    outcome, metered = await _score(tools, channel, task, job, machine, scorer, ended)
                 else:
-                    outcome = await _judge(tools, channel, task, ended)
+                    outcome = ending or await _judge(tools, channel, task, ended)
         except TimeoutError:
             patience_s = limits.grace_s
             looks += machine.silent_since is None  # how long silence is borne is not decided here
             continue
-        except MachineForged as err:
-            tools.report(forged(machine, err))
+        except (MachineForged, SetupFailed) as err:
+            tools.report(_unfit(machine, attempt, err))
             return
-        except SetupFailed as err:  # the task's own: the machine may do well with others
-            tools.report(AttemptEnded(attempt.id, Broken(Cause.SETUP, str(err)), node=machine.node))
-            return
-        if isinstance(outcome, Broken) and outcome.is_free:
+        if isinstance(outcome, Broken) and outcome.is_free and not (metered and metered.refused):
             if ended.reason == "evicted":
                 await _rescue(tools, machine, attempt)
             if await _is_gone(tools, machine, ended):
@@ -120,7 +129,7 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
             )  # it was we who were silent
             outcome = structs.replace(outcome, counts=not away)
         seconds, node = round(_seconds(outcome, ended), 3), ended.node or machine.node
-        tools.report(AttemptEnded(attempt.id, outcome, seconds, node))
+        tools.report(AttemptEnded(attempt.id, outcome, seconds, node, metered))
         if ended.reason == "evicted":
             detail = "it said that its place takes it back, and its place does not"
             tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
@@ -140,6 +149,8 @@ def _job_of(tools: Tools, task: Task, attempt: AttemptState, machine: MachineSta
         isolation=machine.isolated.kind,
         graded=scorer_of(tools, task, attempt.id) is not None,
         task_bundle=_task_bundle(tools, task).digest,
+        metering=tools.state.plan.metering,
+        allowance=attempt.allowance,
     )
 
 
@@ -164,17 +175,18 @@ async def _settle(tools: Tools, machine: MachineState, attempt: AttemptState) ->
             ended = await _ended_already(channel, attempt.id)
         if ended is None or not _scorable(ended):
             return
-        scorer = scorer_of(tools, task, attempt.id)
-        if scorer is None:
-            outcome = await _judge(tools, channel, task, ended)
+        scorer, metered = scorer_of(tools, task, attempt.id), ended.metered
+        if (ending := _ended_by_its_meter(ended)) is not None or scorer is None:
+            outcome = ending or await _judge(tools, channel, task, ended)
         else:
             job = _job_of(tools, task, attempt, machine)
             async with asyncio.timeout(scorer.timeout_s + SETTLE_S):
-                outcome = await _score(tools, channel, task, job, machine, scorer, ended)
+                outcome, metered = await _score(tools, channel, task, job, machine, scorer, ended)
         if not all(tools.secrets.values()):
             outcome = _without_words(outcome)
         node = ended.node or machine.node
-        tools.report(AttemptEnded(attempt.id, outcome, round(_seconds(outcome, ended), 3), node))
+        seconds = round(_seconds(outcome, ended), 3)
+        tools.report(AttemptEnded(attempt.id, outcome, seconds, node, metered))
 
 
 def _without_words(outcome: Outcome) -> Outcome:
@@ -196,6 +208,68 @@ async def _ended_already(channel: Channel, attempt: AttemptId) -> Ended | None:
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+
+
+def _unfit(
+    machine: MachineState, attempt: AttemptState, err: MachineForged | SetupFailed
+) -> MachineCondemned | AttemptEnded:
+    if isinstance(err, MachineForged):
+        return forged(machine, err)
+    if err.step == METER:
+        return MachineCondemned(machine.id, str(err), Cause.SETUP, step=err.step)
+    # the task's own: the machine may do well with others
+    unused = None if attempt.allowance == NO_LIMIT else Metered()
+    return AttemptEnded(attempt.id, Broken(Cause.SETUP, str(err)), node=machine.node, metered=unused)
+
+
+def _ended_by_its_meter(ended: Ended) -> Broken | None:
+    """What it means that an attempt's model calls could not go on; None if they could.
+
+    A truncated attempt is no measurement: whatever it has written, an attempt that was refused money is
+    unrun, and never a zero.
+    """
+    used = ended.metered
+    if ended.reason == "budget" or (used is not None and used.refused):
+        return Broken(Cause.CANCELLED, f"its model calls were refused: {used.refused if used else ''}")
+    if ended.reason == "model":
+        told = used.wedged if used is not None else ""
+        return Broken(Cause.MODEL, f"its model gave the same error again and again: {told}")
+    if ended.reason == "unmetered":
+        return Broken(Cause.INTERNAL, "the meter of its model calls was ended")
+    return None
+
+
+@asynccontextmanager
+async def _asking_for_more(tools: Tools, channel: Channel, attempt: AttemptState) -> AsyncGenerator[None]:
+    """While the attempt runs, report when its model calls need more than they were allowed."""
+    limited = attempt.allowance != NO_LIMIT and isinstance(channel, MeteringChannel)
+    asking = asyncio.create_task(_ask_for_more(tools, channel, attempt)) if limited else None
+    try:
+        yield
+    finally:
+        if asking is not None:
+            asking.cancel()
+
+
+async def _ask_for_more(tools: Tools, channel: Channel, attempt: AttemptState) -> None:
+    assert isinstance(channel, MeteringChannel)
+    while True:
+        tools.report(AllowanceWanted(attempt.id, await channel.wants(attempt.id)))
+
+
+async def allow(tools: Tools, attempt: AttemptState, allowance: Allowance, refused: str) -> None:
+    """Tell the machine what was decided. One that is silent is told later: its calls wait meanwhile."""
+    machine = tools.state.machines[attempt.machine]
+    channel = tools.channel(machine)
+    while isinstance(channel, MeteringChannel):
+        try:
+            await channel.allow(attempt.id, allowance, refused)
+            break
+        except (StaleController, MachineForged):
+            raise
+        except ChannelError:
+            await _fell_silent(tools, machine)
+    tools.report(AllowanceTold(attempt.id))
 
 
 async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
@@ -247,7 +321,7 @@ async def _score(
     machine: MachineState,
     scorer: Scorer,
     ended: Ended,
-) -> Outcome:
+) -> tuple[Outcome, Metered | None]:
     grading = Job(
         scoring_job(job.id),
         scorer.command,
@@ -258,11 +332,13 @@ async def _score(
         grades=job.id,
         score_bundle=scorer.bundle.digest,
         task_bundle=job.task_bundle,
+        metering=job.metering,
     )
     await _started(tools, channel, grading, machine)
     graded = await _to_the_end(tools, channel, grading, machine)
     assert isinstance(tools.benchmark, ScoredApart)
-    return tools.benchmark.scored(task, ended, graded)
+    outcome = _ended_by_its_meter(graded) or tools.benchmark.scored(task, ended, graded)
+    return outcome, graded.metered if ended.metered is None else ended.metered.plus(graded.metered)
 
 
 def _seconds(outcome: Outcome, ended: Ended) -> float:
@@ -294,7 +370,7 @@ async def _started(tools: Tools, channel: Channel, job: Job, machine: MachineSta
     while True:
         try:
             await channel.start(job)
-        except (StaleController, MachineForged):
+        except (StaleController, MachineForged, SetupFailed):
             raise
         except ChannelError:
             await _fell_silent(tools, machine)
@@ -346,7 +422,8 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
     machine = tools.state.machines[attempt.machine]
     found = AttemptCollected(attempt.id, Collected(problem="the machine is gone"))
     if attempt.id in tools.rescued:
-        tools.report(AttemptCollected(attempt.id, tools.rescued.pop(attempt.id)))
+        rescued = tools.rescued.pop(attempt.id)
+        tools.report(AttemptCollected(attempt.id, rescued, metered=_metered_late(tools, attempt)))
         return
     for _ in range(COLLECT_TRIES):
         if machine.phase == "condemned" and machine.cause and CAUSES[machine.cause].unreachable:
@@ -363,7 +440,15 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
             found = AttemptCollected(attempt.id, Collected(problem=str(err) or type(err).__name__))
             if isinstance(err, OSError) or not await _answers_again(tools, machine):
                 break
+    if found.metered is None:
+        found = structs.replace(found, metered=_metered_late(tools, attempt))
     tools.report(found)
+
+
+def _metered_late(tools: Tools, attempt: AttemptState) -> Metered | None:
+    """What its model calls used, if the journal does not know."""
+    told = tools.metered.pop(attempt.id, None)
+    return told if attempt.metered is None else None
 
 
 async def grade_answers(tools: Tools) -> None:
@@ -436,14 +521,14 @@ def _no_room(tools: Tools) -> FleetError:
 async def _bring_home(tools: Tools, machine: MachineState, attempt: AttemptState) -> AttemptCollected:
     channel = tools.channel(machine)
     superseded: Outcome | None = None
-    if machine.phase == "condemned":
+    if machine.phase == "condemned" or (attempt.metered is None and tools.state.plan.metering is not None):
         superseded = await _late_result(tools, channel, attempt)
     collected = await channel.collect(attempt.id, _home_of(tools, attempt))
     if scorer_of(tools, tools.state.tasks[attempt.task].task, attempt.id) is not None:
         with suppress(ChannelError):  # there is none if the attempt was not graded
             grading, home = scoring_job(attempt.id), _home_of(tools, attempt)
             await channel.collect(grading, home.with_name(home.name + SCORE))
-    return AttemptCollected(attempt.id, collected, superseded)
+    return AttemptCollected(attempt.id, collected, superseded, _metered_late(tools, attempt))
 
 
 async def _answers_again(tools: Tools, machine: MachineState) -> bool:
@@ -460,9 +545,15 @@ async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) ->
     """End what still runs of the attempt. A score that it wrote is kept, but no longer counts."""
     await channel.stop(attempt.id)
     task = tools.state.tasks[attempt.task].task
-    if not isinstance(attempt.outcome, Broken) or scorer_of(tools, task, attempt.id) is not None:
+    metered = tools.state.plan.metering is not None and attempt.metered is None
+    apart = not isinstance(attempt.outcome, Broken) or scorer_of(tools, task, attempt.id) is not None
+    if apart and not metered:
         return None
     ended = await channel.ended(attempt.id)
+    if metered and ended.metered is not None:
+        tools.metered[attempt.id] = ended.metered
+    if apart:
+        return None
     outcome = tools.benchmark.outcome(task, ended, True)
     return outcome if isinstance(outcome, Scored) and ended.result is not None else None
 

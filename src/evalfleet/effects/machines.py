@@ -49,7 +49,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, HostChannel, Hosts, Place, ScoredApart
+from evalfleet.ports import Channel, HostChannel, Hosts, MeteringChannel, Place, ScoredApart
 from evalfleet.state import MachineState
 
 from .tools import Tools
@@ -156,6 +156,8 @@ async def set_up(
     left = tools.artefacts / MACHINES / safe_name(machine.id)
     tell = StepTeller(tools, machine.id)
     isolated = await _patiently(tools, lambda: _isolated(tools, machine, channel))
+    if (metering := tools.state.plan.metering) is not None and isinstance(channel, MeteringChannel):
+        await _patiently(tools, lambda: channel.meter(metering))
     preparing = _patiently(tools, lambda: channel.prepare(bundle, left, tell))
     steps = await _timed(tools, timings, "setup", preparing)
     if isinstance(tools.benchmark, ScoredApart):

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from evalfleet.clock import pauses
 from evalfleet.errors import FleetError, PlaceError
 from evalfleet.events import Event
-from evalfleet.model import AttemptId, Collected, Machine, MachineId, Micros
+from evalfleet.model import AttemptId, Collected, Machine, MachineId, Metered, Micros
 from evalfleet.ports import Benchmark, Channel, Clock, Fence, Place
 from evalfleet.single_flight import SingleFlight
 from evalfleet.state import MachineState, RunState
@@ -49,6 +49,8 @@ class Tools:
     began_at: Micros = 0  # this controller
     rescued: dict[AttemptId, Collected] = field(default_factory=dict[AttemptId, Collected])
     """Artefacts that came home before their attempt was reported as ended: its machine was soon to go."""
+    metered: dict[AttemptId, Metered] = field(default_factory=dict[AttemptId, Metered])
+    """What attempts used of models, as their machines told before anybody could report it."""
     _channels: dict[MachineId, Channel] = field(default_factory=dict[MachineId, Channel])
     _listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
 

@@ -17,10 +17,11 @@ from evalfleet.names import hint
 from evalfleet.toml_tables import check_keys, expand, read_text, read_toml
 
 from .flags import file_keys, variables
+from .models import ModelTable, read_model_table
 
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
-SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify"})
+SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify", "model"})
 
 _NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE", "NOTIFY_COMMAND", "NOTIFY_WEBHOOK")
 _TASKS_OWN = ("TASK_ID", "ATTEMPT", "PARAMS", "OUT", "AGENT", "SETTINGS", "REPEAT")
@@ -41,6 +42,7 @@ class Config(Struct, frozen=True):
     places: Mapping[str, Table] = field(default_factory=dict[str, Table])
     benchmarks: Mapping[str, Table] = field(default_factory=dict[str, Table])
     notify: Notify = NOBODY
+    model: ModelTable | None = None
 
 
 def find_config(cwd: Path, environ: Mapping[str, str] | None = None) -> Path | None:
@@ -72,6 +74,7 @@ def load_config(path: Path | None, cwd: Path) -> Config:
         places=sections["places"],
         benchmarks=sections["benchmarks"],
         notify=_notify(sections["notify"], f"{path}: [notify]"),
+        model=read_model_table(sections["model"], f"{path}: [model]") if "model" in data else None,
     )
 
 

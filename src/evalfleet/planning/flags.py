@@ -174,7 +174,18 @@ class RunOptions(TypedDict, total=False):
             scope="one run",
         ),
     ]
-    budget: Annotated[Number, Flag("limits", "usd", "USD", "the most that machines may cost")]
+    keep_calls: Annotated[
+        bool, Flag("what runs", "switch", "", "keep what metered model calls ask and answer, as artefacts")
+    ]
+    budget: Annotated[
+        Number, Flag("limits", "usd", "USD", "the most that machines, and metered models, may cost")
+    ]
+    task_budget: Annotated[
+        Number, Flag("limits", "usd", "USD", "what a task's model may cost before it must ask for more")
+    ]
+    max_tokens: Annotated[
+        Count, Flag("limits", "count", "N", "the most tokens that metered models may use", high=10**15)
+    ]
     max_duration: Annotated[Number, Flag("limits", "duration", "2h", "the longest that the run may take")]
     task_timeout: Annotated[Number, Flag("limits", "duration", "S", "the longest that a task may take")]
     attempts: Annotated[Count, Flag("limits", "count", "N", "tries a task (default: 3)", high=100)]

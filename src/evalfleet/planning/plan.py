@@ -21,10 +21,11 @@ from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.benchmarks.loaded import KeptBenchmark, Loaded, Repeated
 from evalfleet.benchmarks.past_results import ResultWriter
 from evalfleet.benchmarks.selection import Selection, select
+from evalfleet.channels.meter.accounts import price_of
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
-from evalfleet.model import NOBODY, Isolation, Limits, Micros, Needs, Notify, Plan, Task, Verdict
-from evalfleet.names import check_run_name, default_run_name
+from evalfleet.model import NOBODY, Isolation, Limits, Metering, Micros, Needs, Notify, Plan, Task, Verdict
+from evalfleet.names import check_run_name, default_run_name, hint
 from evalfleet.ports import Benchmark, Examined, Place, PlaceContext
 from evalfleet.toml_tables import convert, expand
 
@@ -39,6 +40,7 @@ from .config import (
     notify_of,
     readable_by_others,
 )
+from .models import metering_of
 from .plugins import benchmark_kind, place_kind
 from .provenance import provenance, selection_of
 from .request import (
@@ -190,11 +192,13 @@ def resolve(
     tasks = _limited(settled, flags.task_timeout)
     chosen = request.options.get("name")
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
-    plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run)
-    secrets = secret_values(setup_secrets(plan) if only_setup else loaded.secrets, merged)
+    metering, unmetered = _metering(flags, loaded, config, merged)
+    plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering)
+    _refuse_given_to_setup(plan)
+    secrets = secret_values(setup_secrets(plan) if only_setup else secret_names(plan), merged)
     _refuse_shown(flags, secrets)
     doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers is not None)
-    doubts += _weak_secrets(secrets) + readable_by_others(secrets, config, env_file)
+    doubts += unmetered + _weak_secrets(secrets) + readable_by_others(secrets, config, env_file)
     if pool is not None and pool.warning:
         doubts.append(pool.warning)
     notify = notify_of(config, merged)
@@ -490,13 +494,78 @@ def _limited(tasks: tuple[Task, ...], timeout_s: float | None) -> tuple[Task, ..
     return tuple(msgspec.structs.replace(task, timeout_s=timeout_s) for task in tasks)
 
 
+def _metering(
+    flags: Flags, loaded: Loaded, config: Config, environ: Mapping[str, str]
+) -> tuple[Metering | None, list[str]]:
+    """How model calls are metered, if they are; and what to tell the user about that."""
+    where = f"{config.path}: [model]" if config.model is not None else "the benchmark"
+    asked = config.model is not None or bool(loaded.model_keys)
+    if asked and loaded.unmeterable:
+        found, why = None, loaded.unmeterable
+    else:
+        found = metering_of(
+            config.model,
+            loaded.model_keys,
+            loaded.secrets,
+            environ,
+            where=where,
+            keep_calls=flags.keep_calls,
+        )
+        why = "nobody has said which secret is a model's key: see [model] in the docs"
+    if found is not None:
+        _check_priced(flags, found)
+        return found, []
+    for flag, value in (("--task-budget", flags.task_budget), ("--max-tokens", flags.max_tokens)):
+        if value is not None:
+            raise RequestError(f"{flag} needs models to be metered, and {why}")
+    if flags.budget is None and not asked and not flags.keep_calls:
+        return None, []
+    return None, [f"models are not metered, so that --budget bounds machines alone: {why}"]
+
+
+def _refuse_given_to_setup(plan: Plan) -> None:
+    """What set-up gets may be left on the machine, and an attempt would find it there."""
+    if plan.metering is None:
+        return
+    given = set(setup_secrets(plan))
+    for api in plan.metering.apis:
+        if api.secret in given:
+            raise RequestError(
+                f"{api.secret} is a model's key, and metered: set-up cannot have it; take it from there"
+            )
+
+
+def _check_priced(flags: Flags, metering: Metering) -> None:
+    """Of a call without a price nobody could say whether the budget pays it."""
+    if flags.task_budget is not None and flags.budget is None:
+        raise RequestError("--task-budget says how --budget is shared out; give --budget, too")
+    if flags.budget is None:
+        return
+    if not metering.prices:
+        raise RequestError("--budget needs to know what the models cost; write it under [model.prices]")
+    for model in flags.model:
+        if model and price_of(metering.prices, model) is None:
+            known = hint(model, metering.prices)
+            raise RequestError(
+                f"--budget needs to know what --model {model} costs; write it under [model.prices]; {known}"
+            )
+
+
 def _plan(
-    name: str, flags: Flags, given: SettingsSplit, loaded: Loaded, tasks: Sequence[Task], pool: str
+    name: str,
+    flags: Flags,
+    given: SettingsSplit,
+    loaded: Loaded,
+    tasks: Sequence[Task],
+    pool: str,
+    metering: Metering | None,
 ) -> Plan:
     places = given.places
     source, spec = given.benchmark, _with_needs(loaded.spec, tasks)
     origin = BenchmarkOrigin(source.name, str(source.base), source.settings, flags.task_timeout)
-    envelope = BenchmarkSpec(source.kind_name, spec, flags.repeat, loaded.secrets, origin)
+    keys = () if metering is None else (api.secret for api in metering.apis)
+    secrets = tuple(dict.fromkeys((*loaded.secrets, *keys)))
+    envelope = BenchmarkSpec(source.kind_name, spec, flags.repeat, secrets, origin)
     specs = {place.name: PlaceSpec(place.kind_name, str(place.base), place.settings) for place in places}
     return Plan(
         run=name,
@@ -514,6 +583,7 @@ def _plan(
         machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,
         pool=pool,
+        metering=metering,
         isolation={place.name: isolation_of(loaded, place) for place in places},
     )
 
@@ -555,6 +625,8 @@ def _limits(
         attempts_ceiling=max(Limits().attempts_ceiling, flags.attempts),
         canary=canary,
         budget_usd=flags.budget,
+        task_budget_usd=flags.task_budget,
+        max_tokens=flags.max_tokens,
         max_duration_s=flags.max_duration,
         boot_timeout_s=Limits().boot_timeout_s + setup_s,
         # A laptop may sleep through a task: the host must not give it up before the task's own limit.

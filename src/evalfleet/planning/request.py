@@ -51,7 +51,10 @@ class Flags(Struct, frozen=True, kw_only=True):
     model: tuple[str, ...] = ()
     set: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: Mapping[str, str] = field(default_factory=dict[str, str])
+    keep_calls: bool = False
     budget: float | None = None
+    task_budget: float | None = None
+    max_tokens: int | None = None
     max_duration: float | None = None
     task_timeout: float | None = None
     attempts: int = 3

@@ -5,6 +5,7 @@ No clock, no I/O, no randomness: time and offers are arguments, ids are counters
 
 from .decide import decide, next_deadline
 from .effects import (
+    Allow,
     BringUp,
     Collect,
     Effect,
@@ -24,6 +25,7 @@ from .silence import proven_online
 __all__ = [
     "POOL",
     "RUN",
+    "Allow",
     "BringUp",
     "Collect",
     "Effect",

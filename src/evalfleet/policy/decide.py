@@ -9,13 +9,15 @@ from evalfleet.events import Event
 from evalfleet.model import Micros, Offer, TaskId, after
 from evalfleet.state import RunState
 
-from . import finish, health, limits, scale, schedule, silence
+from . import allowances, finish, health, limits, scale, schedule, silence
 
 Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
 
 RULES: tuple[Rule, ...] = (
     health.end_orphans,
     limits.stop_in_time,
+    allowances.heed_wants,
+    allowances.stop_without_money,
     health.stop_when_hopeless,
     health.heed_silence,
     health.mend,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from evalfleet.model import AttemptId, MachineId, Micros
+from evalfleet.model import Allowance, AttemptId, MachineId, Micros
 from evalfleet.state import AttemptState, MachineState, RunState
 
 from .finish import grading_is_due
@@ -50,6 +50,15 @@ class RunAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Allow:
+    """Tell the attempt's machine what its model calls may use now, or that they get no more."""
+
+    attempt: AttemptId
+    allowance: Allowance
+    refused: str
+
+
+@dataclass(frozen=True, slots=True)
 class Collect:
     """Bring the attempt's artefacts home."""
 
@@ -75,7 +84,7 @@ class GradeAnswers:
     """Let the benchmark grade the answers of the run, all at once."""
 
 
-Effect = BringUp | Extend | Listen | Mend | RunAttempt | Collect | Stop | TearDown | GradeAnswers
+Effect = BringUp | Extend | Listen | Mend | RunAttempt | Allow | Collect | Stop | TearDown | GradeAnswers
 THE_RUN: Literal["the run"] = "the run"
 """What is not about one machine or one attempt."""
 Owner = MachineId | AttemptId | Literal["the run"]
@@ -128,5 +137,10 @@ def _of_machine(machine: MachineState) -> tuple[Effect, ...]:
 def _of_attempt(state: RunState, attempt: AttemptState) -> tuple[Effect, ...]:
     if attempt.outcome is None:
         ready = state.machines[attempt.machine].phase == "ready"
-        return (RunAttempt(attempt.id),) if ready else ()
+        if not ready:
+            return ()
+        run = RunAttempt(attempt.id)
+        if attempt.untold:
+            return (run, Allow(attempt.id, attempt.allowance, attempt.refused))
+        return (run,)
     return () if attempt.collected is not None else (Collect(attempt.id),)

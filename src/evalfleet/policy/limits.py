@@ -15,8 +15,12 @@ from evalfleet.events import Event, MachineCondemned, MachineExtended, StopReque
 from evalfleet.model import Cause, Micros, Offer, Task, after, seconds_between
 from evalfleet.state import MachineState, RunState
 
+from .allowances import free_usd, kept_back_usd
+
 LAST_CALL_S = 0.05
 """A machine whose remaining time is this short, beside what its deletion takes, is ended."""
+
+SHARED_LEASE_S = 3600.0
 
 
 def stop_in_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -38,20 +42,20 @@ def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
     if state.limits.budget_usd is None:
         return seconds
     least_s = offer.least_life_s if offer.extendable else max(offer.least_life_s, _any_task_s(state, offer))
-    paid_s = affordable_s(offer, _free_usd(state) / _payable(state, offer, sharers, least_s))
+    paid_s = affordable_s(offer, _free_for_machines(state) / _payable(state, offer, sharers, least_s))
     return min(seconds, paid_s) if paid_s >= least_s else 0.0
 
 
 def _payable(state: RunState, offer: Offer, sharers: int, least_s: float) -> int:
     """For how many of them the free money lasts, each for the shortest life that it can have."""
     least_usd = reserved_usd(offer, 0, after(0, least_s))
-    many = sharers if least_usd <= 0 else min(sharers, int(_free_usd(state) / least_usd))
+    many = sharers if least_usd <= 0 else min(sharers, int(_free_for_machines(state) / least_usd))
     return max(1, many)
 
 
 def first_lease_s(state: RunState, offer: Offer) -> float:
     """What a new machine is given to live. It must do for any task if no more can be had later."""
-    lease_s = state.limits.lease_s
+    lease_s = _lease_s(state)
     if not offer.extendable:
         lease_s = max(lease_s, _any_task_s(state, offer))
     return lease_s if offer.max_life_s is None else min(lease_s, offer.max_life_s)
@@ -101,7 +105,7 @@ def _renewed(state: RunState, now: Micros, machine: MachineState) -> Micros:
     offer = machine.offer
     if not offer.extendable:
         return machine.expires_at
-    wanted = _affordable(state, machine, after(now, min(state.limits.lease_s, _time_left_s(state, now))))
+    wanted = _affordable(state, machine, after(now, min(_lease_s(state), _time_left_s(state, now))))
     if offer.max_life_s is not None:
         wanted = min(wanted, after(machine.billed_at, offer.max_life_s))
     # a switch that is set anew cannot act sooner: better the time that it has
@@ -112,7 +116,7 @@ def _affordable(state: RunState, machine: MachineState, wanted: Micros) -> Micro
     if state.limits.budget_usd is None:
         return wanted
     held = reserved_usd(machine.offer, machine.billed_at, machine.ends_at)
-    share = held + max(0.0, _free_usd(state)) / max(1, state.live)
+    share = held + max(0.0, _free_for_machines(state)) / max(1, state.live)
     affordable = affordable_s(machine.offer, share)
     return min(wanted, after(machine.billed_at, min(affordable, 1e9)))
 
@@ -134,8 +138,14 @@ def _time_left_s(state: RunState, now: Micros) -> float:
     return seconds_between(now, after(state.started_at, state.limits.max_duration_s))
 
 
-def _free_usd(state: RunState) -> float:
-    return (state.limits.budget_usd or 0.0) - state.closed_usd - state.reserved_usd
+def _free_for_machines(state: RunState) -> float:
+    return free_usd(state) - kept_back_usd(state)
+
+
+def _lease_s(state: RunState) -> float:
+    """Where models are paid of the same budget, machines do not hold hours of it that they may not need."""
+    shared = state.plan.metering is not None and state.limits.budget_usd is not None
+    return min(state.limits.lease_s, SHARED_LEASE_S) if shared else state.limits.lease_s
 
 
 def _why_ended(state: RunState, now: Micros, machine: MachineState) -> str:

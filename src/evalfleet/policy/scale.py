@@ -10,6 +10,7 @@ from evalfleet.model import MachineId, Micros, Offer, after
 from evalfleet.names import machine_id
 from evalfleet.state import Block, RunState, scopes
 
+from .allowances import at_once
 from .limits import grant_s, never_long_enough, time_is_short, worthwhile
 from .silence import proven_online
 
@@ -38,6 +39,8 @@ def _wanted(state: RunState) -> int:
         return int(_needs_witness(state))
     proved = state.proofs >= state.limits.canary
     ceiling = (state.limits.workers if proved else 1) - state.live
+    if (most := at_once(state)) is not None:
+        ceiling = min(ceiling, -(-most // state.plan.slots) - state.live)
     if len(state.fresh) > 1:
         return max(0, min(ceiling, len(_lanes_without_machine(state))))
     useful = -(-(state.waiting + state.running) // state.plan.slots) - state.live

@@ -10,6 +10,7 @@ from evalfleet.model import MachineId, Micros, Offer, TaskId
 from evalfleet.names import attempt_id
 from evalfleet.state import MachineState, RunState, TaskState
 
+from .allowances import at_once, first_allowance
 from .limits import outlives
 
 LOOK_AHEAD = 16
@@ -23,12 +24,16 @@ def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     """Give one waiting task to one idle machine."""
     if not state.idle or not state.waiting or state.stop is not None:
         return []
+    most = at_once(state)
+    allowance = first_allowance(state)
+    if allowance is None or (most is not None and state.running >= most):
+        return []
     static = len(state.fresh) > 1
     for machine in islice(state.idle, None if static else LOOK_AHEAD):
         task = _pick(state, now, machine)
         if task is not None:
             n = len(state.tasks[task].attempts)
-            return [AttemptStarted(attempt_id(task, n), task, machine)]
+            return [AttemptStarted(attempt_id(task, n), task, machine, allowance)]
     return []
 
 

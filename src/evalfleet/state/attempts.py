@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
+
 from evalfleet import events as ev
-from evalfleet.model import Answered, Broken, Cause, Limits, Micros, Scored, after
+from evalfleet.model import Answered, Broken, Cause, Limits, Metered, Micros, Scored, after
 
 from .machines import heard, refresh_idle
 from .nouns import AttemptState, MachineState, RunState, TaskState
@@ -12,7 +14,9 @@ from .queue import dequeue, enqueue, set_status
 
 def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> None:
     known, machine = state.tasks[event.task], state.machines[event.machine]
-    state.attempts[event.attempt] = AttemptState(event.attempt, event.task, event.machine, at)
+    attempt = AttemptState(event.attempt, event.task, event.machine, at, allowance=event.allowance)
+    state.attempts[event.attempt] = attempt
+    _reserve(state, attempt, 1)
     known.attempts.append(event.attempt)
     set_status(state, known, "running")
     dequeue(state, known)
@@ -22,10 +26,59 @@ def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> No
     state.touched_attempts[event.attempt] = None
 
 
+def _reserve(state: RunState, attempt: AttemptState, sign: int) -> None:
+    state.model_usd.reserved += sign * (attempt.allowance.usd or 0.0)
+    state.model_tokens.reserved += sign * (attempt.allowance.tokens or 0)
+
+
+def allowance_wanted(state: RunState, at: Micros, event: ev.AllowanceWanted) -> None:
+    state.attempts[event.attempt].wanting = event.used
+    state.wanting[event.attempt] = None
+
+
+def allowance_granted(state: RunState, at: Micros, event: ev.AllowanceGranted) -> None:
+    attempt = state.attempts[event.attempt]
+    _reserve(state, attempt, -1)
+    attempt.allowance, attempt.refused = event.allowance, event.refused
+    attempt.wanting, attempt.untold = None, True
+    _reserve(state, attempt, 1)
+    state.wanting.pop(event.attempt, None)
+    state.model_refused = event.refused or state.model_refused
+    state.touched_attempts[event.attempt] = None
+
+
+def allowance_told(state: RunState, at: Micros, event: ev.AllowanceTold) -> None:
+    state.attempts[event.attempt].untold = False
+    state.touched_attempts[event.attempt] = None
+
+
+def _used(state: RunState, attempt: AttemptState, metered: Metered) -> None:
+    """What its model calls used is known now: that is spent, and the rest of its allowance is free again."""
+    attempt.metered = metered
+    _reserve(state, attempt, -1)
+    for purse, used in ((state.model_usd, metered.usd), (state.model_tokens, metered.used_tokens)):
+        purse.spent += used
+        insort(purse.each, float(used))
+    state.metered_calls += metered.calls
+    state.metered_seconds += attempt.seconds
+    state.model_refused = metered.refused or state.model_refused
+
+
+def _never_told(state: RunState, attempt: AttemptState) -> None:
+    """Its machine is gone: all that its calls were allowed may be spent."""
+    _reserve(state, attempt, -1)
+    state.model_usd.lost += attempt.allowance.usd or 0.0
+    state.model_tokens.lost += attempt.allowance.tokens or 0
+
+
 def attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
     attempt = state.attempts[event.attempt]
     attempt.ended_at, attempt.outcome = at, event.outcome
     attempt.seconds, attempt.node = event.seconds, event.node
+    attempt.wanting, attempt.untold = None, False
+    state.wanting.pop(event.attempt, None)
+    if event.metered is not None:
+        _used(state, attempt, event.metered)
     machine, known = state.machines[attempt.machine], state.tasks[attempt.task]
     machine.open.pop(event.attempt, None)
     if machine.phase == "ready" and machine.silent_since is None:
@@ -127,6 +180,10 @@ def _suspect(state: RunState, machine: MachineState, cause: Cause) -> None:
 def attempt_collected(state: RunState, at: Micros, event: ev.AttemptCollected) -> None:
     attempt = state.attempts[event.attempt]
     attempt.collected, attempt.superseded = event.collected, event.superseded
+    if attempt.metered is None and event.metered is not None:
+        _used(state, attempt, event.metered)
+    elif attempt.metered is None:
+        _never_told(state, attempt)
     state.uncollected -= 1
     machine = state.machines[attempt.machine]
     machine.uncollected.pop(event.attempt, None)

@@ -9,7 +9,15 @@ from evalfleet import events as ev
 from evalfleet.errors import JournalForeign
 from evalfleet.model import Micros
 
-from .attempts import attempt_collected, attempt_ended, attempt_graded, attempt_started
+from .attempts import (
+    allowance_granted,
+    allowance_told,
+    allowance_wanted,
+    attempt_collected,
+    attempt_ended,
+    attempt_graded,
+    attempt_started,
+)
 from .machines import (
     controller_started,
     machine_allocated,
@@ -33,7 +41,7 @@ from .machines import (
     machine_unreachable,
     machine_up,
 )
-from .nouns import MachinePhase, RunState, is_ungraded
+from .nouns import MachinePhase, RunState, exceeds, is_ungraded
 from .run import (
     grading_failed,
     grading_requested,
@@ -77,12 +85,14 @@ def apply_record(state: RunState, record: ev.Record) -> None:
 def accepts(state: RunState, event: ev.Event) -> bool:
     """Is this news still news? Effects report late; what a decision has overtaken is dropped."""
     match event:
-        case ev.AttemptEnded(attempt):
-            return state.attempts[attempt].outcome is None
-        case ev.AttemptCollected(attempt):
-            return state.attempts[attempt].collected is None
-        case ev.AttemptGraded(attempt):
-            return attempt in state.regrading or is_ungraded(state, state.attempts[attempt])
+        case (
+            ev.AttemptEnded()
+            | ev.AllowanceWanted()
+            | ev.AllowanceTold()
+            | ev.AttemptCollected()
+            | ev.AttemptGraded()
+        ):
+            return _is_news_of(state, event)
         case ev.StopRequested(_, _, drain):
             return state.ended_at is None and (state.stop is None or (state.stop.drain and not drain))
         case ev.MachineAnswered(machine):
@@ -112,6 +122,24 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return state.machines[event.machine].phase in _NEWS_IN[type(event)]
         case _:
             return True
+
+
+AttemptNews = ev.AttemptEnded | ev.AllowanceWanted | ev.AllowanceTold | ev.AttemptCollected | ev.AttemptGraded
+
+
+def _is_news_of(state: RunState, event: AttemptNews) -> bool:
+    attempt = state.attempts[event.attempt]
+    match event:
+        case ev.AttemptEnded():
+            return attempt.outcome is None
+        case ev.AllowanceWanted(_, used):
+            return attempt.outcome is None and exceeds(attempt, used)
+        case ev.AllowanceTold():
+            return attempt.untold
+        case ev.AttemptCollected():
+            return attempt.collected is None
+        case ev.AttemptGraded():
+            return attempt.id in state.regrading or is_ungraded(state, attempt)
 
 
 _LIVE: tuple[MachinePhase, ...] = ("requested", "queued", "allocated", "up", "ready")
@@ -156,6 +184,9 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.MachineDeleteRefused: machine_delete_refused,
     ev.MachineDeleted: machine_deleted,
     ev.AttemptStarted: attempt_started,
+    ev.AllowanceWanted: allowance_wanted,
+    ev.AllowanceGranted: allowance_granted,
+    ev.AllowanceTold: allowance_told,
     ev.AttemptEnded: attempt_ended,
     ev.AttemptCollected: attempt_collected,
     ev.AttemptGraded: attempt_graded,

@@ -10,7 +10,9 @@ from evalfleet import events as ev
 from evalfleet.cost import billed_usd, idle_usd
 from evalfleet.errors import Scope
 from evalfleet.model import (
+    NO_LIMIT,
     NOT_SAID,
+    Allowance,
     AttemptId,
     Cause,
     Collected,
@@ -18,6 +20,7 @@ from evalfleet.model import (
     Isolated,
     Limits,
     MachineId,
+    Metered,
     Micros,
     Offer,
     Outcome,
@@ -80,6 +83,11 @@ class AttemptState:
     node: str = ""
     collected: Collected | None = None
     superseded: Outcome | None = None
+    metered: Metered | None = None  # what its model calls used, once that is known
+    allowance: Allowance = NO_LIMIT  # what they may use
+    wanting: Metered | None = None  # what they had used when they asked for more, and nobody has decided
+    refused: str = ""  # why they got no more
+    untold: bool = False  # its machine does not know yet what was decided
     grades: list[Grade] = field(default_factory=list[Grade])  # the first one counts
 
 
@@ -191,6 +199,21 @@ class Refusal:
     permanent: bool
 
 
+@dataclass(slots=True)
+class Purse:
+    """What metered model calls use up of one thing, dollars or tokens."""
+
+    spent: float = 0.0  # by attempts that are over
+    lost: float = 0.0  # the most that attempts can have used of which nobody will tell; not in `spent`
+    reserved: float = 0.0  # allowances of those that are not
+    each: list[float] = field(default_factory=list[float])  # what each attempt used, in order of size
+
+    @property
+    def taken(self) -> float:
+        """What nobody else can have."""
+        return self.spent + self.lost + self.reserved
+
+
 @dataclass(slots=True, eq=False)
 class RunState:
     plan: Plan = field(default_factory=lambda: Plan(run="", benchmark=""))
@@ -241,6 +264,14 @@ class RunState:
     closed_usd: float = 0.0
     reserved_usd: float = 0.0
 
+    # what metered model calls have used, and may use; and the attempts that ask for more
+    model_usd: Purse = field(default_factory=Purse)
+    model_tokens: Purse = field(default_factory=Purse)
+    wanting: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    model_refused: str = ""  # why calls were refused for want of money
+    metered_calls: int = 0
+    metered_seconds: float = 0.0  # of the attempts that made them
+
     longest_s: float = 0.0  # of all tasks: how long the longest may take
 
     # what reports and the stop rules count
@@ -290,6 +321,14 @@ class RunState:
     def live(self) -> int:
         """Machines that take or will take work."""
         return len(self.coming) + len(self.ready)
+
+
+def exceeds(attempt: AttemptState, used: Metered) -> bool:
+    """Have its model calls used up what they may, as far as anybody has decided?"""
+    allowed = attempt.allowance
+    return (allowed.usd is not None and used.usd >= allowed.usd) or (
+        allowed.tokens is not None and used.used_tokens >= allowed.tokens
+    )
 
 
 def is_ungraded(state: RunState, attempt: AttemptState) -> bool:

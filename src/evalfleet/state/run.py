@@ -81,7 +81,7 @@ def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None
 def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
     state.stop, state.ended_at, state.status = None, None, "running"
     state.started_at = at
-    state.grading_problem = ""
+    state.grading_problem = state.model_refused = ""
     _ask_anew(state)
     if event.new_files is not None:
         _take_new_files(state, event.new_files)

@@ -256,7 +256,10 @@ def _unpriced(state: RunState) -> int:
 
 
 def _model_usd(attempt: AttemptState) -> float | None:
-    """What its model cost, as it told: money spent on attempts that broke, or came too late, is spent."""
+    """What its model cost, as the meter saw it, else as it told itself: money spent on attempts that broke,
+    or came too late, is spent."""
+    if attempt.metered is not None:
+        return attempt.metered.usd
     told = (outcome.cost_usd for outcome in _outcomes(attempt))
     return next((usd for usd in told if usd is not None), None)
 

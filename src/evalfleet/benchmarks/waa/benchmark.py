@@ -172,6 +172,7 @@ class WaaBenchmark:
             model_usd=MODEL_USD,
             isolation="own",  # a container each, with a virtual machine in it
             settle=ask_for_all_programs,
+            unmeterable="its client runs in a container, where the meter is not reached",
         )
 
     @classmethod

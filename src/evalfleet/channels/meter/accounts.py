@@ -13,6 +13,9 @@ SAME_ERROR_TIMES = 20
 SAME_ERROR_S = 600.0
 FEW = 3  # errors over a long time: this many at least, so that two unlucky calls an hour apart are no pattern
 ERROR_CHARS = 500
+MOST_MODELS = 50
+OTHERS = "others"
+"""What models are called together beyond so many of one attempt: their names are the caller's words."""
 OK = 400  # statuses below it
 _DATED = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|\d{4}|latest)$")
 
@@ -34,6 +37,8 @@ class Account:
         self.throttled = 0
         self.allowed_usd: float | None = None
         self.allowed_tokens: int | None = None
+        self.models: dict[str, dict[str, Any]] = {}  # calls, tokens and money by model
+        self.wanting = False  # a call waits for more money
         self.refused = ""  # why a call was refused for want of money
         self.wedged = ""  # the error that came again and again
         self.last_at = 0.0
@@ -68,9 +73,24 @@ class Account:
             self.usd += usd
         elif call.counts:
             self.unknown += 1
+        if call.counts:
+            self._by_model(call, usd)
         self.throttled += call.status == 429
         self._notice(call)
         self.write(call.line(usd))
+
+    def _by_model(self, call: Call, usd: float | None) -> None:
+        name = call.model if call.model in self.models or len(self.models) < MOST_MODELS else OTHERS
+        sums = self.models.setdefault(name, {"calls": 0, "usd": 0.0, "unknown": 0, "tokens": {}})
+        sums["calls"] += 1
+        sums["usd"] += usd or 0.0
+        sums["unknown"] += usd is None
+        for kind, count in call.tokens.items():
+            sums["tokens"][kind] = sums["tokens"].get(kind, 0) + count
+
+    def can_price(self, model: str) -> bool:
+        """Where money is limited, a call whose cost nobody could tell must not begin."""
+        return self.allowed_usd is None or price_of(self._prices, model) is not None
 
     def _usd(self, call: Call) -> float | None:
         """None where tokens or price are unknown. A call that was refused costs nothing."""
@@ -118,8 +138,10 @@ class Account:
             "in_flight",
             "tokens",
             "usd",
+            "models",
             "unknown",
             "throttled",
+            "wanting",
             "refused",
             "wedged",
             "last_at",
@@ -181,16 +203,14 @@ class Accounts:
     """The attempts of a machine by their keys."""
 
     def __init__(self, prices: Prices, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.prices = prices
+        self.prices = dict(prices)  # the accounts read this one: it is changed, never replaced
         self._by_key: dict[str, Account] = {}
         self._tell = tell
 
     def open(self, key: str, attempt: str, folder: str) -> Account:
-        """An attempt's account; the one it has, if it was opened before."""
-        for known in self._by_key.values():
-            if known.attempt == attempt:
-                return known
-        account = self._by_key[key] = Account(attempt, folder, self.prices)
+        """An attempt's account; if it was opened before, that one, which this key opens from now on, too."""
+        account = self.of(attempt) or Account(attempt, folder, self.prices)
+        self._by_key[key] = account
         return account
 
     def of_key(self, key: str) -> Account | None:
@@ -200,12 +220,17 @@ class Accounts:
         return next((account for account in self._by_key.values() if account.attempt == attempt), None)
 
     def close(self, attempt: str) -> dict[str, Any] | None:
-        for key, account in list(self._by_key.items()):
-            if account.attempt == attempt:
-                del self._by_key[key]
-                account.close()
-                return account.state()
-        return None
+        account = self.of(attempt)
+        if account is None:
+            return None
+        self._by_key = {key: each for key, each in self._by_key.items() if each is not account}
+        account.close()
+        return account.state()
+
+    def waiting(self) -> list[Account]:
+        """Those that have asked for something that nobody has answered yet."""
+        every = {account.attempt: account for account in self._by_key.values()}
+        return [each for each in every.values() if each.wanting or each.refused or each.wedged]
 
     def tell(self, account: Account, what: str) -> None:
         self._tell({"tell": what, **account.state()})

@@ -29,20 +29,28 @@ class Meter:
 
     def __init__(self, orders: dict[str, Any]) -> None:
         self._folder = orders["folder"]
-        self._mask = [value.encode() for value in orders.get("mask", ()) if value]
+        self._port = 0
         self._watchers: set[asyncio.StreamWriter] = set()
         self._over = asyncio.Event()
-        upstreams = {name: Upstream(name, **told) for name, told in orders["upstreams"].items()}
-        self._mask += [each.key.encode() for each in upstreams.values() if each.key]
-        self._accounts = Accounts(orders.get("prices", {}), self._tell)
+        self._accounts = Accounts({}, self._tell)
         context = ssl.create_default_context(cafile=orders.get("ca_file") or None)
-        keep = self._keep if orders.get("keep_calls") else None
-        self._proxy = Proxy(upstreams, self._accounts, context, keep)
+        self._proxy = Proxy({}, self._accounts, context, self._keep)
+        self._obey(orders)
+
+    def _obey(self, orders: dict[str, Any]) -> None:
+        """Take up orders, the first or later ones: a controller after ours may bring another key."""
+        upstreams = {name: Upstream(name, **told) for name, told in orders["upstreams"].items()}
+        self._mask = [value.encode() for value in orders.get("mask", ()) if value]
+        self._mask += [each.key.encode() for each in upstreams.values() if each.key]
+        self._keeps = bool(orders.get("keep_calls"))
+        self._accounts.prices.clear()
+        self._accounts.prices.update(orders.get("prices", {}))
+        self._proxy.pass_to(upstreams, self._keeps)
 
     async def run(self, addresses: list[str], port: int) -> None:
         """Listen, say at which port, and serve until told to end or the folder is gone."""
         servers = [await self._proxy.listen(addresses[0], port)]
-        port = servers[0].sockets[0].getsockname()[1]
+        self._port = port = servers[0].sockets[0].getsockname()[1]
         servers += [await self._proxy.listen(address, port) for address in addresses[1:]]
         path = os.path.join(self._folder, SOCKET)
         servers.append(await asyncio.start_unix_server(self._steer, path, limit=1 << 20))
@@ -76,7 +84,15 @@ class Meter:
             return account.state()
         if verb == "watch":
             self._watchers.add(writer)
-            return {"watching": True}
+            for account in self._accounts.waiting():  # who watched before may not have heard it
+                told = "wants" if account.wanting else "refused" if account.refused else "wedged"
+                asyncio.get_event_loop().call_soon(self._accounts.tell, account, told)
+            return {"port": self._port, "pid": os.getpid()}
+        if verb == "orders":
+            wrong = refusal(asked)
+            if not wrong:
+                self._obey(asked)
+            return {"wrong": wrong}
         if verb == "end":
             self._over.set()
             return {"ending": True}
@@ -95,6 +111,7 @@ class Meter:
         account.allowed_usd = asked.get("usd", account.allowed_usd)
         account.allowed_tokens = asked.get("tokens", account.allowed_tokens)
         account.refused = asked.get("refused", "")
+        account.wanting = False
 
     def _tell(self, told: dict[str, Any]) -> None:
         for writer in self._watchers:
@@ -102,6 +119,8 @@ class Meter:
 
     def _keep(self, account: Account, n: int, what: str, body: bytes) -> None:
         """A call's body as a file beside the list of calls, without keys."""
+        if not self._keeps:
+            return
         for secret in self._mask:
             body = body.replace(secret, MASK)
         folder = os.path.join(account.folder, "calls")
@@ -123,6 +142,7 @@ def refusal(orders: dict[str, Any]) -> str:
 def main(argv: list[str]) -> int:
     """Exit code 2: the orders cannot be carried out; standard error says why in one line."""
     orders = json.loads(sys.stdin.readline())
+    _hide_memory()
     wrong = refusal(orders)
     if not wrong:
         try:
@@ -132,6 +152,14 @@ def main(argv: list[str]) -> int:
             wrong = f"the meter cannot listen at port {orders.get('port', 0)}: {error}; name another or none"
     sys.stderr.write(wrong + "\n")
     return 2
+
+
+def _hide_memory() -> None:
+    """Another process of the same user must not read the keys out of our memory. Linux; best effort."""
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 
 
 def _let_go_of_output() -> None:

@@ -127,11 +127,21 @@ class Proxy:
         context: ssl.SSLContext | None = None,
         keep: Callable[[Account, int, str, bytes], None] | None = None,
     ) -> None:
-        self._upstreams = upstreams
         self._accounts = accounts
-        self._keep = keep
-        self._connections = {name: Connections(each, context) for name, each in upstreams.items()}
+        self._may_keep = keep
+        self._context = context
         self._grants: dict[str, asyncio.Event] = {}
+        self._connections: dict[str, Connections] = {}
+        self.pass_to(upstreams, keep is not None)
+
+    def pass_to(self, upstreams: dict[str, Upstream], keeps: bool) -> None:
+        """From now on, calls go to these upstreams. Those that have begun go on as they are."""
+        self._upstreams = upstreams
+        self._keep = self._may_keep if keeps else None
+        self._connections = {
+            **self._connections,
+            **{name: Connections(each, self._context) for name, each in upstreams.items()},
+        }
 
     async def listen(self, address: str, port: int) -> asyncio.Server:
         return await asyncio.get_event_loop().create_server(
@@ -154,7 +164,7 @@ class Proxy:
             return False
         try:
             request = self._understood(head, await self._body(head, reader, writer))
-            await self._afford(request.account)
+            await self._afford(request)
         except Refusal as refusal:
             writer.write(_refused(refusal))
             await writer.drain()
@@ -201,8 +211,13 @@ class Proxy:
             head, body, upstream, path + (f"?{rest}" if rest else ""), account, model, asked, streams
         )
 
-    async def _afford(self, account: Account) -> None:
+    async def _afford(self, request: Request) -> None:
         """Return once a call may begin. Raises Refusal when no more money is granted."""
+        account = request.account
+        if not account.can_price(request.model) and is_counted(request.path.partition("?")[0]):
+            account.refused = f"no price is known for the model {request.model!r}: add it to [model.prices]"
+            self._accounts.tell(account, "refused")
+            raise Refusal(402, "no_price", f"evalfleet's run has a budget, and {account.refused}")
         if account.wedged:
             raise Refusal(503, "attempt_ended", f"this attempt is being ended: {account.wedged}")
         if account.has_room():
@@ -210,11 +225,13 @@ class Proxy:
         if not account.refused:
             granted = self._grants.setdefault(account.attempt, asyncio.Event())
             granted.clear()
+            account.wanting = True
             self._accounts.tell(account, "wants")
             try:
                 await asyncio.wait_for(granted.wait(), GRANT_S)
             except asyncio.TimeoutError:
                 account.refused = f"no more money was granted within {GRANT_S:g} s"
+            account.wanting = False
             if account.has_room():
                 return
         account.refused = account.refused or "the budget is used up"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import json
 import os
 import stat
 import time
@@ -202,6 +203,7 @@ class Growth:
     def __init__(self, folder: str, patience: float) -> None:
         self.due = NEVER
         self._log = folder + "/log"
+        self._calls = folder + "/meter/calls.jsonl"
         self._out = folder + "/out"
         self._patience = patience
         self._interval = max(0.05, min(patience / 8, LOOK_S))
@@ -214,14 +216,14 @@ class Growth:
         self._since = self._looked = now
         if self._patience < NEVER:
             self.due = now + self._interval
-            self._log_seen = stamp(self._log)
+            self._log_seen = self._written()
 
     def stuck(self, now: float) -> bool:
         """Was nothing written for longer than the patience? To be asked when it is due."""
         if now - self._looked > 2 * self._interval + 1.0:
             self._since += now - self._looked  # we stood still, and so may the job have done
         self._looked = now
-        log = stamp(self._log)
+        log = self._written()
         if log != self._log_seen:
             self._log_seen, self._since, self._sweep = log, now, None
             self._rest(now, self._interval)
@@ -232,6 +234,10 @@ class Growth:
         else:
             self._rest(now, max(self._interval, now - self._began))
         return False
+
+    def _written(self) -> int:
+        """One who asks a model is not stuck, either."""
+        return hash((stamp(self._log), stamp(self._calls)))
 
     def _rest(self, now: float, pause: float) -> None:
         self.due = min(now + pause, max(self._since + self._patience, now + PAUSE_S))
@@ -317,6 +323,7 @@ class Job:
         self.bundle = str(spec.get("bundle") or "")
         self.in_bundle = bool(spec.get("in_bundle"))
         self.graded = bool(spec.get("graded"))
+        self.metered = bool(spec.get("metered"))  # its model calls go through the machine's meter
         self.box = Box.restored(spec.get("box"))
         self.fetch: dict[str, Any] = spec.get("fetch") or {}
         self.log = Log(self.path, int(spec.get("log_cap_bytes") or LOG_CAP))
@@ -398,6 +405,9 @@ class Job:
             size = self.result_bytes()
             if size > RESULT_CAP:
                 told["result_bytes"] = size
+        used = read_file(self.path + "/metered.json", RESULT_CAP) if self.metered else None
+        if used:
+            told["metered"] = json.loads(used)
         if self.detail:
             told["detail"] = self.detail
         elif result is None or self.code != 0:

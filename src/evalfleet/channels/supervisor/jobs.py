@@ -14,6 +14,7 @@ from .grading import Grading
 from .isolation import USER, Box, Host, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
 from .keeper import Keeper, Order
+from .metering import Metering
 from .parcel import has_bundle
 from .processes import (
     age,
@@ -83,6 +84,8 @@ class Jobs:
         self._restock = False
         self._left: list[Job] = []
         self.seals = Seals()
+        self.metering = Metering(selector, self.environ, self._on_meter, self._unmetered)
+        self.wants: Callable[[Job, dict[str, Any]], None] | None = None  # a job's calls wait for more money
 
     @property
     def host(self) -> Host:
@@ -99,8 +102,11 @@ class Jobs:
         self._forgotten = set(ids_in(read_file("forgotten") or b""))
         self._tombstones = os.open("forgotten", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._clean_again()
+        self.metering.restore()
         for name in sorted(os.listdir("jobs")):
             self._restore("jobs/" + name)
+        if not self.metering.port:
+            self._unmetered()
 
     def _restore(self, path: str) -> None:
         if not os.path.exists(path + "/pid"):
@@ -135,6 +141,10 @@ class Jobs:
             self.tell(job)
         self.known[job.id] = job
         return job
+
+    def knows(self, id: str) -> bool:
+        """Was a job of this id ever started here?"""
+        return id in self.known or id in self._forgotten
 
     def _launch(self, job: Job, spec: dict[str, Any]) -> None:
         """Start the job's wrapper. Raises OSError or ValueError; harmless if one runs already."""
@@ -177,6 +187,10 @@ class Jobs:
             self._link(more, job.path + "/work", over=True)
         path = f"{self.home}/{job.path}"
         environ = {**self.environ, **spec.get("env", {}), **spec.get("secrets", {})}
+        if job.metered:
+            environ.update(self.metering.open(job, spec["metered"]))
+            for name in ("NO_PROXY", "no_proxy"):  # the meter is here, whatever is between us and the world
+                environ[name] = ",".join(filter(None, (environ.get(name), "127.0.0.1")))
         environ["EVALFLEET_MACHINE"] = self.home
         environ["EVALFLEET_JOB"] = job.id
         environ["EVALFLEET_OUT"] = path + "/out"
@@ -398,6 +412,32 @@ class Jobs:
             file.write(why)
         self._signal(job, signal.SIGTERM)
 
+    # -- model calls -------------------------------------------------------------------------
+
+    def meter(self, program: bytes, orders: dict[str, Any], done: Callable[[str], None]) -> None:
+        """See to it that the machine has a meter with these orders."""
+        pid = self.metering.begin(program, orders, done)
+        if pid:
+            self._helpers.add(pid)
+
+    def _on_meter(self, told: dict[str, Any]) -> None:
+        """What the meter says unasked of a job that runs."""
+        job = self.live.get(told.get("attempt", ""))
+        if job is None or job.why is not None or job.settling:
+            return
+        if told["tell"] == "wants" and self.wants is not None:
+            self.wants(job, told)
+        elif told["tell"] == "wedged":  # it would go on asking for days
+            self.end(job, "model", job.grace)
+        elif told["tell"] == "refused":
+            self.end(job, "budget", job.grace)
+
+    def _unmetered(self) -> None:
+        """There is no meter any more: what calls models cannot go on, and says nothing about the agent."""
+        for job in [job for job in self.live.values() if job.metered]:
+            if job.why is None and not job.settling:
+                self.end(job, "unmetered", job.grace)
+
     def _signal(self, job: Job, signum: int) -> None:
         # its pid is its own as long as we have not reaped it
         if job.pid is not None and (job.child or self._is_wrapper(job, job.pid, job.born)):
@@ -488,6 +528,8 @@ class Jobs:
         if job.box is not None:
             self._left.append(job)
             self.due = 0.0  # after its end is told: that takes a while
+        if job.metered:
+            self.metering.close(job)
         if not job.graded:
             self._discard(job.path + "/work")
         else:
@@ -519,6 +561,7 @@ class Jobs:
             self._unwatch(job)
             self._finish(job)
         self._open_boxes()
+        self.metering.end()
         return gone
 
     def _kill_children(self, until: float) -> None:
@@ -557,7 +600,7 @@ class Jobs:
 
     def changed_file(self, spec: dict[str, Any]) -> str:
         """A file of its benchmark that was changed since it was verified, if the job would be started now."""
-        if spec["id"] in self.known or spec["id"] in self._forgotten or spec.get("in_bundle"):
+        if self.knows(spec["id"]) or spec.get("in_bundle"):
             return ""
         bundles = [spec.get(key) or "" for key in ("bundle", "task_bundle", "score_bundle")]
         return next((wrong for name in bundles if name and (wrong := self.seals.changed(name))), "")

@@ -143,6 +143,7 @@ def _kill_rest(directory: Path) -> None:
     for job in (directory / "jobs").glob("*/pid"):
         if not job.with_name("exit").exists():
             _kill_recorded(job, *marks, group=True)
+    _kill_recorded(directory / "meter/pid")
     remove_groups(_groups_of(directory))
     if not kill_marked(str(directory), QUIT_S):
         raise OSError("some of its processes cannot be killed")

@@ -39,7 +39,7 @@ WITHOUT_HELLO = frozenset(("hello", "ping", "follow", "unfollow", "expire", "lea
 """What a place asks, or who only looks on. Nothing is answered to who does not show the machine's key."""
 MODULES = (
     *("clients", "files", "follow", "grading", "host", "isolation", "job", "jobs", "keeper"),
-    *("machine", "main", "notices", "parcel", "processes", "seals", "server", "verbs"),
+    *("machine", "main", "metering", "notices", "parcel", "processes", "seals", "server", "verbs"),
 )
 
 
@@ -67,6 +67,7 @@ class Server:
         self.expired = False
         self.notices: Notices | None = None
         self.evicted = False
+        self.jobs.wants = self.on_wants
         self.cpu = cpu_times()
         self.leaving = False
         self.done = False
@@ -236,6 +237,7 @@ class Server:
                 self.clients.refuse(other, None, "stale", f"epoch {epoch} has taken over", close=True)
         client.run, client.epoch = run, epoch
         self.heard = time.monotonic()
+        self.jobs.metering.repeat()
         jobs = {job.id: job.reason or "running" for job in self.jobs.known.values()}
         return {"protocol": max(spoken), "hash": self.hash, "pid": os.getpid(), "jobs": jobs}
 
@@ -243,11 +245,34 @@ class Server:
         wrong = self.jobs.changed_file(message["job"])
         if wrong:
             return {"state": "changed", "detail": wrong}
+        if (
+            message["job"].get("metered")
+            and not self.jobs.metering.port
+            and not self.jobs.knows(message["job"]["id"])
+        ):
+            return {"state": "unmetered"}
         if self.evicted:
             job = self.jobs.start(message["job"], "the machine is to be taken back", "evicted")
         else:
             job = self.jobs.start(message["job"], "the machine has expired" if self.expired else "")
         return {"state": "running" if job is not None and job.reason is None else "ended"}
+
+    def meter(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Answered when the machine's meter has these orders. They hold keys: they are kept nowhere."""
+
+        def done(wrong: str) -> None:
+            self.clients.answer(
+                client, {"n": message.get("n"), "state": "wrong" if wrong else "here", "detail": wrong}
+            )
+
+        self.jobs.meter(a2b_base64(message["program"]), message["orders"], done)
+        return None
+
+    def allow(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """How much a job's model calls may use in all, or why they get no more."""
+        if message["job"] in self.jobs.live and self.jobs.metering.port:
+            self.jobs.metering.limit(message["job"], message)
+        return {}
 
     def seal(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Set-up is over: what it made of a bundle's files is what they must be."""
@@ -395,6 +420,12 @@ class Server:
         for client, n in self.waiting.pop(job.id, ()):
             self.clients.answer(client, {"n": n})
 
+    def on_wants(self, job: Job, told: dict[str, Any]) -> None:
+        """A job's model calls wait for more money: only a controller can grant it."""
+        self.clients.push(
+            {"push": "wants", "job": job.id, "metered": {"usd": told["usd"], "tokens": told["tokens"]}}
+        )
+
     def beat(self, now: float) -> None:
         self.beat_at = now + BEAT_S
         self.jobs.tidy(now)
@@ -432,6 +463,8 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "put": Server.put,
     "verify": Server.verify,
     "seal": Server.seal,
+    "meter": Server.meter,
+    "allow": Server.allow,
     "isolation": Server.isolation,
     "leave": Server.leave,
     "expire": Server.set_expiry,

@@ -1,0 +1,307 @@
+"""The machine's meter of model calls: how its supervisor starts it, finds it again, and asks it.
+
+The meter is a process of its own in the folder `meter`, so that calls go on while no supervisor lives. The
+real keys come with the controller's orders, go to the meter through a pipe, and are in no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import selectors
+import socket
+import sys
+
+from .files import make_folder, read_file, write_atomic
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .job import Job
+
+FOLDER = "meter"
+SOCKET = FOLDER + "/meter.sock"
+PROGRAM = FOLDER + "/meter.pyz"
+PID = FOLDER + "/pid"
+CALLS = "calls.jsonl"
+ANSWER_S = 5.0
+PIPE_BYTES = 1 << 20
+MOST_SAID = 1 << 20
+LIST_CAP = 64 << 20
+SETPIPE_SZ = 1031
+SUMS = ("usd", "calls", "unknown", "throttled", "tokens", "models", "refused", "wedged")
+TOKENS = ("in", "cached", "cache_write", "out", "reasoning")
+
+
+class Metering:
+    """The meter as its supervisor sees it. The working directory is the machine's.
+
+    `news` is called with what the meter tells unasked, `gone` when it is found to have ended.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        environ: dict[str, str],
+        news: Callable[[dict[str, Any]], None],
+        gone: Callable[[], None],
+    ) -> None:
+        self.port = 0  # 0: there is no meter
+        self._selector = selector
+        self._environ = environ
+        self._news = news
+        self._gone = gone
+        self._watch: socket.socket | None = None
+        self._said = b""
+        self._starting: list[Callable[[str], None]] = []
+
+    # -- its life ----------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Find the meter that a supervisor before us has started."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            self._begin_watch()
+
+    def begin(self, program: bytes, orders: dict[str, Any], done: Callable[[str], None]) -> int:
+        """Give the meter its orders, and start it if there is none. `done` is told what is wrong, or "".
+
+        Returns the pid of a new one, else 0.
+        """
+        if self.port:
+            done(str(self.ask({"do": "orders", **orders}).get("wrong", "")))
+            return 0
+        self._starting.append(done)
+        if len(self._starting) > 1:
+            return 0
+        try:
+            return self._start(program, orders)
+        except OSError as err:
+            self._started(f"the meter cannot be started: {err}")
+            return 0
+
+    def _start(self, program: bytes, orders: dict[str, Any]) -> int:
+        import subprocess  # only here: it is slow to load
+
+        make_folder(FOLDER)
+        os.chmod(FOLDER, 0o700)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET)
+        with open(PROGRAM, "wb") as file:
+            file.write(program)
+        reading, writing = os.pipe()
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(writing, SETPIPE_SZ, PIPE_BYTES)  # so that we need not wait for its first steps
+            process = subprocess.Popen(
+                (sys.executable, "-I", "-S", PROGRAM),
+                stdin=reading,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=self._environ,
+                start_new_session=True,
+            )
+            _write_all(writing, _line({"folder": FOLDER, **orders}))
+        finally:
+            os.close(reading)
+            os.close(writing)
+        write_atomic(PID, (read_file(f"/proc/{process.pid}/stat") or b"%d\n" % process.pid).decode())
+        assert process.stdout is not None
+        output = os.dup(process.stdout.fileno())
+        process.stdout.close()
+        process.returncode = 0  # whoever reaps our children reaps it
+        said = bytearray()
+
+        def heard(key: selectors.SelectorKey, events: int) -> None:
+            data = os.read(output, 1 << 16)
+            said.extend(data)
+            if data and b"\n" not in said:
+                return
+            self._selector.unregister(output)
+            os.close(output)
+            self._on_first_line(bytes(said))
+
+        self._selector.register(output, selectors.EVENT_READ, heard)
+        return int(process.pid)
+
+    def _on_first_line(self, said: bytes) -> None:
+        try:
+            json.loads(said)["port"]
+            self._begin_watch()
+        except (OSError, ValueError, KeyError, TypeError):
+            lines = said.decode("utf-8", "replace").strip().splitlines()
+            return self._started(lines[-1] if lines else "the meter ended at once")
+        return self._started("")
+
+    def _started(self, wrong: str) -> None:
+        waiting, self._starting = self._starting, []
+        for done in waiting:
+            done(wrong)
+
+    def _begin_watch(self) -> None:
+        sock = _connected()
+        try:
+            sock.sendall(_line({"do": "watch"}))
+            first, _, self._said = _first_line(sock).partition(b"\n")
+            self.port = int(json.loads(first)["port"])
+        except BaseException:
+            sock.close()
+            raise
+        sock.setblocking(False)
+        self._watch = sock
+        self._selector.register(sock, selectors.EVENT_READ, self._on_watch)
+
+    def _on_watch(self, key: selectors.SelectorKey, events: int) -> None:
+        sock = self._watch
+        if sock is None:
+            return
+        try:
+            data = sock.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or len(self._said) > MOST_SAID:
+            self._leave()
+            self._gone()
+            return
+        *lines, self._said = (self._said + data).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "tell" in told:
+                self._news(told)
+
+    def _leave(self) -> None:
+        if self._watch is not None:
+            self._selector.unregister(self._watch)
+            self._watch.close()
+        self._watch, self.port, self._said = None, 0, b""
+
+    def repeat(self) -> None:
+        """Let the meter tell again what it waits for: a controller has come."""
+        if self._watch is not None:
+            with contextlib.suppress(OSError):
+                self._watch.send(_line({"do": "watch"}))
+
+    def end(self) -> None:
+        """The machine is for somebody else now, whose calls another meter counts."""
+        if self.port:
+            with contextlib.suppress(OSError, ValueError):
+                self.ask({"do": "end"})
+        self._leave()
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Raises OSError, ValueError."""
+        with _connected() as sock:
+            sock.sendall(_line(question))
+            answer: dict[str, Any] = json.loads(_first_line(sock))
+            return answer
+
+    def open(self, job: Job, metered: dict[str, Any]) -> dict[str, str]:
+        """The variables by which a job's command finds the meter, with a key of its own. Raises OSError."""
+        key = "ef-" + os.urandom(20).hex()
+        folder = f"{job.path}/{FOLDER}"
+        make_folder(folder)
+        os.chmod(folder, 0o700)
+        limits = {name: metered[name] for name in ("usd", "tokens") if metered.get(name) is not None}
+        try:
+            self.ask({"do": "open", "attempt": job.id, "key": key, "folder": folder, **limits})
+        except ValueError as err:
+            raise OSError(errno.EPROTO, f"the meter answered nonsense: {err}") from None
+        url = f"http://127.0.0.1:{self.port}"
+        given: dict[str, str] = metered["env"]
+        return {name: text.replace("{url}", url).replace("{key}", key) for name, text in given.items()}
+
+    def limit(self, job: str, limits: dict[str, Any]) -> None:
+        """What a job may use in all, or why it gets no more. Raises OSError, ValueError."""
+        told = {name: limits[name] for name in ("usd", "tokens", "refused") if limits.get(name) is not None}
+        self.ask({"do": "limit", "attempt": job, **told})
+
+    def close(self, job: Job) -> None:
+        """Once a job has ended: what it used, in a file of its own; and its calls are an artefact of it."""
+        sums: dict[str, Any] = {}
+        if self.port:
+            with contextlib.suppress(OSError, ValueError):
+                sums = self.ask({"do": "close", "attempt": job.id})
+        folder = f"{job.path}/{FOLDER}"
+        if "usd" not in sums:
+            sums = _sums_of(folder)
+        told = {name: sums[name] for name in SUMS if name in sums}
+        with contextlib.suppress(OSError):
+            write_atomic(f"{job.path}/metered.json", json.dumps(told))
+        for name in (CALLS, "calls"):
+            with contextlib.suppress(OSError):  # it made none, or has put a folder of its own there
+                os.replace(f"{folder}/{name}", f"{job.path}/out/{name}")
+
+
+def _sums_of(folder: str) -> dict[str, Any]:
+    """What a job used, from the list of its calls: its meter is gone. What was in flight is unknown."""
+    ended: dict[int, dict[str, Any]] = {}
+    begun: set[int] = set()
+    for line in (read_file(f"{folder}/{CALLS}", LIST_CAP) or b"").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            call = json.loads(line)
+            begun.add(call["n"])
+            if "status" in call:
+                ended[call["n"]] = call
+    tokens: dict[str, int] = {}
+    models: dict[str, dict[str, Any]] = {}
+    unknown = len(begun) - len(ended)
+    for call in ended.values():
+        of_model = models.setdefault(
+            str(call.get("model")), {"calls": 0, "usd": 0.0, "unknown": 0, "tokens": {}}
+        )
+        of_model["calls"] += 1
+        of_model["usd"] += call.get("usd", 0.0)
+        of_model["unknown"] += "usd" not in call
+        unknown += "usd" not in call
+        for kind in TOKENS:
+            for sums in (tokens, of_model["tokens"]):
+                if kind in call:
+                    sums[kind] = sums.get(kind, 0) + call[kind]
+    usd = sum(call.get("usd", 0.0) for call in ended.values())
+    throttled = sum(call["status"] == 429 for call in ended.values())
+    return {
+        "usd": usd,
+        "calls": len(begun),
+        "unknown": unknown,
+        "throttled": throttled,
+        "tokens": tokens,
+        "models": models,
+    }
+
+
+def _connected() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(ANSWER_S)
+        sock.connect(SOCKET)  # relative: an address holds 108 bytes
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _first_line(sock: socket.socket) -> bytes:
+    said = b""
+    while b"\n" not in said:
+        data = sock.recv(1 << 16)
+        if not data:
+            raise OSError(errno.EPIPE, "the meter hung up")
+        said += data
+    return said
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,188 @@
+"""Whose models a run calls: `[model]` of evalfleet.toml and the benchmark tell, and calls are metered so."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+
+from evalfleet.errors import RequestError
+from evalfleet.model import Metering, ModelApi
+from evalfleet.names import hint
+from evalfleet.toml_tables import convert
+
+KINDS = ("in", "cached", "cache_write", "out")
+MILLION = 1e6
+DEAREST = 1e5
+_SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Vendor(Struct, frozen=True):
+    """An API of models: where it is, how its key is sent, and what its clients read in the environment."""
+
+    url: str
+    header: str
+    keys: tuple[str, ...]
+    urls: Mapping[str, str]
+    """Variable -> what comes after the address of the API."""
+    endpoint: str = ""
+    """The variable that says where it is, if everybody has one of their own."""
+
+
+VENDORS = {
+    "openai": Vendor(
+        "https://api.openai.com",
+        "authorization",
+        ("OPENAI_API_KEY",),
+        {"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1"},
+    ),
+    "anthropic": Vendor(
+        "https://api.anthropic.com", "x-api-key", ("ANTHROPIC_API_KEY",), {"ANTHROPIC_BASE_URL": ""}
+    ),
+    "gemini": Vendor(
+        "https://generativelanguage.googleapis.com",
+        "x-goog-api-key",
+        ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+        {"GOOGLE_GEMINI_BASE_URL": "", "GEMINI_API_BASE": ""},
+    ),
+    "azure": Vendor(
+        "",
+        "api-key",
+        ("AZURE_OPENAI_API_KEY", "AZURE_API_KEY"),
+        {"AZURE_OPENAI_ENDPOINT": "", "AZURE_API_BASE": ""},
+        "AZURE_OPENAI_ENDPOINT",
+    ),
+}
+GATEWAY = "gateway"
+
+
+class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of `[model]`."""
+
+    key: str | tuple[str, ...] = ()
+    upstream: str = ""
+    prices: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rpm: float | None = None
+    tpm: float | None = None
+    concurrency: int | None = None
+
+
+def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
+    """RequestError names the key. What stands under `key` is never shown: it may be a value."""
+    found = convert(dict(table), ModelTable, where)
+    if not all(_SECRET.fullmatch(name) for name in names_of(found.key)):
+        raise RequestError(
+            f"{where}: 'key' must be the name of a variable such as \"OPENAI_API_KEY\", never its value"
+        )
+    for name in ("rpm", "tpm", "concurrency"):
+        value = getattr(found, name)
+        if value is not None and not 0 < value < 1e12:
+            raise RequestError(f"{where}: {name!r} is {value}; write a number above 0, or leave it out")
+    if found.upstream:
+        check_url(found.upstream, f"{where}: 'upstream'")
+    if found.upstream and not found.key:
+        raise RequestError(f"{where}: 'upstream' needs 'key', the name of the variable that holds its key")
+    _prices(found.prices, where)
+    return found
+
+
+def names_of(key: str | Sequence[str]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def check_url(url: str, where: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1"):
+        return
+    if parts.scheme != "https" or not parts.hostname:
+        raise RequestError(f"{where} is {url[:80]!r}; write an address that begins with https://")
+    if parts.username or parts.password:
+        raise RequestError(f"{where} has a user or password in it; name its key under 'key' instead")
+
+
+def _prices(table: Mapping[str, Any], where: str) -> dict[str, dict[str, float]]:
+    """US dollars for a token; the table has them for a million, as price lists do."""
+    found: dict[str, dict[str, float]] = {}
+    for model, given in table.items():
+        at = f"{where[:-1] if where.endswith(']') else where}.prices]: {model!r}"
+        if not isinstance(given, dict):
+            raise RequestError(f"{at} must be a table such as {{in = 2.50, out = 10}}, for a million tokens")
+        told = cast("dict[str, Any]", given)
+        for kind, usd in told.items():
+            if kind not in KINDS:
+                raise RequestError(f"{at} has {kind!r}; {hint(kind, KINDS)}")
+            number = isinstance(usd, int | float) and not isinstance(usd, bool) and math.isfinite(usd)
+            if not number or not 0 < usd <= DEAREST:
+                raise RequestError(f"{at}: {kind!r} is {usd!r}; write dollars above 0 for a million tokens")
+        if "in" not in told:
+            raise RequestError(f"{at} does not say what input costs; write in = DOLLARS")
+        found[model] = {kind: usd / MILLION for kind, usd in told.items()}
+    return found
+
+
+def metering_of(
+    table: ModelTable | None,
+    named: Sequence[str],
+    secrets: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    where: str,
+    keep_calls: bool = False,
+) -> Metering | None:
+    """How the run's calls are metered; None if nobody has named a secret that is a model's key.
+
+    `named` are those that the benchmark names, `secrets` all that it needs. A key of `[model]` that the
+    benchmark does not ask for is metered if there is a value for it.
+    """
+    table = table or ModelTable()
+    wanted = [name for name in names_of(table.key) if name in secrets or environ.get(name)]
+    wanted = list(dict.fromkeys((*wanted, *named)))
+    if not wanted:
+        return None
+    if table.upstream:
+        if len(wanted) > 1:
+            raise RequestError(f"{where}: 'upstream' takes one key; name one under 'key', not {len(wanted)}")
+        apis = [_gateway(table.upstream, wanted[0])]
+    else:
+        apis = [_api(name, environ, where) for name in wanted]
+    return Metering(
+        tuple({api.name: api for api in apis}.values()),
+        _prices(table.prices, where),
+        "[model.prices]" if table.prices else "",
+        keep_calls,
+        table.concurrency,
+        table.rpm,
+        table.tpm,
+    )
+
+
+def _api(secret: str, environ: Mapping[str, str], where: str) -> ModelApi:
+    """The vendor whose key this is, by the name of the variable."""
+    for name, vendor in VENDORS.items():
+        if secret in vendor.keys:
+            url = environ.get(vendor.endpoint, "") if vendor.endpoint else vendor.url
+            if not url:
+                raise RequestError(f"{secret} is the key of an API at ${vendor.endpoint}; set that, too")
+            check_url(url, vendor.endpoint or name)
+            variables = {secret: "{key}", **_urls(vendor, name)}
+            return ModelApi(name, url.rstrip("/"), secret, vendor.header, variables)
+    known = ", ".join(key for vendor in VENDORS.values() for key in vendor.keys)
+    raise RequestError(
+        f"{where}: {secret} is the key of no API that is known ({known}); say under 'upstream' where it is"
+    )
+
+
+def _gateway(url: str, secret: str) -> ModelApi:
+    """One that speaks for all vendors, by whatever API it is asked."""
+    variables = {secret: "{key}"}
+    for vendor in VENDORS.values():
+        variables |= {vendor.keys[0]: "{key}", **_urls(vendor, GATEWAY)}
+    return ModelApi(GATEWAY, url.rstrip("/").removesuffix("/v1"), secret, "authorization", variables)
+
+
+def _urls(vendor: Vendor, name: str) -> dict[str, str]:
+    return {variable: f"{{url}}/{name}{path}" for variable, path in vendor.urls.items()}

@@ -1,0 +1,222 @@
+"""Model calls of attempts go through the machine's meter: counted, priced, limited, and without the key."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from evalfleet.events import AttemptEnded, AttemptStarted
+from evalfleet.model import Broken
+from tests.e2e.harness import Fleet, processes, task
+from tests.planted import holding
+from tests.waiting import until
+
+KEY = "sk-real-key-of-the-stand-in"
+PRICES = "[model.prices]\nany = {in = 2, cached = 1, cache_write = 3, out = 8}\n"
+AGENT = """
+import json, os, sys, time, urllib.request
+
+def call(model="any", path="/chat/completions"):
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "say words"}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, body, headers)
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+def score(value):
+    with open(os.environ["EVALFLEET_OUT"] + "/result.json", "w") as file:
+        json.dump({"score": value}, file)
+
+def gate(name):
+    while not os.path.exists("FOLDER/gates/" + name):
+        time.sleep(0.03)
+
+attempt = int(os.environ["EVALFLEET_ATTEMPT"])
+open("FOLDER/marks/%s.%s.%s" % (os.environ["EVALFLEET_TASK_ID"], attempt, os.getpid()), "w").close()
+exec(sys.argv[1])
+"""
+
+
+class Served:
+    """The stand-in for the models' APIs, as a process."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def sums(self) -> dict[str, Any]:
+        with urlopen(f"{self.url}/served") as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def usd(self) -> float:
+        tokens = self.sums()["tokens"]
+        cached, written = tokens.get("cached", 0), tokens.get("cache_write", 0)
+        plain = tokens.get("in", 0) - cached - written
+        return float(plain * 2 + cached * 1 + written * 3 + tokens.get("out", 0) * 8) / 1e6
+
+
+@pytest.fixture
+def models() -> Iterator[Served]:
+    command = (sys.executable, "-m", "standins.models")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Served(process.stdout.readline().strip().partition("=")[2].removesuffix("/v1"))
+        finally:
+            process.kill()
+
+
+def metered(
+    fleet: Fleet, models: Served, tasks: list[dict[str, Any]], more: str = PRICES, **keys: Any
+) -> None:
+    fleet.environ["OPENAI_API_KEY"] = KEY
+    fleet.config(f'[model]\nkey = "OPENAI_API_KEY"\nupstream = "{models.url}"\n{more}')
+    keys = {"secrets": ["OPENAI_API_KEY"], **keys}
+    command = [sys.executable, "agent.py", "{params.do}"]
+    fleet.bench(tasks, command=command, files=["agent.py"], **keys)
+    (fleet.folder / "agent.py").write_text(AGENT.replace("FOLDER", str(fleet.folder)))
+    for name in ("marks", "gates"):
+        (fleet.folder / name).chmod(0o777)
+
+
+def calls_of(fleet: Fleet, attempt: str) -> list[dict[str, Any]]:
+    path = fleet.home / f"r/{attempt.rpartition('.')[0]}/{attempt}/calls.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if "status" in line]
+
+
+def models_usd(fleet: Fleet) -> Any:
+    results = fleet.results()
+    assert results["status"] == "done", (results["status"], results["cost"], fleet.state().status)
+    return results["cost"]["models_usd"]
+
+
+def written(fleet: Fleet, attempt: str) -> bytes:
+    """The list of an attempt's calls while it runs."""
+    found = (fleet.home / ".machines").glob(f"*/jobs/{attempt}/meter/calls.jsonl")
+    return b"".join(path.read_bytes() for path in found)
+
+
+def meters(fleet: Fleet) -> list[int]:
+    return [int(path.read_text().split()[0]) for path in (fleet.home / ".machines").glob("*/meter/pid")]
+
+
+def test_calls_are_counted_priced_and_kept_and_the_key_is_nowhere(fleet: Fleet, models: Served) -> None:
+    show = "print(os.environ); gate('go'); "
+    metered(
+        fleet,
+        models,
+        [task("a", f"{show}[call() for _ in range(3)]; score(1)"), task("b", "call(); score(0)")],
+    )
+    run = fleet.start_run("--json", "--workers", "2")
+    fleet.started("a.0")
+    (meter, *_) = until(lambda: meters(fleet))
+    alive = fleet.alive()
+    having = {pid for pid, argv, environ in processes() if pid in alive and KEY in argv + environ}
+    assert meter in alive
+    assert having == {run.pid}
+    assert not holding(fleet.home, KEY)
+    fleet.open_gate("go")
+    assert run.wait().code == 0
+    assert KEY not in fleet("logs", "r", "a").out
+    assert [call["status"] for call in calls_of(fleet, "a.0")] == [200, 200, 200]
+    assert len(calls_of(fleet, "b.0")) == 1
+    results = fleet.results()
+    assert results["cost"]["models_usd"] == pytest.approx(models.usd(), abs=1e-6)
+    assert models.sums()["calls"] == 4
+    assert not holding(fleet.home, KEY)
+    fleet.settled()
+
+
+def test_the_money_of_an_attempt_that_broke_is_counted(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task("a", "call(); call(); score(1) if attempt else sys.exit(3)")])
+    assert fleet.run().code == 0
+    ended = fleet.recorded(AttemptEnded, 2)
+    assert [each.metered.calls for each in ended if each.metered] == [2, 2]
+    assert isinstance(ended[0].outcome, Broken)
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_a_meter_that_is_killed_breaks_its_attempts_and_the_next_ones_get_another(
+    fleet: Fleet, models: Served
+) -> None:
+    metered(fleet, models, [task("a", "call(); attempt or gate('never'); call(); score(1)")])
+    run = fleet.start_run()
+    fleet.started("a.0")
+    until(lambda: b'"status":200' in written(fleet, "a.0"))
+    (meter,) = meters(fleet)
+    os.kill(meter, signal.SIGKILL)
+    assert run.wait().code == 0
+    first, second = fleet.recorded(AttemptEnded, 2)
+    assert isinstance(first.outcome, Broken)
+    assert (first.outcome.cause, first.outcome.detail) == (
+        "internal",
+        "the meter of its model calls was ended",
+    )
+    assert first.metered is not None
+    assert second.metered is not None
+    assert (first.metered.calls, second.metered.calls) == (1, 2)
+    assert first.metered.usd + second.metered.usd == pytest.approx(models.usd(), abs=1e-6)
+    fleet.settled()
+
+
+def test_the_meter_outlives_supervisor_and_controller_and_is_found_again(
+    fleet: Fleet, models: Served
+) -> None:
+    metered(fleet, models, [task("a", "call(); gate('go'); call(); score(1)"), task("b", "call(); score(1)")])
+    run = fleet.start_run()
+    fleet.started("a.0")
+    until(lambda: models.sums()["calls"] == 1)
+    run.kill()
+    ((_, supervisor),) = fleet.supervisors().items()
+    os.kill(supervisor, signal.SIGKILL)
+    before = meters(fleet)
+    fleet.open_gate("go")
+    until(lambda: models.sums()["calls"] == 2)
+    assert fleet("resume", "r").code == 0
+    assert len(fleet.recorded(AttemptStarted, 2)) == 2
+    ended = fleet.recorded(AttemptEnded, 2)
+    assert sorted(each.metered.calls for each in ended if each.metered) == [1, 2]
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+    assert len(before) == 1
+    fleet.settled()
+
+
+def test_the_same_error_again_and_again_ends_the_attempt(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task("a", "while attempt < 1: call('any+500')\ncall(); score(1)")])
+    assert fleet.run().code == 0
+    first, _ = fleet.recorded(AttemptEnded, 2)
+    assert isinstance(first.outcome, Broken)
+    assert first.outcome.cause == "model"
+    assert "fail with 500" in first.outcome.detail
+    assert fleet.results()["causes"] == {"model": 1}
+
+
+def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) -> None:
+    ask = "[{'role': 'user', 'content': 'say words'}]"
+    clients = (
+        "import anthropic, openai\n"
+        "from google import genai\n"
+        f"openai.OpenAI().chat.completions.create(model='any', messages={ask})\n"
+        f"anthropic.Anthropic().messages.create(model='any', max_tokens=9, messages={ask})\n"
+        "client = genai.Client()\n"
+        "client.models.generate_content(model='any', contents='say words')\n"
+        f"openai.AzureOpenAI(api_version='2024-10-21').chat.completions.create(model='any', messages={ask})\n"
+        "score(1)"
+    )
+    metered(fleet, models, [task("a", clients)])
+    done = fleet.run("--attempts", "1")
+    assert done.code == 0, fleet("logs", "r", "a").out
+    assert len(calls_of(fleet, "a.0")) == 4
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
