@@ -14,7 +14,7 @@ import pytest
 
 from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
 from tests.lab.clients import needs_lab, session, ssh
-from tests.waiting import suspend, until
+from tests.waiting import PATIENCE_S, suspend, until
 
 pytestmark = needs_lab
 
@@ -261,3 +261,15 @@ def test_without_root_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_rootfs_without_sshd_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="install openssh-server there"):
         Lab.create(1, rootfs=tmp_path)
+
+
+def test_a_host_has_a_limit_of_processes() -> None:
+    with Lab.create(1, limits=HostLimits(pids=60)) as made:
+        (host,) = made.hosts
+        many = "i=0; while [ $i -lt 200 ]; do sleep 60 >/dev/null 2>&1 & i=$((i+1)); done"
+        started = subprocess.run(
+            made.client.ssh(host, many), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert started.returncode != 0
+        assert "fork" in started.stderr.lower()
+        assert 20 < len(host.processes()) <= 60

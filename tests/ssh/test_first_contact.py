@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +18,7 @@ from evalfleet.channels.ssh.host_home import HostFacts
 from evalfleet.errors import PlaceError
 from evalfleet.model import Needs
 from evalfleet.places.ssh.examination import missing
-from tests.waiting import PATIENCE_S
+from tests.desk import Desk
 
 from .fleet import HOME_ID, Fleet, bring_up, fleet, keygen
 
@@ -48,18 +46,8 @@ def evalfleet(folder: Path, made: Fleet, *words: str, **settings: object) -> tup
     given = {**made.settings(), **settings}
     keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
     (folder / "evalfleet.toml").write_text(f'[places.lab]\nkind = "ssh"\n{keys}')
-    done = subprocess.run(
-        [sys.executable, "-m", "evalfleet", *words],
-        cwd=folder,
-        env={**os.environ, "EVALFLEET_HOME": str(folder / "results")},
-        stdin=subprocess.DEVNULL,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    done = Desk(folder, folder / "results").start(*words).wait()
+    return done.code, done.said
 
 
 def test_a_run_ends_at_once_when_every_host_that_answers_needs_somebody(
@@ -100,7 +88,7 @@ def test_the_key_of_a_single_host_can_be_pasted(strangers: Fleet, tmp_path: Path
 
 def checks_of(said: str) -> dict[str, Any]:
     """Host -> what `doctor --json` found there."""
-    return {check["name"]: check for check in json.loads(said)["lab"]}
+    return {check["name"]: check for check in json.loads(said.splitlines()[0])["lab"]}
 
 
 def test_doctor_reaches_every_host_and_says_what_to_do(strangers: Fleet, tmp_path: Path) -> None:
@@ -159,7 +147,7 @@ def test_a_changed_key_cannot_be_trusted_away(strangers: Fleet, tmp_path: Path) 
     before = strangers.known_hosts.read_text()
     code, said = evalfleet(tmp_path / "f", strangers, "doctor", "lab", "--trust", "--yes", "--json")
     assert code == 4
-    check = checks_of(said[said.index("{") :])[changed.name]
+    check = checks_of(said)[changed.name]
     assert (check["facts"]["key"], check["found"]) == ("CHANGED", "THE HOST KEY HAS CHANGED")
     assert strangers.known_hosts.read_text() == before
 

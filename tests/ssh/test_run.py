@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from evalfleet.journal import Store
 from evalfleet.state import fold
@@ -117,3 +120,41 @@ def test_a_host_set_aside_is_said_so(hosts: Fleet, tmp_path: Path) -> None:
     assert results(folder)["scored"] == 12
     note = f"evalfleet: note: {bad.name} is set aside for 30 s: attempts broke there, or it fell silent"
     assert said.splitlines().count(note) == 1, said
+
+
+ISOLATED = """\
+name = "b"
+tasks = [{id = "t_1"}, {id = "t_2"}, {id = "t_3"}]
+command = ["sh", "run.sh", "{task_id}"]
+files = ["run.sh"]
+timeout_s = 60
+"""
+INTRUDER = """\
+id -u >"$EVALFLEET_OUT/uid"
+cat HOME/.evalfleet/*/*/key >"$EVALFLEET_OUT/key" 2>/dev/null
+echo "exit 0" >run.sh
+echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: sshd lets the user in that it runs as")
+def test_attempts_on_a_host_where_we_are_root_are_users_of_their_own(hosts: Fleet, tmp_path: Path) -> None:
+    folder, host = tmp_path / "f", hosts.hosts[0]
+    write(folder, hosts, 1)
+    settings = hosts.settings(hosts=[host.name], isolation="user")
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    (folder / "evalfleet.toml").write_text(f'[places.lab3]\nkind = "ssh"\n{keys}')
+    (folder / "b.toml").write_text(ISOLATED)
+    (folder / "run.sh").write_text(INTRUDER.replace("HOME", str(host.home)))
+    run = start(folder, "run", "b.toml", "--on", "lab3", "--name", "r")
+    run.finish()
+    attempts = [folder / "results" / task["artifacts"] for task in results(folder)["tasks"]]
+    users = [int((attempt / "uid").read_text()) for attempt in attempts]
+    assert len(set(users)) == 3
+    assert 0 not in users
+    assert [(attempt / "key").read_text() for attempt in attempts] == ["", "", ""], (
+        "the machine's key was read"
+    )
+    state = fold(Store.open(folder / "results", create=False, read_only=True).read("r"))
+    assert [machine.isolated.kind for machine in state.machines.values()] == ["user"]
+    assert not list(host.home.iterdir()), "something is left on the host"

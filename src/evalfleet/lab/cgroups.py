@@ -25,6 +25,9 @@ class HostLimits(NamedTuple):
 
     memory_bytes: int | None = None
     cpus: float | None = None
+    pids: int | None = 4096
+    """Processes and threads. It protects this machine from what runs on a host; so where no control group can
+    count them, there is no limit."""
 
 
 class Mount(NamedTuple):
@@ -39,12 +42,16 @@ class Layout(NamedTuple):
     unified: Path
     memory: Path | None
     cpu: Path | None
+    pids: Path | None
 
     def tops(self) -> list[Path]:
-        return [self.unified, *(path for path in (self.memory, self.cpu) if path is not None)]
+        return [self.unified, *self._legacy()]
+
+    def _legacy(self) -> list[Path]:
+        return [path for path in (self.memory, self.cpu, self.pids) if path is not None]
 
     def host(self, name: str, limits: HostLimits) -> Group:
-        legacy = [path / name for path in (self.memory, self.cpu) if path is not None]
+        legacy = [path / name for path in self._legacy()]
         group = Group(self.unified / name, legacy)
         for path in (group.path, *legacy):
             path.mkdir(exist_ok=True)
@@ -52,6 +59,8 @@ class Layout(NamedTuple):
             self._limit_memory(name, limits.memory_bytes)
         if limits.cpus is not None:
             self._limit_cpu(name, limits.cpus)
+        if limits.pids is not None and (counter := (self.pids or self.unified) / name / "pids.max").exists():
+            counter.write_text(str(limits.pids))
         return group
 
     def _limit_memory(self, name: str, limit: int) -> None:
@@ -118,7 +127,11 @@ def plan(lab: str, limits: HostLimits) -> Layout:
         _legacy(mounts, controller, lab) if wanted is not None and controller not in has else None
         for controller, wanted in (("memory", limits.memory_bytes), ("cpu", limits.cpus))
     )
-    return Layout(unified.path / lab, memory, cpu)
+    pids = None
+    if limits.pids is not None and "pids" not in has:
+        with contextlib.suppress(LabError):
+            pids = _legacy(mounts, "pids", lab)
+    return Layout(unified.path / lab, memory, cpu, pids)
 
 
 def make(layout: Layout, limits: HostLimits) -> None:
@@ -129,6 +142,10 @@ def make(layout: Layout, limits: HostLimits) -> None:
         wanted.append("+memory")
     if limits.cpus is not None and layout.cpu is None:
         wanted.append("+cpu")
+    if limits.pids is not None and layout.pids is None:
+        with contextlib.suppress(OSError):
+            for group in (layout.unified.parent, layout.unified):
+                (group / "cgroup.subtree_control").write_text("+pids")
     for group in (layout.unified.parent, layout.unified) if wanted else ():
         try:
             (group / "cgroup.subtree_control").write_text(" ".join(wanted))
