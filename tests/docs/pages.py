@@ -27,7 +27,7 @@ _VOLATILE = (
     (re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?"), "<instant>"),
     (re.compile(r"\b\d{8}-\d{6}\b"), "<stamp>"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "<time>"),
-    (re.compile(r"\b(\d+(\.\d+)?s|\d+:\d\d:\d\d)\b"), "<duration>"),  # a busy computer takes longer
+    (re.compile(r"\b(\d+(\.\d+)?s|\d+m\d\ds|\d+h\d\dm)\b"), "<duration>"),  # a busy computer takes longer
     (re.compile(r"\d+(\.\d+)? a minute"), "<pace>"),
     (re.compile(r" +"), " "),
 )

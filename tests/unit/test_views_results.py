@@ -214,9 +214,9 @@ def test_an_unknown_format_is_refused_with_the_known_ones(mixed: Results) -> Non
 
 def test_the_summary_says_what_to_do_next(mixed: Results) -> None:
     assert summary(mixed, Path("home/run1")) == (
-        "run1: stopped after 0:04:00 (asked)\n"
+        "run1: stopped after 4m00s (asked)\n"
         "  tasks       5: 3 scored, 1 broken, 1 unrun\n"
-        "  success     33.3% (1 of 3), 95% interval 6.1% to 79.2%\n"
+        "  pass rate   33.3% (1 of 3), 95% interval 6.1% to 79.2%\n"
         "  mean score  0.500\n"
         "  broken      result 1\n"
         "  attempts    4 on 2 machines, 0 retries (result 1)\n"

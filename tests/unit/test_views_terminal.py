@@ -62,15 +62,15 @@ def test_the_picture_of_a_small_run() -> None:
     feed.start("t_2")
     feed.wait(30)
     assert picture(feed.state, feed.now, FrameSize(80, 24)) == (
-        "run1  bench, m-1 on lab                                         running 0:02:30\n"
+        "run1  bench, m-1 on lab                                           running 2m30s\n"
         "██████▓▓▓▓▓▓▓▒▒▒▒▒▒▒░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░ 2/10  20%\n"
         "1 scored  1 broken  1 running  7 waiting\n"
-        "success rate     100.0%  (1 of 1; 95% interval 20.7% to 100.0%)\n"
-        "pace             24.0 an hour, about 0:07:30 left\n"
+        "pass rate        100.0%  (1 of 1; 95% interval 20.7% to 100.0%)\n"
+        "pace             24.0 an hour, about 7m30s left\n"
         "cost             $0.30, $7.20 an hour, about $1.20 in the end\n"
         "broken attempts  result 1\n"
         "\n"
-        "worker-1  running   t_2                             0:00:30    1 scored of 3\n"
+        "worker-1  running   t_2                                 30s    1 scored of 3\n"
         "worker-2  idle                                                 0 scored of 0"
     )
 
@@ -131,8 +131,8 @@ def test_plain_lines_tell_each_end_and_each_trouble() -> None:
     plain.update(feed.state, feed.now, feed.records[begun:])
     assert said[0] == "run1: 5 tasks of bench with m-1 on lab, up to 2 machines"
     assert said[-5:] == [
-        "[1/5] t_0 on worker-1: success in 0:01:00",
-        "[2/5] t_1 on worker-1: no success (score 0.25) in 0:01:00",
+        "[1/5] t_0 on worker-1: pass in 1m00s",
+        "[2/5] t_1 on worker-1: fail (score 0.25) in 1m00s",
         "worker-2 given up (evicted): the place took it back",
         "[2/5] t_2 on worker-2: evicted (taken back), to be retried",
         "the run is over: done",
@@ -166,7 +166,7 @@ def test_who_comes_late_is_told_where_the_run_stands() -> None:
     said: list[str] = []
     PlainLines(said.append).update(feed.state, feed.now, feed.records)
     assert len(said) == 2
-    assert "50 of 100 settled, success rate 100.0%, about 0:50:00 left" in said[1]
+    assert "50 of 100 settled, pass rate 100.0%, about 50m00s left" in said[1]
 
 
 def test_json_lines_are_one_object_each() -> None:
@@ -244,7 +244,15 @@ def test_tables_are_aligned_and_cut_to_size() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(4.25, "4.2s"), (59.6, "0:01:00"), (3725, "1:02:05"), (100_000, "27:46:40"), (None, "-")],
+    [
+        (4.25, "4.2s"),
+        (9.97, "10s"),
+        (37.2, "37s"),
+        (59.6, "1m00s"),
+        (3725, "1h02m"),
+        (100_000, "27h46m"),
+        (None, "-"),
+    ],
 )
 def test_durations_are_read_at_a_glance(seconds: float | None, text: str) -> None:
     assert format.duration(seconds) == text

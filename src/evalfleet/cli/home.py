@@ -47,7 +47,7 @@ def ls(args: argparse.Namespace) -> int:
 
 
 _HEADER = (
-    *("run", "benchmark", "status", "tasks", "scored", "broken", "unrun", "success", "started"),
+    *("run", "benchmark", "status", "tasks", "scored", "broken", "unrun", "pass", "started"),
     *("took", "cost", "model"),
 )
 

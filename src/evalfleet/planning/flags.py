@@ -192,7 +192,7 @@ class RunOptions(TypedDict, total=False):
     allow_broken: Annotated[
         Number, Flag("limits", "allow_broken", "N|P%", "exit 0 with so many broken tasks")
     ]
-    fail_under: Annotated[Number, Flag("limits", "share", "RATE", "exit 1 below this success rate")]
+    fail_under: Annotated[Number, Flag("limits", "share", "RATE", "exit 1 below this pass rate")]
     strict: Annotated[bool, Flag("limits", "switch", "", "count broken tasks as failed")]
     name: Annotated[
         str,

@@ -33,18 +33,21 @@ def clock_time(at: Micros) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`0:03:12`, `27:10:00`; below a minute and exact enough to care: `4.2s`."""
+    """`4.2s`, `37s`, `3m12s`, `27h10m`: as exact as one cares."""
     if seconds is None:
         return "-"
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{max(0.0, seconds):.1f}s"
-    return hms(seconds)
+    return whole_duration(seconds)
 
 
-def hms(seconds: float) -> str:
+def whole_duration(seconds: float) -> str:
+    """The same without tenths, for what is shown again each second."""
     minutes, rest = divmod(int(max(0.0, seconds) + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def models_usd(cost: Cost) -> str:

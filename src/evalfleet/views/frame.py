@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from evalfleet.model import MachineId, Micros, seconds_between
 from evalfleet.state import MachineState, RunState
 
-from .format import cells, clean, clock_time, counted, fit, hms, interval, pad, percent, usd
+from .format import cells, clean, clock_time, counted, fit, interval, pad, percent, usd, whole_duration
 from .notable import Notice
 from .stats import current_task, estimated_usd, eta_s, hourly_usd, machines_usd, per_minute, rate, wilson
 
@@ -87,7 +87,7 @@ WIDEST = 120
 def _title(state: RunState, now: Micros) -> Row:
     plan = state.plan
     who = f"{plan.benchmark}, {plan.model}" if plan.model else plan.benchmark
-    elapsed = hms(seconds_between(state.started_at, now))
+    elapsed = whole_duration(seconds_between(state.started_at, now))
     what = f"  {clean(who)} on {', '.join(plan.places)}"
     doing = "stopping" if state.stop is not None and state.ended_at is None else state.status
     row: Row = [(clean(plan.run), "title"), (what, "dim"), (_GAP, "")]
@@ -138,10 +138,10 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
 def _success(state: RunState) -> Row:
     share = rate(state.succeeded, state.scored)
     if share is None:
-        return [("success rate     ", ""), ("nothing scored", "dim")]
+        return [("pass rate        ", ""), ("nothing scored", "dim")]
     shown = interval(wilson(state.succeeded, state.scored))
     return [
-        ("success rate     ", ""),
+        ("pass rate        ", ""),
         (percent(share), "title"),
         (f"  ({state.succeeded:,} of {state.scored:,}; 95% interval {shown})", "dim"),
     ]
@@ -153,7 +153,7 @@ def _pace(state: RunState, now: Micros) -> Row:
     row.append((_speed(speed) if speed else "no task scored lately", "" if speed else "dim"))
     left_s = eta_s(state, now)
     if left_s is not None:
-        row.append((f", about {hms(left_s)} left", ""))
+        row.append((f", about {whole_duration(left_s)} left", ""))
     return row
 
 
@@ -251,7 +251,7 @@ def _since(state: RunState, machine: MachineState, now: Micros) -> str:
             "up": machine.up_at,
             "mending": machine.mending_since,
         }.get(machine.phase)
-    return "" if began is None else hms(seconds_between(began, now))
+    return "" if began is None else whole_duration(seconds_between(began, now))
 
 
 def _news(line: Notice) -> Row:

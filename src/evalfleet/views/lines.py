@@ -112,7 +112,7 @@ def progress_line(state: RunState, now: Micros) -> str:
         parts.append(f"{state.answered:,} answered")
     if state.broken:
         parts.append(f"{state.broken:,} broken")
-    parts.append(f"success rate {percent(rate(state.succeeded, state.scored))}")
+    parts.append(f"pass rate {percent(rate(state.succeeded, state.scored))}")
     left_s = eta_s(state, now)
     if left_s and state.stop is None:
         parts.append(f"about {duration(left_s)} left")

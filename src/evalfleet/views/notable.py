@@ -246,7 +246,7 @@ def _grading(state: RunState, record: ev.Record) -> Notice | None:
 
 
 def _score(outcome: Scored) -> str:
-    verdict = "success" if outcome.success else "no success"
+    verdict = "pass" if outcome.success else "fail"
     exact = "" if outcome.score in (0.0, 1.0) else f" (score {outcome.score:.3g})"
     return f"{verdict}{exact}{', time limit' if outcome.limit_s is not None else ''}"
 

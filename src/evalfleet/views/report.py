@@ -70,7 +70,7 @@ def _headline(results: Results) -> str:
     if results.get("strict"):
         of = f"{results['scored'] + results['broken']:,} tasks, broken ones counted as failed"
     rows = [
-        ("Success rate", f"**{rate}** ({results['succeeded']:,} of {of})"),
+        ("Pass rate", f"**{rate}** ({results['succeeded']:,} of {of})"),
         ("95% interval", interval(results["success_rate_ci"])),
         ("Mean score", _number(results["mean_score"])),
         ("Tasks", _task_counts(results)),
@@ -113,7 +113,7 @@ def _status(results: Results) -> str:
 
 
 def _domains(results: Results) -> str:
-    head = ["Domain", "Tasks", "Scored", "Succeeded", "Success rate", "95% interval", "Mean score"]
+    head = ["Domain", "Tasks", "Scored", "Passed", "Pass rate", "95% interval", "Mean score"]
     rows = [
         (
             name or "(none)",

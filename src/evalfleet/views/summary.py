@@ -81,7 +81,7 @@ def summary(results: Results, run_dir: Path | None = None) -> str:
     run = results["run"]
     rows: list[tuple[str, object]] = [
         ("tasks", _tasks(results)),
-        ("success", _success(results)),
+        ("pass rate", _pass_rate(results)),
         ("mean score", "-" if results["mean_score"] is None else f"{results['mean_score']:.3f}"),
     ]
     for model, part in list(results["by_model"].items())[:MODELS_SHOWN]:
@@ -132,7 +132,7 @@ def _tasks(results: Results) -> str:
     return f"{results['total_tasks']:,}: {', '.join(parts)}"
 
 
-def _success(results: Results) -> str:
+def _pass_rate(results: Results) -> str:
     if results["success_rate"] is None:
         return "nothing was scored"
     of = results["scored"] + results["broken"] if results.get("strict") else results["scored"]
