@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from evalfleet.events import AttemptGraded, GradingFailed, MachineDeleted, MachineRequested
-from tests.e2e.harness import Fleet
+from evalfleet.model import Scored
+from tests.e2e.harness import Fleet, task
 from tests.waiting import until
 
 PLUG_IN = '''
@@ -217,3 +218,28 @@ def test_a_benchmark_without_a_grader_is_refused(fleet: Fleet) -> None:
     fleet.bench([{"id": "a", "params": {"do": "score 1"}}])
     assert fleet.run().code == 0
     fleet("grade", "r", "--again").refused("scores its attempts itself: it cannot grade")
+
+
+def test_a_corrected_score_command_grades_once_more_and_the_first_grade_stays(fleet: Fleet) -> None:
+    grader = fleet.folder / "grade.sh"
+    compare = 'grep -qx "{}" "$EVALFLEET_GRADED_OUT/answer"\n'
+    grader.write_text(compare.format("forty-two"))
+    fleet.bench(
+        [task("a_1", "echo 42 > $EVALFLEET_OUT/answer"), task("a_2", "echo 41 > $EVALFLEET_OUT/answer")],
+        score=["sh", "grade.sh"],
+        score_files=["grade.sh"],
+        score_from="exit_code",
+    )
+    assert fleet.run().code == 0
+    assert [fleet.task(name)["score"] for name in ("a_1", "a_2")] == [0, 0]
+    grader.write_text(compare.format("42"))
+    fleet("grade", "r").refused("`--again` grades once more what has a score")
+    done = fleet("grade", "r", "--again")
+    assert done.code == 0, done
+    graded = fleet.recorded(AttemptGraded, 2)
+    assert {event.attempt: event.grade.score for event in graded if isinstance(event.grade, Scored)} == {
+        "a_1.0": 1.0,
+        "a_2.0": 0.0,
+    }
+    # what counts is what was graded first
+    assert [fleet.task(name)["score"] for name in ("a_1", "a_2")] == [0, 0]

@@ -11,13 +11,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
+from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Needs, Outcome, Scorer, Task
 from evalfleet.names import attempt_number
+from evalfleet.ports import Grader
 from evalfleet.toml_tables import expand
 
 from .benchmark_file import load_benchmark
 from .containers import in_container
 from .loaded import Loaded
+from .regrading import ScoreGrader
 from .results import outcome_of, scored_apart
 from .spec import (
     PLACEHOLDER,
@@ -51,7 +54,6 @@ class CommandBenchmark:
     that cause and tried again, instead of scored.
     """
 
-    grader = None
     Settings = CommandSettings
     free_settings = True
 
@@ -161,6 +163,23 @@ class CommandBenchmark:
     @cached_property
     def _score_bundle(self) -> Bundle:
         return score_bundle_of(self.spec, self._kept)
+
+    @property
+    def grader(self) -> Grader | None:
+        """Grades once more, when that is asked for, with the grader as it is now: it may have been corrected.
+
+        Attempts are scored on their machines. What runs in containers is graded there alone.
+        """
+        if not self.spec.score or self.spec.image:
+            return None
+        spec = msgspec.structs.replace(self.spec, digest="", score_digest="")
+        model, agent, settings = self._given
+        now = CommandBenchmark(spec, model=model, agent=agent, settings=settings)
+        try:
+            now.check_files(())
+        except RequestError:  # the benchmark's folder is gone: the run has its files
+            return ScoreGrader(self)
+        return ScoreGrader(now)
 
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
         if not self.spec.score:
