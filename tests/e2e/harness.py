@@ -77,7 +77,9 @@ class Fleet(Desk):
     # -- runs ------------------------------------------------------------------------------------
 
     def run(self, *words: str, **options: Any) -> Done:
-        return self("run", "./b.toml", "--name", "r", *words, **options)
+        """Run the benchmark, as run `r` unless another name is given."""
+        name = () if "--name" in words else ("--name", "r")
+        return self("run", "./b.toml", *name, *words, **options)
 
     def start_run(self, *words: str, **options: Any) -> Process:
         return self.start("run", "./b.toml", "--name", "r", *words, **options)

@@ -115,12 +115,16 @@ def test_show_and_the_report_name_outcomes_failures_first(fleet: Fleet) -> None:
     assert places == sorted(places)
     assert "### a: " in report
     assert "| a_2 | fail | 0.000 |" in report
+    job = fleet.folder / "summary.md"
+    printed = fleet("report", "r", "--format", "github", env={"GITHUB_STEP_SUMMARY": str(job)}).out
+    assert "::error title=a_2%3A fail (0)::" in printed
+    assert job.read_text() == report.removesuffix("\n")
 
 
 def test_results_tell_what_the_run_was_made_of(fleet: Fleet) -> None:
     fleet.bench(ALL)
     git = ["git", "-C", str(fleet.folder), "-c", "user.name=x", "-c", "user.email=x@example.org"]
-    (fleet.folder / ".gitignore").write_text("home\nmarks\nout\n")
+    (fleet.folder / ".gitignore").write_text("home\nmarks\n.outputs*\n")
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)

@@ -331,7 +331,7 @@ def test_ids_may_hold_commas(tmp_path: Path) -> None:
             "[defaults]\nmodel = 3",
             lambda: RunRequest(benchmark="b"),
             {},
-            "@: [defaults] key 'model' is '3'; write one line of text",
+            "@: [defaults] key 'model' is '3'; write names such as 'a,b' or a list of them",
         ),
         (
             "[defaults]\non = 3",

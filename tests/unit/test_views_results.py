@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -226,3 +228,24 @@ def test_the_summary_says_what_to_do_next(mixed: Results) -> None:
         "  next        evalfleet resume run1\n"
         "              evalfleet resume run1 --only broken"
     )
+
+
+def test_junit_has_a_case_for_each_task_whatever_agents_write(mixed: Results) -> None:
+    mixed = copy.deepcopy(mixed)
+    mixed["tasks"][2]["error"] = "bad \x00 \x1b[0m ]]> <x> \ud800"
+    root = ElementTree.fromstring(report(mixed, "junit"))
+    assert root.attrib["tests"] == "5"
+    counts = [int(root.attrib[name]) for name in ("failures", "errors", "skipped")]
+    assert counts == [mixed["failed"], mixed["broken"], mixed["unrun"]]
+    cases = {case.attrib["name"]: [part.tag for part in case] for case in root.iter("testcase")}
+    assert cases == {"t_0": [], "t_1": ["failure"], "t_2": ["error"], "t_3": ["failure"], "t_4": ["skipped"]}
+
+
+def test_an_annotation_cannot_be_escaped_from(mixed: Results) -> None:
+    mixed = copy.deepcopy(mixed)
+    mixed["tasks"][2]["error"] = "x\n::set-env name=A::b 100%"
+    lines = report(mixed, "github").splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("::error title=t_1%3A fail (")
+    assert "::warning title=t_2%3A broken%3A result::x ::set-env name=A::b 100%25" in lines
+    assert lines[-1].startswith("::notice title=run1::1 of 3 passed, 1 broken")

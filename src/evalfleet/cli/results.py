@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 
@@ -69,13 +70,16 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         metavar="FORMAT",
         default="md",
-        help="md (default), json, csv, or a folder for the benchmark's own tools, called after it",
+        help="md (default), json, csv, junit, github; or a benchmark: a folder for its own tools",
     )
     parser.add_argument("-o", metavar="PATH", dest="path", help="write here instead of standard output")
 
 
 def report(args: argparse.Namespace) -> int:
-    """Write a run's report: md to read, csv to compute with, json for programs."""
+    """Write a run's report: md to read, csv to compute with, json for programs, junit for CI.
+
+    github prints annotations of a workflow, and adds the md report to the job's summary.
+    """
     from pathlib import Path
 
     from evalfleet.api import runs
@@ -87,7 +91,11 @@ def report(args: argparse.Namespace) -> int:
     if args.format not in FORMATS:
         print("\n".join(run.export(args.format, Path(args.path or f"{run.name}-{args.format}"))))
         return 0
-    text = report(run.results(), args.format)
+    results = run.results()
+    text = report(results, args.format)
+    if args.format == "github" and (job_summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+        with Path(job_summary).open("a", encoding="utf-8") as file:
+            file.write(report(results, "md"))
     if args.path is None:
         print(text)
         return 0

@@ -1,4 +1,4 @@
-"""A run as a document to keep or send on: Markdown, JSON, or CSV."""
+"""A run as a document to keep or send on: Markdown, JSON, CSV, and what CI reads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evalfleet.errors import RequestError
 from evalfleet.names import hint
 
+from .ci import github_annotations, junit
 from .files import to_json
 from .format import clean, counted, duration, interval, models_usd, number, percent, usd
 from .summary import next_steps
@@ -29,7 +30,7 @@ METRICS_ACROSS = 6
 
 
 def report(results: Results, format: str) -> str:
-    """The report in `format`: md, json or csv. Raises RequestError for another."""
+    """The report in `format`, one of `FORMATS`. Raises RequestError for another."""
     make = FORMATS.get(format)
     if make is None:
         raise RequestError(f"report format {format!r} is unknown; {hint(format, FORMATS)}")
@@ -458,4 +459,10 @@ def _field(value: Any) -> Any:
     return value
 
 
-FORMATS: dict[str, Callable[[Results], str]] = {"md": _markdown, "json": _json, "csv": _csv}
+FORMATS: dict[str, Callable[[Results], str]] = {
+    "md": _markdown,
+    "json": _json,
+    "csv": _csv,
+    "junit": junit,
+    "github": github_annotations,
+}
