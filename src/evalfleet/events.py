@@ -284,6 +284,12 @@ class AllowanceTold(_Event, frozen=True):
     attempt: AttemptId
 
 
+class BudgetPassed(_Event, frozen=True):
+    """So many percent of the budget are spent, on what has ended."""
+
+    percent: int
+
+
 class AttemptEnded(_Event, frozen=True):
     """The attempt is over for good, whatever is heard of it later."""
 
@@ -403,6 +409,7 @@ Event = (
     | AllowanceWanted
     | AllowanceGranted
     | AllowanceTold
+    | BudgetPassed
     | AttemptEnded
     | AttemptCollected
     | AttemptGraded

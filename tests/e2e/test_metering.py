@@ -220,3 +220,61 @@ def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) ->
     assert done.code == 0, fleet("logs", "r", "a").out
     assert len(calls_of(fleet, "a.0")) == 4
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_a_model_without_a_price_is_refused_where_there_is_a_budget(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task("a", "call('other'); score(1)")])
+    assert fleet.run("--budget", "1").code == 3
+    assert "no price is known for the model 'other'" in fleet.results()["stop"]["detail"]
+    assert models.sums()["calls"] == 0
+
+
+def test_the_report_tells_what_retries_and_models_cost(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task("a", "call(); score(1) if attempt else sys.exit(3)")])
+    assert fleet.run().code == 0
+    told = fleet.results()["models"]
+    half = pytest.approx(models.usd() / 2, abs=1e-6)
+    assert told["metered"]
+    assert (told["calls"], told["unknown_calls"], told["retries_usd"]) == (2, 0, half)
+    assert told["by_cause"] == {"result": half, "scored": half}
+    assert told["by_model"]["any"]["calls"] == 2
+    assert fleet.task("a")["model_usd"] == pytest.approx(models.usd(), abs=1e-6)
+    report = fleet("report", "r").out
+    assert "2 model calls were metered" in report
+    assert "went to attempts that did not decide" in report
+
+
+def test_a_run_that_is_not_metered_says_so(fleet: Fleet) -> None:
+    fleet.bench([task("a")])
+    done = fleet.run("--budget", "5")
+    assert done.code == 0
+    assert "models are not metered" in done.err + done.out
+    assert "Models not metered." in fleet("report", "r").out
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "told"),
+    [
+        ('[model]\nkey = "sk-abc/def"', (), "never its value"),
+        ('[model]\nkey = "K"\nupstream = "http://models.example"', (), "begins with https://"),
+        ('[model]\nupstream = "https://models.example"', (), "needs 'key'"),
+        ('[model]\nkey = "OPENAI_API_KEY"\nrpm = 0', (), "above 0"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 0}', (), "dollars above 0"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {out = 1}', (), "what input costs"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {inn = 1}', (), "did you mean 'in'"),
+        ('[model]\nkey = "OTHER_KEY"', (), "the key of no API that is known"),
+        ('[model]\nkey = "OPENAI_API_KEY"', ("--task-budget", "1"), "give --budget"),
+        (
+            '[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 1}',
+            ("--budget", "1", "--model", "anything"),
+            "--model anything costs",
+        ),
+        ("", ("--max-tokens", "5"), "nobody has said which secret"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    fleet: Fleet, config: str, words: tuple[str, ...], told: str
+) -> None:
+    fleet.config(config)
+    fleet.bench([task("a")])
+    fleet.run(*words, env={"OPENAI_API_KEY": KEY, "OTHER_KEY": KEY}).refused(told)

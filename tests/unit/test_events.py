@@ -64,6 +64,7 @@ EVENTS: tuple[Event, ...] = (
     ev.AllowanceWanted(A, Metered(0.5, 3, tokens={"in": 7}, models={"m": ModelUse(3, 0.5, 0, {"in": 7})})),
     ev.AllowanceGranted(A, Allowance(0.75), "used up"),
     ev.AllowanceTold(A),
+    ev.BudgetPassed(50),
     ev.AttemptEnded(A, Scored(0.1 + 0.2, True, 3, 0.01, "e", ("a.png",), 10.0), 1.25, "node"),
     ev.AttemptEnded(A, Broken(Cause.MACHINE_LOST, "gone", 0.25)),
     ev.AttemptCollected(A, Collected(1, 2, 3, "p"), Scored(1.0)),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Metering, ModelApi
+from evalfleet.model import SECOND, Metering, Micros, ModelApi
 from evalfleet.names import hint
 from evalfleet.toml_tables import convert
 
@@ -58,6 +61,14 @@ VENDORS = {
     ),
 }
 GATEWAY = "gateway"
+LISTED = {"openai": "openai", "anthropic": "anthropic", "gemini": "google", "azure": "azure"}
+"""What genai-prices calls them."""
+LIST_KEYS = {
+    "in": "input_mtok",
+    "cached": "cache_read_mtok",
+    "cache_write": "cache_write_mtok",
+    "out": "output_mtok",
+}
 
 
 class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +135,33 @@ def _prices(table: Mapping[str, Any], where: str) -> dict[str, dict[str, float]]
     return found
 
 
+def listed_prices(apis: Sequence[ModelApi], at: Micros) -> tuple[dict[str, dict[str, float]], str]:
+    """Prices by the list of genai-prices as of a day, if that is installed, and which list it is.
+
+    Where a price has tiers, the first one counts.
+    """
+    try:
+        providers: list[Any] = importlib.import_module("genai_prices.data").providers  # slow; few need it
+    except ModuleNotFoundError:
+        return {}, ""
+    day = datetime.fromtimestamp(at / SECOND, UTC)
+    names = {api.name for api in apis}
+    wanted = set(LISTED.values()) if GATEWAY in names else {LISTED[name] for name in names}
+    found: dict[str, dict[str, float]] = {}
+    for provider in providers:
+        for model in provider.models if provider.id in wanted else ():
+            told = model.get_prices(day)
+            usd = {kind: _per_token(getattr(told, key, None)) for kind, key in LIST_KEYS.items()}
+            price = {kind: value for kind, value in usd.items() if value}
+            if "in" in price:
+                found[model.id] = price
+    return found, f"genai-prices {version('genai-prices')}"
+
+
+def _per_token(listed: Any) -> float:
+    return float(getattr(listed, "base", listed) or 0.0) / MILLION
+
+
 def metering_of(
     table: ModelTable | None,
     named: Sequence[str],
@@ -131,6 +169,7 @@ def metering_of(
     environ: Mapping[str, str],
     *,
     where: str,
+    now: Micros = 0,
     keep_calls: bool = False,
 ) -> Metering | None:
     """How the run's calls are metered; None if nobody has named a secret that is a model's key.
@@ -149,10 +188,12 @@ def metering_of(
         apis = [_gateway(table.upstream, wanted[0])]
     else:
         apis = [_api(name, environ, where) for name in wanted]
+    listed, source = listed_prices(apis, now)
+    sources = (["[model.prices]"] if table.prices else []) + ([source] if listed else [])
     return Metering(
         tuple({api.name: api for api in apis}.values()),
-        _prices(table.prices, where),
-        "[model.prices]" if table.prices else "",
+        {**listed, **_prices(table.prices, where)},
+        ", ".join(sources),
         keep_calls,
         table.concurrency,
         table.rpm,

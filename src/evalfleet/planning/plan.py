@@ -192,7 +192,7 @@ def resolve(
     tasks = _limited(settled, flags.task_timeout)
     chosen = request.options.get("name")
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
-    metering, unmetered = _metering(flags, loaded, config, merged)
+    metering, unmetered = _metering(flags, loaded, config, merged, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering)
     _refuse_given_to_setup(plan)
     secrets = secret_values(setup_secrets(plan) if only_setup else secret_names(plan), merged)
@@ -495,7 +495,7 @@ def _limited(tasks: tuple[Task, ...], timeout_s: float | None) -> tuple[Task, ..
 
 
 def _metering(
-    flags: Flags, loaded: Loaded, config: Config, environ: Mapping[str, str]
+    flags: Flags, loaded: Loaded, config: Config, environ: Mapping[str, str], now: Micros
 ) -> tuple[Metering | None, list[str]]:
     """How model calls are metered, if they are; and what to tell the user about that."""
     where = f"{config.path}: [model]" if config.model is not None else "the benchmark"
@@ -509,6 +509,7 @@ def _metering(
             loaded.secrets,
             environ,
             where=where,
+            now=now,
             keep_calls=flags.keep_calls,
         )
         why = "nobody has said which secret is a model's key: see [model] in the docs"
@@ -542,7 +543,8 @@ def _check_priced(flags: Flags, metering: Metering) -> None:
     if flags.budget is None:
         return
     if not metering.prices:
-        raise RequestError("--budget needs to know what the models cost; write it under [model.prices]")
+        how = "write it under [model.prices], or pip install 'evalfleet[models]'"
+        raise RequestError(f"--budget needs to know what the models cost; {how}")
     for model in flags.model:
         if model and price_of(metering.prices, model) is None:
             known = hint(model, metering.prices)

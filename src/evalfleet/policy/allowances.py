@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evalfleet.events import AllowanceGranted, Event, StopRequested
+from evalfleet.events import AllowanceGranted, BudgetPassed, Event, StopRequested
 from evalfleet.model import NO_LIMIT, Allowance, AttemptId, Micros, Offer
 from evalfleet.state import Purse, RunState
 
@@ -22,6 +22,8 @@ LEAST = 0.1
 SMALLEST = 0.001
 """No allowance is smaller than this part of the whole: asking for more takes a moment, too."""
 FEW_CALLS = 20
+TOLD_AT = (50, 80)
+"""Percent of the budget."""
 
 
 def free_usd(state: RunState) -> float:
@@ -130,6 +132,16 @@ def stop_without_money(state: RunState, now: Micros, offers: Sequence[Offer]) ->
     if state.waiting and not state.running and not state.uncollected and first_allowance(state) is None:
         return [StopRequested("budget", _why_refused(state), drain=True)]
     return []
+
+
+def tell_how_much(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """Half of the budget is a good moment to look at a run."""
+    budget = state.limits.budget_usd
+    if state.plan.metering is None or budget is None:
+        return []
+    spent = state.closed_usd + state.model_usd.spent + state.model_usd.lost
+    passed = max((mark for mark in TOLD_AT if spent >= budget * mark / 100), default=0)
+    return [BudgetPassed(passed)] if passed > state.budget_told else []
 
 
 def at_once(state: RunState) -> int | None:

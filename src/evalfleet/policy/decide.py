@@ -18,6 +18,7 @@ RULES: tuple[Rule, ...] = (
     limits.stop_in_time,
     allowances.heed_wants,
     allowances.stop_without_money,
+    allowances.tell_how_much,
     health.stop_when_hopeless,
     health.heed_silence,
     health.mend,

@@ -52,6 +52,10 @@ def allowance_told(state: RunState, at: Micros, event: ev.AllowanceTold) -> None
     state.touched_attempts[event.attempt] = None
 
 
+def budget_passed(state: RunState, at: Micros, event: ev.BudgetPassed) -> None:
+    state.budget_told = event.percent
+
+
 def _used(state: RunState, attempt: AttemptState, metered: Metered) -> None:
     """What its model calls used is known now: that is spent, and the rest of its allowance is free again."""
     attempt.metered = metered

@@ -17,6 +17,7 @@ from .attempts import (
     attempt_ended,
     attempt_graded,
     attempt_started,
+    budget_passed,
 )
 from .machines import (
     controller_started,
@@ -187,6 +188,7 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.AllowanceWanted: allowance_wanted,
     ev.AllowanceGranted: allowance_granted,
     ev.AllowanceTold: allowance_told,
+    ev.BudgetPassed: budget_passed,
     ev.AttemptEnded: attempt_ended,
     ev.AttemptCollected: attempt_collected,
     ev.AttemptGraded: attempt_graded,

@@ -269,6 +269,7 @@ class RunState:
     model_tokens: Purse = field(default_factory=Purse)
     wanting: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
     model_refused: str = ""  # why calls were refused for want of money
+    budget_told: int = 0  # percent of the budget, as was told last
     metered_calls: int = 0
     metered_seconds: float = 0.0  # of the attempts that made them
 

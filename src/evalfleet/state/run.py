@@ -85,6 +85,8 @@ def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
     _ask_anew(state)
     if event.new_files is not None:
         _take_new_files(state, event.new_files)
+    if event.limits is not None and event.limits.budget_usd != state.limits.budget_usd:
+        state.budget_told = 0
     set_limits(state, event.limits or state.limits)
     only = None if event.only is None else set(event.only)
     for known in state.tasks.values():

@@ -55,6 +55,31 @@ class Cost(TypedDict):
     ]
 
 
+class ModelCost(TypedDict):
+    """Metered calls of models, taken together."""
+
+    usd: float
+    calls: int
+    unknown_calls: Annotated[int, Meta(description="whose tokens, or whose price, nobody knows")]
+    tokens: Annotated[dict[str, int], Meta(description="in, cached, cache_write, out, reasoning")]
+
+
+class ModelCosts(ModelCost):
+    """What metered model calls cost, of all attempts: also of those that broke or no longer counted."""
+
+    metered: Annotated[bool, Meta(description="false: nobody counted them, and all figures are 0")]
+    priced: Annotated[str | None, Meta(description="where the prices are from")]
+    throttled_calls: int
+    lost_usd: Annotated[float, Meta(description="the most that attempts on lost machines can have used")]
+    retries_usd: Annotated[float, Meta(description="of attempts that did not decide their task")]
+    by_model: dict[str, ModelCost]
+    by_cause: Annotated[dict[str, float], Meta(description="scored, superseded, or why it broke -> USD")]
+    by_domain: dict[str, float]
+    by_machine: dict[str, float]
+    by_place: dict[str, float]
+    unseen: Annotated[list[str], Meta(description="attempts that tell of calls which the meter did not see")]
+
+
 class Figures(TypedDict):
     """Numbers of one name, taken together."""
 
@@ -139,6 +164,7 @@ class TaskFacts(Verdict):
     duration_seconds: float | None
     broken_attempts: Annotated[dict[str, int], Meta(description="cause -> how many attempts it broke")]
     machine_usd: Annotated[float | None, Meta(description="its share of machines, all attempts together")]
+    model_usd: Annotated[float | None, Meta(description="metered model calls, all attempts together")]
     machine: str | None
     artifacts: Annotated[str | None, Meta(description="relative to the home")]
     status: TaskStatus
@@ -288,6 +314,7 @@ class Results(ResultsHead, ResultsCounts, ResultsRepeats, ResultsBeyond):
     by_domain: dict[str, Shares]
     causes: Annotated[dict[str, int], Meta(description="of broken attempts: cause -> how many")]
     cost: Cost
+    models: ModelCosts
     tasks: list[TaskResult]
     metrics: Annotated[dict[str, Figures], Meta(description="the benchmark's own, of scored tasks")]
     tokens: Annotated[dict[str, Figures], Meta(description="kind -> of all attempts that told")]

@@ -164,6 +164,9 @@ def _machine(state: RunState, record: ev.Record) -> Notice | None:
 
 def _by_its_place(state: RunState, record: ev.Record) -> Notice | None:
     match record.event:
+        case ev.BudgetPassed(percent):
+            budget = usd(state.limits.budget_usd)
+            return Notice(record.at, "news", f"{percent}% of the budget of {budget} is spent")
         case ev.MachineQueued(machine):
             return Notice(record.at, "news", f"{_name(state, machine)} waits in the queue of its place")
         case ev.MachineAllocated(machine):

@@ -288,13 +288,38 @@ def _cost(results: Results) -> str:
         ("Models", models_usd(cost)),
         ("A scored task", usd(cost["per_task_usd"]) if cost["per_task_usd"] is not None else "-"),
     ]
-    text = "## Cost\n\n" + _table(["", "USD"], rows, right=(1,))
+    text = "## Cost\n\n" + _table(["", "USD"], rows, right=(1,)) + _metered(results)
     if cost.get("prices_as_of"):
         text += (
             f"\n\nMachines: list prices of {_cell(cost['prices_as_of'])}, disks and addresses included, from "
             "each request until the machine was seen to be gone."
         )
     return text
+
+
+def _metered(results: Results) -> str:
+    """What is known of model calls, and how well."""
+    models = results["models"]
+    if not models["metered"]:
+        return "\n\nModels not metered."
+    said = [f"{models['calls']:,} model calls were metered"]
+    if models["unknown_calls"]:
+        said.append(f"of {models['unknown_calls']:,} the tokens or the price are unknown")
+    if models["retries_usd"]:
+        said.append(f"{usd(models['retries_usd'])} went to attempts that did not decide their task")
+    if models["lost_usd"]:
+        said.append(f"attempts on lost machines may have used up to {usd(models['lost_usd'])} more")
+    text = "\n\n" + "; ".join(said) + "."
+    if models["unseen"]:
+        text += f" {len(models['unseen']):,} attempts tell of calls that the meter did not see."
+    if "none" in results["isolation"]:
+        text += " Attempts were not isolated: an agent that is root could have read the key."
+    rows = [
+        (name, use["calls"], use["tokens"].get("in", 0), use["tokens"].get("out", 0), usd(use["usd"]))
+        for name, use in models["by_model"].items()
+    ]
+    head = ["Model", "Calls", "Tokens in", "Tokens out", "USD"]
+    return text + "\n\n" + _table(head, rows, right=(1, 2, 3, 4)) if rows else text
 
 
 def _slowest(results: Results) -> str:

@@ -26,6 +26,7 @@ from evalfleet.names import artefacts_folder, hint
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .format import iso
+from .model_costs import model_costs, task_model_usd
 from .notable import refusals
 from .stats import (
     Tally,
@@ -87,6 +88,7 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Result
         **_by_repeats(state, tasks),
         "causes": {str(cause): n for cause, n in state.causes.most_common()},
         "cost": _cost(state, at),
+        "models": model_costs(state),
         "tasks": tasks,
         "metrics": figures(task["metrics"] for task in tasks if task["success"] is not None),
         "tokens": figures(map(_tokens, state.attempts.values())),
@@ -334,6 +336,7 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResul
         "attempts": len(known.attempts),
         "broken_attempts": _broken_attempts(state, known),
         "machine_usd": _rounded(sum(attempt_usd(state, state.attempts[a], now) for a in known.attempts)),
+        "model_usd": task_model_usd(state, known.attempts),
         "machine": None if attempt is None else state.machines[attempt.machine].name,
         "artifacts": None if attempt is None else artefacts_path(run, known.task.id, attempt.id),
         "status": task_status(state, known),

@@ -1,0 +1,81 @@
+"""What metered model calls cost: by model, task, machine, domain, place and cause, of all attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from evalfleet.model import AttemptId, Broken, Metered
+from evalfleet.state import AttemptState, RunState
+
+from .documents import ModelCost, ModelCosts
+
+CAUSELESS = {"Scored": "scored", "Answered": "answered", "NoneType": "running"}
+
+
+def model_costs(state: RunState) -> ModelCosts:
+    """All zero where models are not metered, which it says."""
+    metering = state.plan.metering
+    known = [attempt for attempt in state.attempts.values() if attempt.metered is not None]
+    whole = _whole(known)
+    machines, tasks = state.machines, state.tasks
+    deciding = {task.decided_by for task in tasks.values()}
+    return {
+        "metered": metering is not None,
+        "priced": None if metering is None else metering.priced or None,
+        **_cost(whole.usd, whole.calls, whole.unknown, whole.tokens),
+        "throttled_calls": whole.throttled,
+        "lost_usd": round(state.model_usd.lost, 6),
+        "retries_usd": round(sum(_usd(each) for each in known if each.id not in deciding), 6),
+        "by_model": {
+            name: _cost(use.usd, use.calls, use.unknown, use.tokens) for name, use in whole.models.items()
+        },
+        "by_cause": _by(known, _cause),
+        "by_domain": _by(known, lambda each: tasks[each.task].task.domain),
+        "by_machine": _by(known, lambda each: machines[each.machine].name),
+        "by_place": _by(known, lambda each: machines[each.machine].offer.place),
+        "unseen": [each.id for each in known if _went_round(each)],
+    }
+
+
+def _whole(attempts: Iterable[AttemptState]) -> Metered:
+    whole = Metered()
+    for attempt in attempts:
+        whole = whole.plus(attempt.metered)
+    return whole
+
+
+def _cost(usd: float, calls: int, unknown: int, tokens: Mapping[str, int]) -> ModelCost:
+    return {"usd": round(usd, 6), "calls": calls, "unknown_calls": unknown, "tokens": dict(tokens)}
+
+
+def _usd(attempt: AttemptState) -> float:
+    return 0.0 if attempt.metered is None else attempt.metered.usd
+
+
+def _by(attempts: Iterable[AttemptState], key: Callable[[AttemptState], str]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for attempt in attempts:
+        sums[key(attempt)] = sums.get(key(attempt), 0.0) + _usd(attempt)
+    return {name: round(usd, 6) for name, usd in sorted(sums.items())}
+
+
+def task_model_usd(state: RunState, attempts: Iterable[str]) -> float | None:
+    """What the metered calls of these attempts cost; None if none was metered."""
+    metered = [each.metered for a in attempts if (each := state.attempts[AttemptId(a)]).metered is not None]
+    return round(sum(each.usd for each in metered if each is not None), 6) if metered else None
+
+
+def _cause(attempt: AttemptState) -> str:
+    """What became of the attempt: what did retries cost, and why?"""
+    if attempt.superseded is not None:
+        return "superseded"
+    outcome = attempt.outcome
+    return str(outcome.cause) if isinstance(outcome, Broken) else CAUSELESS[type(outcome).__name__]
+
+
+def _went_round(attempt: AttemptState) -> bool:
+    """Does it tell of model calls, and the meter saw none? Then it has called by another way."""
+    if attempt.metered is None or attempt.metered.calls or attempt.outcome is None:
+        return False
+    measured = attempt.outcome.measured
+    return bool(attempt.outcome.cost_usd or (measured is not None and measured.tokens))
