@@ -62,7 +62,8 @@ def test_models_and_repeats_are_one_run(fleet: Fleet) -> None:
 
 def test_one_model_without_repeats_is_as_it_was(fleet: Fleet) -> None:
     fleet.bench([task("a", DO), task("b", DO)])
-    assert fleet.run("--model", "good").code == 0
+    done = fleet.run("--model", "good", "--quiet")
+    assert (done.code, done.out.splitlines()[0].startswith("r: done after"), done.err) == (0, True, "")
     found = fleet.results()
     assert [each["task_id"] for each in found["tasks"]] == ["a", "b"]
     assert (found["model"], found["by_model"], found["by_task"], found["pass_at_k"]) == ("good", {}, [], {})

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from evalfleet.views.documents import Results
 
 
-def follow(run: Run, *, as_json: bool) -> int:
-    """Show this process's run until it ends; its exit code.
+def follow(run: Run, *, as_json: bool, quiet: bool = False) -> int:
+    """Show this process's run until it ends; its exit code. `quiet`: nothing is said before its end.
 
     The first Ctrl-C stops handing out tasks and collects what runs; the second leaves at once.
     """
     with _signals(_Interrupts(run)), notes():
-        _show(run, as_json=as_json)
+        _show(run, as_json=as_json, quiet=quiet)
     if run.exit_code == REFUSED:
         _tell_refusals(run.results())
     if run.left:
@@ -58,7 +58,7 @@ def watch_run(run: Run, *, as_json: bool) -> int:
     return run.exit_code
 
 
-def _show(run: Run, *, as_json: bool, to_a_reader: bool = False) -> None:
+def _show(run: Run, *, as_json: bool, to_a_reader: bool = False, quiet: bool = False) -> None:
     """Until the run ends; `to_a_reader`: or until nobody reads it any more, which raises BrokenPipeError."""
     clock = WallClock()
     view = view_for(json=as_json)
@@ -68,12 +68,15 @@ def _show(run: Run, *, as_json: bool, to_a_reader: bool = False) -> None:
         if to_a_reader and reader_left(0):
             raise BrokenPipeError
 
-    try:
-        run.wait(observe=observe)
-    finally:
-        view.close(run.state(), clock.now())
+    if quiet:
+        run.wait()
+    else:
+        try:
+            run.wait(observe=observe)
+        finally:
+            view.close(run.state(), clock.now())
     results = run.results()
-    text = json.dumps(results) if as_json else f"\n{summary(results, run.folder)}"
+    text = json.dumps(results) if as_json else f"{'' if quiet else chr(10)}{summary(results, run.folder)}"
     sys.stdout.write(f"{text}\n")  # in one write, as every line of a run: notes may come meanwhile
     sys.stdout.flush()
 

@@ -32,6 +32,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--dry-run", action="store_true", help="print the plan and its estimate, start nothing")
     how.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
+    how.add_argument("--quiet", action="store_true", help="say nothing before the summary, or the results")
     how.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
 
 
@@ -80,6 +81,7 @@ def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimate")
     parser.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
+    parser.add_argument("--quiet", action="store_true", help="say nothing before the summary")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
 
 
@@ -120,7 +122,7 @@ def _start(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -
     if args.detach:
         return _detach(runs.order_of(runs.plan_run(resolved)), as_json=args.json)
     started = asyncio.run(runs.start(workspace, resolved))
-    code = _follow(started, as_json=args.json)
+    code = _follow(started, as_json=args.json, quiet=args.quiet)
     if resolved.keep:
         pool = started.state().plan.pool
         print(
@@ -162,10 +164,10 @@ def _detach(order: Order, *, as_json: bool) -> int:
     return 0
 
 
-def _follow(run: Run, *, as_json: bool) -> int:
+def _follow(run: Run, *, as_json: bool, quiet: bool = False) -> int:
     from .follow import follow
 
-    return follow(run, as_json=as_json)
+    return follow(run, as_json=as_json, quiet=quiet)
 
 
 def _request(args: argparse.Namespace) -> RunRequest:
@@ -214,6 +216,7 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
     )
+    parser.add_argument("--quiet", action="store_true", help="say nothing before the summary")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
 
 
@@ -256,7 +259,8 @@ def resume(args: argparse.Namespace) -> int:
         print(f"evalfleet: note: {_told_of_new_files(order)}", file=sys.stderr)
     if args.detach:
         return _detach(order, as_json=args.json)
-    return _follow(asyncio.run(runs.control(workspace, order)), as_json=args.json)
+    run = asyncio.run(runs.control(workspace, order))
+    return _follow(run, as_json=args.json, quiet=args.quiet)
 
 
 def _told_of_new_files(order: Order) -> str:
