@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tomllib
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
@@ -105,3 +106,13 @@ def test_an_oracle_that_fails_a_task_fails_the_run_and_needs_no_keys(fleet: Flee
 def test_a_benchmark_without_solutions_has_no_oracle(fleet: Fleet) -> None:
     fleet.bench([task("a_1")])
     fleet.run("--oracle").refused("--oracle: benchmark 'b' has no solutions of its own", "'solution'")
+
+
+def test_an_oracle_goes_on_with_new_files_and_is_still_one(fleet: Fleet) -> None:
+    keys: dict[str, Any] = {"score_from": "exit_code", "solution": ["true"]}
+    fleet.bench([task("b_1", "exit 1")], **keys, setup=[["false"]])
+    assert fleet.run("--oracle").code == 4
+    fleet.bench([task("b_1", "exit 1")], **keys)
+    done = fleet("resume", "r", "--with-new-files")
+    assert done.code == 0, done
+    assert fleet.task("b_1")["score"] == 1

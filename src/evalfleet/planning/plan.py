@@ -563,7 +563,7 @@ def _plan(
     metering: Metering | None,
 ) -> Plan:
     places = given.places
-    source, spec = given.benchmark, _with_needs(loaded.spec, tasks)
+    source, spec = given.benchmark, with_needs(loaded.spec, tasks)
     origin = BenchmarkOrigin(source.name, str(source.base), source.settings, flags.task_timeout)
     keys = () if metering is None else (api.secret for api in metering.apis)
     secrets = tuple(dict.fromkeys((*loaded.secrets, *keys)))
@@ -590,7 +590,7 @@ def _plan(
     )
 
 
-def _with_needs(spec: Mapping[str, Any], tasks: Sequence[Task]) -> Mapping[str, Any]:
+def with_needs(spec: Mapping[str, Any], tasks: Sequence[Task]) -> Mapping[str, Any]:
     """The benchmark's spec, whose machines do for every task of the run: any may get any."""
     own = [task.needs for task in tasks if task.needs is not None]
     if not own:
