@@ -118,7 +118,7 @@ REFUSED: list[Fault] = [
     listed("gone.py", lambda folder: None),
     listed(".", lambda folder: None),
     listed("../x", lambda folder: None),
-    listed("link", lambda folder: os.symlink("b.toml", folder / "link")),
+    listed("link", lambda folder: os.symlink("/etc/passwd", folder / "link")),
     listed("pipe", lambda folder: os.mkfifo(folder / "pipe")),
     listed(".env", lambda folder: (folder / ".env").write_text("A=b\n")),
 ]

@@ -92,3 +92,13 @@ def test_a_dataset_is_run_as_it_is_by_a_mapping_of_its_columns(fleet: Fleet) -> 
         "easy": 1,
         "hard": 0,
     }
+
+
+def test_a_link_to_a_file_in_the_folder_is_that_file_on_machines(fleet: Fleet) -> None:
+    (fleet.folder / "data").mkdir()
+    (fleet.folder / "data" / "link").symlink_to("../target")
+    (fleet.folder / "target").write_text("what it leads to")
+    fleet.bench([task("a_1", "cat data/link; test ! -L data/link && score 1")], files=["run.sh", "data/"])
+    done = fleet.run()
+    assert done.code == 0, done
+    assert fleet("logs", "r", "a_1").out == "what it leads to"

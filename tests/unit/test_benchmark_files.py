@@ -338,10 +338,23 @@ def test_a_benchmark_file_that_is_not_there_or_not_text(root: Path) -> None:
         load_benchmark(root / "bin.toml")
 
 
-def test_links_are_refused_wherever_they_are(root: Path) -> None:
-    (root / "link.sh").symlink_to(root / "run.sh")
+def test_a_link_to_a_file_in_the_folder_is_sent_as_that_file(root: Path) -> None:
+    (root / "data" / "link.sh").symlink_to("../run.sh")
+    bundle = CommandBenchmark.from_spec(load(root, FULL).spec).bundle
+    assert bundle.files == {
+        "run.sh": str(root / "run.sh"),
+        "data/link.sh": str((root / "run.sh").resolve()),
+        "data/x.txt": str((root / "data" / "x.txt").resolve()),
+    }
+
+
+def test_other_links_are_refused_wherever_they_are(root: Path) -> None:
+    (root / "link.sh").symlink_to("/etc/passwd")
+    (root / ".env").write_text("KEY=secret")
+    (root / "hidden").symlink_to(".env")
     (root / "folder").symlink_to(root / "data")
-    told = "is a symbolic link; put a copy of its target there"
+    told = "is a symbolic link to no file in the benchmark's folder; put a copy of its target there"
+    fails(root, changed("files", '["hidden"]'), f"@/b.toml: 'files' has 'hidden', but hidden {told}")
     fails(root, changed("files", '["link.sh"]'), f"@/b.toml: 'files' has 'link.sh', but link.sh {told}")
     fails(
         root, changed("files", '["folder/x.txt"]'), f"@/b.toml: 'files' has 'folder/x.txt', but folder {told}"

@@ -25,7 +25,8 @@ _CHUNK = 1 << 20
 def check_files(root: Path, entries: Sequence[str], where: str) -> None:
     """Every entry is a regular file or a folder of such, in `root`, readable. RequestError if not.
 
-    Links are refused, not followed: places would differ in what they make of them. What is ignored is not
+    A link to a file in `root` is that file; others are refused: places would differ in what they make of
+    them. What is ignored is not
     looked at.
     """
     rules = IgnoreRules(root)
@@ -40,7 +41,7 @@ def check_files(root: Path, entries: Sequence[str], where: str) -> None:
         ignored: list[PurePosixPath] = []
         try:
             for found in _walk(root, path, rules, ignored):
-                _check_file(root / found, f"{where}: 'files' has {entry!r}", str(found))
+                _check_file(root, root / found, f"{where}: 'files' has {entry!r}", str(found))
             if ignored and not _has_files(root, path, rules):
                 raise RequestError(
                     f"{where}: 'files' has {entry!r}, but .gitignore leaves nothing of it ({ignored[0]} is "
@@ -75,10 +76,10 @@ def bundle_files(root: Path, entries: Sequence[str]) -> dict[str, Path]:
         path = PurePosixPath(entry)
         whole = list(_walk(root, path, None)) if (root / path).is_dir() else [path]
         sent = list(_walk(root, path, rules)) if len(whole) > 1 else whole
-        if len(sent) == len(whole):
+        if len(sent) == len(whole) and not any((root / name).is_symlink() for name in sent):
             files[entry] = root / path
-        else:
-            files |= {str(name): root / name for name in sent if not (root / name).is_dir()}
+        else:  # machines get the target of a link
+            files |= {str(name): (root / name).resolve() for name in sent if not (root / name).is_dir()}
     return files
 
 
@@ -123,7 +124,7 @@ def _link_or_copy(source: Path, target: Path, *, link: bool) -> None:
         with contextlib.suppress(OSError):  # another file system, or one without links
             os.link(source, target, follow_symlinks=False)
             return
-    shutil.copy2(source, target, follow_symlinks=False)
+    shutil.copy2(source, target)  # a link becomes a copy of its target
 
 
 def _has_files(root: Path, entry: PurePosixPath, rules: IgnoreRules) -> bool:
@@ -157,13 +158,19 @@ def _walk(
             waiting += sorted((path / name for name in os.listdir(root / path)), reverse=True)
 
 
-def _check_file(path: Path, what: str, name: str) -> None:
+def _check_file(root: Path, path: Path, what: str, name: str) -> None:
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         raise RequestError(f"{what}, which does not exist; create {path} or take it out") from None
     if stat.S_ISLNK(mode):
-        raise RequestError(f"{what}, but {name} is a symbolic link; put a copy of its target there")
+        target = path.resolve()
+        if not target.is_file() or not target.is_relative_to(root.resolve()) or target.name == ".env":
+            raise RequestError(
+                f"{what}, but {name} is a symbolic link to no file in the benchmark's folder; "
+                "put a copy of its target there"
+            )
+        mode = target.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise RequestError(f"{what}, but {name} is neither a file nor a folder; take it out")
     if path.name == ".env":
@@ -174,7 +181,7 @@ def _check_file(path: Path, what: str, name: str) -> None:
 
 def _record(path: Path, name: PurePosixPath) -> bytes:
     """One entry's line: two different trees never give the same sequence of lines."""
-    mode = os.lstat(path).st_mode
+    mode = os.stat(path).st_mode
     label = msgspec.json.encode(os.fsencode(name))
     if stat.S_ISDIR(mode):
         return b"d %s\n" % label
