@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from evalfleet.events import AttemptEnded, AttemptStarted
+from evalfleet.events import AttemptEnded, AttemptStarted, BudgetPassed
 from evalfleet.model import Broken
 from tests.e2e.harness import Fleet, processes, task
 from tests.planted import holding
@@ -30,6 +30,7 @@ def call(model="any", path="/chat/completions"):
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, body, headers)
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            answer.read()  # who hangs up before the end does not learn what the call used, nor does the meter
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -220,6 +221,30 @@ def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) ->
     assert done.code == 0, fleet("logs", "r", "a").out
     assert len(calls_of(fleet, "a.0")) == 4
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_the_budget_bounds_models_and_what_was_refused_is_unrun(fleet: Fleet, models: Served) -> None:
+    """Each task needs 5 calls of $0.000796, and the budget pays for 12."""
+    many = [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in range(1, 6)]
+    metered(fleet, models, many)
+    done = fleet.run("--budget", "0.0096")
+    assert done.code == 3, done
+    results = fleet.results()
+    assert (results["scored"], results["broken"], results["unrun"]) == (2, 0, 3)
+    assert models.usd() <= 0.0096 + 0.0008
+    assert results["cost"]["models_usd"] == pytest.approx(models.usd(), abs=1e-6)
+    assert [event.percent for event in fleet.recorded(BudgetPassed)] == [80]
+    assert "is used up" in results["stop"]["detail"]
+    assert fleet("resume", "r", "--budget", "1").code == 0
+    assert fleet.results()["scored"] == 5
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_tokens_are_bounded(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in (1, 2, 3)])
+    assert fleet.run("--max-tokens", "1000").code == 3
+    assert fleet.results()["scored"] == 1
+    assert "--max-tokens" in fleet.results()["stop"]["detail"]
 
 
 def test_a_model_without_a_price_is_refused_where_there_is_a_budget(fleet: Fleet, models: Served) -> None:

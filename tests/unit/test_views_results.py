@@ -61,6 +61,7 @@ BEYOND = {
     "controllers",
     "refusals",
     "machines",
+    "models",
 }
 
 
@@ -75,6 +76,7 @@ def test_the_keys_are_those_of_the_contract(mixed: Results) -> None:
         "status",
         "limit_seconds",
         "machine_usd",
+        "model_usd",
         "broken_attempts",
         "origin",
         "repeat",

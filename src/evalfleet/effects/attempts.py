@@ -552,7 +552,7 @@ async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) ->
     ended = await channel.ended(attempt.id)
     if metered and ended.metered is not None:
         tools.metered[attempt.id] = ended.metered
-    if apart:
+    if apart or _ended_by_its_meter(ended) is not None:
         return None
     outcome = tools.benchmark.outcome(task, ended, True)
     return outcome if isinstance(outcome, Scored) and ended.result is not None else None
