@@ -43,6 +43,7 @@ BEYOND = {
     "rerun_of",
     "provenance",
     "by_model",
+    "models",
     "by_task",
     "pass_at_k",
     "metrics",
@@ -61,7 +62,6 @@ BEYOND = {
     "controllers",
     "refusals",
     "machines",
-    "models",
 }
 
 
