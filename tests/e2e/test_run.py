@@ -293,12 +293,12 @@ def test_schedules(fleet: Fleet, schedule: str) -> None:
 
 def test_dry_run_writes_nothing(fleet: Fleet) -> None:
     fleet.bench(tasks(3))
-    before = {path for path in fleet.folder.rglob("*") if "out" not in path.parts}
+    before = {path for path in fleet.folder.rglob("*") if ".outputs-" not in str(path)}
     done = fleet("run", "./b.toml", "--dry-run")
     assert done.code == 0, done
     assert "3 in 1 domain" in done.out
     assert "estimate" in done.out
-    assert {path for path in fleet.folder.rglob("*") if "out" not in path.parts} == before
+    assert {path for path in fleet.folder.rglob("*") if ".outputs-" not in str(path)} == before
 
 
 def test_dry_run_in_a_home_with_runs(fleet: Fleet) -> None:
