@@ -29,6 +29,7 @@ from evalfleet.errors import ChannelError, MachineForged, StaleController
 from evalfleet.model import AttemptId, Command, Ended, Job
 from evalfleet.ports import Fence
 from tests import parcels
+from tests.waiting import PATIENCE_S
 
 JOB = AttemptId("t.0")
 Answers = Callable[[dict[str, Any]], "list[bytes] | None"]
@@ -212,6 +213,20 @@ def test_nonsense_gives_the_machine_up(when: str, what: str) -> None:
             with pytest.raises(MachineForged):  # it is not asked again
                 await channel.ended(JOB)
             assert peer.connections == 3
+
+    asyncio.run(test())
+
+
+def test_nonsense_in_the_same_packet_as_the_greeting_gives_the_machine_up() -> None:
+    """The connection is gone before it is taken up. It was asked again and again, and all else waited."""
+
+    async def test() -> None:
+        def answers(message: dict[str, Any]) -> list[bytes] | None:
+            return [civil(message)[0] + b"nonsense\n"] if message["op"] == "hello" else None
+
+        async with channel_to(answers) as (channel, _, _):
+            with pytest.raises(MachineForged, match="no supervisor of ours"):
+                await asyncio.wait_for(channel.start(Job(JOB, Command(("true",)), 1.0)), PATIENCE_S)
 
     asyncio.run(test())
 

@@ -560,6 +560,8 @@ class Resident:
             if answer.error:
                 raise self._error(answer)
             jobs = self._jobs_in(answer)
+            if link.lost:  # what came with the answer was no good: nobody will tell us of it again
+                raise Lost
         except BaseException:
             link.drop()
             raise
