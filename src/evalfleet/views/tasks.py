@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from evalfleet.errors import RequestError
 from evalfleet.names import hint, safe_name
 
-from .stats import mean_interval, pass_at, percentile, wilson
+from .stats import mean_interval, pass_at, wilson
 
 if TYPE_CHECKING:
     from .documents import (
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         WorkerSummary,
     )
 
-SLOW = 0.9
-"""A task is slow if it took longer than this share of the scored ones, or was ended by its time limit."""
+SLOW = 10
+"""The slowest of so many scored tasks are slow, and what was ended by its time limit."""
 
 _GOES: dict[str, Callable[[TaskResult], bool]] = {
     "failed": lambda task: task["success"] is False,
@@ -40,12 +40,11 @@ def by_outcome(tasks: Sequence[TaskResult], only: Sequence[str]) -> list[TaskRes
     for outcome in only:
         if outcome not in OUTCOMES:
             raise RequestError(f"--only {outcome!r} is no outcome; {hint(outcome, OUTCOMES)}")
-    seconds = [task["duration_seconds"] or 0.0 for task in tasks if task["success"] is not None]
-    bound = percentile(seconds, SLOW) or 0.0
+    scored = sorted((task for task in tasks if task["success"] is not None), key=SORTS["duration"])
+    slowest = {task["task_id"] for task in scored[: -(-len(scored) // SLOW)]}
 
     def is_slow(task: TaskResult) -> bool:
-        scored = task["success"] is not None
-        return scored and (task["limit_seconds"] is not None or (task["duration_seconds"] or 0.0) > bound)
+        return task["limit_seconds"] is not None or task["task_id"] in slowest
 
     tests = [is_slow if outcome == "slow" else _GOES[outcome] for outcome in only]
     return [task for task in tasks if not tests or any(test(task) for test in tests)]
