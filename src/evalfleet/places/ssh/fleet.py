@@ -390,7 +390,9 @@ class HostFleet:
         )
 
     def _never_came(self, host: str, standing: HostHealth) -> bool:
-        ours = any(not self.records.over(held) for held in self.records.on(host))
+        # what is only to be removed there, or is just being asked for, does not make it one that works
+        leases = [each for each in self.records.on(host) if each.machine not in self.creating]
+        ours = any(not each.deleting and not self.records.over(each) for each in leases)
         return (standing.late or standing.down_since is not None) and not standing.worked and not ours
 
     def nowhere(self) -> PlaceError:
