@@ -144,7 +144,7 @@ class Desk:
         argv = [*self.prefix, sys.executable, "-m", "evalfleet", *words]
         options = {"cwd": self.folder, "stdin": subprocess.DEVNULL, **options}
         with out.open("wb") as out_file, err.open("wb") as err_file:
-            popen = subprocess.Popen(
+            popen = subprocess.Popen[bytes](
                 argv, env={**self.environ, **(env or {})}, stdout=out_file, stderr=err_file, **options
             )
         process = Process(popen, out, err)

@@ -6,6 +6,7 @@ import copy
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -216,7 +217,11 @@ def test_an_unknown_format_is_refused_with_the_known_ones(mixed: Results) -> Non
         report(mixed, "csw")
 
 
-def test_the_summary_says_what_to_do_next(mixed: Results) -> None:
+def test_the_summary_says_what_to_do_next(
+    mixed: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evalfleet").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert summary(mixed, Path("home/run1")) == (
         "run1: stopped after 4m00s (asked)\n"
         "  tasks       5: 3 scored, 1 broken, 1 unrun\n"
@@ -230,6 +235,8 @@ def test_the_summary_says_what_to_do_next(mixed: Results) -> None:
         "  next        evalfleet resume run1\n"
         "              evalfleet resume run1 --only broken"
     )
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert f"report      {sys.executable} -m evalfleet report run1\n" in summary(mixed, Path("home/run1"))
 
 
 def test_junit_has_a_case_for_each_task_whatever_agents_write(mixed: Results) -> None:

@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,18 +36,26 @@ def read_rows(path: Path, key: str) -> Iterator[Row]:
 def _json_rows(path: Path, key: str) -> Iterator[Row]:
     """A list of objects, alone or as the only list of an object; or an object of objects, by their ids."""
     data = read_json(read_bytes(path, key), str(path), "write a list of objects")
-    if isinstance(data, dict):
-        table = cast("dict[str, Any]", data)
-        lists = [value for value in table.values() if isinstance(value, list)]
-        if len(lists) == 1:
-            data = lists[0]
-        elif table and all(isinstance(value, dict) for value in table.values()):
-            data = [{"id": name, **value} for name, value in table.items()]
-    if not isinstance(data, list):
+    rows = _rows_in(data)
+    if rows is None:
         raise RequestError(f"{path}: must be a list of objects, or an object with one such list")
-    for number, row in enumerate(data, start=1):
+    for number, row in enumerate(rows, start=1):
         place = f"{path}: task {number}"
         yield place, _object(row, place, "a JSON object")
+
+
+def _rows_in(data: object) -> Sequence[object] | None:
+    if isinstance(data, list):
+        return cast("list[object]", data)
+    if not isinstance(data, dict):
+        return None
+    table = cast("dict[str, Any]", data)
+    lists = [cast("list[object]", value) for value in table.values() if isinstance(value, list)]
+    if len(lists) == 1:
+        return lists[0]
+    if table and all(isinstance(value, dict) for value in table.values()):
+        return [{"id": name, **value} for name, value in table.items()]
+    return None
 
 
 def _table_rows(path: Path, key: str, delimiter: str) -> Iterator[Row]:
@@ -58,7 +66,7 @@ def _table_rows(path: Path, key: str, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(1 << 30)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        head = next(rows, [])
+        head = next(rows, list[str]())
         if not any(head):
             raise RequestError(f"{path}:1: has no line with the names of its columns; write one")
         for cells in rows:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -166,7 +166,7 @@ def _mapped(place: str, row: Mapping[str, Any], source: TaskSource) -> TaskLine:
         params = {name: row[name] for name in row if name not in taken}
     elif isinstance(source.params, str):
         held = value(source.params, "params")
-        params = held if isinstance(held, dict) else {source.params: held}
+        params = cast("dict[str, Any]", held) if isinstance(held, dict) else {source.params: held}
     elif isinstance(source.params, Mapping):
         params = {param: value(name, "params") for param, name in source.params.items()}
     else:

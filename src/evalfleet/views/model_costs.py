@@ -61,8 +61,9 @@ def _by(attempts: Iterable[AttemptState], key: Callable[[AttemptState], str]) ->
 
 def task_model_usd(state: RunState, attempts: Iterable[str]) -> float | None:
     """What the metered calls of these attempts cost; None if none was metered."""
-    metered = [each.metered for a in attempts if (each := state.attempts[AttemptId(a)]).metered is not None]
-    return round(sum(each.usd for each in metered if each is not None), 6) if metered else None
+    told = (state.attempts[AttemptId(attempt)].metered for attempt in attempts)
+    metered = [each.usd for each in told if each is not None]
+    return round(sum(metered), 6) if metered else None
 
 
 def _cause(attempt: AttemptState) -> str:

@@ -7,7 +7,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from evalfleet.errors import RequestError
 from evalfleet.names import hint
@@ -257,7 +257,7 @@ def _provenance(results: Results) -> str:
 
 
 def _said(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else str(value)
 
 
 def _attempts(results: Results) -> str:

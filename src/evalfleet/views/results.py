@@ -268,7 +268,7 @@ def _model_usd(attempt: AttemptState) -> float | None:
 
 def _tokens(attempt: AttemptState) -> Mapping[str, int]:
     told = (outcome.measured.tokens for outcome in _outcomes(attempt) if outcome.measured is not None)
-    return next((tokens for tokens in told if tokens), {})
+    return next((tokens for tokens in told if tokens), dict[str, int]())
 
 
 def _outcomes(attempt: AttemptState) -> list[Outcome]:

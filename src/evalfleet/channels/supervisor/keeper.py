@@ -62,7 +62,7 @@ class Keeper:
     """
 
     def __init__(self, box: Box | None) -> None:
-        import resource  # now, as libc: each fork would load it anew  # noqa: F401
+        __import__("resource")  # now, as libc: each fork would load it anew
 
         if box is not None:
             libc()
