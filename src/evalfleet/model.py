@@ -121,6 +121,8 @@ class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     disk_gb: float = 0.0
     nested_virtualization: bool = False
     gpus: int = 0
+    strict: bool = True
+    """False: machines are made so, but hosts that have less are tried, too."""
 
     def joined(self, other: Needs) -> Needs:
         """What a machine must have that does for both."""
@@ -130,6 +132,7 @@ class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
             max(self.disk_gb, other.disk_gb),
             self.nested_virtualization or other.nested_virtualization,
             max(self.gpus, other.gpus),
+            self.strict and other.strict,
         )
 
 

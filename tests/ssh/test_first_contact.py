@@ -72,7 +72,7 @@ def test_hosts_that_need_somebody_are_told_once_and_the_others_work(strangers: F
     notes = [line for line in said.splitlines() if line.startswith("evalfleet: note:")]
     assert len(notes) == 1, said
     assert "2 hosts" in notes[0]
-    assert f"t_1 on {good.name}: success" in said, "machines are called by their host's name"
+    assert f"t_1 on {good.name}: pass" in said, "machines are called by their host's name"
 
 
 def test_the_key_of_a_single_host_can_be_pasted(strangers: Fleet, tmp_path: Path) -> None:

@@ -85,8 +85,7 @@ class Arena(Desk):
         self.lab.destroy()
 
     def start_run(self, name: str, *words: str) -> Process:
-        workers = str(len(self.lab.hosts))
-        asked = ("--on", "lab", "--workers", workers, "--model", "gpt-4o", "--name", name)
+        asked = ("--on", "lab", "--model", "gpt-4o", "--name", name)
         # nothing listens there: that the model could not be checked is a note
         return self.start("run", "waa", *asked, "--set", "base_url=http://127.0.0.1:9/v1", *words)
 

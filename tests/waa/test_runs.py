@@ -89,7 +89,8 @@ def folder_of(arena: Arena, run: str, attempt: str) -> Path:
 def test_a_score_comes_with_its_steps_files_and_last_screenshot(arena: Arena) -> None:
     arena.run("one", *tasks("score"), "--set", "max_steps=7", "--set", "a11y_backend=win32")
     (task,) = arena.results("one")["tasks"]
-    assert (task["score"], task["num_steps"], task["machine"]) == (1.0, 2, "waa-eval-1")
+    assert (task["score"], task["num_steps"]) == (1.0, 2)
+    assert task["machine"] in {host.address for host in arena.lab.hosts}
     folder = folder_of(arena, "one", "score.0")
     there = {path.name for path in folder.iterdir()}
     assert {"result.txt", "traj.jsonl", "traj.html", "logs", "client_logs", "evalfleet.log"} <= there

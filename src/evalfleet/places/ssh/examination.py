@@ -73,7 +73,9 @@ def _columns(told: HostFacts, own_home: str) -> dict[str, str]:
 
 
 def missing(told: HostFacts, needs: Needs) -> str:
-    """What the benchmark needs and the host has not; empty if it has all of it."""
+    """What the benchmark needs and the host has not; empty if it has all of it, or may do all the same."""
+    if not needs.strict:
+        return ""
     short = [
         f"{has:.3g} of {wanted:g} {what}"
         for what, has, wanted in (

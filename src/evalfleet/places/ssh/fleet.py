@@ -380,7 +380,8 @@ class HostFleet:
         if not isinstance(refusal, HostKeyUnknown):
             return str(refusal)
         paste = f"or add this line to {refusal.file}: {refusal.line}"
-        return f"{host}: {refusal.what} ({refusal.fingerprint}); {trusting(self.name)}; {paste}"
+        whose = host if refusal.host == host else f"{refusal.host}, on the way to {host}"
+        return f"{whose}: {refusal.what} ({refusal.fingerprint}); {trusting(self.name)}; {paste}"
 
     def _hopeless(self) -> bool:
         """Does every host that answers need somebody's hand? One that worked before may be silent a while."""
