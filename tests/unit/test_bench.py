@@ -36,7 +36,7 @@ FIGURES = {
     "waa-fresh": {"disk_gb", "overlay", "copy", "times_faster", "counted"},
     "meter": {"added_p50_ms", "cpu_percent", "memory_mb", "tokens_served", "tokens_miscounted"},
     "hostile": {"attacks", "outcomes", "user_touched", "none_touched"},
-    "isolation-cost": {"none_ms", "user_ms", "user_more_ms", "counted"},
+    "isolation-cost": {"shared_none_ms", "shared_user_ms", "busy_user_more_ms", "counted"},
     "azure-fleet": {"imports", "3_machines", "counted"},
     "azure-first-run": {"deployments_canary", "deployments_at_once", "refused_delete_told", "counted"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},

@@ -61,6 +61,9 @@ class Loaded(Struct, frozen=True):
     settle: Callable[[tuple[Task, ...]], tuple[Task, ...]] | None = None
     """What becomes of the tasks once it is known which of them are chosen."""
 
+    def settled(self, chosen: tuple[Task, ...]) -> tuple[Task, ...]:
+        return chosen if self.settle is None else self.settle(chosen)
+
 
 @runtime_checkable
 class KeptBenchmark(Protocol):

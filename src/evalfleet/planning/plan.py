@@ -184,12 +184,10 @@ def resolve(
         loaded, flags = _oracle(loaded, flags)
     if loaded.tasks_missing and not only_setup:
         raise RequestError(loaded.tasks_missing)
-    env_file = env_file_of(request.options.get("env_file"), environ, cwd)
-    _check_env_file(env_file, loaded)
+    env_file = _checked(env_file_of(request.options.get("env_file"), environ, cwd), loaded)
     among = None if only_setup else earlier_tasks(request, earlier)
     selection = Selection(()) if only_setup else _selected(flags, loaded, among)
-    settled = selection.tasks if loaded.settle is None else loaded.settle(selection.tasks)
-    tasks = _limited(settled, flags.task_timeout)
+    tasks = _limited(loaded.settled(selection.tasks), flags.task_timeout)
     chosen = request.options.get("name")
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
     metering, unmetered = _metering(flags, loaded, config, merged, now)
@@ -452,15 +450,15 @@ def _config(given: str | Path | None, environ: Mapping[str, str], cwd: Path) -> 
     return load_config(cwd / expand(given) if given else find_config(cwd, environ), cwd)
 
 
-def _check_env_file(path: Path | None, loaded: Loaded) -> None:
-    if path is None:
-        return
-    real = Path(os.path.realpath(path))
+def _checked(env_file: Path | None, loaded: Loaded) -> Path | None:
+    """The same file. Raises RequestError if machines would get it."""
+    real = None if env_file is None else Path(os.path.realpath(env_file))
     for file in loaded.files:
-        if real.is_relative_to(os.path.realpath(file)):
+        if real is not None and real.is_relative_to(os.path.realpath(file)):
             raise RequestError(
-                f"--env-file {path} would be uploaded with the benchmark's files; move it out of {file}"
+                f"--env-file {env_file} would be uploaded with the benchmark's files; move it out of {file}"
             )
+    return env_file
 
 
 def _selected(flags: Flags, loaded: Loaded, among: Collection[str] | None) -> Selection:
