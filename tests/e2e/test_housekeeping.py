@@ -37,7 +37,7 @@ def test_a_run_is_deleted_with_all_that_is_of_it(ran: Fleet) -> None:
     assert not (ran.home / "r").exists()
     assert not (ran.home / "latest").is_symlink()
     assert ran("ls", "--json").json == []
-    ran("show", "r").refused("there is no run or pool 'r'")
+    ran("show", "r").refused("there are no runs in", "start one with `evalfleet run BENCHMARK`")
     assert ran("verify").out == ""
     assert ran.run().code == 0, "its name is free again"
 
