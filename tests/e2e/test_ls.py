@@ -56,7 +56,7 @@ def test_a_summary_is_kept_with_the_run_when_it_ends(fleet: Fleet) -> None:
     assert {key: shown[key] for key in run if key in shown} == {key: run[key] for key in run if key in shown}
     assert (run["model"], run["machines_usd"], run["success_rate"]) == ("m", 0.0, 0.666667)
     head, row = (line.split() for line in fleet("ls").out.splitlines())
-    assert " ".join(head).startswith("run benchmark status tasks scored broken unrun success started")
+    assert " ".join(head).startswith("run benchmark status tasks scored broken unrun pass started")
     assert head[9:] == ["took", "cost", "model"]
     assert row[:8] == ["r", "b", "done", "3", "3", "0", "0", "66.7%"]
     assert row[-1] == "m"
