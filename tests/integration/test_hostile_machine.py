@@ -191,9 +191,7 @@ NONSENSE = {
 for _field in Incoming.__struct_fields__:
     NONSENSE[f"a wrong {_field}"] = line(**{"n": 1, "push": "ended", _field: {"a": [1]}})
 del NONSENSE["a wrong jobs"]  # in a push, a beat's: nobody need read it
-NONSENSE["a wrong metered"] = line(
-    n=1, push="ended", metered={"usd": -1}
-)  # it may have other keys
+NONSENSE["a wrong metered"] = line(n=1, push="ended", metered={"usd": -1})  # it may have other keys
 
 
 HELLO_ONLY = {"jobs that are none", "jobs with states that are none"}

@@ -21,6 +21,8 @@ from evalfleet.benchmarks.waa.host.shell import Failed
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from tests.unit.blobs import Blobs, store
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 DISK = os.urandom(3000) + bytes(4 << 20) + os.urandom(777)
 TOKEN = "sig=ok"
 

@@ -33,6 +33,8 @@ from standins.waa import standin
 from tests.pythons import python_3_8
 from tests.unit.blobs import Blobs, store
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 OLD_PYTHON = python_3_8()
 DISK = os.urandom(3000) + bytes(4 << 20) + os.urandom(777)
 
@@ -49,15 +51,6 @@ def program(folder: Path, name: str, script: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set-up leaves a file in the home of whoever runs it: not in that of who runs the tests."""
-    folder = tmp_path / "own-home"
-    folder.mkdir()
-    monkeypatch.setenv("HOME", str(folder))
-    return folder
 
 
 @pytest.fixture

@@ -264,11 +264,15 @@ def test_a_plan_has_what_people_expect(checkout: Path) -> None:
     assert plan.limits.boot_timeout_s > 2 * 3600, "Windows may have to be installed"
     assert resolved.secrets == {"OPENAI_API_KEY": "k"}
     made = benchmark_of(plan)
-    assert made.needs == Needs(cpus=8, memory_gb=32.0, disk_gb=128.0, nested_virtualization=True, strict=False)
+    assert made.needs == Needs(
+        cpus=8, memory_gb=32.0, disk_gb=128.0, nested_virtualization=True, strict=False
+    )
 
 
 def test_an_agent_without_models_of_its_own_needs_less() -> None:
-    assert benchmark(som_origin="a11y").needs == Needs(4, 16.0, 128.0, nested_virtualization=True, strict=False)
+    assert benchmark(som_origin="a11y").needs == Needs(
+        4, 16.0, 128.0, nested_virtualization=True, strict=False
+    )
     assert not benchmark(kvm=False).needs.nested_virtualization
 
 

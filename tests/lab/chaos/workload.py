@@ -52,7 +52,7 @@ score_from = "exit_code"
 
 
 def write(folder: Path) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "chaos.toml").write_text(BENCHMARK)
     (folder / "task.sh").write_text(SCRIPT)
     tasks = [
