@@ -133,6 +133,10 @@ class Desk:
         folder.mkdir(parents=True, exist_ok=True)
         self._outputs = Path(tempfile.mkdtemp(prefix=".outputs-", dir=folder))
 
+    def use_home(self, home: Path) -> None:
+        self.home = home
+        self.environ["EVALFLEET_HOME"] = str(home)
+
     def config(self, text: str) -> None:
         (self.folder / "evalfleet.toml").write_text(text, "utf-8")
 

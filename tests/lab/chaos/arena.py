@@ -39,11 +39,15 @@ class Arena(FollowedRun):
         super().__init__(Desk(folder, folder / "results", prefix=lab.prefix), RUN)
         self.lab = lab
         self.hosts = lab.hosts
-        self.folder, self.home = folder, self.desk.home
+        self.folder = folder
         self.rng = rng
         self.settle_s = PATIENCE_S  # sessions on hosts end a moment after the controller
         workload.write(folder)
         self._write_place()
+
+    @property
+    def home(self) -> Path:
+        return self.desk.home
 
     def _write_place(self) -> None:
         client = self.lab.client

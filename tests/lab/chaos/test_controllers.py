@@ -103,7 +103,7 @@ def test_asleep(arena: Arena) -> None:
 
 def test_disk_full(arena: Arena) -> None:
     """It says so and leaves; attempts go on, and once there is room the run does, too."""
-    arena.home = arena.lab.client.key_path.with_name("small")  # whose mounts go with the lab
+    arena.desk.use_home(arena.lab.client.key_path.with_name("small"))  # whose mounts go with the lab
     arena.home.mkdir()
     mount_tmpfs(arena.home, "size=64m")
     first = arena.run()
