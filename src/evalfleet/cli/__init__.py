@@ -39,6 +39,7 @@ VERBS: dict[str, str] = {
     "prices": "show list prices and their date, or fetch newer ones",
     "places": "list the places that machines can come from",
     "benchmarks": "list the benchmarks that are installed",
+    "completion": "print a script that completes commands in your shell",
     "demo": "run a real benchmark on this computer, in about a minute",
 }
 DEVELOPER_VERBS: dict[str, str] = {
