@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from evalfleet.api.runs import open_run
 from evalfleet.errors import RequestError
-from evalfleet.planning.workspace import Workspace
 
 from . import DEVELOPER_VERBS, VERBS, parser_of
+from .pool import VERBS as POOL_VERBS
+from .pool import add_verb_arguments
+
+if TYPE_CHECKING:
+    from evalfleet.planning.workspace import Workspace
 
 FILES = "/"
 """Says that a file may follow, which the shell knows best."""
@@ -86,15 +90,17 @@ def candidates(before: Sequence[str], current: str) -> Iterator[str]:
     verb, *given = before
     if verb not in VERBS and verb not in DEVELOPER_VERBS:
         return
-    parser = parser_of(verb)
+    if verb == "pool":
+        if not given:
+            yield from POOL_VERBS
+            return
+        if given[0] not in POOL_VERBS:
+            return
+        parser = argparse.ArgumentParser()
+        add_verb_arguments(parser, given.pop(0))
+    else:
+        parser = parser_of(verb)
     actions: list[argparse.Action] = parser._actions  # pyright: ignore[reportPrivateUsage]
-    for action in actions:
-        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore
-            if not given:
-                yield from action.choices
-                return
-            inner = action.choices.get(given.pop(0))
-            actions = [] if inner is None else inner._actions  # pyright: ignore
     flags = {name: action for action in actions for name in action.option_strings}
     last = flags.get(given[-1]) if given else None
     if last is not None and last.nargs != 0:
@@ -124,16 +130,21 @@ def _positional(
 
 def _values(action: argparse.Action, before: Sequence[str]) -> Iterator[str]:
     """By the action's choices, or by what its name or its metavar says."""
-    workspace = Workspace.here()
     if action.choices is not None:
         yield from map(str, action.choices)
-    elif action.dest == "pool" or (action.metavar == "NAME" and not action.option_strings):
+        return
+    from evalfleet.planning.workspace import Workspace  # commands and flags are completed without it
+
+    workspace = Workspace.here()
+    if action.dest == "pool" or (action.metavar == "NAME" and not action.option_strings):
         yield from _streams(workspace, "pool")
     elif action.dest in ("on", "place"):
         yield from sorted(workspace.config.places)
     elif action.metavar == "RUN" and action.dest != "name":
         yield from ("latest", *_streams(workspace, "run"))
     elif action.metavar == "TASK":
+        from evalfleet.api.runs import open_run  # it costs more than all else here
+
         yield from open_run(workspace, before[0] if before else "latest").state().tasks
     elif action.metavar in ("BENCHMARK", "FILE", "PATH", "FOLDER", "DATASET", "RESULTS_DIR"):
         yield FILES
