@@ -72,7 +72,8 @@ async def test_a_log_is_followed_by_another_process_while_connections_are_cut(ho
     async with machine(hosts, secrets={"KEY": "s3cret"}) as (_, made, channel):
         await channel.start(shell("t.0", script, "KEY"))
         host = next(host for host in hosts.hosts if host.name == made.address)
-        looker = hosts.place(secrets={"KEY": "s3cret"}).channel(made, Fence("run", 0, 60.0, looks_on=True))
+        other = hosts.place(secrets={"KEY": "s3cret"})
+        looker = other.channel(made, Fence("run", 0, 60.0, looks_on=True))
         shown, position = b"", 0
         try:
             async for piece in looker.follow(AttemptId("t.0")):
@@ -84,6 +85,7 @@ async def test_a_log_is_followed_by_another_process_while_connections_are_cut(ho
                     (on(hosts, made) / "jobs/t.0/out" / str(shown.count(b"\n"))).touch()
         finally:
             await looker.close()
+            await other.close()
         assert shown == b"1 ***\n2 ***\n3 ***\n"
         assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
 

@@ -214,8 +214,9 @@ class SshHost:
 
     async def close(self) -> None:
         self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
+        if (opening := self._opening) is not None:
+            opening.cancel()
+            await asyncio.wait([opening])  # it may have come to its end in this moment, and left a connection
         wires, self._wires = self._wires, []
         await asyncio.gather(*(wire.connection.close() for wire in wires))
 
