@@ -19,7 +19,7 @@ from .summary import next_steps
 from .tasks import in_order, outcome_word
 
 if TYPE_CHECKING:
-    from .documents import Figures, MachineResult, Results, TaskResult
+    from .documents import Figures, MachineResult, Results, Shares, TaskResult
 
 SLOWEST = 10
 MOST = 50
@@ -114,27 +114,19 @@ def _status(results: Results) -> str:
 
 
 def _domains(results: Results) -> str:
-    head = ["Domain", "Tasks", "Scored", "Passed", "Pass rate", "95% interval", "Mean score"]
-    rows = [
-        (
-            name or "(none)",
-            part["total"],
-            part["scored"],
-            part["succeeded"],
-            percent(part["success_rate"]),
-            interval(part["success_rate_ci"]),
-            _number(part["mean_score"]),
-        )
-        for name, part in results["by_domain"].items()
-    ]
-    return "## By domain\n\n" + _table(head, rows, right=(1, 2, 3, 4, 6)) if rows else ""
+    return _parts("domain", {name or "(none)": part for name, part in results["by_domain"].items()})
 
 
 def _models(results: Results) -> str:
-    head = ["Model", "Tasks", "Scored", "Succeeded", "Success rate", "95% interval", "Mean score"]
+    return _parts("model", results["by_model"])
+
+
+def _parts(kind: str, parts: Mapping[str, Shares]) -> str:
+    """The table of a run's parts, by what they are parted by."""
+    head = [kind.capitalize(), "Tasks", "Scored", "Passed", "Pass rate", "95% interval", "Mean score"]
     rows = [
         (
-            model,
+            name,
             part["total"],
             part["scored"],
             part["succeeded"],
@@ -142,9 +134,9 @@ def _models(results: Results) -> str:
             interval(part["success_rate_ci"]),
             _number(part["mean_score"]),
         )
-        for model, part in results["by_model"].items()
+        for name, part in parts.items()
     ]
-    return "## By model\n\n" + _table(head, rows, right=(1, 2, 3, 4, 6)) if rows else ""
+    return f"## By {kind}\n\n" + _table(head, rows, right=(1, 2, 3, 4, 6)) if rows else ""
 
 
 def _repeats(results: Results) -> str:
