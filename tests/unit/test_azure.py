@@ -18,7 +18,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.places.azure.answers import fault_of, refusal
-from evalfleet.places.azure.arm import Allowance, login_fault
+from evalfleet.places.azure.arm import CallRate, login_fault
 from evalfleet.places.azure.names import moment, names_of, plain, stamp
 from evalfleet.places.azure.prices import FILE, AzurePriceBook, disk
 from evalfleet.places.azure.sizes import size_of
@@ -127,7 +127,7 @@ def test_a_login_that_hiccups_is_no_lost_login(said: str, transient: bool) -> No
 
 
 def test_azures_clock_and_its_limits_by_machine_are_kept() -> None:
-    calls = Allowance(10.0, 4 / 60)
+    calls = CallRate(10.0, 4 / 60)
     assert [calls.wait_s(100.0) for _ in range(10)] == [0.0] * 10
     assert calls.wait_s(100.0) == pytest.approx(15.0)
     assert calls.wait_s(100.0) == pytest.approx(30.0), "those that wait queue up"

@@ -94,7 +94,7 @@ class HostAnswer(Struct, frozen=True):
     """Of a lent host, what its owner finds again: names in its home, and hashes of what logins run."""
 
 
-class Holder(Struct, frozen=True):
+class HostHolder(Struct, frozen=True):
     """A machine that holds a host, as the host tells it."""
 
     home: str
@@ -123,7 +123,7 @@ class HostFacts(Struct, frozen=True):
     gpus: tuple[str, ...] = ()
     kvm: bool = False
     writable: bool = True
-    held: tuple[Holder, ...] = ()
+    held: tuple[HostHolder, ...] = ()
 
 
 class SeenMachine(Struct, frozen=True):

@@ -308,7 +308,7 @@ class Box:
             os.chmod(folder, 0o700)
 
 
-class View:
+class FileView:
     """What an isolated job sees: `shown` are folders of the hidden part, and whether each is read-only."""
 
     def __init__(self, hidden: str, folder: str, shown: list[tuple[str, bool]]) -> None:
@@ -350,7 +350,7 @@ def apart(box: Box) -> None:
         mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
 
 
-def confine(box: Box, view: View, processes: int) -> None:
+def confine(box: Box, view: FileView, processes: int) -> None:
     """What the process that becomes the command does to itself at last, while it is root."""
     import resource
 

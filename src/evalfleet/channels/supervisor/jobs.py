@@ -13,7 +13,7 @@ from .files import CLEANER, is_small, make_folder, make_folders, read_file, writ
 from .grading import Grading
 from .isolation import USER, Box, Host, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
-from .keeper import Keeper, Order
+from .keeper import Keeper, StartOrder
 from .metering import Metering
 from .parcel import has_bundle
 from .processes import (
@@ -200,7 +200,7 @@ class Jobs:
             environ.update(grading.environ())
         if keeper is None and grading is None:
             return spawn(["sh", "-c", WRAPPER, "evalfleet", path, cwd, *spec["argv"]], environ, job.log.path)
-        order = Order(path, cwd, spec["argv"], environ)
+        order = StartOrder(path, cwd, spec["argv"], environ)
         if grading is not None:
             order.graded = grading.told()
         if keeper is not None:
@@ -231,7 +231,7 @@ class Jobs:
         os.chmod(folder, 0o711)
         box.own(*(f"{folder}/{name}" for name in PRIVATE))
 
-    def _confine(self, order: Order, spec: dict[str, Any], bundle: str, grading: Grading | None) -> None:
+    def _confine(self, order: StartOrder, spec: dict[str, Any], bundle: str, grading: Grading | None) -> None:
         """Add to an order what an isolated job sees of the host, and who it is."""
         shown = [(order.folder, False), *(grading.shown() if grading is not None else ())]
         for folder in (bundle, *more_bundles(spec)):

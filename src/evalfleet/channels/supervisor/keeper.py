@@ -17,7 +17,7 @@ import signal
 from .files import read_file
 from .grading import Grading
 from .host import steady
-from .isolation import Box, View, apart, confine, libc
+from .isolation import Box, FileView, apart, confine, libc
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ FAILED = 125
 ANOTHER = b"another one of this id was started"
 
 
-class Order:
+class StartOrder:
     """What a keeper is to start: the command, the job's folder, where it works, and what it is given.
 
-    `graded` is how to make a `Grading`, for a job that grades another; `view` how to make the `View` of an
-    isolated one.
+    `graded` is how to make a `Grading`, for a job that grades another; `view` how to make the `FileView` of
+    an isolated one.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Keeper:
         finally:
             os._exit(code)
 
-    def start(self, order: Order) -> None:
+    def start(self, order: StartOrder) -> None:
         """Raises OSError if the keeper is gone."""
         words = json.dumps(vars(order)).encode() + b"\n"
         try:
@@ -166,7 +166,7 @@ def _become(ordered: int, tell: int, box: Box | None) -> None:
         for target in (1, 2):
             os.dup2(log, target)
         if box is not None and order.view is not None:
-            confine(box, View(*order.view), order.processes)
+            confine(box, FileView(*order.view), order.processes)
         os.chdir(order.cwd)
     except BaseException as err:
         os.write(tell, f"{type(err).__name__}: {err}".encode())
@@ -179,7 +179,7 @@ def _about(keeper: int) -> bytes:
     return (read_file(f"/proc/{keeper}/stat") or b"%d\n" % keeper) + b"began %.2f\n" % steady()
 
 
-def _open_log(order: Order, box: Box | None) -> int:
+def _open_log(order: StartOrder, box: Box | None) -> int:
     log = os.open(order.folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     if box is not None:
         os.fchown(log, box.uid, box.uid)  # /dev/stderr can be opened then
@@ -221,7 +221,7 @@ def _write_all(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _read_order(fd: int) -> Order | None:
+def _read_order(fd: int) -> StartOrder | None:
     """None if it does not come, or not whole: whoever would have told it is gone."""
     words = b""
     while not words.endswith(b"\n"):
@@ -230,7 +230,7 @@ def _read_order(fd: int) -> Order | None:
             return None
         words += chunk
     os.close(fd)
-    return Order(**json.loads(words))
+    return StartOrder(**json.loads(words))
 
 
 def _close_all_but(*kept: int) -> None:

@@ -59,7 +59,7 @@ class ArmEndpoint(Struct, frozen=True):
 _VM = re.compile(r"/providers/Microsoft\.Compute/virtualMachines/[^/?]+", re.IGNORECASE)
 
 
-class Allowance:
+class CallRate:
     """So many calls at once, and so many a second in the long run. It has no clock: `now` is given."""
 
     def __init__(self, most: float, per_s: float) -> None:
@@ -94,7 +94,7 @@ class ArmClient:
         self._client: ResourceManagementClient | None = None
         self._credential: AsyncTokenCredential | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._vm_calls: dict[tuple[str, str], Allowance] = {}
+        self._vm_calls: dict[tuple[str, str], CallRate] = {}
         self.ahead_s: float | None = None
         """By how much Azure's clock is ahead of this computer's; None before the first answer."""
 
@@ -175,7 +175,7 @@ class ArmClient:
         vm, limit = _VM.search(path), VM_LIMITS.get(method)
         if vm is None or limit is None:
             return
-        calls = self._vm_calls.setdefault((method, vm[0].lower()), Allowance(*limit))
+        calls = self._vm_calls.setdefault((method, vm[0].lower()), CallRate(*limit))
         await asyncio.sleep(calls.wait_s(time.monotonic()))
 
     def _read_clock(self, date: str | None) -> None:
