@@ -20,11 +20,11 @@ from .errors import FleetError, JournalError, LeaseLost
 from .events import ControllerStarted, Event, StopRequested
 from .journal import Holder, Holds, Store
 from .model import NOBODY, MachineId, Micros, Notify, Plan
+from .named_pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .names import safe_name
 from .planning.plan import PlaceSettings, benchmark_of, places_of
 from .planning.plugins import KindFields
 from .policy import POOL, RUN
-from .pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .ports import Place, PlaceContext
 from .state import RunState, apply, fold
 from .version import __version__

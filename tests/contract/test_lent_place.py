@@ -9,8 +9,8 @@ from evalfleet.errors import LeaseLost, PlaceError, StaleController
 from evalfleet.events import Event, MachineReady, MachineRequested, MachineUp, PoolPlanned, RunPlanned
 from evalfleet.journal import Holder, Holds, Store
 from evalfleet.model import AttemptId, Job, Limits, MachineId, Needs, Plan, after
+from evalfleet.named_pools import LentPlace, look_at
 from evalfleet.places.local import LocalPlace, LocalSettings
-from evalfleet.pools import LentPlace, look_at
 from evalfleet.ports import Fence, Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind, find, first_offer, promise, raised

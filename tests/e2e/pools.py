@@ -12,7 +12,7 @@ from typing import Any
 from evalfleet import cli
 from evalfleet.events import AttemptStarted
 from evalfleet.journal import Holds, Store
-from evalfleet.pools import PoolView, look_at
+from evalfleet.named_pools import PoolView, look_at
 from tests.desk import Done
 from tests.e2e.harness import Fleet
 

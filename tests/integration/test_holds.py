@@ -20,7 +20,7 @@ from evalfleet.journal import Hold, Holder, Holds, SqliteJournal, Store
 from evalfleet.journal.database import LAYOUT
 from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import SECOND, MachineId, Micros, Plan
-from evalfleet.pools import pool_fence
+from evalfleet.named_pools import pool_fence
 from evalfleet.ports import Fence
 from tests.waiting import PATIENCE_S
 

@@ -27,8 +27,8 @@ from evalfleet.cli import main
 from evalfleet.errors import RequestError
 from evalfleet.events import Record
 from evalfleet.model import MachineId
+from evalfleet.named_pools import PoolView
 from evalfleet.planning import plugins
-from evalfleet.pools import PoolView
 from evalfleet.ports import Belonging, Image, Price, PriceTable
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate

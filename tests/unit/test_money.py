@@ -7,7 +7,7 @@ from msgspec import structs
 
 from evalfleet.events import MachineCondemned, MachineDeleted, StopRequested
 from evalfleet.model import SECOND, Cause, MachineId, after, seconds_between
-from evalfleet.pools import changes
+from evalfleet.named_pools import changes
 from evalfleet.views.stats import hourly_usd, machine_end
 
 from .runs import PRICED, Run, of, requested

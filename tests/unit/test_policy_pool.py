@@ -18,8 +18,8 @@ from evalfleet.events import (
 )
 from evalfleet.journal.holds import Hold
 from evalfleet.model import SECOND, Cause, Limits, MachineId, Micros, Offer, Plan, after
+from evalfleet.named_pools import Change, PoolView, changes
 from evalfleet.policy import POOL, BringUp, Stop, TearDown, effects
-from evalfleet.pools import Change, PoolView, changes
 from evalfleet.state import MachineState, RunState, accepts, apply
 from evalfleet.views.stats import machines_usd
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from evalfleet.benchmarks.appliance import Appliance
 from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.model import AttemptId, Command, Job
-from evalfleet.pools import PoolView, changes, estate_at, machine_of
+from evalfleet.named_pools import PoolView, changes, estate_at, machine_of
 from evalfleet.ports import Image
 from evalfleet.state import MachineState
 

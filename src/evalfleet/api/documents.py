@@ -13,9 +13,9 @@ from evalfleet.benchmarks.tasks import TaskLine
 from evalfleet.errors import RequestError
 from evalfleet.events import Event
 from evalfleet.model import Micros
+from evalfleet.named_pools import PoolView
 from evalfleet.names import hint
 from evalfleet.planning.plugins import PlugIn
-from evalfleet.pools import PoolView
 from evalfleet.ports import Check, Image
 from evalfleet.state import MachineState
 from evalfleet.views.documents import (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from evalfleet.named_pools.lending import SIZE as BORROWED
 from evalfleet.names import NO_HOME, machine_id
 from evalfleet.planning.history import known_machine_s
 from evalfleet.planning.plan import benchmark_of
 from evalfleet.planning.workspace import Workspace
-from evalfleet.pools.lending import SIZE as BORROWED
 from evalfleet.ports import Preflight
 from evalfleet.views.format import plural, table
 

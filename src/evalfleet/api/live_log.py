@@ -11,8 +11,8 @@ from evalfleet.errors import ChannelError, FleetError, RequestError
 from evalfleet.journal import Store
 from evalfleet.journal.holds import Holds
 from evalfleet.model import Machine, Piece, Plan
+from evalfleet.named_pools import look_at, machine_of
 from evalfleet.planning.workspace import Workspace
-from evalfleet.pools import look_at, machine_of
 from evalfleet.ports import Fence
 from evalfleet.state import AttemptState, RunState
 

@@ -14,7 +14,7 @@ from evalfleet.errors import FleetError, MachineMute, PlaceError, RequestError
 from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
 from evalfleet.journal import SqliteJournal
 from evalfleet.model import AttemptId, Job, Offer, after, seconds_between
-from evalfleet.pools import OwnPlace, PoolView, machine_of
+from evalfleet.named_pools import OwnPlace, PoolView, machine_of
 from evalfleet.ports import Benchmark, Channel, Fence, HostChannel, TaskLister
 from evalfleet.state import MachineState
 

@@ -15,6 +15,16 @@ from evalfleet.errors import ChannelError, FleetError, RequestError, RunHeld, St
 from evalfleet.events import MachinePrepared, PoolPlanned, Record
 from evalfleet.journal import Holder, Holds, SqliteJournal, Store
 from evalfleet.model import AttemptId, Command, Ended, Job, Limits, MachineId, Micros, Needs, Plan
+from evalfleet.named_pools import (
+    Change,
+    OwnPlace,
+    PoolView,
+    changes,
+    look_at,
+    machine_of,
+    pool_fence,
+    read_pool,
+)
 from evalfleet.names import safe_name
 from evalfleet.planning.plan import (
     EXPIRES_S,
@@ -26,7 +36,6 @@ from evalfleet.planning.plan import (
 )
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy import POOL
-from evalfleet.pools import Change, OwnPlace, PoolView, changes, look_at, machine_of, pool_fence, read_pool
 from evalfleet.ports import Fence, Hosts, Place
 from evalfleet.state import MachineState, RunState
 from evalfleet.views.follow import Follower

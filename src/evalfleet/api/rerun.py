@@ -10,12 +10,12 @@ import msgspec
 from evalfleet.benchmarks.selection import matching
 from evalfleet.errors import RequestError
 from evalfleet.model import IMPORTED, Plan, Provenance, Task
+from evalfleet.named_pools import read_pool
 from evalfleet.names import check_run_name, default_run_name
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.plan import Resolved, check_files, free_name, kept_pool, weigh
 from evalfleet.planning.provenance import tasks_digest, versions
 from evalfleet.planning.workspace import Workspace
-from evalfleet.pools import read_pool
 
 from .runs import open_run, tasks_that_went
 

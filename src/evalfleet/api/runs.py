@@ -36,6 +36,7 @@ from evalfleet.events import (
 from evalfleet.journal import Store
 from evalfleet.journal.sqlite import StreamKind
 from evalfleet.model import IMPORTED, AttemptId, Limits, RunStatus, TaskId
+from evalfleet.named_pools import read_pool
 from evalfleet.names import artefacts_folder, hint
 from evalfleet.planning.flags import RunOptions
 from evalfleet.planning.history import known_durations
@@ -57,7 +58,6 @@ from evalfleet.planning.plan import (
 )
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
-from evalfleet.pools import read_pool
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views import notify
 from evalfleet.views.follow import Follower

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from evalfleet.errors import ChannelError, RequestError
 from evalfleet.http_client import ask
 from evalfleet.model import Machine
-from evalfleet.pools import machine_of
+from evalfleet.named_pools import machine_of
 from evalfleet.ports import Hosts
 from evalfleet.state import MachineState
 

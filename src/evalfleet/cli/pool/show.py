@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evalfleet.api.pool_machine import ActionResult
     from evalfleet.api.pools import Pool
     from evalfleet.events import Record
-    from evalfleet.pools import PoolView
+    from evalfleet.named_pools import PoolView
     from evalfleet.state import RunState
     from evalfleet.views.documents import PoolCost
 
