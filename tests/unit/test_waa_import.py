@@ -15,7 +15,8 @@ import pytest
 from evalfleet.api.home import list_runs
 from evalfleet.api.imports import Keep, import_results
 from evalfleet.api.runs import Run
-from evalfleet.benchmarks.waa.past_results import find_tasks
+from evalfleet.benchmarks.past_results import SettledTask
+from evalfleet.benchmarks.waa.past_results import WaaResultWriter, find_tasks
 from evalfleet.channels.artefacts import Caps
 from evalfleet.cli import main
 from evalfleet.errors import RequestError
@@ -386,13 +387,71 @@ def test_a_folder_that_holds_something_and_an_unknown_format_are_refused(scores:
         scores.export("waaa", tmp_path / "other")
 
 
-@pytest.mark.skipif(not CHECKOUT, reason="NOT RUN: WAA_CHECKOUT names no checkout, so its script was not run")
+def test_repeats_are_trials_of_which_waas_script_reads_one_at_a_time(scores: Run, tmp_path: Path) -> None:
+    settled = [
+        SettledTask(name, "vlc", score, tmp_path / "gone")
+        for name, score in (("a", 1.0), ("b", 0.0), ("a~2", 1.0), ("b~2", 1.0))
+    ]
+    told = list(WaaResultWriter().write(scores.state().plan, settled, tmp_path / "tree"))
+    assert told[0].startswith("WAA's own rate: 75.00%, the mean of 4 scores")
+    assert [line for line in told if line.endswith("%:")] == [
+        "that script reads one repeat at a time; of this one it says 50.00%:",
+        "that script reads one repeat at a time; of this one it says 100.00%:",
+    ]
+    assert (tmp_path / "tree/pyautogui/som/gpt-4o/1/vlc/b/result.txt").read_text() == "1.0\n"
+    assert "that script reads trial 0 alone: other repeats are no part of its rates" in told
+
+
+def test_the_run_is_an_experiment_where_show_azure_looks_for_it(scores: Run, tmp_path: Path) -> None:
+    told = scores.export("waa", tmp_path / "tree")
+    azure = tmp_path / "tree/azure"
+    (experiment,) = json.loads((azure / "experiments.json").read_text()).items()
+    assert experiment == ("old", {"exp_name": "old", "model_name": "gpt-4o"})
+    assert (azure / "old/pyautogui/a11y_tree/gpt-4o/0/chrome/full/result.txt").read_text() == "1\n"
+    assert f"python show_azure.py --result_dir {azure} --json_config {azure}/experiments.json" in told
+    assert "2 of them, no numbers, are errors for that script, and no part of its rates" in told
+    again = imported(tmp_path / "tree", name="again")  # no result is there twice
+    assert again.results()["total_tasks"] == scores.results()["total_tasks"]
+
+
+needs_checkout = pytest.mark.skipif(
+    not CHECKOUT, reason="NOT RUN: WAA_CHECKOUT names no checkout, so its scripts were not run"
+)
+
+
+def run_script(script: str, *words: str, modules: Path | None = None) -> str:
+    """What a script of WAA's prints."""
+    environ = {**os.environ, "PYTHONPATH": str(modules or "")}
+    argv = [sys.executable, str(Path(CHECKOUT) / script), *words]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+@needs_checkout
 def test_waas_own_script_says_the_same_number(scores: Run, tmp_path: Path) -> None:
     told = scores.export("waa", tmp_path / "tree")
     command = next(line for line in told if line.startswith("python show_result.py ")).split()
-    script = Path(CHECKOUT) / "src/win-arena-container/client/show_result.py"
-    done = subprocess.run(
-        [sys.executable, str(script), *command[2:]], capture_output=True, text=True, timeout=60, check=True
-    )
-    (line,) = [line for line in done.stdout.splitlines() if "Current Success Rate" in line]
+    said = run_script("src/win-arena-container/client/show_result.py", *command[2:])
+    (line,) = [line for line in said.splitlines() if "Current Success Rate" in line]
     assert line.startswith("Tasks executed: 7 Current Success Rate: 39.2857")
+
+
+@needs_checkout
+def test_waas_own_script_for_azure_finds_the_run(scores: Run, tmp_path: Path) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "pandas.py").touch()  # it is loaded there, and never used
+    (modules / "tqdm.py").write_text("def tqdm(items, desc):\n    return items\n")
+    (modules / "numpy.py").write_text("from math import isnan, nan\n")
+    told = scores.export("waa", tmp_path / "tree")
+    command = next(line for line in told if line.startswith("python show_azure.py ")).split()
+    table = tmp_path / "table.md"
+    run_script("scripts/show_azure.py", *command[2:], "--output_file", str(table), modules=modules)
+    heads, _, row = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in table.read_text().splitlines()
+    )
+    cells = dict(zip(heads, row, strict=True))
+    assert (cells["exp_name"], cells["model"]) == ("old", "gpt-4o")
+    assert float(cells["chrome"]) == pytest.approx(100 * (1 + 0 + 0) / 3)  # full, none, crashed; not 'True'
+    assert float(cells["libreoffice_calc"]) == pytest.approx(100 * (0.25 - 0.5) / 2)  # not 'False'
+    assert cells["*errors*"] == "3"  # 'True', 'False' and what is broken

@@ -7,12 +7,14 @@ slashes. Any folder of a tree may be given, down to that of one trial.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalfleet.benchmarks.past_results import PastResult, ResultFolder, SettledTask
 from evalfleet.errors import RequestError
@@ -141,46 +143,93 @@ OFFICE = ("libreoffice_calc", "libreoffice_impress", "libreoffice_writer")
 DAILY = ("vlc", "thunderbird", "chrome")
 
 
+AZURE = "azure"
+"""The folder for `show_azure.py`. It links to the tree, so that a result is not there twice."""
+AZURE_PATH = ("pyautogui", "a11y_tree")
+"""Where that script looks, whatever the settings were."""
+AZURE_KEYS = ("agent", "som_origin", "a11y_backend")
+"""What an experiment says beside its model; our settings have the same names."""
+
+
+class _Result(NamedTuple):
+    """A score as it was written for WAA's scripts."""
+
+    trial: int
+    domain: str
+    text: str
+    """What is in its result.txt."""
+    score: float
+    """What it counts here."""
+
+
 class WaaResultWriter:
-    """Writes WAA's tree of results, and tells the rate that its `show_result.py` computes from it."""
+    """Writes WAA's tree of results, and tells the rate that its `show_result.py` computes from it.
+
+    `show_azure.py` wants the same below the name of an experiment, and a file that describes experiments.
+    """
 
     format = "waa"
 
     def write(self, plan: Plan, tasks: Sequence[SettledTask], folder: Path) -> Sequence[str]:
-        model, spaces = plan.model or "model", _spaces(plan)
+        settings = _settings(plan)
+        model = plan.model or "model"
+        spaces = tuple(str(settings.get(key, usual)) for key, usual in USUAL_SPACES.items())
         above = folder.joinpath(*spaces, model)
-        counted: list[float] = []
-        notes: dict[str, int] = {}
+        results: list[_Result] = []
         for task in tasks:
             name, _, repeat = task.task.partition("~")
-            target = above / str(int(repeat or 1) - 1) / task.domain / name
+            trial = int(repeat or 1) - 1
+            target = above / str(trial) / task.domain / name
             target.mkdir(parents=True)
-            if task.score is None:
-                continue  # WAA's script calls it missing
-            text = _copied_result(task, target)
-            counted.append(rate_of(text))
-            if counted[-1] != task.score:
-                note = f"{text.strip()[:20]!r} counts as {counted[-1]:g} there and as {task.score:g} here"
-                notes[note] = notes.get(note, 0) + 1
+            if task.score is not None:  # else WAA's scripts call it missing
+                text = _copied_result(task, task.score, target)
+                results.append(_Result(trial, task.domain, text, task.score))
+        _describe_experiment(plan, settings, model, folder, spaces)
+        if not results:
+            return ["no task was scored: WAA's scripts have nothing to count"]
         flags = f"--action_space {spaces[0]} --observation_type {spaces[1]} --use_model {model}"
-        return list(_told(tasks, counted, notes, f"python show_result.py --result_dir {folder} {flags}"))
+        command = f"python show_result.py --result_dir {folder} {flags}"
+        return [*_told(results, len(tasks), command), *_told_of_azure(results, folder / AZURE)]
 
 
-def _spaces(plan: Plan) -> tuple[str, str]:
-    """The folders of the client that are called after settings; imported runs have no others."""
-    known: dict[str, Any] = {**plan.benchmark_spec.get("spec", {}).get("settings", {}), **plan.settings}
-    return str(known.get("action_space", "pyautogui")), str(known.get("observation_type", "a11y_tree"))
+USUAL_SPACES = {"action_space": "pyautogui", "observation_type": "a11y_tree"}
+"""The folders of the client that are called after settings."""
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What the run's settings were; an imported run knows only what its folders told."""
+    return {**plan.benchmark_spec.get("spec", {}).get("settings", {}), **plan.settings}
+
+
+def _describe_experiment(
+    plan: Plan, settings: Mapping[str, Any], model: str, folder: Path, spaces: Sequence[str]
+) -> None:
+    """The run as the one experiment of `experiments.json`, and its results where that looks for them."""
+    link = folder.joinpath(AZURE, plan.run, *AZURE_PATH)
+    link.parent.mkdir(parents=True)
+    tree = folder.joinpath(*spaces)
+    tree.mkdir(parents=True, exist_ok=True)  # a run without tasks
+    link.symlink_to(os.path.relpath(tree, link.parent), target_is_directory=True)
+    known = {key: settings[key] for key in AZURE_KEYS if key in settings}
+    experiment = {"exp_name": plan.run, "model_name": model, **known}
+    path = folder / AZURE / "experiments.json"
+    path.write_text(json.dumps({plan.run: experiment}, indent=2) + "\n")
 
 
 def rate_of(text: str) -> float:
     """What one result.txt counts in WAA's own rate, which is the mean of these."""
+    return float(text) if _is_number(text) else float(bool(text))
+
+
+def _is_number(text: str) -> bool:
     try:
-        return float(text)
+        float(text)
     except ValueError:
-        return float(bool(text))
+        return False
+    return True
 
 
-def _copied_result(task: SettledTask, target: Path) -> str:
+def _copied_result(task: SettledTask, score: float, target: Path) -> str:
     """All files of the attempt but ours; the client wrote no result.txt if it was ended at the limit."""
     if task.folder.is_dir():
         shutil.copytree(
@@ -188,26 +237,45 @@ def _copied_result(task: SettledTask, target: Path) -> str:
         )
     path = target / RESULT
     if not path.is_file():
-        path.write_text(f"{task.score}\n")
+        path.write_text(f"{score}\n")
     return path.read_text(errors="replace")
 
 
-def _told(
-    tasks: Sequence[SettledTask], counted: Sequence[float], notes: Mapping[str, int], command: str
-) -> Iterator[str]:
-    ours = [task.score for task in tasks if task.score is not None]
-    if not counted:
-        yield "no task was scored: WAA's script has nothing to count"
-        return
-    wins = sum(score == 1.0 for score in ours)
+def _told(results: Sequence[_Result], tasks: int, command: str) -> Iterator[str]:
+    """WAA's own rate beside ours, where they differ, and how to have WAA's script say it."""
+    wins = sum(result.score == 1.0 for result in results)
     yield (
-        f"WAA's own rate: {sum(counted) / len(counted):.2%}, the mean of {len(counted)} scores; "
-        f"tasks with the full score: {wins / len(ours):.2%}; {len(tasks) - len(ours)} tasks without a score "
+        f"WAA's own rate: {_rate(results):.2%}, the mean of {len(results)} scores; "
+        f"tasks with the full score: {wins / len(results):.2%}; {tasks - len(results)} tasks without a score "
         "are left out of both"
     )
+    notes = Counter(
+        f"{result.text.strip()[:20]!r} counts as {rate_of(result.text):g} there and as {result.score:g} here"
+        for result in results
+        if rate_of(result.text) != result.score
+    )
     yield from (f"{count} of them: {note}" for note, count in sorted(notes.items()))
-    yield command
-    scored = {task.domain for task in tasks if task.score is not None}
-    for group in (OFFICE, DAILY):
-        if scored.isdisjoint(group):
-            yield f"that script divides by zero here: none of {', '.join(group)} was scored"
+    trials = sorted({result.trial for result in results})
+    for trial in trials:
+        its = [result for result in results if result.trial == trial]
+        if len(trials) > 1:
+            yield f"that script reads one repeat at a time; of this one it says {_rate(its):.2%}:"
+        yield f"{command} --trial_id {trial}" if trial else command
+        for group in (OFFICE, DAILY):
+            if not any(result.domain in group for result in its):
+                yield f"that script divides by zero here: none of {', '.join(group)} was scored"
+
+
+def _rate(results: Sequence[_Result]) -> float:
+    return sum(rate_of(result.text) for result in results) / len(results)
+
+
+def _told_of_azure(results: Sequence[_Result], folder: Path) -> Iterator[str]:
+    """How to run `show_azure.py`, and where it counts otherwise than `show_result.py`."""
+    yield f"python show_azure.py --result_dir {folder} --json_config {folder / 'experiments.json'}"
+    yield "that script tells rates by domain, and none of the whole run"
+    words = sum(not _is_number(result.text) for result in results)
+    if words:
+        yield f"{words} of them, no numbers, are errors for that script, and no part of its rates"
+    if any(result.trial for result in results):
+        yield "that script reads trial 0 alone: other repeats are no part of its rates"
