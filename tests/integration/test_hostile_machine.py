@@ -232,6 +232,25 @@ def test_nonsense_in_the_same_packet_as_the_greeting_gives_the_machine_up() -> N
     asyncio.run(test())
 
 
+def test_an_end_in_the_same_packet_as_the_greeting_is_heard() -> None:
+    """Who takes over is told that a job runs, and at once that it has ended. It waited for ever."""
+
+    async def test() -> None:
+        end = {"job": JOB, "reason": "exited", "exit_code": 3}
+
+        def answers(message: dict[str, Any]) -> list[bytes] | None:
+            if message["op"] == "hello":
+                return [line(n=message["n"], jobs={JOB: "running"}) + line(push="ended", **end)]
+            return [line(n=message["n"], state="ended", **end)] if message["op"] == "how" else None
+
+        async with channel_to(answers) as (channel, _, _):
+            await channel.start(Job(JOB, Command(("true",)), 1.0))
+            ended = await asyncio.wait_for(channel.ended(JOB), PATIENCE_S)
+            assert (ended.reason, ended.exit_code) == ("exited", 3)
+
+    asyncio.run(test())
+
+
 def test_a_line_without_end_is_given_up_in_little_memory() -> None:
     async def test() -> None:
         def answers(message: dict[str, Any]) -> list[bytes] | None:

@@ -197,8 +197,10 @@ class Link(asyncio.Protocol):
             self._transport.write(self._queued)
             self._queued = b""
 
-    async def ask(self, op: str, body: dict[str, Any]) -> Incoming:
-        """The answer, which may be an error. Raises Lost."""
+    async def ask(
+        self, op: str, body: dict[str, Any], at_once: Callable[[Incoming], None] | None = None
+    ) -> Incoming:
+        """The answer, which may be an error. `at_once` sees it before anything else is heard. Raises Lost."""
         future: asyncio.Future[Incoming] = self._loop.create_future()
 
         def answered(message: Incoming | None) -> None:
@@ -207,6 +209,8 @@ class Link(asyncio.Protocol):
             if message is None:
                 future.set_exception(Lost())
             else:
+                if at_once is not None:
+                    at_once(message)
                 future.set_result(message)
 
         self.send(op, body, answered)

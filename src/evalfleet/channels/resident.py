@@ -556,17 +556,14 @@ class Resident:
             link.connection_made(line.transport)
             hello = {"protocols": PROTOCOLS, "epoch": self._fence.epoch, "run": self._fence.run}
             op = "ping" if self._fence.looks_on else "hello"
-            answer = await link.ask(op, {**hello, "key": line.key})
+            answer = await link.ask(op, {**hello, "key": line.key}, partial(self._take_up, link))
             if answer.error:
                 raise self._error(answer)
-            jobs = self._jobs_in(answer)
             if link.lost:  # what came with the answer was no good: nobody will tell us of it again
                 raise Lost
         except BaseException:
             link.drop()
             raise
-        self._running = {job for job, state in jobs.items() if state == "running"}
-        self._seen = set(jobs)
         self._link = link
         for job in self._waiters:
             if job not in self._running:
@@ -574,13 +571,18 @@ class Resident:
         self._send_forgets()
         return link
 
-    def _jobs_in(self, hello: Incoming) -> dict[str, str]:
-        """Each job that the machine knows, and its state."""
+    def _take_up(self, link: Link, hello: Incoming) -> None:
+        """Note each job that the machine knows. The end of one may be told in the same packet."""
+        if hello.error:
+            return
         try:
-            return msgspec.json.decode(hello.jobs, type=dict[str, str])
+            jobs = msgspec.json.decode(hello.jobs, type=dict[str, str])
         except UNREADABLE:
             self.on_nonsense(f"{bytes(hello.jobs)[:60]!r}")
-            raise Lost from None
+            link.drop()
+            return
+        self._running = {job for job, state in jobs.items() if state == "running"}
+        self._seen = set(jobs)
 
     def _inquire(self, link: Link, job: str) -> None:
         def answered(answer: Incoming | None) -> None:
