@@ -96,6 +96,7 @@ REFUSED: list[Fault] = [
     keys(env='{TOKEN = "c"}', secrets='["TOKEN"]'),
     keys(slots="0"),
     keys(secrets='["sk-123"]'),
+    keys(settings='{"a b" = 1}'),
     keys(needs="{cpus = 0}"),
     keys(tasks="[]"),
     keys(tasks="[1]"),

@@ -122,7 +122,7 @@ def test_show_and_the_report_name_outcomes_failures_first(fleet: Fleet) -> None:
 
 
 def test_results_tell_what_the_run_was_made_of(fleet: Fleet) -> None:
-    fleet.bench(ALL)
+    fleet.bench(ALL, settings={"k": ""})
     git = ["git", "-C", str(fleet.folder), "-c", "user.name=x", "-c", "user.email=x@example.org"]
     (fleet.folder / ".gitignore").write_text("home\nmarks\n.outputs*\n")
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):

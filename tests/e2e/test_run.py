@@ -266,7 +266,8 @@ def test_repeats_are_tasks_of_their_own(fleet: Fleet) -> None:
 
 
 def test_the_command_sees_what_was_asked(fleet: Fleet) -> None:
-    fleet.bench([task("a_1", "env | grep ^EVALFLEET_ | note; score 1")])
+    settings = {"split": "train", "n": 2, "shuffle": True}
+    fleet.bench([task("a_1", "env | grep ^EVALFLEET_ | note; score 1")], settings=settings)
     done = fleet.run("--model", "m-1", "-A", "temperature=0.2", "--set", "split=test", "--set", "n=3")
     assert done.code == 0, done
     seen = dict(line.split("=", 1) for line in fleet.note("a_1").splitlines())
@@ -276,7 +277,7 @@ def test_the_command_sees_what_was_asked(fleet: Fleet) -> None:
         "0",
     )
     assert json.loads(seen["EVALFLEET_AGENT"]) == {"temperature": "0.2"}
-    assert json.loads(seen["EVALFLEET_SETTINGS"]) == {"split": "test", "n": "3"}
+    assert json.loads(seen["EVALFLEET_SETTINGS"]) == {"split": "test", "n": "3", "shuffle": "true"}
     assert "do" in json.loads(seen["EVALFLEET_PARAMS"])
 
 

@@ -34,6 +34,7 @@ command = ["bash", "run.sh", "{task_id}"]
 files = ["run.sh"]
 secrets = ["API_KEY"]
 timeout_s = 100
+settings = {temperature = 1, top_p = 0.5, path = "q"}
 [[tasks]]
 id = "a_1"
 [[tasks]]
@@ -61,7 +62,7 @@ class Barn(Shed):
 
 class Fixed:
     """A benchmark whose settings are its own."""
-    free_settings = False
+    declares_settings = False
     class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         size: int = 1
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -37,6 +37,7 @@ from .tasks import (
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _BRACES = re.compile(r"(\$?)\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _SCRIPTS = frozenset({".sh", ".bash", ".py", ".js", ".mjs", ".ts", ".rb", ".pl", ".jl", ".r", ".lua", ".ps1"})
@@ -45,6 +46,7 @@ _LIKE_SECRET = re.compile(r"(?i)(^|_)(key|token|secret|password|passwd|credentia
 
 Argv = tuple[str, ...]
 Names = tuple[str, ...]
+Setting = str | int | float | bool
 ON_TIMEOUT = {"enum": ["zero", "broken"]}
 SCORE_FROM = {"enum": ["result", "exit_code"]}
 
@@ -76,6 +78,10 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     env: Annotated[EnvTable, Meta(description="variables of command, setup, probe and score")] = field(
         default_factory=dict[str, str | int | float]
     )
+    settings: Annotated[
+        Mapping[str, Setting],
+        Meta(description="what --set may change, with defaults; the command finds all in EVALFLEET_SETTINGS"),
+    ] = field(default_factory=dict[str, Setting])
     secrets: Annotated[Names, Meta(description="names of variables that the command gets from here")] = ()
     model_key: Annotated[
         str | Names, Meta(description="which of the secrets are keys of models: calls with them are metered")
@@ -127,6 +133,7 @@ def load_benchmark(path: Path) -> Loaded:
         isolation=_isolation(file, tasks, where),
         model_keys=_model_keys(file),
         unmeterable=_unmeterable(file, tasks),
+        settings=spec.settings,
     )
     return loaded if file.solution is None else msgspec.structs.replace(loaded, oracle=_oracle(loaded, file))
 
@@ -199,6 +206,7 @@ def _spec(file: BenchmarkFile, root: Path, where: str) -> CommandSpec:
         image=file.image,
         container=file.container,
         env=env_of(file.env, where, (*file.secrets, *file.setup_secrets)),
+        settings={name: _as_text(value) for name, value in file.settings.items()},
         probe=file.probe or (),
         on_timeout="zero" if file.on_timeout == "zero" else "broken",
         score_from="exit_code" if file.score_from == "exit_code" else "result",
@@ -209,6 +217,11 @@ def _spec(file: BenchmarkFile, root: Path, where: str) -> CommandSpec:
         score_files=file.score_files,
         score_timeout_s=file.score_timeout_s,
     )
+
+
+def _as_text(value: Setting) -> str:
+    """As `--set` would have given it."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _check_values(file: BenchmarkFile, where: str) -> None:
@@ -245,9 +258,18 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
     if unknown := [name for name in _model_keys(file) if name not in file.secrets]:
         named = unknown[0] if _SECRET.fullmatch(unknown[0]) else "an entry that is no variable name"
         raise RequestError(f"{where}: key 'model_key' has {named}, which is not in 'secrets'; write it there")
+    _check_settings(file, where)
     check_needs(file.needs, where)
     check_image(file.image, where)
     check_container(file.container, where)
+
+
+def _check_settings(file: BenchmarkFile, where: str) -> None:
+    for name in file.settings:
+        if not _SETTING.fullmatch(name):
+            raise RequestError(
+                f"{where}: key 'settings' has {name[:80]!r}; write a name of letters, digits, '_' or '-'"
+            )
 
 
 def _check_score(file: BenchmarkFile, where: str) -> None:

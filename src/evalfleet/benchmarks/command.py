@@ -55,7 +55,7 @@ class CommandBenchmark:
     """
 
     Settings = CommandSettings
-    free_settings = True
+    declares_settings = True
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class CommandBenchmark:
         self._given = (model, agent, settings)
         self._kept = kept
         self._task_bundles: dict[str, Bundle] = {}
+        settings = {**spec.settings, **(settings or {})}
         self._env = {
             key: value
             for key, value in (

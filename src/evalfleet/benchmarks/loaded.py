@@ -56,6 +56,8 @@ class Loaded(Struct, frozen=True):
     """Those of its secrets that are keys of models, if it says so: calls with them are metered."""
     unmeterable: str = ""
     """Why its model calls cannot be metered; empty if they can."""
+    settings: Mapping[str, str] = {}
+    """The keys of `--set` that its command reads, with their defaults, if its kind declares settings."""
     oracle: Loaded | None = None
     """The same benchmark with its own solutions in place of an agent."""
     settle: Callable[[tuple[Task, ...]], tuple[Task, ...]] | None = None
@@ -90,8 +92,11 @@ class BenchmarkKind(Protocol):
 
     Settings: type[Struct]
     """Its keys in `[benchmarks.NAME]` and for `--set`. It forbids unknown fields."""
-    free_settings: bool = False
-    """Keys of `--set` that `Settings` does not have are passed on to the command as they are."""
+    declares_settings: bool = False
+    """Each benchmark of the kind says itself what `--set` may give its command: see `Loaded.settings`.
+
+    `load` then knows nothing of `--set`.
+    """
     machine_names: str = "worker"
     """What machines are called that are made for it: this, and a number."""
     appliance: Appliance | None = None

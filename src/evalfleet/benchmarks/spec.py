@@ -51,6 +51,8 @@ class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     setup_secrets: tuple[str, ...] = ()
     image: str = ""
     container: ContainerSettings = ContainerSettings()
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What `--set` may change, with the defaults."""
 
 
 def bundle_of(spec: CommandSpec, kept: Path | None = None) -> Bundle:

@@ -177,9 +177,11 @@ def resolve(
     )
     source = benchmark_source(request.benchmark, config, cwd)
     lent = None if pool is None else pool.plan
-    given = _given(flags, source, config, lent, spot_asked=bool(request.options.get("spot")))
     home = home or home_of(environ, cwd)
-    loaded = given.benchmark.load(home)
+    declaring = source.load(home) if source.kind.declares_settings else None
+    declared = () if declaring is None else tuple(declaring.settings)
+    given = _given(flags, source, config, lent, declared, spot_asked=bool(request.options.get("spot")))
+    loaded = declaring or given.benchmark.load(home)
     if request.options.get("oracle"):
         loaded, flags = _oracle(loaded, flags)
     if loaded.tasks_missing and not only_setup:
@@ -233,15 +235,21 @@ def _oracle(loaded: Loaded, flags: Flags) -> tuple[Loaded, Flags]:
 
 
 def _given(
-    flags: Flags, source: BenchmarkSource, config: Config, pool: Plan | None, *, spot_asked: bool
+    flags: Flags,
+    source: BenchmarkSource,
+    config: Config,
+    pool: Plan | None,
+    declared: Sequence[str],
+    *,
+    spot_asked: bool,
 ) -> SettingsSplit:
     if pool is None:
         places = place_sources(flags.on, config)
         if flags.spot:
             places = spot_sources(places, strict=spot_asked)
-        return give_settings(flags.set, source, places)
+        return give_settings(flags.set, source, places, declared)
     lent = lent_sources(specs_of(pool))
-    return msgspec.structs.replace(give_settings(flags.set, source, ()), places=lent)
+    return msgspec.structs.replace(give_settings(flags.set, source, (), declared), places=lent)
 
 
 def specs_of(plan: Plan) -> dict[str, PlaceSpec]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
@@ -136,55 +135,51 @@ def spot_sources(places: Sequence[PlaceSource], *, strict: bool) -> tuple[PlaceS
 
 
 def give_settings(
-    given: Mapping[str, str], benchmark: BenchmarkSource, places: Sequence[PlaceSource]
+    given: Mapping[str, str],
+    benchmark: BenchmarkSource,
+    places: Sequence[PlaceSource],
+    declared: Collection[str] = (),
 ) -> SettingsSplit:
     """Hand each setting to whom it belongs.
 
-    `PLACE.KEY` is that place's; a KEY of the benchmark's Settings is the benchmark's; a KEY of a chosen
-    place's is that of all who have it; any other is the benchmark's if it takes free ones, else an error.
+    `PLACE.KEY` is that place's; a KEY of the benchmark's Settings, or one that its file or evalfleet.toml
+    declares, is the benchmark's; a KEY of a chosen place's is that of all who have it; any other is an error.
     """
     by_place = {place.name: dict(place.settings) for place in places}
-    own = {} if benchmark.kind.free_settings else _types(benchmark.kind.Settings)
+    own = {} if benchmark.kind.declares_settings else _types(benchmark.kind.Settings)
     settings = dict(benchmark.settings)
     free = _defaults(benchmark)
+    declared = {*declared, *free}
     for key, text in given.items():
         if key in own:
             settings[key] = _coerced(text, own[key], key)
             free[key] = text
+        elif key in declared:
+            free[key] = text
         elif takers := _takers(key, places):
             for place, name in takers:
                 by_place[place.name][name] = _coerced(text, _types(place.kind.Settings)[name], key)
-        elif benchmark.kind.free_settings:
-            _refuse_mistaken(key, free, places)
-            free[key] = text
         else:
-            options = {*own, *(name for place in places for name in _types(place.kind.Settings))}
-            raise RequestError(f"--set {key!r} is no setting of benchmark or place; {hint(key, options)}")
+            raise _unknown_setting(key, {*own, *declared}, benchmark, places)
     checked = tuple(_checked(place, by_place[place.name]) for place in places)
     return SettingsSplit(msgspec.structs.replace(benchmark, settings=settings), checked, free)
 
 
-def _refuse_mistaken(key: str, told: Mapping[str, str], places: Sequence[PlaceSource]) -> None:
-    """A command may know any setting, but hardly one that says a place's name, or nearly one of its settings.
-
-    One that evalfleet.toml gives the benchmark is meant.
-    """
+def _unknown_setting(
+    key: str, own: Collection[str], benchmark: BenchmarkSource, places: Sequence[PlaceSource]
+) -> RequestError:
     head, _, rest = key.rpartition(".")
     for place in places:
-        options = _types(place.kind.Settings)
         if place.name == head:
-            raise RequestError(
-                f"--set {key!r}: place {place.name!r} has no setting {rest!r}; {hint(rest, options)}"
-            )
-        if key not in told and (close := difflib.get_close_matches(key, options, 1, ALMOST)):
-            raise RequestError(
-                f"--set {key!r} is no setting of place {place.name!r}; did you mean {close[0]!r}? If it is "
-                "one of the benchmark's command, give it a value in [benchmarks.NAME] set of evalfleet.toml"
-            )
-
-
-ALMOST = 0.8
-"""How alike two names are of which one is a slip of the other."""
+            nearest = hint(rest, _types(place.kind.Settings))
+            return RequestError(f"--set {key!r}: place {head!r} has no setting {rest!r}; {nearest}")
+    options = {*own, *(name for place in places for name in _types(place.kind.Settings))}
+    problem = f"--set {key!r} is no setting of benchmark or place; {hint(key, options)}"
+    if benchmark.kind.declares_settings:
+        problem += (
+            f"; one that the command reads is declared in the benchmark's file: settings = {{{key} = ...}}"
+        )
+    return RequestError(problem)
 
 
 def _takers(key: str, places: Sequence[PlaceSource]) -> list[tuple[PlaceSource, str]]:
@@ -239,8 +234,8 @@ def _types(settings: type[Struct]) -> dict[str, Any]:
 
 
 def _defaults(benchmark: BenchmarkSource) -> dict[str, str]:
-    """The free settings that evalfleet.toml gives; `load` checks their form."""
-    found = benchmark.settings.get("set") if benchmark.kind.free_settings else None
+    """What evalfleet.toml gives the command; `load` checks its form."""
+    found = benchmark.settings.get("set") if benchmark.kind.declares_settings else None
     table = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     return {key: as_text(value, f"{benchmark.where} key 'set.{key}'") for key, value in table.items()}
 

@@ -120,7 +120,7 @@ def _provenance(state: RunState) -> ProvenanceDocument:
         "score_files": spec.get("score_digest"),
     }
     return {
-        "settings": dict(plan.settings),
+        "settings": {**spec.get("settings", {}), **plan.settings},
         "agent": dict(plan.agent),
         "selection": dict(made.selection),
         "seed": made.selection.get("seed"),
