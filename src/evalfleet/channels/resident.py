@@ -229,16 +229,24 @@ class Resident:
         if wanted not in ("auto", "user"):
             return Isolated(wanted)
         answer = await self._ask("isolation", {})
-        detail = self._secrets.mask_text(answer.detail)[:ERROR_CAP]
+        why_not = answer.detail
+        if answer.state == "login":  # a supervisor that is not root
+            why_not = await self._elevate(wanted)
+            answer = answer if why_not else await self._ask("isolation", {})
+        detail = self._secrets.mask_text(why_not or answer.detail)[:ERROR_CAP]
         if answer.state == "user":
             return Isolated("user", detail)
         if wanted == "user":
             raise SetupFailed(
                 "isolation",
                 f"attempts cannot be users of their own there: {detail}; "
-                'come in as root on Linux, or set isolation = "none"',
+                'come in on Linux as root or as who may sudo without a password, or set isolation = "none"',
             )
         return Isolated("none", detail)
+
+    async def _elevate(self, wanted: Isolation) -> str:
+        """Give the machine a supervisor that is root, where that can be had. Empty, or why not."""
+        return "the supervisor is not root"
 
     async def meter(self, metering: Metering) -> None:
         values = self._values

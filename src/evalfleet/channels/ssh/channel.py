@@ -14,8 +14,8 @@ import asyncssh
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
 from evalfleet.channels.link import Incoming, OpenLink
 from evalfleet.channels.resident import Resident
-from evalfleet.errors import SetupFailed
-from evalfleet.model import AttemptId, Bundle, Ended, Job
+from evalfleet.errors import ChannelError, SetupFailed
+from evalfleet.model import AttemptId, Bundle, Ended, Isolation, Job
 from evalfleet.ports import Fence, TellStep
 
 from .connection import OPENING_ERRORS, reason_of
@@ -204,7 +204,10 @@ Verdict = Callable[[bool], None]
 
 
 class SshChannel(Resident):
-    """One machine on a host. Its line to the supervisor is renewed when lost, while anybody waits."""
+    """One machine on a host. Its line to the supervisor is renewed when lost, while anybody waits.
+
+    `made`: the host is a machine that we made, so that sudo is used for isolation without being asked for it.
+    """
 
     def __init__(
         self,
@@ -215,6 +218,7 @@ class SshChannel(Resident):
         on_load: Callable[[float, float, float], None] | None = None,
         verdict: Verdict | None = None,
         caps: Caps = STANDARD_CAPS,
+        made: bool = False,
     ) -> None:
         async def connect(protocol: asyncio.Protocol) -> OpenLink:
             return await dial(host_home, machine, fence, protocol)
@@ -222,7 +226,7 @@ class SshChannel(Resident):
         mover = SshMover(host_home, machine, secrets, caps)
         super().__init__(connect, mover, fence, secrets, on_load)
         mover.ask, mover.alive = self.ask, self.alive
-        self._host = host_home.host
+        self._host_home, self._machine, self._made = host_home, machine, made
         self._files = mover
         self._verdict = verdict
 
@@ -236,7 +240,18 @@ class SshChannel(Resident):
             raise
 
     async def _turn(self) -> None:
-        await self._host.turn()
+        await self._host_home.host.turn()
+
+    async def _elevate(self, wanted: Isolation) -> str:
+        """By sudo, where the machine is ours or whoever set the place up has asked for it."""
+        if wanted != "user" and not self._made:
+            return 'the login is not root; with isolation = "user", sudo is tried'
+        run, epoch = self._fence.run, self._fence.epoch
+        try:
+            answer = await self._host_home.ask("elevate", self._machine, run=run, epoch=epoch)
+        except OSError as err:  # the connection was lost: who waits patiently asks again
+            raise ChannelError(str(err)) from err
+        return answer.detail or answer.error
 
     def on_push(self, message: Incoming) -> None:
         if message.push == "ended" and message.data is not None and self.is_ours(message.job):

@@ -40,7 +40,7 @@ UNWRITABLE = (
     b"Disk quota exceeded",
 )
 
-Verb = Literal["take", "extend", "halt", "remove", "connect", "pack", "put"]
+Verb = Literal["take", "elevate", "extend", "halt", "remove", "connect", "pack", "put"]
 
 # one line, without quotes of its own: it must survive whatever shell the user has there
 _RECEIVE = (
@@ -50,6 +50,10 @@ _RECEIVE = (
     "d=sys.stdin.buffer.read();hashlib.sha256(d).hexdigest()==sys.argv[1] or sys.exit(99);"
     "t=sys.argv[2]+str(os.getpid());f=os.open(t,os.O_WRONLY|os.O_CREAT|os.O_EXCL,0o600);"
     "os.fdopen(os.dup(f),sys.argv[3]).write(d);os.fsync(f);os.rename(t,sys.argv[2])"
+)
+_NO_SUDO = (
+    """{ echo '{"error": "sudo", "detail": "the login is not root, and may not sudo without a password"}'; """
+    "exit 0; }"
 )
 _TELL = (
     "import sys;sys.path.pop(0);"
@@ -226,8 +230,15 @@ class HostHome(Struct, frozen=True):
         missing = f"exit {NO_SUPERVISOR}"
         if verb != "take":  # a machine that is gone needs no supervisor, which nobody would remove
             missing = f"{{ test -d {self._folder}/{job_name(machine)} && {missing}; exit {NO_MACHINE}; }}"
-        # by its whole name: Python 3.8 finds modules in it no more once the directory has changed
-        return _sh(f'cd && test -f {file} || {missing}; exec {python} -I -S "$PWD/{file}" {verb}')
+        folder = f"{self._folder}/{job_name(machine)}"
+        if verb == "elevate":
+            by = f"sudo -n true 2>/dev/null || {_NO_SUDO}; s='sudo -n --'"
+        else:  # a machine that is not the login's own is root's, by sudo
+            by = f"s=; if test -d {folder} && ! test -r {folder}; then s='sudo -n --'; fi"
+        # by their whole names: sudo has a PATH of its own, and Python 3.8 finds modules in its file no more
+        # once the directory has changed
+        run = f'p=$(command -v {python}) || p={python}; exec $s "$p" -I -S "$PWD/{file}" {verb}'
+        return _sh(f"cd && test -f {file} || {missing}; {by}; {run}")
 
     async def bring_supervisor(self) -> None:
         """Put the supervisor's file there, whole or not at all."""

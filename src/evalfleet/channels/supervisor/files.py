@@ -15,6 +15,8 @@ SOCKET = "supervisor.sock"
 KEY = "key"
 """The file with a machine's key: who shows it to the supervisor is obeyed. Its owner alone can read it."""
 KEY_CAP = 200
+ENVIRON = "environ"
+"""The file with what jobs inherit of the login's environment, where the supervisor is root by sudo."""
 CLEANER = 'chmod -R u+rwX "$1" 2>/dev/null; rm -rf "$1"'
 MOST_DEEP = 500
 """Folders in folders that come home: Python cannot remove many more, nor can other tools of the user's."""

@@ -47,6 +47,11 @@ def serve(home: str, ready: int, new_server: Callable[[str], Server]) -> None:
     server.close()
 
 
+def owner_of_parent() -> int:
+    """Another user than ours where the machine is a login's that is not root, and we are root by sudo."""
+    return os.stat("..").st_uid
+
+
 def detach() -> None:
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
@@ -72,7 +77,8 @@ def start(directory: str) -> str:
         os.close(told)
         home = os.path.realpath(directory)
         os.chdir(home)
-        os.chmod(".", 0o700)
+        # where we are root by sudo, the login must see whether its host is held, and until when
+        os.chmod(".", 0o711 if owner_of_parent() != os.geteuid() else 0o700)
         detach()
         serve(home, ready, Server)
         code = 0

@@ -25,6 +25,12 @@ KEPT_ENV = frozenset(
 )
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with."""
+    words = (read_file(f"/proc/{pid}/environ") or b"").decode("utf-8", "surrogateescape").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
 def host_environment(environ: Any) -> dict[str, str]:
     """What a job may inherit of the environment we were started in: where things are, never a key."""
     kept = {name: value for name, value in environ.items() if name in KEPT_ENV}

@@ -13,11 +13,12 @@ import traceback
 from binascii import a2b_base64, b2a_base64
 
 from .clients import Client, Clients
-from .files import SOCKET, make_key, read_file, sha256, write_atomic
+from .files import ENVIRON, SOCKET, make_key, read_file, sha256, write_atomic
 from .follow import FileFollower, Followers
 from .host import boot_id, cpu_times, expiry_in, memory_used, seconds_to, steady
 from .job import NEVER, Job
 from .jobs import Jobs
+from .main import owner_of_parent
 from .notices import Notices
 from .parcel import PROMPT_BYTES, has_bundle, is_light, pack, unpack_bundle
 from .processes import adopt_orphans, host_environment
@@ -58,7 +59,7 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self.clients = Clients(self.selector, self.receive)
         self.followers = Followers(self.clients)
-        self.jobs = Jobs(home, host_environment(os.environ), self.selector, self.tell)
+        self.jobs = Jobs(home, environment(), self.selector, self.tell)
         self.waiting: dict[str, list[tuple[Client, Any]]] = {}
         self.epochs: dict[str, int] = {}
         self.heard = time.monotonic()
@@ -94,6 +95,8 @@ class Server:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET)
         self.listener.bind(SOCKET)  # relative: an address holds 108 bytes
+        if owner_of_parent() != os.geteuid():
+            os.chown(SOCKET, owner_of_parent(), -1)  # the login's sshd connects, and must show the key
         self.listener.listen(BACKLOG)
         self.listener.setblocking(False)
         self.selector.register(self.listener, selectors.EVENT_READ, self.on_connect)
@@ -185,7 +188,7 @@ class Server:
 
     def close(self) -> None:
         self.clients.close()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # the directory may be root's now
             os.unlink(SOCKET)
 
     # -- requests ----------------------------------------------------------------------------
@@ -357,7 +360,8 @@ class Server:
     def isolation(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Can jobs be users of their own here? With what that means on this host, or why not."""
         host = self.jobs.host
-        return {"state": "none" if host.why_not else "user", "detail": host.why_not or host.words()}
+        state = "user" if not host.why_not else "login" if os.geteuid() else "none"
+        return {"state": state, "detail": host.why_not or host.words()}
 
     def set_expiry(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         left = float(message["seconds"])
@@ -365,6 +369,7 @@ class Server:
             raise ValueError(f"no time to live: {left}")
         expiry = expiry_in(min(left, LONGEST_LIFE_S))
         write_atomic("expiry", json.dumps(expiry), durable=True)
+        os.chmod("expiry", 0o644)  # whether a host is held, all its logins' homes may know
         with contextlib.suppress(FileNotFoundError):
             os.unlink("expired")
         self.expired = False
@@ -473,6 +478,19 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "clear": Server.clear,
     "quit": Server.quit,
 }
+
+
+def environment() -> dict[str, str]:
+    """What jobs inherit. Where we are root by sudo: what the login has, but for who and where it is."""
+    own = host_environment(os.environ)
+    if owner_of_parent() == os.geteuid():
+        return own
+    import pwd  # only here: others need none of it
+
+    given = json.loads(read_file(ENVIRON) or b"{}")
+    root = pwd.getpwuid(0)
+    who = {"HOME": root.pw_dir, "USER": root.pw_name, "LOGNAME": root.pw_name, "SHELL": root.pw_shell}
+    return {**given, **who, "PATH": own["PATH"]}
 
 
 def on_sigchld(signum: int, frame: object) -> None:

@@ -8,6 +8,10 @@ and it until its caller hangs up, having reached it directly.
 A machine's directory, ~/.evalfleet/<home>/<machine>, is its lock: mkdir makes it, for `expires_s`, and only
 if fewer than `most` other machines, of whatever home, hold the host. All who take or give back a lock hold a
 flock on ~/.evalfleet meanwhile. An expired lock holds nothing; its directory, with results, is its owner's.
+
+`elevate`, which is asked by sudo, gives a machine a supervisor that is root where its login is not: attempts
+can be users of their own then. The machine's directory is root's from now on, and all verbs about it are
+asked by sudo, too. Whoever may log in there still sees which machines hold the host.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import socket
 import sys
 import time
 
-from .files import KEY, SOCKET, make_key, read_file, read_key, sha256, write_atomic
+from .files import ENVIRON, KEY, SOCKET, make_key, read_file, read_key, sha256, write_atomic
 from .host import cloud_init, expiry_in, seconds_to
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -329,6 +333,45 @@ def supervise(directory: str, request: dict[str, Any]) -> dict[str, Any]:
     return cloud_init() if request.get("boot") else {}
 
 
+def elevate(request: dict[str, Any]) -> dict[str, Any]:
+    """As root: be the machine's supervisor from now on, if attempts can be isolated then. May be repeated."""
+    from .isolation import Host
+    from .processes import environment_of, host_environment
+
+    directory = os.path.realpath(directory_of(request))
+    if not os.path.isdir(directory) or os.path.exists(directory + "/deleting"):
+        return {"error": "unknown", "detail": "there is no such machine"}
+    why_not = Host(directory).why_not
+    if why_not:
+        return {"error": "host", "detail": why_not}
+    os.chdir(directory)
+    os.chown(".", 0, 0)  # from now on nobody starts a supervisor here who is not root
+    os.chmod(".", 0o711)
+    until = time.monotonic() + START_S
+    while True:
+        with reach() as sock:
+            pid, uid = peer_of(sock)
+            if uid == 0:
+                return {}
+            given = host_environment(environment_of(pid))  # sudo keeps few variables, and no proxies
+            write_atomic(ENVIRON, json.dumps(given))
+            with sock.makefile("rwb") as file:
+                ask(file, {"op": "leave", "run": request["run"], "epoch": request["epoch"], "now": True})
+                while file.read(1 << 16):
+                    pass  # until it hangs up
+        if time.monotonic() > until:
+            return {"error": "supervisor", "detail": "the one that is not root does not leave"}
+        time.sleep(0.01)
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """The pid and user of who listens at the other end."""
+    import struct
+
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
 def extend(request: dict[str, Any]) -> dict[str, Any]:
     """Move the expiry. Also of an expired machine, if nobody else has taken the host meanwhile."""
     directory = directory_of(request)
@@ -388,8 +431,10 @@ def crontab() -> bytes:
     """The user's; empty where there is none, or no cron."""
     import subprocess  # only here: it is slow to load
 
+    login = os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else ""
     try:
-        told = subprocess.run(["crontab", "-l"], capture_output=True, timeout=5, check=False)
+        argv = ["crontab", "-l", *(["-u", login] if login else [])]
+        told = subprocess.run(argv, capture_output=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return b""
     return told.stdout[:KEEPSAKE_CAP] if told.returncode == 0 else b""
@@ -407,6 +452,7 @@ def tidy(home: str) -> None:
 
 VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "take": take,
+    "elevate": elevate,
     "extend": extend,
     "halt": halt,
     "remove": remove,

@@ -52,7 +52,9 @@ class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
     connect_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     isolation: Annotated[
         Literal["user", "none"] | None,
-        Meta(description="user: each attempt is a user of its own; else so if we are root there"),
+        Meta(
+            description="user: each attempt is a user of its own, by sudo if need be; else so if we are root"
+        ),
     ] = None
     max_per_host: Annotated[int, Meta(ge=1, description="machines a host")] = 1
     gone_after_s: Annotated[

@@ -46,7 +46,7 @@ class VmPlace:
 
         on_load = functools.partial(self._samples.keep, machine.id)
         host_home = self._access.host_home(machine.id, machine.address)
-        return SshChannel(host_home, machine.id, fence, self._secrets, on_load)
+        return SshChannel(host_home, machine.id, fence, self._secrets, on_load, made=True)
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         return self._access.shell(machine, command)
