@@ -54,7 +54,7 @@ def measure(quick: bool) -> Result:
     }
     aims = {
         "deployments_canary": at_most(canary, 2),
-        "deployments_at_once": at_most(at_once, 2 * workers),
+        "deployments_at_once": at_most(at_once, workers + 1),
         "refused_delete_told_s": at_most(max(told.values()), 60),
     }
     return Result(BENCH, figures, aims, {"ideal": {"canary": 2, "at_once": workers + 1}})

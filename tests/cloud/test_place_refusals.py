@@ -55,6 +55,23 @@ def test_no_room_in_a_region(azure: StandIn, tmp_path: Path) -> None:
     assert "AllocationFailed" in str(error)
 
 
+def test_many_machines_that_are_asked_for_at_once_ask_an_empty_region_once(
+    azure: StandIn, tmp_path: Path
+) -> None:
+    azure.cloud.capacity.limits["eastus", "", ""] = 0
+
+    async def work(made: AzurePlace) -> None:
+        machines = [MachineId(f"pool-abc123-{n}") for n in range(8)]
+        refused = await asyncio.gather(
+            *(raised(PlaceError, made.create(machine, offer(), 7200)) for machine in machines)
+        )
+        assert {(error.transient, error.scope) for error in refused} == {(False, "offer")}
+        puts = [path for method, path, _ in azure.server.calls if method == "PUT"]
+        assert sum("/deployments/" in path for path in puts) == 1
+
+    use(azure, tmp_path, work)
+
+
 def test_no_room_in_a_zone(azure: StandIn, tmp_path: Path) -> None:
     azure.cloud.capacity.limits["eastus", "2", ""] = 0
     assert "ZonalAllocationFailed" in str(refused(azure, tmp_path, "eastus-2", zones=("2",)))

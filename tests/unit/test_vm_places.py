@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 from pathlib import Path
 
 import pytest
 
 from evalfleet.errors import PlaceError, RequestError
-from evalfleet.model import MachineId
-from evalfleet.places.vm.place import BURST, SPACING_S, SnapshotPace, VcpuCeiling, check_installed
+from evalfleet.model import MachineId, Offer
+from evalfleet.places.vm.place import (
+    BURST,
+    SPACING_S,
+    OfferTrials,
+    SnapshotPace,
+    VcpuCeiling,
+    check_installed,
+)
 from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, named_in, save_prices
 from evalfleet.places.vm.ssh_access import SshKeys
 from evalfleet.ports import Price, PriceTable
+from tests.waiting import PATIENCE_S
 
 ONE, TWO = MachineId("p-abc123-1"), MachineId("p-abc123-2")
 
@@ -60,6 +69,72 @@ def test_without_a_ceiling_nothing_is_too_much() -> None:
     ceiling = VcpuCeiling(0)
     with ceiling.counting(ONE, 1000):
         ceiling.check(ONE, {TWO: 1000})
+
+
+async def _ask(trials: OfferTrials, answers: list[PlaceError | None], count: int) -> list[object]:
+    """Ask for as many machines at once; each that gets through takes the next answer."""
+
+    async def ask() -> None:
+        async with trials.asking(Offer("cloud", "large", "here")):
+            await asyncio.sleep(0)
+            answer = answers.pop(0)
+            if answer is not None:
+                raise answer
+
+    return await asyncio.gather(*(ask() for _ in range(count)), return_exceptions=True)
+
+
+def test_who_waits_is_refused_for_good_as_the_first_one_was() -> None:
+    answers: list[PlaceError | None] = [PlaceError("no room", transient=False, scope="offer")]
+    told = asyncio.run(_ask(OfferTrials(), answers, 5))
+    assert [str(each) for each in told] == ["no room"] * 5
+    assert answers == [], "one was asked for"
+
+
+def test_a_refusal_that_is_for_now_or_about_one_machine_is_not_shared() -> None:
+    busy = PlaceError("busy", transient=True, scope="place")
+    odd = PlaceError("odd", transient=False, scope="machine")
+    told = asyncio.run(_ask(OfferTrials(), [busy, odd, None, None, None], 5))
+    assert sorted(map(str, told)) == ["None", "None", "None", "busy", "odd"]
+
+
+def test_an_offer_that_was_had_is_waited_for_no_more_and_a_slow_one_not_for_ever() -> None:
+    async def main(trials: OfferTrials, *, first_ends: bool = False, has_room: bool = False) -> None:
+        under_way = asyncio.Barrier(3)
+        if first_ends:
+            assert await _ask(trials, [None], 1) == [None]
+
+        async def ask() -> None:
+            async with trials.asking(Offer("cloud", "large", "here")) as had:
+                if has_room:
+                    had()
+                await under_way.wait()  # all three are asked for at the same time
+
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(ask(), ask(), ask())
+
+    asyncio.run(main(OfferTrials(), first_ends=True))
+    asyncio.run(main(OfferTrials(), has_room=True))
+    asyncio.run(main(OfferTrials(patience_s=0.01)))
+
+
+def test_one_that_goes_first_and_is_given_up_makes_way() -> None:
+    async def main() -> None:
+        trials = OfferTrials()
+
+        async def hang() -> None:
+            async with trials.asking(Offer("cloud", "large", "here")):
+                await asyncio.Event().wait()
+
+        first = asyncio.create_task(hang())
+        await asyncio.sleep(0)
+        second = asyncio.create_task(_ask(trials, [None], 1))
+        await asyncio.sleep(0)
+        first.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await second == [None]
+
+    asyncio.run(main())
 
 
 def test_a_module_that_is_missing_is_named_with_the_extra_that_has_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from evalfleet.clock import pauses
@@ -78,9 +78,12 @@ class VmLifecycle:
             if not fault.has("DeploymentActive"):
                 raise
 
-    async def until_deployed(self, machine: MachineId) -> Vm:
+    async def until_deployed(self, machine: MachineId, on_allocated: Callable[[], None]) -> Vm:
+        """`on_allocated` is called when Azure has found room for it, though it is not running yet."""
         async for snapshot in self._inventory.watch():
             record, vm = snapshot.deployments.get(machine), snapshot.vms.get(machine)
+            if vm is not None and vm.power in ("starting", "running"):
+                on_allocated()
             if record is None:
                 raise ArmFault(409, (Problem("Canceled", "its deployment was taken back"),))
             if record.active:

@@ -116,7 +116,11 @@ class AzurePlace(VmPlace):
                 begun = time.monotonic()
                 snapshot = await self._snapshot()  # and with it, what time it is at Azure
                 until = self._arm.now() + expires_s - (time.monotonic() - begun)
-                vm = await self._have(snapshot, machine, offer, until)
+                if machine in snapshot.vms:
+                    vm = await self._have(snapshot, machine, offer, until)
+                else:
+                    async with self._trials.asking(offer) as had:
+                        vm = await self._have(snapshot, machine, offer, until, had)
                 await self._wait_ready(machine, vm, until, self._settings.answer_s)
 
     async def _wait_ready(self, machine: MachineId, vm: Vm, until: float, patience_s: float) -> None:
@@ -124,7 +128,14 @@ class AzurePlace(VmPlace):
         boot, here = self._lifecycle.boot(machine, vm), until - self._arm.skew_s
         await self._readiness.wait(machine, boot, lambda: self._lifecycle.console(vm), here, patience_s)
 
-    async def _have(self, snapshot: Snapshot, machine: MachineId, offer: Offer, until: float) -> Vm:
+    async def _have(
+        self,
+        snapshot: Snapshot,
+        machine: MachineId,
+        offer: Offer,
+        until: float,
+        on_allocated: Callable[[], None] = lambda: None,
+    ) -> Vm:
         region, zone = region_and_zone(offer.region)
         try:
             self._check_names(snapshot, machine)
@@ -142,7 +153,7 @@ class AzurePlace(VmPlace):
                 network = await self._network.ids(region)
                 await self._lifecycle.deploy(self._build(machine, offer, region, zone, network, until))
                 self._rearm_at[machine] = self._arm.now() + REARM_S
-                return await self._lifecycle.until_deployed(machine)
+                return await self._lifecycle.until_deployed(machine, on_allocated)
             if vm.power != "running":
                 await self._arm_switch(machine, vm, until)
             return await self._lifecycle.until_running(machine)

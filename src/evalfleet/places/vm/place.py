@@ -6,13 +6,13 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from typing import Generic, TypeVar
 
 from evalfleet.channels.samples import Samples
 from evalfleet.errors import PlaceError, RequestError
-from evalfleet.model import Machine, MachineId
+from evalfleet.model import Machine, MachineId, Offer
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import requirement
@@ -35,6 +35,7 @@ class VmPlace:
         self._access = SshAccess(login, keys, context.home_id)
         self._readiness = Readiness(self._access)
         self._ceiling = VcpuCeiling(max_vcpus)
+        self._trials = OfferTrials()
         self._turns: dict[MachineId, asyncio.Lock] = {}
 
     @property
@@ -64,6 +65,63 @@ class VmPlace:
     def _turn(self, machine: MachineId) -> asyncio.Lock:
         """Held by whoever makes or mends the machine: it is done once at a time."""
         return self._turns.setdefault(machine, asyncio.Lock())
+
+
+OfferKey = tuple[str, str, bool]
+"""Size, region with its zone, and whether it is spot: the price does not matter."""
+TRIAL_S = 30.0
+
+
+class OfferTrials:
+    """The offers of a place that nobody knows of yet whether they can be had.
+
+    Of many machines that are asked for at once, one goes first. Those that wait for it are refused as it was,
+    if that was for good: an empty region is asked once, not once a machine. They wait `patience_s` at most.
+    """
+
+    def __init__(self, patience_s: float = TRIAL_S) -> None:
+        self._patience_s = patience_s
+        self._had: set[OfferKey] = set()
+        """Offers of which a machine was had."""
+        self._first: dict[OfferKey, asyncio.Future[PlaceError | None]] = {}
+        """What becomes of the machine that goes first: its refusal, if that was for good."""
+
+    @asynccontextmanager
+    async def asking(self, offer: Offer) -> AsyncGenerator[Callable[[], None]]:
+        """To be held while a machine is asked for. Raises PlaceError as the one that went first did.
+
+        What it gives is to be called as soon as the machine has got its room, though it is still coming up.
+        """
+        key = (offer.size, offer.region, offer.spot)
+        while key not in self._had and (first := self._first.get(key)) is not None:
+            await asyncio.wait((first,), timeout=self._patience_s)
+            if not first.done():
+                break
+            if (refused := first.result()) is not None:
+                raise PlaceError(str(refused), transient=False, scope=refused.scope) from refused
+        mine: asyncio.Future[PlaceError | None] = asyncio.get_running_loop().create_future()
+        self._first.setdefault(key, mine)
+
+        def settle(refused: PlaceError | None) -> None:
+            if not mine.done():
+                mine.set_result(refused)
+            if self._first.get(key) is mine:
+                del self._first[key]
+
+        def had() -> None:
+            self._had.add(key)
+            settle(None)
+
+        try:
+            yield had
+            had()
+        except PlaceError as err:
+            if not err.transient and err.scope != "machine":
+                self._had.discard(key)
+                settle(err)
+            raise
+        finally:
+            settle(None)
 
 
 class VcpuCeiling:
