@@ -24,7 +24,7 @@ _STEP = re.compile(
 )
 _EXIT = re.compile(r"\s+# exit (\d+)$")
 _VOLATILE = (
-    (re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?"), "<instant>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?"), "<instant>"),
     (re.compile(r"\b\d{8}-\d{6}\b"), "<stamp>"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "<time>"),
     (re.compile(r"\b(\d+(\.\d+)?s|\d+m\d\ds|\d+h\d\dm)\b"), "<duration>"),  # a busy computer takes longer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Fleet, tasks
+from tests.e2e.harness import Fleet, task, tasks
 from tests.waiting import PATIENCE_S, until
 
 
@@ -28,8 +28,8 @@ class Screen:
     def keys(self, *keys: str) -> None:
         subprocess.run([*self._tmux, "send-keys", *keys], check=True, timeout=PATIENCE_S)
 
-    def text(self) -> str:
-        show = [*self._tmux, "capture-pane", "-p", "-S", "-50"]
+    def text(self, *, colours: bool = False) -> str:
+        show = [*self._tmux, "capture-pane", "-p", *(["-e"] if colours else ["-S", "-50"])]
         return subprocess.run(show, check=True, timeout=PATIENCE_S, capture_output=True, text=True).stdout
 
     def shows(self, *words: str) -> str:
@@ -70,6 +70,28 @@ def test_the_picture(fleet: Fleet, screen: Screen) -> None:
     assert "worker-1" not in after  # the picture has made room for the summary
     screen.keys("echo back-$((40+2))", "Enter")
     screen.shows("back-42")
+
+
+def test_pass_fail_and_broken_have_colours_where_somebody_sees_them(fleet: Fleet, screen: Screen) -> None:
+    work = [task("good_1", "score 1"), task("poor_1", "score 0"), task("gone_1", "exit 3")]
+    fleet.bench([*work, task("last_1", "gate go; score 1")])
+    screen.keys(run_line("--attempts", "1"), "Enter")
+    screen.shows("1 pass  1 fail  1 broken")
+    bar = next(line for line in screen.text(colours=True).splitlines() if "3/4" in line)
+    assert re.search(r"\x1b\[32m█+\x1b\[31m▓+\x1b\[33m▚+\x1b\[36m▒+", bar)
+    fleet.open_gate("go")
+    screen.shows("code=1")
+    assert re.search(r"\x1b\[31m *exit code 1 ", screen.text(colours=True))
+    screen.keys(
+        f"clear; {sys.executable} -m evalfleet show; {sys.executable} -m evalfleet ls; echo end", "Enter"
+    )
+    screen.shows("end\n", "gone_1", "66.7%")
+    seen = screen.text(colours=True)
+    for colour, cell in ((32, "pass"), (31, "fail"), (33, "broken: result"), (32, "done"), (33, "1")):
+        assert re.search(rf"\x1b\[{colour}m{cell}", seen), (cell, seen)
+    screen.keys(f"clear; NO_COLOR=1 {sys.executable} -m evalfleet show; echo end", "Enter")
+    screen.shows("end\n", "poor_1")
+    assert "\x1b[3" not in screen.text(colours=True)
 
 
 def test_ctrl_c_twice_from_the_keyboard(fleet: Fleet, screen: Screen) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -113,3 +114,27 @@ def test_the_home_is_searched_upwards(fleet: Fleet) -> None:
     inner.mkdir(parents=True)
     assert fleet("show", "--json", cwd=inner).json["run"] == "r"
     assert not (inner / "benchmark_results").exists()
+
+
+def test_times_and_tags_in_text_and_in_json(fleet: Fleet) -> None:
+    quick = {"tags": ["quick", "new"], "metadata": {"author": "Ada"}}
+    fleet.bench([task("a_1", "score 1") | quick, task("a_2", "score 0"), task("a_3", "score 1")])
+    assert fleet.run("--tag", "quick", "--tag", "new", "--name", "one").code == 0
+    assert fleet.run().code == 0
+    assert fleet.results("one")["total_tasks"] == 1
+    assert fleet.results("one")["provenance"]["selection"] == {"tag": ["quick", "new"]}
+    assert fleet.task("a_1")["tags"] == ["quick", "new"]
+    assert fleet.task("a_1")["task_metadata"] == {"author": "Ada"}
+    there = {"TZ": "IST-5:30"}
+    said = {verb: fleet(*verb.split(), env=there).out for verb in ("ls", "show r a_1", "logs r", "report r")}
+    for verb, text in said.items():
+        assert re.search(r"\b20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?\+05:30\b", text), (verb, text)
+        assert not re.search(r"\d\d:\d\d:\d\d(\.\d+)?Z", text), (verb, text)
+    for verb in ("ls --json", "show r a_1 --json"):
+        assert "+05:30" not in fleet(*verb.split(), env=there).out
+    shown = flat(said["show r a_1"])
+    assert "tags quick, new" in shown
+    assert 'metadata {"author": "Ada"}' in shown
+    chosen = fleet("show", "r", "--tag", "new").out
+    assert ("a_1" in chosen, "a_2" in chosen) == (True, False)
+    fleet("show", "r", "--tag", "old").refused("has no tag 'old'", "new, quick")

@@ -409,7 +409,7 @@ def test_a_second_controller_is_told_who_holds_the_run(store: Store) -> None:
         (pid,) = (it["pid"] for it in heard if "pid" in it)
         (refused,) = (it for it in heard if "error" in it)
         assert refused["error"] == "RunHeld"
-        for part in (f"pid {pid} on ", "`evalfleet watch r`", "--take-over", "UTC"):
+        for part in (f"pid {pid} on ", "`evalfleet watch r`", "--take-over", " since 20"):
             assert part in refused["message"]
         held = store.held(store.stream("r"), NOW)
         assert held is not None
@@ -453,7 +453,7 @@ def test_one_that_lost_the_run_stays_out_and_learns_it_when_idle(store: Store) -
 def test_from_another_computer_only_the_lease_tells(store: Store) -> None:
     elsewhere = Holder(pid=1, host="other", computer="other", since=NOW)
     journal = store.acquire("r", elsewhere, NOW)
-    with pytest.raises(RunHeld, match="pid 1 on other since 2027-01-15 08:00:00 UTC"):
+    with pytest.raises(RunHeld, match=r"pid 1 on other since 2027-01-1\d \d\d:\d\d:00[+-]\d\d:\d\d"):
         store.acquire("r", Holder.here(NOW), NOW + 29 * SECOND)
     second = store.acquire("r", Holder.here(NOW), NOW + 30 * SECOND)
     assert second.epoch == 2

@@ -75,6 +75,20 @@ def test_domains_narrow_and_combine_with_samples_and_repeats() -> None:
     assert len(select(ALL, domains=["c"]).tasks) == 10
 
 
+def test_tags_narrow_whatever_else_was_asked_for() -> None:
+    tagged = [
+        Task(TaskId(f"a_{n}"), "a", tags=(("quick",) if n % 2 else ()) + (("new",) if n > 6 else ()))
+        for n in range(10)
+    ]
+    assert ids(select(tagged, tags=["quick"]).tasks) == ["a_1", "a_3", "a_5", "a_7", "a_9"]
+    assert ids(select(tagged, tags=["quick", "new"], first=5).tasks) == ["a_1", "a_3", "a_5", "a_7", "a_8"]
+    assert ids(select(tagged, tags=["new"], ids=["a_1..8"]).tasks) == ["a_7", "a_8"]
+    with pytest.raises(RequestError, match="--tag 'qick' is on no task of the benchmark; did you mean"):
+        select(tagged, tags=["qick"])
+    with pytest.raises(RequestError, match="no task is left to run"):
+        select(tagged, tags=["new"], ids=["a_1"])
+
+
 def test_repeats_are_passes_with_numbered_ids() -> None:
     chosen = select(tasks(a=2), repeat=2).tasks
     assert ids(chosen) == ["a_0~1", "a_1~1", "a_0~2", "a_1~2"]

@@ -86,6 +86,8 @@ def test_the_keys_are_those_of_the_contract(mixed: Results) -> None:
         "tokens",
         "metrics",
         "metadata",
+        "tags",
+        "task_metadata",
     }
     assert set(mixed["tasks"][0]) == set(CONTRACT["tasks"][0]) | more
     assert set(mixed["cost"]) == set(CONTRACT["cost"]) | {"prices_as_of"}

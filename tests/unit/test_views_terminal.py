@@ -63,8 +63,8 @@ def test_the_picture_of_a_small_run() -> None:
     feed.wait(30)
     assert picture(feed.state, feed.now, FrameSize(80, 24)) == (
         "run1  bench, m-1 on lab                                           running 2m30s\n"
-        "██████▓▓▓▓▓▓▓▒▒▒▒▒▒▒░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░ 2/10  20%\n"
-        "1 scored  1 broken  1 running  7 waiting\n"
+        "██████▚▚▚▚▚▚▚▒▒▒▒▒▒▒░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░ 2/10  20%\n"
+        "1 pass  0 fail  1 broken  1 running  7 waiting\n"
         "pass rate        100.0%  (1 of 1; 95% interval 20.7% to 100.0%)\n"
         "pace             24.0 an hour, about 7m30s left\n"
         "cost             $0.30, $7.20 an hour, about $1.20 in the end\n"

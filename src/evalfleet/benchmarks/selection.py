@@ -31,6 +31,7 @@ def select(
     seed: int = 0,
     ids: Sequence[str] = (),
     domains: Sequence[str] = (),
+    tags: Sequence[str] = (),
     exclude: Sequence[str] = (),
     among: Collection[str] | None = None,
     repeat: int = 1,
@@ -41,16 +42,24 @@ def select(
     With several `models`, each task is there once for each of them, as `<task>@<model>`.
 
     `ids` and `exclude` are ids, globs and ranges: see `matching`. `domains` narrow what `first` and `sample`
-    take from; `ids` stand alone. `exclude` and `among`, the tasks of an earlier run, narrow all of them.
+    take from; `ids` stand alone. `exclude`, `tags` and `among`, the tasks of an earlier run, narrow all of
+    them: what has none of the tags is left out.
     `sample` is spread over the domains in proportion to their sizes. More than there are: all of them, with a
     warning.
     """
     _check(first, sample, ids, domains, repeat)
     chosen = matching(tasks, ids) if ids else _in_domains(tasks, domains)
     left_out = {task.id for task in matching(tasks, exclude, "--exclude")}
-    chosen = [task for task in chosen if task.id not in left_out and (among is None or task.id in among)]
+    tagged = _tagged(tasks, tags)
+    chosen = [
+        task
+        for task in chosen
+        if task.id not in left_out and task.id in tagged and (among is None or task.id in among)
+    ]
     if not chosen and tasks:
-        raise RequestError("no task is left to run: --exclude, --from and --only leave none of those chosen")
+        raise RequestError(
+            "no task is left to run: --tag, --exclude, --from and --only leave none of those chosen"
+        )
     warnings: tuple[str, ...] = ()
     for flag, count in (("--tasks", sample), ("--first", first)):
         if count is not None and count > len(chosen):
@@ -130,6 +139,14 @@ def _ranged(tasks: Sequence[Task], pattern: str, known: dict[TaskId, int]) -> li
     start = known.get(TaskId(first), None if first else 0)
     end = known.get(TaskId(last), None if last else len(tasks) - 1)
     return [] if start is None or end is None else list(range(start, end + 1))
+
+
+def _tagged(tasks: Sequence[Task], tags: Sequence[str]) -> set[TaskId]:
+    known = {tag for task in tasks for tag in task.tags}
+    for tag in tags:
+        if tag not in known:
+            raise RequestError(f"--tag {tag!r} is on no task of the benchmark; {hint(tag, known)}")
+    return {task.id for task in tasks if not tags or not set(tags).isdisjoint(task.tags)}
 
 
 def _in_domains(tasks: Sequence[Task], domains: Sequence[str]) -> list[Task]:

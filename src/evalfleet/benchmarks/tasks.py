@@ -60,7 +60,7 @@ class TaskLine(Struct, frozen=True, forbid_unknown_fields=True):
         Needs | None,
         Meta(description="what it needs beyond the file's; a run's machines do for all its tasks"),
     ] = None
-    tags: Annotated[tuple[str, ...], Meta(description="words to find it by")] = ()
+    tags: Annotated[tuple[str, ...], Meta(description="words to choose it by: --tag")] = ()
     metadata: Annotated[Mapping[str, Any], Meta(description="kept with the task; no command sees it")] = (
         field(default_factory=dict[str, Any])
     )

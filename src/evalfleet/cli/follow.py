@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from evalfleet.clock import WallClock
 from evalfleet.views.notable import refusals_table
 from evalfleet.views.summary import REFUSED
-from evalfleet.views.terminal import summary, view_for
+from evalfleet.views.terminal import has_colours, summary, view_for
 
 from .terminal import reader_left
 
@@ -76,7 +76,8 @@ def _show(run: Run, *, as_json: bool, to_a_reader: bool = False, quiet: bool = F
         finally:
             view.close(run.state(), clock.now())
     results = run.results()
-    text = json.dumps(results) if as_json else f"{'' if quiet else chr(10)}{summary(results, run.folder)}"
+    told = summary(results, run.folder, colours=has_colours())
+    text = json.dumps(results) if as_json else f"{'' if quiet else chr(10)}{told}"
     sys.stdout.write(f"{text}\n")  # in one write, as every line of a run: notes may come meanwhile
     sys.stdout.flush()
 

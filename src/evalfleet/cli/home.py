@@ -30,6 +30,7 @@ def ls(args: argparse.Namespace) -> int:
     from evalfleet.planning.values import parse_duration
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import table
+    from evalfleet.views.terminal import has_colours
 
     since_s = None if args.since is None else parse_duration(args.since, "--since")
     wanted = {"benchmark": args.benchmark, "model": args.model, "status": args.status}
@@ -37,7 +38,8 @@ def ls(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(runs).decode())
     elif runs:
-        print(table(_HEADER, [_cells(run) for run in runs]))
+        style = _style if has_colours() else None
+        print(table(_HEADER, [_cells(run) for run in runs], style=style))
     elif since_s or any(wanted.values()):
         print("no runs like that: `evalfleet ls` shows all")
     else:
@@ -53,14 +55,22 @@ _HEADER = (
 
 
 def _cells(run: RunSummary) -> tuple[str, ...]:
-    from evalfleet.views.format import duration, usd
+    from evalfleet.views.format import duration, local_time, usd
 
     success = "-" if run.success_rate is None else f"{run.success_rate:.1%}"
     counts = (str(count) for count in (run.total_tasks, run.scored, run.broken, run.unrun))
     took = "-" if run.duration_seconds is None else duration(run.duration_seconds)
     cost = usd((run.machines_usd or 0.0) + (run.models_usd or 0.0))
-    started = (run.started_at or "-")[:19]
+    started = local_time(run.started_at) or "-"
     return (run.run, run.benchmark, run.status, *counts, success, started, took, cost, run.model or "-")
+
+
+def _style(column: str, text: str) -> str:
+    if column == "status":
+        return {"running": "busy", "done": "good", "failed": "bad", "damaged": "bad"}.get(text, "warn")
+    if column == "pass":
+        return {"100.0%": "good", "0.0%": "bad"}.get(text, "")
+    return "warn" if column == "broken" and text != "0" else ""
 
 
 def verify_arguments(parser: argparse.ArgumentParser) -> None:

@@ -66,7 +66,9 @@ def show(found: Sequence[FoundBelonging], nothing: str, *, as_json: bool) -> Non
 
 
 def _cells(row: BelongingRow) -> list[object]:
-    texts = (row["place"], row["machine"], row["where"], row["owner"], row["expires_at"])
+    from evalfleet.views.format import local_time
+
+    texts = (row["place"], row["machine"], row["where"], row["owner"], local_time(row["expires_at"]))
     return [*(text or None for text in texts), len(row["parts"]), row["why"] or None]
 
 

@@ -19,6 +19,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"only tasks that {outcome}",
         )
     parser.add_argument("--domain", metavar="D", action="append", help="only tasks of this domain")
+    parser.add_argument("--tag", metavar="TAG", action="append", help="only tasks with this tag")
     parser.add_argument(
         "--sort", choices=SORTS, help="failures first (outcome); or longest, worst or dearest first"
     )
@@ -31,7 +32,7 @@ SORTS = ("outcome", "task", "domain", "duration", "score", "attempts", "cost")
 def show(args: argparse.Namespace) -> int:
     """Show how a run went: outcome, attempts, causes, machines, cost; or one task with all its attempts.
 
-    With --failed, --broken, --domain or --sort: those tasks alone, in that order.
+    With --failed, --broken, --domain, --tag or --sort: those tasks alone, in that order.
     """
     import json
 
@@ -41,26 +42,32 @@ def show(args: argparse.Namespace) -> int:
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run, show_task, show_tasks
     from evalfleet.views.tasks import by_outcome, in_order
+    from evalfleet.views.terminal import has_colours
 
     run, name = runs.open_run_or_task(Workspace.here(), args.run, args.task)
-    if name is not None and (args.only or args.domain or args.sort):
+    if name is not None and (args.only or args.domain or args.tag or args.sort):
         raise RequestError("one task has no order and no outcome to choose by: leave the flags out, or TASK")
     if name is not None:
         detail = run.task(name)
-        print(json.dumps(detail) if args.json else show_task(detail))
+        print(json.dumps(detail) if args.json else show_task(detail, colours=has_colours()))
         return 0
     results = run.results()
-    if args.only or args.domain or args.sort:
-        if strange := [domain for domain in args.domain or () if domain not in results["by_domain"]]:
-            raise RequestError(
-                f"run {run.name!r} has no domain {strange[0]!r}; {hint(strange[0], results['by_domain'])}"
-            )
+    if args.only or args.domain or args.tag or args.sort:
+        tags = {tag for task in results["tasks"] for tag in task["tags"]}
+        for what, asked, known in (("domain", args.domain, results["by_domain"]), ("tag", args.tag, tags)):
+            if strange := [name for name in asked or () if name not in known]:
+                raise RequestError(
+                    f"run {run.name!r} has no {what} {strange[0]!r}; {hint(strange[0], known)}"
+                )
         chosen = by_outcome(results["tasks"], args.only or ())
         chosen = [task for task in chosen if not args.domain or task["domain"] in args.domain]
+        chosen = [task for task in chosen if not args.tag or not set(args.tag).isdisjoint(task["tags"])]
         results["tasks"] = in_order(chosen, args.sort or "outcome")
-        print(json.dumps(results) if args.json else show_tasks(results, results["tasks"]))
+        print(
+            json.dumps(results) if args.json else show_tasks(results, results["tasks"], colours=has_colours())
+        )
     else:
-        print(json.dumps(results) if args.json else show_run(results))
+        print(json.dumps(results) if args.json else show_run(results, colours=has_colours()))
     return 0
 
 
@@ -160,6 +167,7 @@ def import_results(args: argparse.Namespace) -> int:
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run
+    from evalfleet.views.terminal import has_colours
 
     if args.results:
         run = import_results(
@@ -173,7 +181,7 @@ def import_results(args: argparse.Namespace) -> int:
             "of that benchmark are"
         )
     results = run.results()
-    print(json.dumps(results) if args.json else show_run(results))
+    print(json.dumps(results) if args.json else show_run(results, colours=has_colours()))
     return 0
 
 

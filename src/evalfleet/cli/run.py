@@ -324,7 +324,7 @@ def cancel(args: argparse.Namespace) -> int:
 
     from evalfleet.api import runs
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.terminal import summary
+    from evalfleet.views.terminal import has_colours, summary
 
     workspace = Workspace.here()
     run = runs.open_run(workspace, args.run)
@@ -336,7 +336,7 @@ def cancel(args: argparse.Namespace) -> int:
         run.wait()
     asyncio.run(runs.tell_overdue(workspace))
     results = run.results()
-    print(json.dumps(results) if args.json else summary(results))
+    print(json.dumps(results) if args.json else summary(results, colours=has_colours()))
     return 0
 
 

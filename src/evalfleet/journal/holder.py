@@ -36,11 +36,12 @@ class Holder(Struct, frozen=True):
         return cls(os.getpid(), socket.gethostname(), this_computer(), now)
 
     def __str__(self) -> str:
-        return f"pid {self.pid} on {self.host} since {utc(self.since)}"
+        return f"pid {self.pid} on {self.host} since {local_time(self.since)}"
 
 
-def utc(at: Micros) -> str:
-    return datetime.fromtimestamp(at // SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def local_time(at: Micros) -> str:
+    """For people: the time here, with its offset."""
+    return datetime.fromtimestamp(at // SECOND, UTC).astimezone().isoformat(" ")
 
 
 def this_computer() -> str:

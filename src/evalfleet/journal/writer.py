@@ -17,7 +17,7 @@ from evalfleet.ports import Request
 
 from .checksums import checksum, seed
 from .database import transaction
-from .holder import LEASE_S, Holder, utc
+from .holder import LEASE_S, Holder, local_time
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Writer:
         who = "another controller, which has let it go since,"
         if row and row[0]:
             holder = msgspec.json.decode(row[0], type=Holder)
-            who = f"pid {holder.pid} on {holder.host}, at {utc(holder.since)},"
+            who = f"pid {holder.pid} on {holder.host}, at {local_time(holder.since)},"
         raise LeaseLost(f"{who} took over {name!r}: this controller records and does nothing more")
 
 

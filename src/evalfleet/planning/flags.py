@@ -84,20 +84,41 @@ class RunOptions(TypedDict, total=False):
             high=10_000,
         ),
     ]
-    spot: Annotated[bool, Flag("where", "switch", "", "prefer cheaper machines that may be taken back")]
-    keep: Annotated[bool, Flag("where", "switch", "", "leave the machines behind, as pool RUN-pool")]
+    spot: Annotated[
+        bool,
+        Flag("where", "switch", "", "take cheaper machines that the cloud may take back, where it has some"),
+    ]
+    keep: Annotated[
+        bool,
+        Flag("where", "switch", "", "do not delete the machines at the end: they become the pool RUN-pool"),
+    ]
     canary: Annotated[
         Count,
         Flag(
-            "where", "count", "N", "attempts that must score before more machines are made", low=0, high=1000
+            "where",
+            "count",
+            "N",
+            "start with one machine, and make the others once N attempts have a score (default: the place's)",
+            low=0,
+            high=1000,
         ),
     ]
     tasks: Annotated[
-        Count, Flag("which tasks", "count", "N", "a seeded sample of N tasks, spread over the domains")
+        Count,
+        Flag(
+            "which tasks", "count", "N", "N tasks at random, spread over the domains; the same ones each time"
+        ),
     ]
     seed: Annotated[
         Count,
-        Flag("which tasks", "count", "S", "another sample (default: 0)", low=-(10**17), high=10**17),
+        Flag(
+            "which tasks",
+            "count",
+            "S",
+            "with --tasks, a number that stands for other N tasks (default: 0)",
+            low=-(10**17),
+            high=10**17,
+        ),
     ]
     first: Annotated[Count, Flag("which tasks", "count", "N", "the first N tasks of the file", scope="files")]
     task_ids: Annotated[
@@ -120,7 +141,10 @@ class RunOptions(TypedDict, total=False):
         Flag("which tasks", "path", "FILE", "tasks as --task has them, one a line", scope="one run"),
     ]
     from_run: Annotated[
-        str, Flag("which tasks", "line", "RUN", "tasks of this earlier run", word="from", scope="one run")
+        str,
+        Flag(
+            "which tasks", "line", "RUN", "only tasks that this earlier run had", word="from", scope="one run"
+        ),
     ]
     only: Annotated[
         str | Sequence[str],
@@ -134,25 +158,69 @@ class RunOptions(TypedDict, total=False):
     ]
     domains: Annotated[
         Sequence[str],
-        Flag("which tasks", "strings", "D", "tasks of this domain", word="domain", scope="files"),
+        Flag(
+            "which tasks",
+            "strings",
+            "D",
+            "only tasks of this domain; may be repeated",
+            word="domain",
+            scope="files",
+        ),
+    ]
+    tags: Annotated[
+        Sequence[str],
+        Flag(
+            "which tasks",
+            "strings",
+            "TAG",
+            "only tasks with this tag; may be repeated: with any of them",
+            word="tag",
+            scope="files",
+        ),
     ]
     repeat: Annotated[
         Count,
         Flag("which tasks", "count", "K", "run every task K times, as K tasks", high=1000, scope="files"),
     ]
     schedule: Annotated[
-        str, Flag("which tasks", "schedule", "POLICY", "dynamic (default), round-robin or slices")
+        str,
+        Flag(
+            "which tasks",
+            "schedule",
+            "POLICY",
+            "who gets which task: dynamic (default: whoever is free), round-robin or slices",
+        ),
     ]
     model: Annotated[
         str | Sequence[str],
-        Flag("what runs", "names", "M[,M...]", "the model under test, told to the benchmark; or several"),
+        Flag(
+            "what runs",
+            "names",
+            "M[,M...]",
+            "the name of the model under test, passed on to the benchmark; or several",
+        ),
     ]
     settings: Annotated[
-        Mapping[str, Any], Flag("what runs", "table", "KEY=VALUE", "a setting", word="set", scope="files")
+        Mapping[str, Any],
+        Flag(
+            "what runs",
+            "table",
+            "KEY=VALUE",
+            "a setting of the benchmark or of the place (`evalfleet places` has those); may be repeated",
+            word="set",
+            scope="files",
+        ),
     ]
     agent: Annotated[
         Mapping[str, Any],
-        Flag("what runs", "table", "KEY=VALUE", "an argument of the agent", short="-A", scope="files"),
+        Flag(
+            "what runs",
+            "table",
+            "KEY=VALUE",
+            "an argument for the agent, passed on as it is; may be repeated",
+            short="-A",
+            scope="files",
+        ),
     ]
     oracle: Annotated[
         bool,
@@ -178,7 +246,7 @@ class RunOptions(TypedDict, total=False):
         bool, Flag("what runs", "switch", "", "keep what metered model calls ask and answer, as artefacts")
     ]
     budget: Annotated[
-        Number, Flag("limits", "usd", "USD", "the most that machines, and metered models, may cost")
+        Number, Flag("limits", "usd", "USD", "stop before machines, and metered models, cost more than this")
     ]
     task_budget: Annotated[
         Number, Flag("limits", "usd", "USD", "what a task's model may cost before it must ask for more")
@@ -186,14 +254,30 @@ class RunOptions(TypedDict, total=False):
     max_tokens: Annotated[
         Count, Flag("limits", "count", "N", "the most tokens that metered models may use", high=10**15)
     ]
-    max_duration: Annotated[Number, Flag("limits", "duration", "2h", "the longest that the run may take")]
-    task_timeout: Annotated[Number, Flag("limits", "duration", "S", "the longest that a task may take")]
-    attempts: Annotated[Count, Flag("limits", "count", "N", "tries a task (default: 3)", high=100)]
-    allow_broken: Annotated[
-        Number, Flag("limits", "allow_broken", "N|P%", "exit 0 with so many broken tasks")
+    max_duration: Annotated[
+        Number, Flag("limits", "duration", "2h", "stop the run after so long; `resume` goes on")
     ]
-    fail_under: Annotated[Number, Flag("limits", "share", "RATE", "exit 1 below this pass rate")]
-    strict: Annotated[bool, Flag("limits", "switch", "", "count broken tasks as failed")]
+    task_timeout: Annotated[
+        Number,
+        Flag(
+            "limits",
+            "duration",
+            "S",
+            "end every attempt after so long, whatever the benchmark says (seconds, or 5m)",
+        ),
+    ]
+    attempts: Annotated[
+        Count,
+        Flag("limits", "count", "N", "attempts per task before it counts as broken (default: 3)", high=100),
+    ]
+    allow_broken: Annotated[
+        Number,
+        Flag("limits", "allow_broken", "N|P%", "exit 0 although so many tasks are broken (default: 0)"),
+    ]
+    fail_under: Annotated[
+        Number, Flag("limits", "share", "RATE", "exit 1 if the pass rate is below this, such as 0.4")
+    ]
+    strict: Annotated[bool, Flag("limits", "switch", "", "count broken tasks as failed in the pass rate")]
     name: Annotated[
         str,
         Flag("how", "line", "RUN", "the run's name (default: made from benchmark and time)", scope="one run"),
@@ -202,7 +286,10 @@ class RunOptions(TypedDict, total=False):
         str | Path | None,
         Flag("how", "path", "FILE", "this file instead of the nearest evalfleet.toml", scope="one run"),
     ]
-    profile: Annotated[str, Flag("how", "line", "NAME", "defaults from [profiles.NAME]", scope="one run")]
+    profile: Annotated[
+        str,
+        Flag("how", "line", "NAME", "take defaults from [profiles.NAME] of evalfleet.toml", scope="one run"),
+    ]
 
 
 @functools.cache

@@ -482,6 +482,7 @@ def _selected(flags: Flags, loaded: Loaded, among: Collection[str] | None) -> Se
         seed=flags.seed,
         ids=flags.task,
         domains=flags.domain,
+        tags=flags.tag,
         exclude=flags.exclude,
         among=among,
         repeat=flags.repeat,

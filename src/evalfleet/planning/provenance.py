@@ -42,6 +42,7 @@ def selection_of(flags: Flags, request: RunRequest) -> dict[str, Any]:
         "first": flags.first,
         "task": list(flags.task),
         "domain": list(flags.domain),
+        "tag": list(flags.tag),
         "exclude": list(flags.exclude),
         "from": request.options.get("from_run"),
         "only": list(parse_names(request.options.get("only", ()), "--only")),

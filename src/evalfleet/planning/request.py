@@ -46,6 +46,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     first: int | None = None
     task: tuple[str, ...] = ()
     domain: tuple[str, ...] = ()
+    tag: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     repeat: int = 1
     model: tuple[str, ...] = ()

@@ -161,6 +161,8 @@ class TaskFacts(Verdict):
     repeat: Annotated[int | None, Meta(description="which one it is, from 1; null without --repeat")]
     model: str | None
     domain: str
+    tags: list[str]
+    task_metadata: Annotated[dict[str, Any], Meta(description="what the benchmark's file keeps with it")]
     duration_seconds: float | None
     broken_attempts: Annotated[dict[str, int], Meta(description="cause -> how many attempts it broke")]
     machine_usd: Annotated[float | None, Meta(description="its share of machines, all attempts together")]

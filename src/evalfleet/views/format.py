@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -27,9 +27,21 @@ def stamp(at: Micros) -> str:
     return f"{datetime.fromtimestamp(at // SECOND, UTC):%Y%m%d_%H%M%S}"
 
 
+def local_time(instant: str | None) -> str | None:
+    """An instant of a document (`...Z`) as people here read it: `2026-01-02 15:30:52+01:00`."""
+    if instant is None:
+        return None
+    return datetime.fromisoformat(instant).astimezone().isoformat(" ", "seconds")
+
+
+def local(at: Micros) -> datetime:
+    """The time here, with its offset."""
+    return datetime.fromtimestamp(at / SECOND, UTC).astimezone()
+
+
 def clock_time(at: Micros) -> str:
     """The time of day here, for people: `14:30:52`."""
-    return f"{datetime.fromtimestamp(at // SECOND, UTC).astimezone():%H:%M:%S}"
+    return f"{local(at):%H:%M:%S}"
 
 
 def duration(seconds: float | None) -> str:
@@ -153,18 +165,24 @@ def table(
     right: Sequence[str] = (),
     width: int | None = None,
     longest: int = 300,
+    style: Callable[[str, str], str] | None = None,
 ) -> str:
     """Columns as wide as what is in them. Those named in `right` are aligned to the right.
 
     None is shown as `-`. With a `width`, the widest columns are cut until each line fits; a cell has at most
-    `longest` characters. Lines have no trailing spaces; no newline at the end.
+    `longest` characters. Lines have no trailing spaces; no newline at the end. `style` tells the style of a
+    cell by its column and text.
     """
     lines = [list(head), *([_text(cell, longest) for cell in row] for row in rows)]
     widths = [max(cells(line[column]) for line in lines) for column in range(len(head))]
     if width is not None:
         widths = _narrowed(widths, width - _GAP * (len(head) - 1))
     to_right = [name in right for name in head]
-    return "\n".join(_line(line, widths, to_right) for line in lines)
+    drawn = [_line(lines[0], widths, to_right)]
+    for line in lines[1:]:
+        styles = [style(name, cell) if style else "" for name, cell in zip(head, line, strict=True)]
+        drawn.append(_line(line, widths, to_right, styles))
+    return "\n".join(drawn)
 
 
 def pairs(rows: Sequence[tuple[str, object]], indent: str = "") -> str:
@@ -177,9 +195,28 @@ def _text(cell: object, longest: int = 300) -> str:
     return "-" if cell is None else clean(str(cell), longest)
 
 
-def _line(line: Sequence[str], widths: Sequence[int], to_right: Sequence[bool]) -> str:
+def _line(
+    line: Sequence[str], widths: Sequence[int], to_right: Sequence[bool], styles: Sequence[str] = ()
+) -> str:
     parts = [pad(text, width, right) for text, width, right in zip(line, widths, to_right, strict=True)]
+    parts[-1] = parts[-1].rstrip()
+    if any(styles):
+        parts = [painted(part, style) for part, style in zip(parts, styles, strict=True)]
     return (" " * _GAP).join(parts).rstrip()
+
+
+_CODES = {"good": 32, "bad": 31, "warn": 33, "busy": 36}
+"""Style -> the colour that terminals give it."""
+
+
+def painted(text: str, style: str) -> str:
+    """The text in the colour of a style, for a terminal; as it is if it has none."""
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and text.strip() else text
+
+
+def outcome_style(outcome: str) -> str:
+    """The style of an outcome as it is told to people: `pass`, `fail (0.5)`, `broken: model`."""
+    return {"pass": "good", "fail": "bad", "broken": "warn"}.get(outcome.partition(" ")[0].rstrip(":"), "")
 
 
 def _narrowed(widths: list[int], room: int) -> list[int]:

@@ -30,8 +30,8 @@ STYLES = {
     "warn": "yellow",
 }
 
-_UNICODE = {"good": "█", "bad": "▓", "busy": "▒", "dim": "░"}
-_ASCII = {"good": "#", "bad": "x", "busy": "=", "dim": "."}
+_UNICODE = {"good": "█", "bad": "▓", "warn": "▚", "busy": "▒", "dim": "░"}
+_ASCII = {"good": "#", "bad": "x", "warn": "!", "busy": "=", "dim": "."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,9 @@ def _bar(state: RunState, width: int, ascii_only: bool) -> Row:
     total = max(1, state.total)
     label = f" {settled:,}/{state.total:,} {100 * settled // total:3d}%"
     room = max(10, width - len(label))
-    parts = [("good", state.scored), ("bad", state.broken), ("busy", state.answered + state.running)]
+    failed = state.scored - state.succeeded
+    parts = [("good", state.succeeded), ("bad", failed), ("warn", state.broken)]
+    parts.append(("busy", state.answered + state.running))
     chars = _ASCII if ascii_only else _UNICODE
     row: Row = []
     upto = drawn = 0
@@ -114,10 +116,12 @@ def _bar(state: RunState, width: int, ascii_only: bool) -> Row:
 
 
 def _numbers(state: RunState, now: Micros) -> list[Row]:
-    counts: Row = [(f"{state.scored:,} scored", "good")]
+    failed = state.scored - state.succeeded
+    counts: Row = [(f"{state.succeeded:,} pass", "good"), ("  ", "")]
+    counts.append((f"{failed:,} fail", "bad" if failed else "dim"))
     if state.answered:
         counts += [("  ", ""), (f"{state.answered:,} answered", "busy")]
-    counts += [("  ", ""), (f"{state.broken:,} broken", "bad" if state.broken else "dim")]
+    counts += [("  ", ""), (f"{state.broken:,} broken", "warn" if state.broken else "dim")]
     counts += [("  ", ""), (f"{state.running:,} running", "busy" if state.running else "dim")]
     counts += [("  ", ""), (f"{state.waiting:,} {'waiting' if state.ended_at is None else 'unrun'}", "dim")]
     if state.counts["held"]:

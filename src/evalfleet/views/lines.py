@@ -19,7 +19,7 @@ from evalfleet.events import (
 from evalfleet.model import Micros, seconds_between
 from evalfleet.state import RunState
 
-from .format import clean, clock_time, duration, iso, percent, plural
+from .format import clean, clock_time, duration, iso, local, percent, plural
 from .notable import Notice, notices, together
 from .stats import eta_s, rate
 
@@ -181,12 +181,17 @@ def event_line(record: Record, most: int = MOST) -> str:
         }
     else:
         fields = {
-            name: iso(value) if name in (*INSTANTS, "started_at") else value
+            name: _instant(value) if name in (*INSTANTS, "started_at") else value
             for name, value in _body(event).items()
             if name not in ("kind", "boot", "zero")  # the last two are for the next controller's clock alone
         }
     words = " ".join(f"{name}={_value(value)}" for name, value in fields.items())
-    return f"{iso(record.at)} {type(event).__name__} {clean(words, most)}".rstrip()
+    return f"{_instant(record.at)} {type(event).__name__} {clean(words, most)}".rstrip()
+
+
+def _instant(at: Micros | None) -> str | None:
+    """Here, to the millisecond: `2026-01-02T15:30:52.125+01:00`."""
+    return None if at is None else local(at).isoformat(timespec="milliseconds")
 
 
 def _value(value: Any) -> str:

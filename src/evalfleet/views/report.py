@@ -14,7 +14,7 @@ from evalfleet.names import hint
 
 from .ci import github_annotations, junit
 from .files import to_json
-from .format import clean, counted, duration, interval, models_usd, number, percent, usd
+from .format import clean, counted, duration, interval, local_time, models_usd, number, percent, usd
 from .summary import next_steps
 from .tasks import in_order, outcome_word
 
@@ -80,8 +80,8 @@ def _headline(results: Results) -> str:
         ("Places", ", ".join(results["places"])),
         ("Isolation", _isolation(results)),
         ("Status", _status(results)),
-        ("Started", results["started_at"]),
-        ("Ended", results["ended_at"] or "-"),
+        ("Started", local_time(results["started_at"])),
+        ("Ended", local_time(results["ended_at"]) or "-"),
         ("Duration", duration(results["duration_seconds"])),
         ("Cost of machines", usd(results["cost"]["machines_usd"])),
     ]

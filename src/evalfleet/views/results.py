@@ -331,6 +331,8 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResul
     return {
         "task_id": known.task.id,
         "domain": known.task.domain,
+        "tags": list(known.task.tags),
+        "task_metadata": dict(known.task.metadata),
         **_verdict(known.outcome, _answer(attempt)),
         "duration_seconds": _seconds(attempt),
         "attempts": len(known.attempts),

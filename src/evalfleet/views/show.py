@@ -6,7 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .format import clean, counted, duration, named_numbers, pairs, plural, table, usd
+from .format import (
+    clean,
+    counted,
+    duration,
+    local_time,
+    named_numbers,
+    outcome_style,
+    painted,
+    pairs,
+    plural,
+    table,
+    usd,
+)
 from .notable import refusals_table
 from .summary import summary
 from .tasks import in_order, outcome_word
@@ -29,29 +41,30 @@ SHORT_S = 0.95
 TASKS_SHOWN = 200
 
 
-def show_run(results: Results) -> str:
+def show_run(results: Results, *, colours: bool = False) -> str:
     """The summary, then tasks that need a look first, then machines, then offers that refused some."""
     refused = refusals_table(results["refusals"])
     left = undeleted_lines(results["machines"])
-    parts = [summary(results), _tasks(results["tasks"]), _machines(results["machines"]), left, refused]
+    tasks = _tasks(results["tasks"], colours)
+    parts = [summary(results, colours=colours), tasks, _machines(results["machines"]), left, refused]
     return "\n\n".join(part for part in parts if part)
 
 
-def show_tasks(results: Results, tasks: Sequence[TaskResult]) -> str:
+def show_tasks(results: Results, tasks: Sequence[TaskResult], *, colours: bool = False) -> str:
     """Some tasks of the run, all of them and in the order that they have."""
     head = f"{results['run']}: {len(tasks):,} of {plural(results['total_tasks'], 'task')}"
-    return f"{head}\n\n{_task_table(tasks)}" if tasks else head
+    return f"{head}\n\n{_task_table(tasks, colours)}" if tasks else head
 
 
-def _tasks(tasks: list[TaskResult]) -> str:
+def _tasks(tasks: list[TaskResult], colours: bool) -> str:
     shown = in_order(tasks)[:TASKS_SHOWN]
     left = len(tasks) - len(shown)
-    return _task_table(shown) + (
+    return _task_table(shown, colours) + (
         f"\n... and {left} more: `evalfleet show --json`, `evalfleet report --format csv`" if left else ""
     )
 
 
-def _task_table(tasks: Sequence[TaskResult]) -> str:
+def _task_table(tasks: Sequence[TaskResult], colours: bool) -> str:
     rows = [
         (
             task["task_id"],
@@ -64,7 +77,12 @@ def _task_table(tasks: Sequence[TaskResult]) -> str:
         for task in tasks
     ]
     head = ("task", "outcome", "took", "attempts", "machine", "error")
-    return table(head, rows, right=("took", "attempts"), width=160)
+    style = _task_style if colours else None
+    return table(head, rows, right=("took", "attempts"), width=160, style=style)
+
+
+def _task_style(column: str, text: str) -> str:
+    return outcome_style(text) if column == "outcome" else ""
 
 
 def _verdict(task: TaskFacts) -> str:
@@ -115,18 +133,24 @@ def _steps(timings: Mapping[str, float]) -> str | None:
     return ", ".join(long) or None
 
 
-def show_task(detail: TaskDetail) -> str:
+def show_task(detail: TaskDetail, *, colours: bool = False) -> str:
     """One task: what it is, how it ended, and each attempt."""
-    head = pairs(
-        [
-            ("task", detail["task_id"]),
-            ("domain", detail["domain"]),
-            ("outcome", _verdict(detail)),
-            ("steps", detail["num_steps"]),
-            ("time limit", duration(detail["timeout_seconds"])),
-            ("params", detail["params"] or None),
-        ]
-    )
+    verdict = _verdict(detail)
+    rows: list[tuple[str, object]] = [
+        ("task", detail["task_id"]),
+        ("domain", detail["domain"]),
+        ("outcome", verdict),
+        ("steps", detail["num_steps"]),
+        ("time limit", duration(detail["timeout_seconds"])),
+        ("params", json.dumps(detail["params"], ensure_ascii=False) if detail["params"] else None),
+    ]
+    if detail["tags"]:
+        rows.append(("tags", ", ".join(detail["tags"])))
+    if detail["task_metadata"]:
+        rows.append(("metadata", json.dumps(detail["task_metadata"], ensure_ascii=False)))
+    head = pairs(rows)
+    if colours:
+        head = head.replace(f"  {verdict}\n", f"  {painted(verdict, outcome_style(verdict))}\n", 1)
     return "\n\n".join((head, *(_attempt(attempt) for attempt in detail["attempts"])))
 
 
@@ -138,7 +162,7 @@ def _attempt(attempt: Attempt) -> str:
         ("attempt", attempt["attempt"]),
         ("outcome", f"{outcome}{' (' + attempt['cause'] + ')' if attempt['cause'] else ''}"),
         ("machine", f"{attempt['machine']} on {attempt['node'] or '?'}"),
-        ("started", attempt["started_at"]),
+        ("started", local_time(attempt["started_at"])),
         ("took", duration(attempt["duration_seconds"]) if attempt["duration_seconds"] is not None else None),
         ("machine cost", usd(attempt["machine_usd"]) if attempt["machine_usd"] else None),
         ("model cost", None if attempt["cost_usd"] is None else usd(attempt["cost_usd"])),

@@ -19,6 +19,7 @@ from .format import (
     interval,
     models_usd,
     named_numbers,
+    painted,
     pairs,
     percent,
     plural,
@@ -76,7 +77,7 @@ def shortfall(state: RunState, verdict: Verdict) -> str:
     return "" if rate >= verdict.fail_under else f"a success rate of {rate:.4g} is below {asked}"
 
 
-def summary(results: Results, run_dir: Path | None = None) -> str:
+def summary(results: Results, run_dir: Path | None = None, *, colours: bool = False) -> str:
     """Eight to twelve lines about a results document. `run_dir`: where its files are."""
     run = results["run"]
     rows: list[tuple[str, object]] = [
@@ -109,7 +110,11 @@ def summary(results: Results, run_dir: Path | None = None) -> str:
     rows.append(("report", f"{called()} report {run}"))
     steps = (step.replace("evalfleet", called(), 1) for step in next_steps(results))
     rows += zip(("next", ""), steps, strict=False)
-    return f"{_headline(results)}\n{pairs(rows, indent='  ')}"
+    text = pairs(rows, indent="  ")
+    if colours and results["shortfall"]:
+        line = next(line for line in text.split("\n") if line.startswith("  exit code 1"))
+        text = text.replace(line, painted(line, "bad"), 1)
+    return f"{_headline(results)}\n{text}"
 
 
 def _headline(results: Results) -> str:

@@ -72,6 +72,11 @@ def is_screen(out: TextIO) -> bool:
     return out.isatty() and terminal not in ("", "dumb", "unknown") and not _in_notebook()
 
 
+def has_colours(out: TextIO | None = None) -> bool:
+    """Is there somebody who sees colours (default: on standard output), and did not say NO_COLOR?"""
+    return not os.environ.get("NO_COLOR") and is_screen(sys.stdout if out is None else out)
+
+
 def _in_notebook() -> bool:
     shell = sys.modules.get("IPython")
     get = getattr(shell, "get_ipython", None)

@@ -113,7 +113,7 @@ class HostHolder(Struct, frozen=True):
         run = machine.rsplit("-", 2)[0]
         whose = "this home" if self.home == own_home else self.owner or f"home {self.home}"
         since = datetime.now(UTC) - timedelta(seconds=max(0.0, self.since_s))
-        return _plain(f"{run} of {whose}, since {since.astimezone():%Y-%m-%d %H:%M}")
+        return _plain(f"{run} of {whose}, since {since.astimezone().isoformat(' ', 'minutes')}")
 
 
 class HostFacts(Struct, frozen=True):

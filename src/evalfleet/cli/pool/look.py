@@ -40,9 +40,11 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def _cells(pool: PoolDocument) -> tuple[object, ...]:
+    from evalfleet.views.format import local_time
+
     machines = pool["machines"]
     held = sum(machine["run"] is not None for machine in machines)
-    created, expires = str(pool["created_at"])[:16], str(pool["expires_at"] or "-")[:16]
+    created, expires = local_time(pool["created_at"]), local_time(pool["expires_at"])
     return pool["pool"], pool["place"], len(machines), held, created, expires
 
 
