@@ -234,9 +234,10 @@ class Bundle(Struct, frozen=True, omit_defaults=True):
     steps: tuple[SetupStep, ...] = ()
 
 
-Isolation = Literal["", "auto", "user", "none", "own"]
-"""How attempts are kept apart on a machine. `user`: each is a user of its own. `own`: the benchmark sees to
-it by itself. `auto`: as users where that can be had. Empty: nobody has said."""
+Isolation = Literal["", "auto", "user", "container", "none", "own"]
+"""How attempts are kept apart on a machine. `user`: each is a user of its own. `container`: each is in one of
+its benchmark's image. `own`: the benchmark sees to it by itself. `auto`: as users where that can be had.
+Empty: nobody has said."""
 
 
 class Isolated(Struct, frozen=True, omit_defaults=True):

@@ -66,6 +66,24 @@ def test_an_engine_pulls_an_image_once_and_runs_each_attempt_within_its_limits(f
     assert not any("mk-12345678" in run for run in runs)
     assert fleet("logs", "r", "a_1").out == "in tiny\nhello\n"
     assert fleet("logs", "r", "a_2").out == "in other\n"
+    assert fleet.results()["isolation"] == ["container"]
+    assert "each attempt was in a container of its own" in fleet("report", "r").out
+
+
+def test_isolation_by_containers_is_refused_where_there_is_no_image(fleet: Fleet) -> None:
+    stand_in(fleet)
+    fleet.bench([task("a_1", SCORE)], isolation="container")
+    done = fleet.run()
+    assert done.code == 2, done
+    assert "isolation = \"container\" needs an 'image', and task a_1 has none; write one" in done.err
+    fleet.bench([task("a_1", SCORE)])
+    done = fleet.run("--set", "isolation=container")
+    assert done.code == 2, done
+    assert "place 'local' has isolation = \"container\", and b has no 'image'; write one" in done.err
+    fleet.bench([task("a_1", SCORE)], image="tiny", isolation="container")
+    done = fleet.run("--set", "isolation=container")
+    assert done.code == 0, done
+    assert "--pids-limit 4096" in asked(fleet, "run")[0]
 
 
 def test_an_image_that_cannot_be_had_stops_the_run_or_breaks_its_task(fleet: Fleet) -> None:

@@ -89,7 +89,11 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     needs: Annotated[Needs, Meta(description="what a machine must have")] = Needs()
     slots: Annotated[int, Meta(description="attempts that one machine may run at a time, 1 to 1000")] = 1
     isolation: Annotated[
-        str, Meta(description="how attempts are kept apart", extra_json_schema={"enum": ["user", "none", ""]})
+        str,
+        Meta(
+            description="how attempts are kept apart",
+            extra_json_schema={"enum": ["user", "container", "none", ""]},
+        ),
     ] = ""
     image: Annotated[
         str, Meta(description="attempts run in containers of this image, by docker or podman")
@@ -179,19 +183,24 @@ def _model_keys(file: BenchmarkFile) -> tuple[str, ...]:
 
 def _isolation(file: BenchmarkFile, tasks: Sequence[Task], where: str) -> Isolation:
     given = file.isolation
-    if given == "container":
+    if given not in ("", "user", "container", "none"):
         raise RequestError(
-            f"{where}: isolation = \"container\" is had by naming an 'image'; write one instead"
+            f'{where}: key \'isolation\' is {given!r}; write "user", "container" or "none", or leave it out'
         )
-    if given not in ("", "user", "none"):
+    bare = [] if file.image else [task.id for task in tasks if not own_of(task).image]
+    if given == "container" and bare:
         raise RequestError(
-            f'{where}: key \'isolation\' is {given!r}; write "user" or "none", or leave it out'
+            f"{where}: isolation = \"container\" needs an 'image', and task {bare[0]} has none; "
+            'write one, such as image = "docker.io/library/python:3.12"'
         )
-    if not (file.image or any(own_of(task).image for task in tasks)):
+    if len(bare) == len(tasks):
         return "user" if given == "user" else "none" if given else ""
     if given == "user":
-        raise RequestError(f"{where}: attempts with an 'image' are kept apart by it; leave 'isolation' out")
-    return "own"
+        raise RequestError(
+            f"{where}: attempts with an 'image' are kept apart by it; write isolation = \"container\", "
+            "or leave it out"
+        )
+    return "own" if bare else "container"
 
 
 def _spec(file: BenchmarkFile, root: Path, where: str) -> CommandSpec:

@@ -31,7 +31,9 @@ class ContainerSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_
     ] = ""
     cpus: Annotated[float, Meta(description="how many it may use; 0: all")] = 0.0
     memory_gb: Annotated[float, Meta(description="how much it may use; 0: all")] = 0.0
-    pids: Annotated[int, Meta(description="how many processes it may have; 0: the engine's limit")] = 0
+    pids: Annotated[
+        int, Meta(description="how many processes it may have; 0: 4096, or podman's own limit")
+    ] = 0
     gpus: Annotated[int, Meta(description="how many GPUs it gets; -1: all")] = 0
     user: Annotated[str, Meta(description="as whom the command runs; default: the image's user")] = ""
     args: Annotated[tuple[str, ...], Meta(description="further arguments of `docker run`")] = ()
@@ -66,6 +68,7 @@ name=evalfleet-$(printf %s "$EVALFLEET_MACHINE $EVALFLEET_JOB" | cksum | tr ' ' 
 gone() { "$engine" kill "$name" >/dev/null 2>&1; "$engine" rm -f "$name" >/dev/null 2>&1; }
 trap 'gone; exit 143' HUP INT TERM
 if [ "$engine" = docker ] && [ "$(id -u)" != 0 ]; then set -- --user "$(id -u):$(id -g)" "$@"; fi
+if [ "$engine" = docker ]; then set -- --pids-limit 4096 "$@"; fi  # podman has a limit by itself
 for key in $(awk 'BEGIN { for (key in ENVIRON) print key }'); do
   case $key in
     PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TMPDIR|LANG|LC_*|AWK*|_) ;;

@@ -40,7 +40,7 @@ class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1)] | None, Meta(description="never more than this at once")
     ] = None
     isolation: Annotated[
-        Literal["user", "none"] | None,
+        Literal["user", "container", "none"] | None,
         Meta(description="user: each attempt is a user of its own; else none"),
     ] = None
 

@@ -607,8 +607,13 @@ def with_needs(spec: Mapping[str, Any], tasks: Sequence[Task]) -> Mapping[str, A
 
 
 def isolation_of(loaded: Loaded, place: PlaceSource) -> Isolation:
-    """The benchmark knows best what it needs, then who set the place up."""
+    """The benchmark knows best what it needs, then who set the place up. Raises RequestError."""
     wanted: Isolation = loaded.isolation or place.settings.get("isolation") or ""
+    if wanted == "container" and not loaded.isolation:
+        raise RequestError(
+            f"place {place.name!r} has isolation = \"container\", and {loaded.name} has no 'image'; "
+            "write one into its file, or --set isolation=user"
+        )
     return wanted or getattr(place.kind, "default_isolation", "auto")
 
 

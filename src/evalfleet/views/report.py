@@ -91,6 +91,7 @@ def _headline(results: Results) -> str:
 ISOLATION = {
     "user": "each attempt was a user of its own",
     "none": "none: attempts on one machine could reach each other",
+    "container": "each attempt was in a container of its own",
     "own": "the benchmark's own",
 }
 

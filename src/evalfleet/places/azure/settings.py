@@ -103,7 +103,7 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     user: Annotated[str, Meta(description="made on the machines, to come in as")] = "azureuser"
     isolation: Annotated[
-        Literal["user", "none"] | None,
+        Literal["user", "container", "none"] | None,
         Meta(description="user: each attempt is a user of its own; else so where that can be had"),
     ] = None
     key: Annotated[str, Meta(description="a private key of yours to come in with; else one is made")] = ""

@@ -45,7 +45,7 @@ class LabSettings(Struct, frozen=True, forbid_unknown_fields=True):
     )
     user: Annotated[Literal["lab", "root"], Meta(description="who tasks run as")] = "lab"
     isolation: Annotated[
-        Literal["user", "none"] | None,
+        Literal["user", "container", "none"] | None,
         Meta(description="user: each attempt is a user of its own; else so if they run as root"),
     ] = None
     expose: Annotated[

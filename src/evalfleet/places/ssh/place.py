@@ -51,7 +51,7 @@ class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
     python: Annotated[str, Meta(description="Python 3.8 or later on the hosts")] = "python3"
     connect_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     isolation: Annotated[
-        Literal["user", "none"] | None,
+        Literal["user", "container", "none"] | None,
         Meta(
             description="user: each attempt is a user of its own, by sudo if need be; else so if we are root"
         ),
