@@ -1,6 +1,6 @@
 """Microsoft's own command line, `az`, against the stand-in: an independent witness that it speaks ARM.
 
-It is large, and has an environment of its own: say in AZ where the program is. `make nightly` installs it.
+It is large, and has an environment of its own: `make test-gear` installs the newest one. AZ names another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from standins.azure import StandIn
 from tests.waiting import PATIENCE_S
 
 AZ = os.environ.get("AZ", "")
-pytestmark = pytest.mark.skipif(not AZ, reason="NO TEST BY MICROSOFT'S OWN az: set AZ to the program")
+pytestmark = pytest.mark.skipif(not AZ, reason="NO TEST BY MICROSOFT'S OWN az: it is not installed")
 TEMPLATE = """{
   // as people write it, and az sends it
   "$schema": "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#",
