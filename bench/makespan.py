@@ -21,9 +21,9 @@ from evalfleet.engine import Tempo
 from evalfleet.events import AttemptEnded, AttemptStarted, Record
 from evalfleet.journal import Store
 from evalfleet.model import Limits, Offer, Plan, ScheduleName, Task, TaskId, seconds_between
-from evalfleet.sim.faults import Faults
 from evalfleet.sim.scenario import Scenario
 from evalfleet.sim.simulate import simulate
+from evalfleet.sim.world import Faults
 from evalfleet.state import lane_of
 
 from .result import Figures, Result, at_most, rounded

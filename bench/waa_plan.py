@@ -38,11 +38,10 @@ from evalfleet.model import (
 )
 from evalfleet.places.azure.prices import AzurePriceBook, offers_of
 from evalfleet.places.azure.settings import AzureSettings
-from evalfleet.sim.faults import Faults
 from evalfleet.sim.places import SimVms
 from evalfleet.sim.scenario import Scenario
 from evalfleet.sim.simulate import Parts, Simulated, simulate
-from evalfleet.sim.world import Life, World
+from evalfleet.sim.world import Faults, Life, World
 
 from .makespan import processes
 from .result import Aim, Figures, Result, below, rounded

@@ -13,7 +13,7 @@ from tests.e2e.pools import machines, pool, say
 
 RADIO = '''
 from msgspec import Struct
-from evalfleet.benchmarks.appliance import Appliance, HostVerb
+from evalfleet.benchmarks.loaded import Appliance, HostVerb
 from evalfleet.benchmarks.loaded import Bare, Loaded
 from evalfleet.model import Task
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import evalfleet
+from evalfleet.sim.checks import run_seeds
 from evalfleet.sim.scenario import draw
-from evalfleet.sim.seeds import run_seeds
 from evalfleet.sim.simulate import simulate
 
 SEEDS = range(12)
 PROGRAM = f"""
-from evalfleet.sim.seeds import run_seeds
+from evalfleet.sim.checks import run_seeds
 print(run_seeds(range({len(SEEDS)})).digest)
 """
 

@@ -11,12 +11,10 @@ from msgspec import structs
 
 from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
-from evalfleet.sim.checks import violations
-from evalfleet.sim.faults import Faults
+from evalfleet.sim.checks import check_seed, run_seeds, violations
 from evalfleet.sim.scenario import OFFERS, Scenario, Span, Step, draw
-from evalfleet.sim.seeds import check_seed, run_seeds
 from evalfleet.sim.simulate import Parts, Simulated, simulate
-from evalfleet.sim.world import World
+from evalfleet.sim.world import Faults, World
 
 
 @pytest.mark.parametrize("seed", range(0, 300, 15))

@@ -14,7 +14,7 @@ from evalfleet.channels.ssh import mover
 from evalfleet.channels.ssh.target import HostRefused
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId, Needs
-from evalfleet.places.ssh.health import MOST_REFUSALS, NEVER, HostHealth
+from evalfleet.places.ssh.examination import MOST_REFUSALS, NEVER, HostHealth
 from evalfleet.ports import Hosts
 from tests.waiting import PATIENCE_S
 

@@ -14,7 +14,7 @@ import pytest
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, Machine, MachineId, Needs
 from evalfleet.places.ssh import SshPlace
-from evalfleet.places.ssh.health import HostHealth, in_order
+from evalfleet.places.ssh.examination import HostHealth, in_order
 from evalfleet.ports import Fence
 from tests.waiting import until_async
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from evalfleet.benchmarks.ignored import IgnoreRules
+from evalfleet.benchmarks.files import IgnoreRules
 
 PATHS = (
     *("a.txt", "a.log", "b/a.log", "b/c/a.log", "b/c/keep.log", "build/x", "src/build/y", "src/build.py"),

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from evalfleet import files
 from evalfleet.events import Record
 from evalfleet.journal import Store
 from evalfleet.model import MachineId, Micros, Scored
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import fold
-from evalfleet.views import files
 from evalfleet.views.follow import Follower
 from evalfleet.views.live import Scribe, live
 from tests.unit.views_feed import START, Feed, a_mixed_run

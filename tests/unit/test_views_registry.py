@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from evalfleet import events as ev
+from evalfleet.files import replace, to_json
 from evalfleet.model import Broken, Cause, Limits, MachineId, Plan, Scored
 from evalfleet.planning.plugins import KindFields
 from evalfleet.state import fold
-from evalfleet.views.files import replace, to_json
 from evalfleet.views.live import PoolScribe, Scribe
 from evalfleet.views.vm_pool_registry import REGISTRY, Registrar, lend, worker_status
 

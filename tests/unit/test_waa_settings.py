@@ -17,7 +17,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Broken, Cause, Ended, Needs, Scored, Task, TaskId
 from evalfleet.planning.plan import LentPool, Resolved, benchmark_of, resolve
 from evalfleet.planning.request import RunRequest
-from evalfleet.state.queue import lane_of
+from evalfleet.state.run import lane_of
 from standins.waa.standin import write_iso
 
 FLAGS_OF_RUN_PY = """

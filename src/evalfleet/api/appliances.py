@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from evalfleet.benchmarks.appliance import Appliance, HostVerb, Screen
+from evalfleet.benchmarks.loaded import Appliance, HostVerb, Screen
 from evalfleet.errors import RequestError
 from evalfleet.model import Ended
 from evalfleet.names import hint

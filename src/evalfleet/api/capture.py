@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from evalfleet.benchmarks.appliance import Appliance
+from evalfleet.benchmarks.loaded import Appliance
 from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.model import AttemptId, Command, Job
 from evalfleet.named_pools import PoolView, changes, estate_at, machine_of

@@ -16,12 +16,12 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import JournalError, JournalForeign, RequestError
+from evalfleet.files import points_to
 from evalfleet.journal import Store, StreamInfo
 from evalfleet.journal.database import FILE, refuse_file
 from evalfleet.model import after
 from evalfleet.names import safe_name
 from evalfleet.planning.workspace import Workspace
-from evalfleet.views.files import points_to
 from evalfleet.views.follow import Follower
 from evalfleet.views.format import iso, plural
 from evalfleet.views.results import RunSummary, summarised

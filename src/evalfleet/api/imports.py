@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from evalfleet.benchmarks.past_results import PastResult, ResultFolder, ResultReader
+from evalfleet.benchmarks.loaded import PastResult, ResultFolder, ResultReader
 from evalfleet.channels.artefacts import LEFT_OUT, STANDARD_CAPS, Caps, LeftOut, printable
 from evalfleet.controller import folder_of
 from evalfleet.errors import RequestError
@@ -31,6 +31,7 @@ from evalfleet.events import (
     TasksPlanned,
     TasksReopened,
 )
+from evalfleet.files import replace, to_json
 from evalfleet.journal import Store
 from evalfleet.model import (
     IMPORTED,
@@ -50,7 +51,6 @@ from evalfleet.model import (
 from evalfleet.names import artefacts_folder, attempt_id, check_run_name, default_run_name, machine_id
 from evalfleet.planning.plugins import KindFields, benchmark_kind, known
 from evalfleet.planning.workspace import Workspace
-from evalfleet.views.files import replace, to_json
 from evalfleet.views.live import Scribe
 
 from .runs import CHUNK, Run

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
-from evalfleet.benchmarks.past_results import SettledTask
+from evalfleet.benchmarks.loaded import SettledTask
 from evalfleet.channels.artefacts import LOG
 from evalfleet.clock import WallClock
 from evalfleet.controller import Controller, Order, folder_of

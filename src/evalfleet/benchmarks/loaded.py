@@ -1,16 +1,19 @@
-"""What every kind of benchmark gives when it is loaded, and how one is made again from a plan."""
+"""What every kind of benchmark gives when it is loaded, and how one is made again from a plan.
+
+Beside tasks, a kind may have an `Appliance`, which says what people can do by hand with machines that were
+set up for it (`evalfleet pool do`, `reset`, `clean`, `vnc`, `screenshot`, `tunnel` and `status --probe` are
+made of nothing else), and a reader and a writer of results as its own program leaves them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import msgspec
 from msgspec import Struct
 
-from evalfleet.benchmarks.appliance import Appliance
-from evalfleet.benchmarks.past_results import ResultReader, ResultWriter
 from evalfleet.model import (
     AttemptId,
     Broken,
@@ -22,11 +25,131 @@ from evalfleet.model import (
     Isolation,
     Needs,
     Outcome,
+    Plan,
     Scorer,
     Task,
     TaskId,
 )
 from evalfleet.ports import Answer, Benchmark, Grader, ScoredApart, TaskBundled
+
+
+class ResultFolder(NamedTuple):
+    """The files of one try at a task."""
+
+    path: Path
+    settings: tuple[tuple[str, str], ...]
+    """With what it was made, by names of the benchmark's settings; empty where nothing tells."""
+    model: str
+    trial: str
+    """Tries of one trial belong together."""
+    domain: str
+    task: str
+    worker: str
+    """Who made it: one worker made one try at a time."""
+
+
+class PastResult(NamedTuple):
+    """What the files of one try say."""
+
+    outcome: Outcome
+    began_s: float | None = None
+    """Since 1970, if anything tells."""
+    seconds: float | None = None
+    """How long it took, if anything tells."""
+
+
+class ResultReader(Protocol):
+    """Reads results that another program made, for `evalfleet import`."""
+
+    @property
+    def result_file(self) -> str:
+        """The name of the file that must be kept, whatever of the others is too much."""
+        ...
+
+    def find(self, roots: Sequence[Path]) -> Sequence[ResultFolder]:
+        """All that these folders hold, by path. Raises RequestError when one of them holds nothing."""
+        ...
+
+    def read(self, folder: Path) -> PastResult:
+        """What one try came to. Any files may be there: none of them raise."""
+        ...
+
+
+class SettledTask(NamedTuple):
+    """A task of a run as far as it is settled, for a benchmark's own tools."""
+
+    task: str
+    domain: str
+    score: float | None
+    """None: it was not scored."""
+    folder: Path
+    """The files of the attempt that decided it, or of the last one; it may be missing."""
+
+
+class ResultWriter(Protocol):
+    """Writes a run's results as the benchmark's own program would have left them, for `evalfleet report`."""
+
+    @property
+    def format(self) -> str:
+        """What `--format` calls it."""
+        ...
+
+    def write(self, plan: Plan, tasks: Sequence[SettledTask], folder: Path) -> Sequence[str]:
+        """Write into a folder that is empty; return what there is to say about it. Raises OSError."""
+        ...
+
+
+class HostVerb(Struct, frozen=True):
+    """A command that people may run on machines which nobody else uses meanwhile."""
+
+    does: str
+    """What it does, as in `reset: bring ... back`."""
+    command: tuple[str, ...]
+    limit_s: float
+    """The longest that it may take."""
+    says: Mapping[int, str]
+    """Exit codes that mean success, and what is said then; `{machine}` is the machine's name."""
+    asks: str = ""
+    """What it deletes, if people must agree to that: `delete all of it`."""
+    undoes: bool = False
+    """After it, the machine is set up no more."""
+
+
+class Screen(Struct, frozen=True):
+    """What a machine shows, for people to look at. Ports are those of the machine's own loopback."""
+
+    port: int
+    """Where a browser finds it."""
+    picture_port: int
+    picture_path: str
+    """Where a PNG of it is to be had from the guest itself."""
+    picture: tuple[str, ...]
+    """A command that prints a PNG, for a guest that hangs."""
+
+
+class Appliance(Struct, frozen=True, kw_only=True):
+    """What runs on a machine that was set up for a benchmark, and what can be asked of it.
+
+    Its commands know nothing of a run's settings, and may be run on any machine: where nothing was set up,
+    they end with the exit code `absent`.
+    """
+
+    what: str
+    """What runs there, as people call it: `there is no ... on it`."""
+    absent: int
+    verbs: Mapping[str, HostVerb] = {}
+    probe: tuple[str, ...] = ()
+    """A command that tells by exit code 0 that it answers, and changes nothing."""
+    rest: tuple[str, ...] = ()
+    """A command that ends it before a disk is copied, and leaves what was set up as a new machine is to find
+    it. It may be repeated."""
+    screen: Screen | None = None
+    tunnel: tuple[int, int] | None = None
+    """What `pool tunnel` opens unless told otherwise: the first port to try here, and the machine's."""
+    registry: Mapping[str, object] = {}
+    """What `vm_pool_registry.json` says of such a machine."""
+    ready_key: str = ""
+    """The key by which it says that the machine is ready."""
 
 
 class Loaded(Struct, frozen=True):

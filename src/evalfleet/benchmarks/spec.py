@@ -17,8 +17,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Bundle, Command, Needs, SetupStep, Task
 
 from .containers import ContainerSettings, image_step
-from .files import bundle_files, check_files, covering, digest, keep_files
-from .ignored import IgnoreRules
+from .files import IgnoreRules, bundle_files, check_files, covering, digest, keep_files
 from .tasks import own_of, with_own
 
 PLACEHOLDER = re.compile(r"\{(task_id|domain|attempt|params\.[^{}]+)\}")

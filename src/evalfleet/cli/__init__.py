@@ -65,6 +65,7 @@ MODULES: dict[str, str] = {
     "report": "results",
     "import": "results",
     "schema": "results",
+    "images": "machines",
     "reap": "machines",
     "doctor": "places",
     "prices": "places",

@@ -22,7 +22,7 @@ def sim(args: argparse.Namespace) -> int:
     import json
     import time
 
-    from evalfleet.sim.seeds import run_seeds
+    from evalfleet.sim.checks import run_seeds
 
     start = time.perf_counter()
     report = run_seeds(range(args.start, args.start + args.seeds))
@@ -42,8 +42,8 @@ def sim(args: argparse.Namespace) -> int:
 
 
 def _replay(seed: int) -> int:
+    from evalfleet.sim.checks import check_seed
     from evalfleet.sim.loop import EPOCH
-    from evalfleet.sim.seeds import check_seed
 
     found, sim = check_seed(seed)
     for record in sim.store.read() if sim is not None else ():

@@ -17,9 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from evalfleet.benchmarks.appliance import Appliance
-from evalfleet.benchmarks.loaded import KeptBenchmark, Loaded, Repeated
-from evalfleet.benchmarks.past_results import ResultWriter
+from evalfleet.benchmarks.loaded import Appliance, KeptBenchmark, Loaded, Repeated, ResultWriter
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.meter.accounts import price_of
 from evalfleet.channels.secrecy import is_maskable

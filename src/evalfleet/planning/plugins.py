@@ -18,8 +18,7 @@ from typing import Any, Literal, Protocol, cast, get_origin, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, Struct
 
-from evalfleet.benchmarks.appliance import Appliance
-from evalfleet.benchmarks.loaded import BenchmarkKind
+from evalfleet.benchmarks.loaded import Appliance, BenchmarkKind
 from evalfleet.errors import RequestError
 from evalfleet.model import Isolation, Plan
 from evalfleet.names import hint

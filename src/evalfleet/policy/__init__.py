@@ -3,7 +3,7 @@
 No clock, no I/O, no randomness: time and offers are arguments, ids are counters.
 """
 
-from .decide import decide, next_deadline
+from .decide import POOL, RUN, Rules, decide, next_deadline
 from .effects import (
     Allow,
     BringUp,
@@ -19,7 +19,6 @@ from .effects import (
     changed_effects,
     effects,
 )
-from .rules import POOL, RUN, Rules
 from .silence import proven_online
 
 __all__ = [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from evalfleet.events import Event
 from evalfleet.model import Micros, Offer, TaskId, after
 from evalfleet.state import RunState
 
-from . import allowances, finish, health, limits, scale, schedule, silence
+from . import allowances, finish, health, limits, pool, scale, schedule, silence
 
 Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
 
@@ -60,3 +61,20 @@ def next_deadline(state: RunState, now: Micros) -> Micros | None:
             times.append(state.retries[later][0])
         times.extend(b.until for b in state.blocks.values() if not b.permanent and b.until > now)
     return min(times, default=None)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The decisions of one kind of stream, a run or a pool, and when there is nothing left to decide."""
+
+    decide: Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
+    next_deadline: Callable[[RunState, Micros], Micros | None]
+    settled: Callable[[RunState], bool]
+
+
+def _ended(state: RunState) -> bool:
+    return state.ended_at is not None
+
+
+RUN = Rules(decide, next_deadline, _ended)
+POOL = Rules(pool.decide, pool.next_deadline, pool.settled)

@@ -33,9 +33,8 @@ from evalfleet.model import (
 )
 from evalfleet.ports import Answer, Place
 
-from .faults import Faults, draw_faults
 from .places import SimHosts, SimService, SimVms
-from .world import Life, World
+from .world import Faults, Life, World, draw_faults
 
 
 class PlaceClass(Protocol):

@@ -8,8 +8,9 @@ import random
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -31,9 +32,60 @@ from evalfleet.state import RunState, fold
 
 from .journal import SimJournal, SimStore
 from .loop import SimComputer, SimLoop
-from .nap import LIFE, NapLoop, fall_asleep, wake
 from .scenario import PLACES, PlaceClass, Resumption, Scenario, SimBenchmark, SimGrader
 from .world import Life, World
+
+H = TypeVar("H", bound=asyncio.Handle)
+
+LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
+
+
+class NapLoop(SimLoop):
+    """Nothing of a sleeping life runs. When it wakes, all that was due comes at once, in its order."""
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self._gated(super().call_soon, partial(callback, *args), context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self._gated(partial(super().call_at, when), partial(callback, *args), context)
+
+    def _gated(
+        self, schedule: Callable[..., H], callback: Callable[[], object], context: contextvars.Context | None
+    ) -> H:
+        context = contextvars.copy_context() if context is None else context
+        life = context.get(LIFE)
+        if life is None:
+            return schedule(callback, context=context)
+        handles: list[H] = []
+
+        def fire() -> None:
+            if life.held is not None:
+                life.held.append(partial(SimLoop.call_soon, self, fire, context=context))
+            elif not handles[0].cancelled():  # a timer that fired asleep may be cancelled on waking
+                callback()
+
+        handles.append(schedule(fire, context=context))
+        return handles[0]
+
+
+def fall_asleep(life: Life) -> None:
+    if life.held is None:
+        life.held = []
+
+
+def wake(life: Life) -> None:
+    held, life.held = life.held or [], None
+    for due in held:
+        due()
+
 
 SIM_TEMPO = Tempo(
     requests_s=30.0, survey_s=60.0, poll_s=2.0, poll_cap_s=30.0, linger_s=2.0, longest_wait_s=3600.0

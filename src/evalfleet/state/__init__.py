@@ -4,8 +4,8 @@ State is mutable and indexed, so that no step costs time proportional to the num
 machines: every question that policy asks has its answer kept current here.
 """
 
-from .blocks import scopes
 from .fold import accepts, apply, apply_record, fold
+from .machines import scopes
 from .nouns import (
     AttemptState,
     Block,
@@ -18,7 +18,7 @@ from .nouns import (
     TaskState,
     is_ungraded,
 )
-from .queue import lane_of
+from .run import lane_of
 
 __all__ = [
     "AttemptState",

@@ -9,7 +9,7 @@ from evalfleet.model import Answered, Broken, Cause, Limits, Metered, Micros, Sc
 
 from .machines import heard, refresh_idle
 from .nouns import AttemptState, MachineState, RunState, TaskState
-from .queue import dequeue, enqueue, set_status
+from .run import dequeue, enqueue, set_status
 
 
 def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> None:

@@ -11,11 +11,11 @@ import msgspec
 
 from evalfleet.channels.samples import FOLDER
 from evalfleet.errors import JournalError
+from evalfleet.files import alone_in, changed_at, point, points_to, replace, to_json
 from evalfleet.model import MachineId, Micros, seconds_between
 from evalfleet.names import safe_name
 from evalfleet.state import MachineState, RunState
 
-from .files import alone_in, changed_at, point, points_to, replace, to_json
 from .follow import EventSource, Follower
 from .format import clean, iso, stamp
 from .results import results

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from evalfleet.errors import RequestError
+from evalfleet.files import to_json
 from evalfleet.names import hint
 
 from .ci import github_annotations, junit
-from .files import to_json
 from .format import clean, counted, duration, interval, local_time, models_usd, number, percent, usd
 from .summary import next_steps
 from .tasks import in_order, outcome_word

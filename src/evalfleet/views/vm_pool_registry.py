@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from evalfleet import events as ev
+from evalfleet.files import alone_in, replace, to_json
 from evalfleet.model import Broken, MachineId, Micros, Plan
 from evalfleet.state import MachineState, RunState
 
-from .files import alone_in, replace, to_json
 from .format import clean, iso, stamp
 from .stats import current_task
 

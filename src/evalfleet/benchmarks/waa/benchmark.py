@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from evalfleet.benchmarks.appliance import Appliance, HostVerb, Screen
 from evalfleet.benchmarks.files import digest
-from evalfleet.benchmarks.loaded import Loaded
+from evalfleet.benchmarks.loaded import Appliance, HostVerb, Loaded, Screen
 from evalfleet.benchmarks.results import outcome_of
 from evalfleet.errors import RequestError
 from evalfleet.model import (

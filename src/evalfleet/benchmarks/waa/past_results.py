@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evalfleet.benchmarks.past_results import PastResult, ResultFolder, SettledTask
+from evalfleet.benchmarks.loaded import PastResult, ResultFolder, SettledTask
 from evalfleet.errors import RequestError
 from evalfleet.model import Broken, Cause, Outcome, Plan, Scored
 

@@ -82,7 +82,7 @@ async def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool)
 
 
 def _words(pool: str, machine: str, made: Image, setup_s: float) -> str:
-    from evalfleet.cli.images import monthly
+    from evalfleet.cli.machines import monthly
     from evalfleet.views.format import duration
 
     where = ", ".join(made.regions)

@@ -22,8 +22,7 @@ from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.clock import pauses
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
-from evalfleet.places.vm.readiness import address_of
-from evalfleet.places.vm.ssh_access import SshAccess
+from evalfleet.places.vm.ssh_access import SshAccess, address_of
 from evalfleet.ports import Image
 
 from . import galleries, leftovers

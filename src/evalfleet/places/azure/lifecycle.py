@@ -10,7 +10,7 @@ from contextlib import suppress
 from evalfleet.clock import pauses
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
-from evalfleet.places.vm.readiness import RunningVm
+from evalfleet.places.vm.ssh_access import RunningVm
 
 from .answers import ArmFault, Json, Problem, as_refusal, fault_of, rows, told_by
 from .arm import ArmClient

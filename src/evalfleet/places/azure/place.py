@@ -16,8 +16,7 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME, safe_name
 from evalfleet.places.vm.place import VmPlace, check_installed
 from evalfleet.places.vm.price_book import load_prices, named_in, save_prices
-from evalfleet.places.vm.readiness import address_of
-from evalfleet.places.vm.ssh_access import SshKeys, SshLogin
+from evalfleet.places.vm.ssh_access import SshKeys, SshLogin, address_of
 from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, PriceTable
 
 from . import leftovers, preflight, prices, retail

@@ -17,8 +17,7 @@ from evalfleet.channels.supervisor.machine import LEFT
 from evalfleet.errors import PlaceError
 from evalfleet.model import Machine, MachineId, Needs
 
-from .examination import missing
-from .health import NEVER, HostHealth, in_order
+from .examination import NEVER, HostHealth, in_order, missing
 from .records import HostLease, Records
 
 if TYPE_CHECKING:

@@ -30,9 +30,8 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext
 from evalfleet.version import requirement
 
-from .examination import examine_host, host_key, write_down
+from .examination import LONGEST_ASIDE_S, examine_host, host_key, write_down
 from .fleet import NO_ANSWER, HostFleet, by_hand, plain, trusting
-from .health import LONGEST_ASIDE_S
 from .records import Records
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import requirement
 
-from .readiness import Readiness
-from .ssh_access import SshAccess, SshKeys, SshLogin
+from .ssh_access import Readiness, SshAccess, SshKeys, SshLogin
 
 
 class VmPlace:
