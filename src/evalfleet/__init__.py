@@ -4,7 +4,7 @@
     run = evalfleet.run("mybench.toml", on="local", workers=4)
     run.wait()["success_rate"]
 
-Importing it loads nothing else; the first use of `run` or `open` does.
+Importing it loads nothing else; the first use of a name does.
 """
 
 from __future__ import annotations
@@ -14,14 +14,35 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api.runs import Run, open, run
+    from .api.python import open, pools, rerun, resume, run, runs
+    from .api.run import Run
+    from .errors import FleetError, RequestError
 
-__all__ = ["Run", "__version__", "open", "run"]
+__all__ = [
+    "FleetError",
+    "RequestError",
+    "Run",
+    "__version__",
+    "open",
+    "pools",
+    "rerun",
+    "resume",
+    "run",
+    "runs",
+]
+_MODULES = {"Run": ".api.run", "FleetError": ".errors", "RequestError": ".errors"}
+"""Where a name is, if not in `api.python`."""
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("Run", "open", "run"):
-        from .api import runs
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
-        return getattr(runs, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(_MODULES.get(name, ".api.python"), __name__), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -14,7 +14,7 @@ import pytest
 
 from evalfleet.api.home import list_runs
 from evalfleet.api.imports import Keep, import_results
-from evalfleet.api.runs import Run
+from evalfleet.api.run import Run
 from evalfleet.benchmarks.loaded import SettledTask
 from evalfleet.benchmarks.waa.past_results import WaaResultWriter, find_tasks
 from evalfleet.channels.artefacts import Caps

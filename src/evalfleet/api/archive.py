@@ -28,6 +28,7 @@ from evalfleet.state import fold
 from evalfleet.version import __version__
 
 from . import runs
+from .run import Run
 
 FORMAT = 1
 
@@ -50,7 +51,7 @@ class EventLine(Struct, frozen=True):
     event: Raw
 
 
-def export_run(workspace: Workspace, name: str | None, path: Path) -> runs.Run:
+def export_run(workspace: Workspace, name: str | None, path: Path) -> Run:
     """Write a run that has ended into a new file. Raises RequestError."""
     run = runs.open_run(workspace, name)
     if run.state().ended_at is None:
@@ -86,7 +87,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(member, io.BytesIO(content))
 
 
-def import_run(workspace: Workspace, path: Path, *, name: str | None = None) -> runs.Run:
+def import_run(workspace: Workspace, path: Path, *, name: str | None = None) -> Run:
     """Make a run of a file that `export_run` wrote, here or in another home. Raises RequestError."""
     try:
         with tarfile.open(path, "r:gz") as archive:
@@ -95,7 +96,7 @@ def import_run(workspace: Workspace, path: Path, *, name: str | None = None) -> 
         raise RequestError(f"{path} is no run that evalfleet exported, or is damaged ({err})") from err
 
 
-def _imported(archive: tarfile.TarFile, path: Path, name: str | None, workspace: Workspace) -> runs.Run:
+def _imported(archive: tarfile.TarFile, path: Path, name: str | None, workspace: Workspace) -> Run:
     header = msgspec.json.decode(_read(archive, "run.json"), type=Header)
     if header.format > FORMAT:
         raise RequestError(f"{path} was written by a newer evalfleet ({header.version}): upgrade evalfleet")
@@ -114,7 +115,7 @@ def _imported(archive: tarfile.TarFile, path: Path, name: str | None, workspace:
         os.replace(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return runs.Run(workspace.home, run)
+    return Run(workspace.home, run)
 
 
 def _read(archive: tarfile.TarFile, name: str) -> bytes:

@@ -40,7 +40,7 @@ from evalfleet.views.documents import (
     WorkerResults,
 )
 from evalfleet.views.format import iso
-from evalfleet.views.lines import INSTANTS
+from evalfleet.views.lines import INSTANTS, SCHEMA_VERSION
 from evalfleet.views.notable import refusals
 from evalfleet.views.results import RunSummary
 from evalfleet.views.stats import hourly_usd, machine_hourly_usd, machine_usd, machines_usd, prices_as_of
@@ -142,7 +142,7 @@ DOCUMENTS: Mapping[str, tuple[Any, str]] = {
     "task": (TaskDetail, "`show RUN TASK --json`"),
     "runs": (list[RunSummary], "`ls --json`"),
     "verify": (list[VerifiedStream], "`verify --json`"),
-    "events": (None, "a line of `watch --json`; of `run --json` all but the last"),
+    "events": (None, "a line of `watch --json` and of `run --json`: all but the last, which is the results"),
     "live": (Live, "parallel_live.json"),
     "aggregated": (Aggregated, "aggregated_results.json"),
     "worker": (WorkerResults, "MACHINE_results.json"),
@@ -214,7 +214,8 @@ def _events() -> dict[str, Any]:
         }
         required = [key for key in event.get("required", ()) if key != "kind"]
         event["required"] = ["seq", "at", "kind", *required]
-    return {"$schema": DIALECT, "title": "events", "anyOf": list(refs), "$defs": _plain(components)}
+    title = f"a line of the stream of events, version {SCHEMA_VERSION}"
+    return {"$schema": DIALECT, "title": title, "anyOf": list(refs), "$defs": _plain(components)}
 
 
 def _plain(value: Any) -> Any:

@@ -53,7 +53,8 @@ from evalfleet.planning.plugins import KindFields, benchmark_kind, known
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.live import Scribe
 
-from .runs import CHUNK, Run
+from .run import Run
+from .runs import CHUNK
 
 Keep = Literal["first", "newest"]
 """Which score counts when a task has more than one."""

@@ -1,4 +1,4 @@
-"""evalfleet from Python: what the command line itself calls."""
+"""Starting runs, finding them, and taking them up again: what the command line calls."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import asyncio
 import functools
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from evalfleet.benchmarks.loaded import SettledTask
-from evalfleet.channels.artefacts import LOG
 from evalfleet.clock import WallClock
 from evalfleet.controller import Controller, Order, folder_of
 from evalfleet.errors import RequestError
@@ -26,7 +22,6 @@ from evalfleet.events import (
     GradingRequested,
     NewFiles,
     PoolPlanned,
-    Record,
     RunPlanned,
     RunResumed,
     StopRequested,
@@ -35,10 +30,10 @@ from evalfleet.events import (
 )
 from evalfleet.journal import Store
 from evalfleet.journal.sqlite import StreamKind
-from evalfleet.model import IMPORTED, AttemptId, Limits, RunStatus, TaskId
+from evalfleet.model import IMPORTED, Limits
 from evalfleet.named_pools import read_pool
-from evalfleet.names import artefacts_folder, hint
-from evalfleet.planning.flags import RunOptions
+from evalfleet.planning import values
+from evalfleet.planning.flags import Count, Number
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.new_files import read_again
 from evalfleet.planning.plan import (
@@ -52,212 +47,24 @@ from evalfleet.planning.plan import (
     free_name,
     keep_files,
     resolve,
-    result_writer_of,
     secret_names,
     vetted,
 )
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
-from evalfleet.state import AttemptState, RunState
+from evalfleet.state import RunState
 from evalfleet.views import notify
-from evalfleet.views.follow import Follower
-from evalfleet.views.report import FORMATS
-from evalfleet.views.results import results, task_detail
-from evalfleet.views.summary import exit_code
+from evalfleet.views.notable import new_files
 from evalfleet.views.tasks import by_outcome
 
-from .live_log import LiveLog
 from .pools import keep_plan, tend
+from .run import Run
 
 if TYPE_CHECKING:
-    from evalfleet.views.documents import BelongingRow, Cost, Results, TaskDetail, TaskResult
+    from evalfleet.views.documents import BelongingRow, TaskResult
 
 CHUNK = 1000
 """Tasks an event: large enough to be few, small enough to read one by one."""
-
-Observer = Callable[[RunState, Sequence[Record]], None]
-
-
-class Run:
-    """A run, past or live, this process's or another's."""
-
-    def __init__(self, home: Path, name: str, controller: Controller | None = None) -> None:
-        self.home = home
-        self.name = name
-        self._controller = controller
-        self._follower = Follower(Store.open(home, create=False, read_only=True), name)
-        self._follower.poll()
-
-    def __repr__(self) -> str:
-        return f"<evalfleet run {self.name!r}: {self.status}>"
-
-    @property
-    def folder(self) -> Path:
-        return folder_of(self.home, self.name)
-
-    @property
-    def status(self) -> RunStatus:
-        return self.state().status
-
-    @property
-    def exit_code(self) -> int:
-        """0 as asked, 1 not so, 3 a limit was reached, 4 refused, 130 interrupted or not ended."""
-        return exit_code(self.state())
-
-    def state(self) -> RunState:
-        """The journal's fold, up to now."""
-        self._follower.poll()
-        return self._follower.state
-
-    def results(self) -> Results:
-        """What `results.json` holds, up to now: machines that are there cost on while nothing happens."""
-        state = self.state()
-        return results(state, self.folder, WallClock().now() if state.undeleted else None)
-
-    def export(self, format: str, folder: Path) -> list[str]:
-        """Write the results for the benchmark's own tools, and return what there is to say about them.
-
-        Raises RequestError for a format that the benchmark does not have, or a folder that is not empty.
-        """
-        plan = self.state().plan
-        writer = result_writer_of(plan)
-        if writer is None or writer.format != format:
-            known = ", ".join((*FORMATS, *([writer.format] if writer else [])))
-            raise RequestError(f"report format {format!r} is unknown for this run; write one of {known}")
-        if plan.models:
-            raise RequestError(f"run {self.name!r} has several models, which {format!r} has no folders for")
-        settled = [
-            SettledTask(task["task_id"], task["domain"], task["score"], self.home / (task["artifacts"] or ""))
-            for task in self.tasks()
-        ]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
-                raise RequestError(f"{folder} is not empty; name another folder with -o")
-            return list(writer.write(plan, settled, folder))
-        except OSError as err:
-            raise RequestError(f"cannot write {folder}: {err.strerror}") from err
-
-    def tasks(self) -> list[TaskResult]:
-        return self.results()["tasks"]
-
-    def task(self, task_id: str) -> TaskDetail:
-        """One task with all its attempts."""
-        return task_detail(self.state(), TaskId(task_id))
-
-    def records(self, after: int = 0) -> Iterator[Record]:
-        """The journal itself, from event number `after` on."""
-        return Store.open(self.home, create=False, read_only=True).read(self.name, after)
-
-    def log_of(self, name: str) -> tuple[AttemptState | None, Path | None]:
-        """A task's newest attempt (or the attempt named), and its output, if that has come home."""
-        state = self.state()
-        if name not in state.tasks and name not in state.attempts:
-            raise RequestError(f"run {self.name!r} has no task {name!r}; {hint(name, state.tasks)}")
-        attempts = state.tasks[TaskId(name)].attempts if name in state.tasks else [AttemptId(name)]
-        if not attempts:
-            return None, None
-        attempt = state.attempts[attempts[-1]]
-        home = self.folder / artefacts_folder(attempt.task, attempt.id) / LOG
-        return attempt, home if home.exists() else None
-
-    def why_no_log(self, name: str) -> str:
-        """Of a task or an attempt that is over, and whose output is not here."""
-        attempt, _ = self.log_of(name)
-        if attempt is None or attempt.collected is None:
-            return f"{name} has no log yet"
-        folder = self.folder / artefacts_folder(attempt.task, attempt.id)
-        if attempt.collected.problem:
-            return f"the log of {attempt.id} did not come home: {attempt.collected.problem}"
-        return f"the log of {attempt.id} is gone: {folder} was deleted, or what was in it"
-
-    def live_log(self, attempt: AttemptState) -> LiveLog:
-        """An attempt's output while it runs, from its machine."""
-        return LiveLog(self.home, self.state(), attempt)
-
-    def cost(self) -> Cost:
-        return self.results()["cost"]
-
-    def wait(self, timeout_s: float | None = None, observe: Observer | None = None) -> Results:
-        """Until the run has ended, its controller is gone, or time is up; the results as they are then."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        # an observer is told everything from the beginning on, also what this object has read before
-        store = Store.open(self.home, create=False, read_only=True)
-        follower = self._follower if observe is None else Follower(store, self.name)
-        over = False
-        while not over:
-            over = self._over(follower, 0.1) or (deadline is not None and time.monotonic() >= deadline)
-            records = follower.poll()
-            if observe is not None:
-                observe(follower.state, records)
-        self._raise_failure()
-        return results(follower.state, self.folder)
-
-    async def ended(self) -> Results:
-        """As `wait`, for programs with an event loop."""
-        while not self._over(self._follower, 0.0):
-            await asyncio.sleep(0.1)
-            self._follower.poll()
-        return self.wait()
-
-    def _over(self, follower: Follower, patience_s: float) -> bool:
-        if self._controller is not None:
-            return self._controller.join(patience_s)
-        if follower.state.ended_at is not None or not self.is_live():
-            return True
-        time.sleep(patience_s)
-        return False
-
-    def _raise_failure(self) -> None:
-        failure = self._controller.failure if self._controller is not None else None
-        if failure is not None:
-            raise failure
-
-    def is_live(self) -> bool:
-        """Is a controller at work on it, anywhere?"""
-        store = Store.open(self.home, create=False, read_only=True)
-        return store.held(store.stream(self.name), WallClock().now()) is not None
-
-    def drain(self) -> None:
-        """Hand out no more tasks; what runs may end by itself."""
-        if self._controller is not None:
-            self._controller.drain()
-        else:
-            self._stop(drain=True)
-
-    def cancel(self) -> None:
-        """End what runs and clean up; unfinished tasks stay unrun and the run can be resumed."""
-        self._stop(drain=False)
-
-    def _stop(self, *, drain: bool) -> None:
-        if self.state().ended_at is not None:
-            return
-        stop = StopRequested("user", "cancelled" if not drain else "interrupted", drain)
-        Store.open(self.home).ask(self.name, stop, WallClock().now())
-
-    @property
-    def left(self) -> bool:
-        """Did this process's controller leave before the end?"""
-        return self._controller is not None and self._controller.left
-
-    def leave(self) -> None:
-        """Stop this process's controller now; attempts go on and the run can be resumed."""
-        if self._controller is not None:
-            self._controller.leave()
-
-
-def run(benchmark: str, **options: Unpack[RunOptions]) -> Run:
-    """Start a run and return at once. Options are the command line's, e.g. `on="local", workers=4`.
-
-    The run goes on in a thread of this process until it ends; `wait()` waits for it.
-    """
-    workspace, request = Workspace.here(), RunRequest(str(benchmark), **options)
-
-    async def begin() -> Run:
-        return await start(workspace, await vet(resolve_request(workspace, request)))
-
-    with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread has an event loop already
-        return thread.submit(asyncio.run, begin()).result()
 
 
 def resolve_request(
@@ -390,11 +197,6 @@ async def control(workspace: Workspace, order: Order) -> Run:
     return run
 
 
-def open(name: str | None = None, *, home: Path | None = None) -> Run:
-    """A past or live run by name; without one, the latest."""
-    return open_run(Workspace.here(home), name)
-
-
 def open_run(workspace: Workspace, name: str | None = None) -> Run:
     """A past or live run by its name, or by a beginning that only one has. Raises RequestError.
 
@@ -487,6 +289,52 @@ def resume_order(
     secrets, environ = workspace.secrets(plan, env_file)
     settings, notify = workspace.changed_settings(plan), workspace.notify(env_file)
     return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
+
+
+async def ready_to_resume(
+    workspace: Workspace,
+    name: str | None,
+    *,
+    tell: Callable[[str], None],
+    with_new_files: bool,
+    take_over: bool,
+    **more: Any,
+) -> Order:
+    """As `resume_order`, with its other arguments. Machines that have files of before are let go first.
+
+    `tell` is told what there is to know about new files.
+    """
+    await tell_overdue(workspace)
+    order_now = functools.partial(
+        resume_order, workspace, name, with_new_files=with_new_files, take_over=take_over, **more
+    )
+    order = order_now()
+    run = open_run(workspace, order.run)
+    if with_new_files and run.state().undeleted:
+        tell(f"machines of {run.name} have the old files: they go first")
+        stopped = await control(workspace, replace(cancelling_order(workspace, run), take_over=take_over))
+        await stopped.ended(progress=False)
+        order = order_now()
+    if with_new_files:
+        resumed = (event for event in order.first if isinstance(event, RunResumed))
+        new = next((event.new_files for event in resumed), None)
+        changed = f"{order.run} goes on {new_files(new)}" if new else "no file of the benchmark has changed"
+        tell(changed)
+    return order
+
+
+def new_limits(
+    budget: Number | None = None, max_duration: Number | None = None, workers: Count | None = None
+) -> dict[str, float]:
+    """Limits that a run is taken up or run again with. Raises RequestError."""
+    limits: dict[str, float] = {}
+    if budget is not None:
+        limits["budget_usd"] = values.parse_usd(budget, "--budget")
+    if max_duration is not None:
+        limits["max_duration_s"] = values.parse_duration(max_duration, "--max-duration")
+    if workers is not None:
+        limits["workers"] = values.parse_count(workers, "--workers", 1, 10_000)
+    return limits
 
 
 def _with_new_files(state: RunState, first: Sequence[Event], new: NewFiles) -> Iterator[Event]:

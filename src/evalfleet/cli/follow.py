@@ -19,7 +19,7 @@ from evalfleet.views.terminal import has_colours, summary, view_for
 from .terminal import reader_left
 
 if TYPE_CHECKING:
-    from evalfleet.api.runs import Run
+    from evalfleet.api.run import Run
     from evalfleet.events import Record
     from evalfleet.state import RunState
     from evalfleet.views.documents import Results

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evalfleet.planning.flags import Flag, flags, word_of
 
 if TYPE_CHECKING:
-    from evalfleet.api.runs import Run
+    from evalfleet.api.run import Run
     from evalfleet.controller import Order
     from evalfleet.planning.plan import Resolved
     from evalfleet.planning.request import RunRequest
@@ -92,6 +92,7 @@ def rerun(args: argparse.Namespace) -> int:
     `evalfleet run BENCHMARK --from RUN --only failed` instead.
     """
     from evalfleet.api.rerun import resolve_rerun
+    from evalfleet.api.runs import new_limits
     from evalfleet.planning.values import parse_names
     from evalfleet.planning.workspace import Workspace
 
@@ -101,7 +102,7 @@ def rerun(args: argparse.Namespace) -> int:
         args.run,
         args.tasks,
         only=parse_names(args.only or (), "--only"),
-        limits=_limits(args),
+        limits=new_limits(args.budget, args.max_duration, args.workers),
         new_name=args.name,
         keep=args.keep,
         env_file=args.env_file,
@@ -228,61 +229,27 @@ def resume(args: argparse.Namespace) -> int:
     changed; machines that are up are let go first, and what has ended on them is kept.
     """
     import asyncio
-    import dataclasses
 
     from evalfleet.api import runs
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
-    asyncio.run(runs.tell_overdue(workspace))
-
-    def order_now() -> Order:
-        return runs.resume_order(
+    order = asyncio.run(
+        runs.ready_to_resume(
             workspace,
             args.run,
+            tell=lambda note: print(f"evalfleet: note: {note}", file=sys.stderr),
             only_broken=args.only == "broken",
             take_over=args.take_over,
-            limits=_limits(args),
+            limits=runs.new_limits(args.budget, args.max_duration, args.workers),
             env_file=args.env_file,
             with_new_files=args.with_new_files,
         )
-
-    order = order_now()
-    run = runs.open_run(workspace, order.run)
-    if args.with_new_files and run.state().undeleted:
-        leaving = dataclasses.replace(runs.cancelling_order(workspace, run), take_over=args.take_over)
-        stopped = asyncio.run(runs.control(workspace, leaving))
-        print(f"evalfleet: note: machines of {run.name} have the old files: they go first", file=sys.stderr)
-        stopped.wait()
-        order = order_now()
-    if args.with_new_files:
-        print(f"evalfleet: note: {_told_of_new_files(order)}", file=sys.stderr)
+    )
     if args.detach:
         return _detach(order, as_json=args.json)
     run = asyncio.run(runs.control(workspace, order))
     return _follow(run, as_json=args.json, quiet=args.quiet)
-
-
-def _told_of_new_files(order: Order) -> str:
-    from evalfleet.events import RunResumed
-    from evalfleet.views.notable import new_files
-
-    resumed = (event for event in order.first if isinstance(event, RunResumed))
-    new = next((event.new_files for event in resumed), None)
-    return f"{order.run} goes on {new_files(new)}" if new else "no file of the benchmark has changed"
-
-
-def _limits(args: argparse.Namespace) -> dict[str, float]:
-    from evalfleet.planning import values
-
-    limits: dict[str, float] = {}
-    if args.budget is not None:
-        limits["budget_usd"] = values.parse_usd(args.budget, "--budget")
-    if args.max_duration is not None:
-        limits["max_duration_s"] = values.parse_duration(args.max_duration, "--max-duration")
-    if args.workers is not None:
-        limits["workers"] = values.parse_count(args.workers, "--workers", 1, 10_000)
-    return limits
 
 
 def grade_arguments(parser: argparse.ArgumentParser) -> None:

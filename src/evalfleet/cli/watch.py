@@ -15,7 +15,7 @@ from .terminal import reader_left
 
 if TYPE_CHECKING:
     from evalfleet.api.live_log import LiveLog
-    from evalfleet.api.runs import Run
+    from evalfleet.api.run import Run
     from evalfleet.state import AttemptState
 
 

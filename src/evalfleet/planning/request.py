@@ -24,7 +24,7 @@ class RunRequest:
     def __init__(self, benchmark: str, **options: Unpack[RunOptions]) -> None:
         for name in options:
             if name not in flags():
-                raise RequestError(f"a run has no option {name!r}; {hint(name, flags())}")
+                raise RequestError(f"run() has no parameter {name!r}; {hint(name, flags())}")
         self.benchmark = benchmark
         given = {name: value for name, value in options.items() if value is not None}
         self.options = cast("RunOptions", given)

@@ -145,4 +145,5 @@ def _percent(text: str) -> float:
 
 
 def _wrong(where: str, value: Any, fix: str) -> RequestError:
-    return RequestError(f"{where} is {str(value)[:80]!r}; write {fix}")
+    shown = repr(value[:80]) if isinstance(value, str) else repr(value)[:80]
+    return RequestError(f"{where} is {shown}; write {fix}")

@@ -334,8 +334,9 @@ class VerifiedStream(TypedDict):
 
 
 class RunPlannedLine(TypedDict):
-    """The event RunPlanned in a line of JSON: the plan in a few words."""
+    """The event RunPlanned in a line of JSON: the plan in a few words. It is the first line of a run."""
 
+    schema_version: Annotated[int, Meta(description="of the lines; it goes up when one changes its meaning")]
     run: str
     benchmark: str
     model: str

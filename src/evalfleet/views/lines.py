@@ -124,18 +124,27 @@ def progress_line(state: RunState, now: Micros) -> str:
 INSTANTS = ("expires_at", "gone_at", "since")
 
 
-def json_lines(records: Iterable[Record]) -> Iterator[str]:
-    """Each record as one JSON object: `seq`, `at`, `kind`, and the event's own fields.
+SCHEMA_VERSION = 1
+"""Of the stream of events. It goes up when a key or a kind of event changes its meaning, or goes away; it
+stays when some are added."""
+
+
+def event_document(record: Record) -> dict[str, Any]:
+    """One record as programs read it: `seq`, `at`, `kind`, and the event's own fields.
 
     Instants are ISO times. Tasks are counted, not listed: there may be a hundred thousand.
     """
-    for record in records:
-        body = _body(record.event)
-        loose: dict[str, Any] = {"seq": record.seq, "at": iso(record.at), "kind": body.pop("kind"), **body}
-        for name in INSTANTS:
-            if name in loose:
-                loose[name] = iso(loose[name])
-        yield msgspec.json.encode(loose).decode()
+    body = _body(record.event)
+    loose: dict[str, Any] = {"seq": record.seq, "at": iso(record.at), "kind": body.pop("kind"), **body}
+    for name in INSTANTS:
+        if name in loose:
+            loose[name] = iso(loose[name])
+    return loose
+
+
+def json_lines(records: Iterable[Record]) -> Iterator[str]:
+    """Each record as one JSON object."""
+    return (msgspec.json.encode(event_document(record)).decode() for record in records)
 
 
 def _body(event: Event) -> dict[str, Any]:
@@ -143,8 +152,10 @@ def _body(event: Event) -> dict[str, Any]:
         case TasksPlanned(tasks):
             return {"kind": "TasksPlanned", "count": len(tasks)}
         case RunPlanned(plan, total):
+            shown: dict[str, Any]
             shown = {"run": plan.run, "benchmark": plan.benchmark, "model": plan.model, "total": total}
-            return {"kind": "RunPlanned", **shown, "places": plan.places, "workers": plan.limits.workers}
+            shown |= {"places": plan.places, "workers": plan.limits.workers}
+            return {"kind": "RunPlanned", "schema_version": SCHEMA_VERSION, **shown}
         case RunResumed(new_files=NewFiles() as new):
             shown = msgspec.to_builtins(msgspec.structs.replace(event, new_files=None))
             return {**shown, "new_files": {"changed": new.changed, "tasks": [task.id for task in new.tasks]}}

@@ -6,7 +6,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from html import escape
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from evalfleet.events import Record
 from evalfleet.model import Micros
@@ -43,6 +44,8 @@ def view_for(out: TextIO | None = None, *, json: bool = False) -> TerminalView:
     write = _Writer(stream)
     if json:
         return JsonLines(write)
+    if out is None and in_notebook():
+        return NotebookDisplay()
     return Display(stream) if is_screen(stream) else PlainLines(write)
 
 
@@ -69,7 +72,7 @@ class _Writer:
 def is_screen(out: TextIO) -> bool:
     """Can a picture be kept in place there? Not in a pipe, a dumb terminal, or a notebook."""
     terminal = os.environ.get("TERM", "")
-    return out.isatty() and terminal not in ("", "dumb", "unknown") and not _in_notebook()
+    return out.isatty() and terminal not in ("", "dumb", "unknown") and not in_notebook()
 
 
 def has_colours(out: TextIO | None = None) -> bool:
@@ -77,10 +80,11 @@ def has_colours(out: TextIO | None = None) -> bool:
     return not os.environ.get("NO_COLOR") and is_screen(sys.stdout if out is None else out)
 
 
-def _in_notebook() -> bool:
-    shell = sys.modules.get("IPython")
-    get = getattr(shell, "get_ipython", None)
-    return get is not None and type(get()).__name__ == "ZMQInteractiveShell"
+def in_notebook() -> bool:
+    """Are we called from a cell of Jupyter's?"""
+    get = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    kinds = () if get is None else type(get()).__mro__
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)
 
 
 class Display:
@@ -168,6 +172,51 @@ def _rendered(rows: Sequence[Row]) -> Text:
         for text, style in row:
             whole.append(text, STYLES[style])
     return whole
+
+
+class NotebookDisplay:
+    """The live picture in the output of a notebook's cell. Has the methods of a Display."""
+
+    def __init__(self) -> None:
+        self._cell: Any = None
+        self._shown = ""
+
+    def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
+        if not state.events or (html := notebook_picture(state, now)) == self._shown:
+            return
+        import IPython.display
+
+        self._shown = html
+        bundle = {"text/html": html, "text/plain": picture(state, now, NOTEBOOK_SIZE)}
+        if self._cell is None:
+            show: Any = IPython.display.display  # which has no types
+            self._cell = show(bundle, raw=True, display_id=True)
+        else:
+            self._cell.update(bundle, raw=True)
+
+    def close(self, state: RunState | None = None, now: Micros = 0) -> None:
+        if state is not None:
+            self.update(state, now or state.last_at)
+
+
+NOTEBOOK_SIZE = FrameSize(100, 20)
+_COLOURS = {"good": "#1a7f37", "bad": "#cf222e", "busy": "#0969da", "warn": "#9a6700", "dim": "#8c959f"}
+
+
+def notebook_picture(state: RunState, now: Micros) -> str:
+    """The display as HTML. Names of tasks and what machines said are anybody's: they are escaped."""
+    lines: list[str] = []
+    for row in frame(state, now, NOTEBOOK_SIZE):
+        pieces = (
+            f'<span style="{_css(style)}">{escape(text)}</span>' if style else escape(text)
+            for text, style in row
+        )
+        lines.append("".join(pieces))
+    return f'<pre style="line-height: 1.3">{chr(10).join(lines)}</pre>'
+
+
+def _css(style: str) -> str:
+    return "font-weight: bold" if style == "title" else f"color: {_COLOURS[style]}"
 
 
 def picture(state: RunState, now: Micros, size: FrameSize, events: Sequence[Notice] = ()) -> str:

@@ -1,0 +1,293 @@
+"""One run, past or live: how it goes, how it went, and how it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalfleet.benchmarks.loaded import SettledTask
+from evalfleet.channels.artefacts import LOG
+from evalfleet.clock import WallClock
+from evalfleet.controller import Controller, folder_of
+from evalfleet.errors import RequestError
+from evalfleet.events import Record, StopRequested
+from evalfleet.journal import Store
+from evalfleet.model import AttemptId, RunStatus, TaskId
+from evalfleet.names import artefacts_folder, hint
+from evalfleet.planning.plan import result_writer_of
+from evalfleet.state import AttemptState, RunState
+from evalfleet.views.follow import Follower
+from evalfleet.views.lines import event_document
+from evalfleet.views.report import FORMATS
+from evalfleet.views.results import results, task_detail
+from evalfleet.views.summary import exit_code
+
+from .live_log import LiveLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalfleet.views.documents import Cost, Results, TaskDetail, TaskResult
+    from evalfleet.views.terminal import TerminalView
+
+Observer = Callable[[RunState, Sequence[Record]], None]
+
+
+LOOK_S = 0.1
+"""How often a run that goes on is looked at."""
+
+
+def view_of(progress: bool | None) -> TerminalView | None:
+    """What shows a run that goes on, if that is wanted; None: in a notebook it is."""
+    from evalfleet.views.terminal import in_notebook, view_for
+
+    return view_for() if progress or (progress is None and in_notebook()) else None
+
+
+def flat(task: TaskResult) -> dict[str, Any]:
+    """A task as one row: its tokens and metrics are columns, named as in the CSV report."""
+    row: dict[str, Any] = {
+        key: value for key, value in task.items() if key not in ("tokens", "metrics", "metadata")
+    }
+    row |= {f"tokens.{kind}": count for kind, count in task["tokens"].items()}
+    row |= {f"metrics.{name}": number for name, number in task["metrics"].items()}
+    return {**row, "metadata": task["metadata"]}
+
+
+class Run:
+    """A run, past or live, this process's or another's.
+
+    `await run` waits for its results, and `async for event in run` follows it.
+    """
+
+    def __init__(self, home: Path, name: str, controller: Controller | None = None) -> None:
+        self.home = home
+        self.name = name
+        self._controller = controller
+        self._follower = Follower(Store.open(home, create=False, read_only=True), name)
+        self._follower.poll()
+
+    def __repr__(self) -> str:
+        return f"<evalfleet run {self.name!r}: {self.status}>"
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.home, self.name)
+
+    @property
+    def status(self) -> RunStatus:
+        return self.state().status
+
+    @property
+    def exit_code(self) -> int:
+        """0 as asked, 1 not so, 3 a limit was reached, 4 refused, 130 interrupted or not ended."""
+        return exit_code(self.state())
+
+    def state(self) -> RunState:
+        """The journal's fold, up to now."""
+        self._follower.poll()
+        return self._follower.state
+
+    def results(self) -> Results:
+        """What `results.json` holds, up to now: machines that are there cost on while nothing happens."""
+        state = self.state()
+        return results(state, self.folder, WallClock().now() if state.undeleted else None)
+
+    def export(self, format: str, folder: Path) -> list[str]:
+        """Write the results for the benchmark's own tools, and return what there is to say about them.
+
+        Raises RequestError for a format that the benchmark does not have, or a folder that is not empty.
+        """
+        plan = self.state().plan
+        writer = result_writer_of(plan)
+        if writer is None or writer.format != format:
+            known = ", ".join((*FORMATS, *([writer.format] if writer else [])))
+            raise RequestError(f"report format {format!r} is unknown for this run; write one of {known}")
+        if plan.models:
+            raise RequestError(f"run {self.name!r} has several models, which {format!r} has no folders for")
+        settled = [
+            SettledTask(task["task_id"], task["domain"], task["score"], self.home / (task["artifacts"] or ""))
+            for task in self.tasks()
+        ]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise RequestError(f"{folder} is not empty; name another folder")
+            return list(writer.write(plan, settled, folder))
+        except OSError as err:
+            raise RequestError(f"cannot write {folder}: {err.strerror}") from err
+
+    def tasks(self) -> list[TaskResult]:
+        return self.results()["tasks"]
+
+    def df(self) -> pd.DataFrame:
+        """The tasks as a pandas DataFrame, indexed by `task_id`, with a column for each metric."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise RequestError(
+                "df() needs pandas: pip install pandas; tasks() has the same rows without it"
+            ) from None
+        rows = [flat(task) for task in self.tasks()]
+        return pd.DataFrame(rows).set_index("task_id") if rows else pd.DataFrame()
+
+    def _repr_html_(self) -> str:
+        """How it looks when a notebook shows it."""
+        from evalfleet.views.terminal import notebook_picture
+
+        return notebook_picture(self.state(), WallClock().now())
+
+    def task(self, task_id: str) -> TaskDetail:
+        """One task with all its attempts."""
+        return task_detail(self.state(), TaskId(task_id))
+
+    def records(self, after: int = 0) -> Iterator[Record]:
+        """The journal itself, from event number `after` on."""
+        return Store.open(self.home, create=False, read_only=True).read(self.name, after)
+
+    def log_of(self, name: str) -> tuple[AttemptState | None, Path | None]:
+        """A task's newest attempt (or the attempt named), and its output, if that has come home."""
+        state = self.state()
+        if name not in state.tasks and name not in state.attempts:
+            raise RequestError(f"run {self.name!r} has no task {name!r}; {hint(name, state.tasks)}")
+        attempts = state.tasks[TaskId(name)].attempts if name in state.tasks else [AttemptId(name)]
+        if not attempts:
+            return None, None
+        attempt = state.attempts[attempts[-1]]
+        home = self.folder / artefacts_folder(attempt.task, attempt.id) / LOG
+        return attempt, home if home.exists() else None
+
+    def why_no_log(self, name: str) -> str:
+        """Of a task or an attempt that is over, and whose output is not here."""
+        attempt, _ = self.log_of(name)
+        if attempt is None or attempt.collected is None:
+            return f"{name} has no log yet"
+        folder = self.folder / artefacts_folder(attempt.task, attempt.id)
+        if attempt.collected.problem:
+            return f"the log of {attempt.id} did not come home: {attempt.collected.problem}"
+        return f"the log of {attempt.id} is gone: {folder} was deleted, or what was in it"
+
+    def live_log(self, attempt: AttemptState) -> LiveLog:
+        """An attempt's output while it runs, from its machine."""
+        return LiveLog(self.home, self.state(), attempt)
+
+    def cost(self) -> Cost:
+        return self.results()["cost"]
+
+    def wait(
+        self,
+        timeout_s: float | None = None,
+        observe: Observer | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> Results:
+        """Until the run has ended, its controller is gone, or time is up; the results as they are then.
+
+        `progress`: show how it goes meanwhile; by default in a notebook alone, and not to an observer.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        view = view_of(progress) if observe is None else None
+        # an observer is told everything from the beginning on, also what this object has read before
+        follower = self._follower if observe is None and view is None else self._new_follower()
+        over = False
+        while not over:
+            over = self._over(follower, LOOK_S) or (deadline is not None and time.monotonic() >= deadline)
+            records = follower.poll()
+            if observe is not None:
+                observe(follower.state, records)
+            if view is not None:
+                view.update(follower.state, WallClock().now(), records)
+        if view is not None:
+            view.close(follower.state, WallClock().now())
+        self._raise_failure()
+        return results(follower.state, self.folder)
+
+    async def ended(self, *, progress: bool | None = None) -> Results:
+        """As `wait`, for programs with an event loop: `await run` is short for it."""
+        view = view_of(progress)
+        state = self.state()
+        if view is not None:
+            view.update(state, WallClock().now())
+        async for state, records in self._news():
+            if view is not None:
+                view.update(state, WallClock().now(), records)
+        if view is not None:
+            view.close(state, WallClock().now())
+        return results(state, self.folder)
+
+    def __await__(self) -> Generator[Any, None, Results]:
+        return self.ended().__await__()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What has happened until now, each as a line of `watch --json` has it."""
+        return (event_document(record) for record in self.records())
+
+    async def __aiter__(self) -> AsyncGenerator[dict[str, Any]]:
+        """What happens, from the beginning to the end of the run, each as a line of `watch --json` has it."""
+        async for _, records in self._news():
+            for record in records:
+                yield event_document(record)
+
+    async def _news(self) -> AsyncGenerator[tuple[RunState, list[Record]]]:
+        """The state, and what became part of it since the last time, until the run is over.
+
+        The journal is read in a thread, so that the caller's event loop goes on meanwhile.
+        """
+        follower = self._new_follower()
+        over = False
+        while not over:
+            over = await asyncio.to_thread(self._over, follower, LOOK_S)
+            records = await asyncio.to_thread(follower.poll)
+            yield follower.state, records
+        self._raise_failure()
+
+    def _new_follower(self) -> Follower:
+        return Follower(Store.open(self.home, create=False, read_only=True), self.name)
+
+    def _over(self, follower: Follower, patience_s: float) -> bool:
+        if self._controller is not None:
+            return self._controller.join(patience_s)
+        if follower.state.ended_at is not None or not self.is_live():
+            return True
+        time.sleep(patience_s)
+        return False
+
+    def _raise_failure(self) -> None:
+        failure = self._controller.failure if self._controller is not None else None
+        if failure is not None:
+            raise failure
+
+    def is_live(self) -> bool:
+        """Is a controller at work on it, anywhere?"""
+        store = Store.open(self.home, create=False, read_only=True)
+        return store.held(store.stream(self.name), WallClock().now()) is not None
+
+    def drain(self) -> None:
+        """Hand out no more tasks; what runs may end by itself."""
+        if self._controller is not None:
+            self._controller.drain()
+        else:
+            self._stop(drain=True)
+
+    def cancel(self) -> None:
+        """End what runs and clean up; unfinished tasks stay unrun and the run can be resumed."""
+        self._stop(drain=False)
+
+    def _stop(self, *, drain: bool) -> None:
+        if self.state().ended_at is not None:
+            return
+        stop = StopRequested("user", "cancelled" if not drain else "interrupted", drain)
+        Store.open(self.home).ask(self.name, stop, WallClock().now())
+
+    @property
+    def left(self) -> bool:
+        """Did this process's controller leave before the end?"""
+        return self._controller is not None and self._controller.left
+
+    def leave(self) -> None:
+        """Stop this process's controller now; attempts go on and the run can be resumed."""
+        if self._controller is not None:
+            self._controller.leave()
