@@ -7,7 +7,7 @@ change raises `SCHEMA` and adds an entry to `UPGRADES`, so that an older journal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -371,6 +371,29 @@ class StopRequested(_Event, frozen=True):
     reason: StopReason
     detail: str = ""
     drain: bool = False
+    by: str = ""
+    """Who asked for it, if somebody did from outside."""
+    why: str = ""
+    """In that person's words."""
+
+
+SteeringVerb = Literal["pause", "unpause", "set", "end", "drain", "restart"]
+
+
+class RunSteered(_Event, frozen=True):
+    """Somebody changed a live run: what, who, and why."""
+
+    verb: SteeringVerb
+    by: str = ""
+    why: str = ""
+    attempt: AttemptId | None = None
+    """The one to `end`."""
+    machine: MachineId | None = None
+    """The one to `drain` or `restart`."""
+    workers: int | None = None
+    """What to `set`, and what follows; None: as it is."""
+    budget_usd: float | None = None
+    attempts: int | None = None
 
 
 class RunEnded(_Event, frozen=True):
@@ -418,6 +441,7 @@ Event = (
     | TasksReopened
     | RunResumed
     | StopRequested
+    | RunSteered
     | RunEnded
 )
 
@@ -437,8 +461,8 @@ UPGRADES: dict[tuple[int, str], Upgrade] = {}
 """(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
 
 Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused, AttemptGraded,
-GradingFailed, GradingRequested) and a new outcome (Answered), and limits of silence moved from the plan to
-the offers: bodies of schema 1 are read as they are.
+GradingFailed, GradingRequested, BudgetPassed, RunSteered, and those of allowances) and a new outcome
+(Answered), and limits of silence moved from the plan to the offers: bodies of schema 1 are read as they are.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -76,6 +76,10 @@ EVENTS: tuple[Event, ...] = (
     ev.TasksReopened((T,)),
     ev.RunResumed(Limits(workers=3), (T,)),
     ev.StopRequested("budget", "spent", True),
+    ev.StopRequested("user", "cancelled", by="ann@desk", why="wrong model"),
+    ev.RunSteered("set", "ann@desk", "in a hurry", workers=8, budget_usd=2.5, attempts=2),
+    ev.RunSteered("end", "ann@desk", attempt=A),
+    ev.RunSteered("drain", "ann@desk", machine=M),
     ev.RunEnded("failed"),
 )
 

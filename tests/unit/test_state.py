@@ -79,7 +79,10 @@ def check_machines(state: RunState) -> None:
     ready = those(lambda m: m.phase == "ready")
     assert set(state.coming) == those(lambda m: m.phase in COMING)
     assert set(state.ready) == ready
-    assert set(state.idle) == ready & those(lambda m: len(m.open) < slots and m.silent_since is None)
+    free = those(lambda m: len(m.open) < slots and m.silent_since is None)
+    assert set(state.idle) == (ready & free) - set(state.draining)
+    asked = those(lambda m: m.steered is not None and m.phase not in ("condemned", "deleted"))
+    assert {*state.draining, *state.restarting} <= asked
     assert set(state.audible) == ready & those(lambda m: m.silent_since is None)
     assert set(state.silent) == ready & those(lambda m: m.silent_since is not None)
     assert set(state.silent) == {m for line in state.lines.values() for m in line.silent}

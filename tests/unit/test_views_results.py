@@ -37,6 +37,8 @@ CONTRACT = json.loads("""
             "screenshots": ["step_0.png"], "artifacts": "<run>/notepad_1/notepad_1.0/"}]}
 """)
 BEYOND = {
+    "paused",
+    "steering",
     "mean_score",
     "answered",
     "shortfall",

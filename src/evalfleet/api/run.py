@@ -26,6 +26,7 @@ from evalfleet.views.results import results, task_detail
 from evalfleet.views.summary import exit_code
 
 from .live_log import LiveLog
+from .steering import whoami
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -265,21 +266,21 @@ class Run:
         store = Store.open(self.home, create=False, read_only=True)
         return store.held(store.stream(self.name), WallClock().now()) is not None
 
-    def drain(self) -> None:
+    def drain(self, reason: str = "") -> None:
         """Hand out no more tasks; what runs may end by itself."""
-        if self._controller is not None:
+        if self._controller is not None and not reason:
             self._controller.drain()
         else:
-            self._stop(drain=True)
+            self._stop(drain=True, reason=reason)
 
-    def cancel(self) -> None:
+    def cancel(self, reason: str = "") -> None:
         """End what runs and clean up; unfinished tasks stay unrun and the run can be resumed."""
-        self._stop(drain=False)
+        self._stop(drain=False, reason=reason)
 
-    def _stop(self, *, drain: bool) -> None:
+    def _stop(self, *, drain: bool, reason: str) -> None:
         if self.state().ended_at is not None:
             return
-        stop = StopRequested("user", "cancelled" if not drain else "interrupted", drain)
+        stop = StopRequested("user", "drained" if drain else "cancelled", drain, by=whoami(), why=reason)
         Store.open(self.home).ask(self.name, stop, WallClock().now())
 
     @property

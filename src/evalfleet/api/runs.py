@@ -24,6 +24,7 @@ from evalfleet.events import (
     PoolPlanned,
     RunPlanned,
     RunResumed,
+    RunSteered,
     StopRequested,
     TasksPlanned,
     TasksReopened,
@@ -59,6 +60,7 @@ from evalfleet.views.tasks import by_outcome
 
 from .pools import keep_plan, tend
 from .run import Run
+from .steering import whoami
 
 if TYPE_CHECKING:
     from evalfleet.views.documents import BelongingRow, TaskResult
@@ -375,7 +377,7 @@ def grade_order(
     return Order(found.home, found.name, secrets, environ, first=tuple(first))
 
 
-def cancelling_order(workspace: Workspace, run: Run) -> Order:
+def cancelling_order(workspace: Workspace, run: Run, reason: str = "") -> Order:
     """For a run that nobody controls: take it, stop it, clean up.
 
     Nothing is started, so no secret is needed; where one has no value here, no artefact is collected.
@@ -386,7 +388,7 @@ def cancelling_order(workspace: Workspace, run: Run) -> Order:
         environ = workspace.environment()
     secrets = {name: environ.get(name, "") for name in secret_names(state.plan)}
     stopped = state.stop is not None and not state.stop.drain
-    first = () if stopped else (StopRequested("user", "cancelled"),)
+    first = () if stopped else (StopRequested("user", "cancelled", by=whoami(), why=reason),)
     settings: PlaceSettings = {}
     with suppress(RequestError):
         settings = workspace.changed_settings(state.plan)
@@ -417,7 +419,7 @@ def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float])
         return []
     if state.ended_at is not None or state.stop is not None or limits:
         return [RunResumed(_limits(state, limits))]
-    return []
+    return [RunSteered("unpause", whoami(), "resumed")] if state.paused is not None else []
 
 
 def _limits(state: RunState, changes: Mapping[str, float]) -> Limits | None:

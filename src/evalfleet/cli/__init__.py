@@ -18,6 +18,12 @@ VERBS: dict[str, str] = {
     "resume": "take up a run that stopped, or run again what broke",
     "rerun": "run tasks of an earlier run again, in a new run",
     "cancel": "stop a run and clean up after it",
+    "pause": "hand out no more tasks of a run, for a while",
+    "unpause": "go on with a run that was paused",
+    "set": "change the workers, the budget or the attempts of a live run",
+    "end": "end one attempt of a live run",
+    "drain": "let a machine of a run, or the run, end what it does and go",
+    "restart": "restart a machine of a run",
     "watch": "follow a run, from any terminal",
     "ls": "list the runs of this home",
     "show": "show how a run, or one of its tasks, went",
@@ -54,6 +60,12 @@ MODULES: dict[str, str] = {
     "cancel": "run",
     "grade": "run",
     "demo": "run",
+    "pause": "steer",
+    "unpause": "steer",
+    "set": "steer",
+    "end": "steer",
+    "drain": "steer",
+    "restart": "steer",
     "logs": "watch",
     "ls": "home",
     "verify": "home",
@@ -74,7 +86,7 @@ MODULES: dict[str, str] = {
     "controller": "developer",
 }
 """Where a verb is, if not in a module of its name: a function, and one that adds its arguments."""
-FUNCTIONS = {"import": "import_results"}
+FUNCTIONS = {"import": "import_results", "set": "set_limits"}
 """What Python cannot call by its name."""
 
 USAGE_ERROR = 2

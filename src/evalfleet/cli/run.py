@@ -278,6 +278,7 @@ def grade(args: argparse.Namespace) -> int:
 
 def cancel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for the journal and the report")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -290,16 +291,17 @@ def cancel(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import runs
+    from evalfleet.planning.values import parse_line
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.terminal import has_colours, summary
 
     workspace = Workspace.here()
-    run = runs.open_run(workspace, args.run)
+    run, reason = runs.open_run(workspace, args.run), parse_line(args.reason, "--reason")
     if run.state().ended_at is None:
-        run.cancel()
+        run.cancel(reason)
         run.wait()  # returns at once where no controller is at work
     if run.state().ended_at is None:
-        run = asyncio.run(runs.control(workspace, runs.cancelling_order(workspace, run)))
+        run = asyncio.run(runs.control(workspace, runs.cancelling_order(workspace, run, reason)))
         run.wait()
     asyncio.run(runs.tell_overdue(workspace))
     results = run.results()

@@ -19,6 +19,7 @@ from evalfleet.policy import (
     BringUp,
     Collect,
     Effect,
+    EndAttempt,
     Extend,
     GradeAnswers,
     Listen,
@@ -74,7 +75,7 @@ class Performer:
                     return self._report(effect, f"{type(err).__name__}: {err}", Cause.INTERNAL)
             await asyncio.sleep(self._tools.pace.poll_cap_s)  # a machine must go, whatever it takes
 
-    async def _perform(self, effect: Effect) -> None:
+    async def _perform(self, effect: Effect) -> None:  # noqa: C901 one line an effect
         tools, state = self._tools, self._tools.state
         match effect:
             case BringUp(machine):
@@ -93,6 +94,8 @@ class Performer:
                 await attempts.run_attempt(tools, state.attempts[attempt])
             case Allow(attempt, allowance, refused):
                 await attempts.allow(tools, state.attempts[attempt], allowance, refused)
+            case EndAttempt(attempt):
+                await attempts.end_attempt(tools, state.attempts[attempt])
             case Collect(attempt):
                 for _ in range(2):  # what is to be started goes out first: a machine waits for it
                     await asyncio.sleep(0)
@@ -106,7 +109,7 @@ class Performer:
                 self._tools.report(GradingFailed(detail))
             case Collect(attempt):
                 self._tools.report(AttemptCollected(attempt, Collected(problem=detail)))
-            case RunAttempt(attempt) | Allow(attempt, _, _):
+            case RunAttempt(attempt) | Allow(attempt, _, _) | EndAttempt(attempt):
                 machine = self._tools.state.attempts[attempt].machine
                 self._tools.report(MachineCondemned(machine, detail, cause))
             case (

@@ -58,7 +58,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
 from evalfleet.ports import Answer, Channel, MeteringChannel, ScoredApart, TaskBundled
-from evalfleet.state import AttemptState, MachineState, is_ungraded
+from evalfleet.state import AttemptState, MachineState, is_ungraded, steered_by
 
 from .machines import forged, report_gone, silent_since
 from .tools import Tools
@@ -119,6 +119,9 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
         except (MachineForged, SetupFailed) as err:
             tools.report(_unfit(machine, attempt, err))
             return
+        if attempt.ending is not None and ended.reason == "stopped" and isinstance(outcome, Broken):
+            detail = f"ended {steered_by(attempt.ending)}"
+            outcome = structs.replace(outcome, cause=Cause.CANCELLED, detail=detail, counts=True)
         if isinstance(outcome, Broken) and outcome.is_free and not (metered and metered.refused):
             if ended.reason == "evicted":
                 await _rescue(tools, machine, attempt)
@@ -270,6 +273,21 @@ async def allow(tools: Tools, attempt: AttemptState, allowance: Allowance, refus
         except ChannelError:
             await _fell_silent(tools, machine)
     tools.report(AllowanceTold(attempt.id))
+
+
+async def end_attempt(tools: Tools, attempt: AttemptState) -> None:
+    """Stop it on its machine, until that was heard of: it may be on its way there. One that is silent is
+    asked later."""
+    machine = tools.state.machines[attempt.machine]
+    channel = tools.channel(machine)
+    while attempt.outcome is None:
+        try:
+            await channel.stop(attempt.id)
+            await asyncio.sleep(tools.pace.poll_cap_s)
+        except (StaleController, MachineForged):
+            raise
+        except ChannelError:
+            await _fell_silent(tools, machine)
 
 
 async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:

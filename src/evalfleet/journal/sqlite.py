@@ -202,6 +202,12 @@ class Store(Struct, frozen=True):
             done = conn.execute("INSERT INTO request (stream, at, v, body) VALUES (?, ?, ?, ?)", row)
             return cast(int, done.lastrowid)
 
+    def is_answered(self, request: int) -> bool:
+        """Has the stream's controller dealt with what was asked?"""
+        with self.connected() as conn:
+            row = conn.execute("SELECT answered FROM request WHERE id = ?", (request,)).fetchone()
+        return row is not None and bool(row[0])
+
     def acquire(
         self,
         stream: str,

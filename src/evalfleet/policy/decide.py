@@ -26,6 +26,8 @@ RULES: tuple[Rule, ...] = (
     health.condemn_suspects,
     limits.renew_or_end,
     finish.wind_down,
+    health.let_go_drained,
+    health.restart,
     scale.trim,
     schedule.hand_out,
     schedule.let_go_short_lived,

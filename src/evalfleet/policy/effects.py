@@ -59,6 +59,13 @@ class Allow:
 
 
 @dataclass(frozen=True, slots=True)
+class EndAttempt:
+    """Stop the attempt on its machine, because somebody asked for that."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
 class Collect:
     """Bring the attempt's artefacts home."""
 
@@ -84,7 +91,19 @@ class GradeAnswers:
     """Let the benchmark grade the answers of the run, all at once."""
 
 
-Effect = BringUp | Extend | Listen | Mend | RunAttempt | Allow | Collect | Stop | TearDown | GradeAnswers
+Effect = (
+    BringUp
+    | Extend
+    | Listen
+    | Mend
+    | RunAttempt
+    | Allow
+    | EndAttempt
+    | Collect
+    | Stop
+    | TearDown
+    | GradeAnswers
+)
 THE_RUN: Literal["the run"] = "the run"
 """What is not about one machine or one attempt."""
 Owner = MachineId | AttemptId | Literal["the run"]
@@ -139,8 +158,10 @@ def _of_attempt(state: RunState, attempt: AttemptState) -> tuple[Effect, ...]:
         ready = state.machines[attempt.machine].phase == "ready"
         if not ready:
             return ()
-        run = RunAttempt(attempt.id)
+        wanted: list[Effect] = [RunAttempt(attempt.id)]
         if attempt.untold:
-            return (run, Allow(attempt.id, attempt.allowance, attempt.refused))
-        return (run,)
+            wanted.append(Allow(attempt.id, attempt.allowance, attempt.refused))
+        if attempt.ending is not None:
+            wanted.append(EndAttempt(attempt.id))
+        return tuple(wanted)
     return () if attempt.collected is not None else (Collect(attempt.id),)

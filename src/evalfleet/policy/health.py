@@ -1,4 +1,4 @@
-"""Machines that fail: which to give up, and when to give up altogether."""
+"""Machines that fail, or that people want out of the way: which to give up, and when to give up altogether."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 
 from evalfleet.events import AttemptEnded, Event, MachineCondemned, MachineMending, StopRequested
 from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, seconds_between
-from evalfleet.state import MachineState, RunState
+from evalfleet.state import RESTART, MachineState, RunState, steered_by
 
 from .scale import refused_for_good
 from .silence import first_given_up, proven_online
@@ -91,6 +91,32 @@ def condemn_suspects(state: RunState, now: Micros, offers: Sequence[Offer]) -> l
                 for attempt in known.open
             ]
             return [*innocent, MachineCondemned(machine, detail, Cause.STUCK)]
+    return []
+
+
+def let_go_drained(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """A machine that takes no more work goes when what runs on it has ended."""
+    decided: list[Event] = []
+    for machine in state.draining:
+        known = state.machines[machine]
+        if known.steered is not None and not known.open:
+            decided.append(MachineCondemned(machine, f"drained {steered_by(known.steered)}"))
+    return decided
+
+
+def restart(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """What runs on a machine that somebody restarts is not to blame: it is tried again for nothing."""
+    for machine in state.restarting:
+        known = state.machines[machine]
+        if known.steered is None or state.stop is not None:
+            continue
+        detail = f"restarted {steered_by(known.steered)}"
+        spared = Broken(Cause.CANCELLED, f"its machine was {detail}")
+        innocent: list[Event] = [
+            AttemptEnded(attempt, spared, seconds_between(state.attempts[attempt].started_at, now))
+            for attempt in known.open
+        ]
+        return [*innocent, MachineMending(machine, RESTART, detail)]
     return []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
 from evalfleet.model import MachineId, Micros, Offer, after
@@ -12,6 +11,7 @@ from evalfleet.state import Block, RunState, scopes
 
 from .allowances import at_once
 from .limits import grant_s, never_long_enough, time_is_short, worthwhile
+from .schedule import surplus
 from .silence import proven_online
 
 
@@ -35,7 +35,7 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
 
 def _wanted(state: RunState) -> int:
     """How many machines are missing."""
-    if not state.waiting:
+    if not state.waiting or state.paused is not None:
         return int(_needs_witness(state))
     proved = state.proofs >= state.limits.canary
     ceiling = (state.limits.workers if proved else 1) - state.live
@@ -164,16 +164,22 @@ def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
 
 
 def trim(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """A machine that was replaced while it was mended is one too many when it comes back."""
+    """One machine too many goes: one that was replaced while it was mended and came back, one that is not
+    there yet, or, since fewer workers are wanted, the newest that has nothing under way."""
     if state.live <= state.limits.workers:
         return []
     back = (machine for machine in state.idle if state.machines[machine].mends)
-    return [MachineCondemned(machine, "replaced while it was mended") for machine in islice(back, 1)]
+    if (mended := next(back, None)) is not None:
+        return [MachineCondemned(mended, "replaced while it was mended")]
+    unused = [machine for machine in surplus(state) if not state.machines[machine].open]
+    leaving = next(reversed(state.coming), unused[-1] if unused else None)
+    wanted = f"the run is to have {state.limits.workers} at once"
+    return [] if leaving is None else [MachineCondemned(leaving, wanted)]
 
 
 def release(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Give back machines that have nothing left to do. Free ones stay for retries, unless in the way."""
-    if state.retries or state.stop is not None:
+    if state.retries or state.stop is not None or (state.paused is not None and state.waiting):
         return []
     static = len(state.fresh) > 1
     if state.waiting and not static:

@@ -22,19 +22,27 @@ More than the attempts a task may have, so that not all of them can be machines 
 
 def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Give one waiting task to one idle machine."""
-    if not state.idle or not state.waiting or state.stop is not None:
+    if not state.idle or not state.waiting or state.stop is not None or state.paused is not None:
         return []
     most = at_once(state)
     allowance = first_allowance(state)
     if allowance is None or (most is not None and state.running >= most):
         return []
-    static = len(state.fresh) > 1
-    for machine in islice(state.idle, None if static else LOOK_AHEAD):
+    static, spare = len(state.fresh) > 1, surplus(state)
+    idle = (machine for machine in state.idle if machine not in spare)
+    for machine in islice(idle, None if static else LOOK_AHEAD):
         task = _pick(state, now, machine)
         if task is not None:
             n = len(state.tasks[task].attempts)
             return [AttemptStarted(attempt_id(task, n), task, machine, allowance)]
     return []
+
+
+def surplus(state: RunState) -> list[MachineId]:
+    """Machines beyond the workers that somebody wants now: they end what they run, and go."""
+    if state.live <= state.limits.workers:
+        return []
+    return list(state.ready)[max(0, state.limits.workers - len(state.coming)) :]
 
 
 def _pick(state: RunState, now: Micros, machine: MachineId) -> TaskId | None:
@@ -64,7 +72,7 @@ def _fits(state: RunState, now: Micros, task: TaskId, machine: MachineState) -> 
 
 def let_go_short_lived(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """A machine that has no time left for anything that waits makes room for another one."""
-    if not state.idle or not state.waiting or state.stop is not None:
+    if not state.idle or not state.waiting or state.stop is not None or state.paused is not None:
         return []
     for machine in islice(state.idle, LOOK_AHEAD):
         known = state.machines[machine]

@@ -37,11 +37,10 @@ def every_task_is_accounted_for(sim: Simulated) -> Iterator[str]:
         return
     if sim.state.ended_at is None:
         yield "the run did not end"
+    allowed = ledger.fewest_attempts(sim.state)
     for task, known in sim.state.tasks.items():
         if known.status == "broken":
-            spent = (
-                known.used >= sim.state.limits.attempts or known.tries >= sim.state.limits.attempts_ceiling
-            )
+            spent = known.used >= allowed or known.tries >= sim.state.limits.attempts_ceiling
             if not spent and not ledger.was_ungradable(sim.state, known):
                 yield f"{task} was given up after {known.used} attempts"
         elif known.status == "held" and sim.scenario.resumes:
@@ -158,12 +157,15 @@ def artefacts_come_home(sim: Simulated) -> Iterator[str]:
 def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:
     """In a world whose machines do not fail none is given up, also not when our own network is down.
 
-    Those that lie may be, and take no other with them.
+    Those that lie may be, and take no other with them. So may those that expired, of which no controller can
+    know if time has passed untold, and those that somebody restarted.
     """
     if not sim.scenario.faults.calm or sim.scenario.nap is not None:
         return
+    bills = sim.world.meters if sim.world.untold_s else ()
+    expired = {bill.machine for bill in bills if bill.end is not None and bill.end >= bill.expires_at}
     for machine in sim.state.machines.values():
-        if machine.id in sim.world.liars:
+        if machine.id in sim.world.liars or machine.id in expired or machine.steered is not None:
             continue
         if machine.mends and machine.cause is not Cause.MACHINE_LOST:  # one that expired is silent, too
             yield f"{machine.id} was mended ({', '.join(machine.mends)}) although it was well"

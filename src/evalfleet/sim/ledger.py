@@ -14,6 +14,7 @@ from evalfleet.events import (
     MachineMending,
     MachineReady,
     Record,
+    RunSteered,
 )
 from evalfleet.model import (
     Answered,
@@ -111,12 +112,20 @@ def nothing_under_way(state: RunState) -> Iterator[str]:
         yield f"the run ended with effects under way: {wanted}"
 
 
+def fewest_attempts(state: RunState) -> int:
+    """How many a task had to have before it was given up, at the time when that was fewest."""
+    steered = (event for _, event in state.steered if isinstance(event, RunSteered))
+    changed = [event.attempts for event in steered if event.attempts is not None]
+    return min([state.limits.attempts, state.plan.limits.attempts, *changed])
+
+
 def causes_are_told(state: RunState) -> Iterator[str]:
-    """A broken attempt says why, and a cancelled one only counts when the run let go of its machine."""
+    """A broken attempt says why. One is cancelled only if the run let go of its machine, or somebody has
+    ended the attempt or restarted the machine."""
     for attempt in state.attempts.values():
         if isinstance(attempt.outcome, Broken) and attempt.outcome.cause is Cause.CANCELLED:
             machine = state.machines[attempt.machine]
-            if machine.condemned_at is None:
+            if machine.condemned_at is None and attempt.ending is None and machine.steered is None:
                 yield f"{attempt.id} was cancelled on a machine that was kept"
 
 

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from evalfleet.benchmarks.results import outcome_of
+from evalfleet.events import SteeringVerb
 from evalfleet.model import (
     Answered,
     AttemptId,
@@ -158,6 +159,15 @@ class Step:
     ahead_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """Somebody does this to the run at `at_s`, to what `choice` (0 to 1) picks of what there is then."""
+
+    at_s: float
+    verb: SteeringVerb
+    choice: float = 0.0
+
+
 Resumption = Literal["unrun", "broken"]
 """What the user asks for once the run has ended."""
 
@@ -183,6 +193,7 @@ class Scenario:
     steps: tuple[Step, ...] = ()
     strobe: tuple[float, float] | None = None
     resumes: tuple[Resumption, ...] = ()
+    steering: tuple[Steer, ...] = ()
     durations: tuple[float, ...] = ()
     answers: bool = False
     offers: dict[str, tuple[Offer, ...]] = field(default_factory=lambda: OFFERS)
@@ -225,6 +236,7 @@ def draw(seed: int) -> Scenario:
         steps=_steps(random.Random(f"wall {seed}")),
         strobe=random.Random(f"strobe {seed}").choice((None, None, (0.7, 7200.0), (40.0, -9000.0))),
         resumes=rng.choice(((), (), ("broken",), ("unrun",), ("broken", "unrun"))),
+        steering=_steering(random.Random(f"steering {seed}")),
         answers=random.Random(f"answers {seed}").random() < 0.25,
         offers=random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS)),
     )
@@ -248,3 +260,15 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
     """Hours either way, days now and then."""
     hours = rng.choice((0.0, 2.0, 5.0, 100.0)) * 3600
     return tuple(Step(rng.uniform(0, 8000), rng.uniform(-hours, hours)) for _ in range(rng.randint(0, 4)))
+
+
+def _steering(rng: random.Random) -> tuple[Steer, ...]:
+    """Whoever pauses a run lets it go on some time."""
+    steers: list[Steer] = []
+    for _ in range(rng.choice((0, 0, 1, 3, 8))):
+        at_s = rng.uniform(30, 6000)
+        verb: SteeringVerb = rng.choice(("pause", "set", "set", "end", "end", "drain", "restart", "restart"))
+        steers.append(Steer(at_s, verb, rng.random()))
+        if verb == "pause":
+            steers.append(Steer(at_s + rng.uniform(1, 3000), "unpause"))
+    return tuple(steers)

@@ -22,6 +22,7 @@ from evalfleet.events import (
     Event,
     RunPlanned,
     RunResumed,
+    RunSteered,
     StopRequested,
     TasksPlanned,
     TasksReopened,
@@ -32,7 +33,7 @@ from evalfleet.state import RunState, fold
 
 from .journal import SimJournal, SimStore
 from .loop import SimComputer, SimLoop
-from .scenario import PLACES, PlaceClass, Resumption, Scenario, SimBenchmark, SimGrader
+from .scenario import PLACES, PlaceClass, Resumption, Scenario, SimBenchmark, SimGrader, Steer
 from .world import Life, World
 
 H = TypeVar("H", bound=asyncio.Handle)
@@ -121,6 +122,27 @@ class Simulated:
     virtual_s: float
 
 
+def steered(state: RunState, steer: Steer) -> RunSteered | None:
+    """What is asked; None if there is nothing that it could be about."""
+    by, choice = "somebody", steer.choice
+    match steer.verb:
+        case "set":
+            limits = state.limits
+            budget = None if limits.budget_usd is None else round(limits.budget_usd * 2 * choice, 3)
+            workers, attempts = 1 + int(8 * choice), 1 + int(40 * choice) % 4
+            return RunSteered("set", by, workers=workers, budget_usd=budget, attempts=attempts)
+        case "end":
+            running = [attempt.id for attempt in state.attempts.values() if attempt.outcome is None]
+            return RunSteered("end", by, attempt=running[int(choice * len(running))]) if running else None
+        case "drain" | "restart":
+            machines = list(state.undeleted)
+            if not machines:
+                return None
+            return RunSteered(steer.verb, by, machine=machines[int(choice * len(machines))])
+        case _:
+            return RunSteered(steer.verb, by)
+
+
 class _Simulation:
     def __init__(self, scenario: Scenario, parts: Parts, tempo: Tempo) -> None:
         self.scenario, self.parts, self.tempo = scenario, parts, tempo
@@ -155,6 +177,8 @@ class _Simulation:
         self.store.write(0, self.loop.now(), self._first_events())
         if self.scenario.cancel_after_s is not None:
             self.loop.call_later(self.scenario.cancel_after_s, self.store.ask, StopRequested("user"))
+        for steer in self.scenario.steering:
+            self.loop.call_later(steer.at_s, self._steer, steer)
         self._schedule_trouble()
         await self._until_ended()
         for what in self.scenario.resumes:
@@ -163,6 +187,12 @@ class _Simulation:
         for life in self._lives:
             await self._kill(life)
         await self._let_late_things_happen()
+
+    def _steer(self, steer: Steer) -> None:
+        """As somebody would who looks at the run at this time, and may come too late with it."""
+        state = fold(self.store.read())
+        if (event := steered(state, steer)) is not None:
+            self.store.ask(event)
 
     def _schedule_trouble(self) -> None:
         if (outage := self.scenario.outage) is not None:

@@ -19,8 +19,10 @@ from .nouns import (
     is_ungraded,
 )
 from .run import lane_of
+from .steering import RESTART, objection, steered_by
 
 __all__ = [
+    "RESTART",
     "AttemptState",
     "Block",
     "Deadline",
@@ -36,5 +38,7 @@ __all__ = [
     "fold",
     "is_ungraded",
     "lane_of",
+    "objection",
     "scopes",
+    "steered_by",
 ]

@@ -129,14 +129,16 @@ def _broke(
     cause = outcome.cause
     state.causes[cause] += 1
     free = _is_forgiven(known, outcome)
-    if len(known.attempts) == 1 and not free:
+    by_people = attempt.ending is not None  # that says nothing of its machine, nor of the run
+    if len(known.attempts) == 1 and not free and not by_people:
         state.first_broken[cause] += 1
-    if not free and state.proofs < state.limits.canary:
+    if not free and not by_people and state.proofs < state.limits.canary:
         state.canary_breaks.append(f"{cause}: {outcome.detail}"[:300])
     if cause is Cause.CANCELLED and free:
         enqueue(state, known, at)
         return
-    _suspect(state, machine, cause)
+    if not by_people:
+        _suspect(state, machine, cause)
     if machine.id not in known.broken_on:
         known.broken_on.append(machine.id)
     known.used += not free

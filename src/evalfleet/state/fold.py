@@ -55,6 +55,7 @@ from .run import (
     tasks_planned,
     tasks_reopened,
 )
+from .steering import objection, run_steered
 
 
 def apply(state: RunState, at: Micros, event: ev.Event) -> None:
@@ -94,8 +95,8 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             | ev.AttemptGraded()
         ):
             return _is_news_of(state, event)
-        case ev.StopRequested(_, _, drain):
-            return state.ended_at is None and (state.stop is None or (state.stop.drain and not drain))
+        case ev.RunSteered() | ev.StopRequested():
+            return not objection(state, event)
         case ev.MachineAnswered(machine):
             return machine in state.audible and bool(state.silent)
         case ev.MachineSilent(machine):
@@ -197,5 +198,6 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.TasksReopened: tasks_reopened,
     ev.RunResumed: run_resumed,
     ev.StopRequested: stop_requested,
+    ev.RunSteered: run_steered,
     ev.RunEnded: run_ended,
 }

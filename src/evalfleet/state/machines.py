@@ -169,7 +169,8 @@ def _orphan(state: RunState, machine: MachineState) -> None:
 
 def refresh_idle(state: RunState, machine: MachineState) -> None:
     free = len(machine.open) < state.plan.slots
-    if machine.phase == "ready" and free and machine.silent_since is None:
+    heard_and_ready = machine.phase == "ready" and machine.silent_since is None
+    if heard_and_ready and free and machine.id not in state.draining:
         state.idle[machine.id] = None
     else:
         state.idle.pop(machine.id, None)
@@ -279,7 +280,8 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
 def _take_out(state: RunState, machine: MachineState) -> None:
     """It takes no work, and none is expected of it."""
     indexes = (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects)
-    for index in (*indexes, state.mending, state.unreachable, state.lines[machine.offer.place].silent):
+    others = (state.mending, state.unreachable, state.draining, state.restarting)
+    for index in (*indexes, *others, state.lines[machine.offer.place].silent):
         index.pop(machine.id, None)
 
 

@@ -89,6 +89,7 @@ class AttemptState:
     refused: str = ""  # why they got no more
     untold: bool = False  # its machine does not know yet what was decided
     grades: list[Grade] = field(default_factory=list[Grade])  # the first one counts
+    ending: ev.RunSteered | None = None  # who asked to end it, and why
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +133,7 @@ class MachineState:
     image: str = ""  # what its disk becomes before it goes
     delete_refused: str = ""  # why it is still there although it shall be deleted
     isolated: Isolated = NOT_SAID  # how attempts are kept apart on it
+    steered: ev.RunSteered | None = None  # who asked to drain or restart it last, and why
 
     @property
     def ends_at(self) -> Micros:
@@ -226,6 +228,10 @@ class RunState:
     controllers: int = 0
     controller: ev.ControllerStarted = field(default_factory=ev.ControllerStarted)  # the last one
     stop: ev.StopRequested | None = None
+    paused: ev.RunSteered | None = None  # nothing is handed out for now
+    steered: list[tuple[Micros, ev.RunSteered | ev.StopRequested]] = field(
+        default_factory=list[tuple[Micros, ev.RunSteered | ev.StopRequested]]
+    )  # what people changed from outside, in order
     status: RunStatus = "running"
     ended_at: Micros | None = None
 
@@ -247,6 +253,8 @@ class RunState:
     suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     mending: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     unreachable: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # to be decided about
+    draining: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # takes no more work
+    restarting: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # somebody asked for it
     lines: dict[str, Line] = field(default_factory=dict[str, Line])  # by place
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
     orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])

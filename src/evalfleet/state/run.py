@@ -123,6 +123,7 @@ def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None
 
 def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
     state.stop, state.ended_at, state.status = None, None, "running"
+    state.paused = None
     state.started_at = at
     state.grading_problem = state.model_refused = ""
     _ask_anew(state)
@@ -157,6 +158,8 @@ def _hold_or_release(state: RunState, at: Micros, known: TaskState, only: set[Ta
 
 def stop_requested(state: RunState, at: Micros, event: ev.StopRequested) -> None:
     state.stop = event
+    if event.by:
+        state.steered.append((at, event))
 
 
 def run_ended(state: RunState, at: Micros, event: ev.RunEnded) -> None:

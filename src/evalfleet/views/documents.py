@@ -43,6 +43,21 @@ class Refusal(TypedDict):
     permanent: bool
 
 
+class Steered(TypedDict):
+    """What somebody changed of a run while it went on."""
+
+    at: Time
+    verb: Literal["pause", "unpause", "set", "end", "drain", "restart", "cancel"]
+    by: Annotated[str, Meta(description="user@host")]
+    reason: str | None
+    what: Annotated[str, Meta(description="all of it, in words")]
+    machine: Annotated[str | None, Meta(description="its name; drain without one is of the whole run")]
+    attempt: str | None
+    workers: int | None
+    budget_usd: float | None
+    attempts: int | None
+
+
 class Cost(TypedDict):
     """What a run has cost so far."""
 
@@ -284,6 +299,8 @@ class ResultsBeyond(TypedDict):
     controllers: Annotated[int, Meta(description="how many have worked on it, one after another")]
     rerun_of: Annotated[str | None, Meta(description="the run whose tasks this one runs again")]
     refusals: list[Refusal]
+    paused: Annotated[bool, Meta(description="nothing is handed out until somebody unpauses it")]
+    steering: Annotated[list[Steered], Meta(description="what people changed while it went on, in order")]
 
 
 class ProvenanceDocument(TypedDict):

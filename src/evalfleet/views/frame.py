@@ -13,7 +13,7 @@ from evalfleet.model import MachineId, Micros, seconds_between
 from evalfleet.state import MachineState, RunState
 
 from .format import cells, clean, clock_time, counted, fit, interval, pad, percent, usd, whole_duration
-from .notable import Notice
+from .notable import Notice, by_whom
 from .stats import current_task, estimated_usd, eta_s, hourly_usd, machines_usd, per_minute, rate, wilson
 
 Piece = tuple[str, str]
@@ -89,7 +89,9 @@ def _title(state: RunState, now: Micros) -> Row:
     who = f"{plan.benchmark}, {plan.model}" if plan.model else plan.benchmark
     elapsed = whole_duration(seconds_between(state.started_at, now))
     what = f"  {clean(who)} on {', '.join(plan.places)}"
-    doing = "stopping" if state.stop is not None and state.ended_at is None else state.status
+    doing: str = state.status
+    if state.ended_at is None and (state.stop is not None or state.paused is not None):
+        doing = "stopping" if state.stop is not None else "paused"
     row: Row = [(clean(plan.run), "title"), (what, "dim"), (_GAP, "")]
     style = {"running": "busy", "done": "good"}.get(doing, "warn")
     return [*row, (doing, style), (f" {elapsed}", "")]
@@ -133,9 +135,13 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
         rows.append(_cost(state, now, spent))
     if state.causes:
         rows.append([("broken attempts  ", ""), (counted(state.causes), "warn")])
+    if state.paused is not None and state.stop is None and state.ended_at is None:
+        go_on = f"; `evalfleet unpause {clean(state.plan.run)}` goes on"
+        rows.append([("paused          ", ""), (by_whom(state.paused) + go_on, "warn")])
     if state.stop is not None and state.stop.detail:
         again = "; Ctrl-C again leaves at once" if state.stop.drain and state.running else ""
-        rows.append([("stopped          ", ""), (clean(state.stop.detail) + again, "warn")])
+        why = clean(state.stop.detail) + by_whom(state.stop) + again
+        rows.append([("stopped          ", ""), (why, "warn")])
     return rows
 
 
@@ -210,6 +216,8 @@ def doing(machine: MachineState) -> Piece:
         return "leaving", "dim" if machine.cause is None else "bad"
     if machine.silent_since is not None:
         return "silent", "bad"
+    if machine.steered is not None and machine.steered.verb == "drain":
+        return "draining", "warn"
     return ("running", "busy") if machine.open else ("idle", "dim")
 
 

@@ -21,7 +21,7 @@ from evalfleet.model import (
 )
 from evalfleet.state import MachineState, Refusal, RunState
 
-from .format import clean, counted, duration, plural, table, usd
+from .format import clean, counted, duration, iso, plural, table, usd
 from .stats import machine_hourly_usd
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ def notable(state: RunState, record: ev.Record) -> Notice | None:
         case ev.StopRequested() if not state.plan.benchmark:
             return Notice(at, "news", f"pool {state.plan.run} is to be deleted")
         case ev.StopRequested(reason, detail):
-            return Notice(at, "trouble", f"stopping: {clean(detail, WHOLE) or _REASONS[reason]}", good=False)
+            who = by_whom(record.event)
+            text = f"stopping: {clean(detail, WHOLE) or _REASONS[reason]}{who}"
+            return Notice(at, "trouble", text, good=False)
         case ev.AttemptGraded() | ev.GradingRequested() | ev.GradingFailed():
             return _grading(state, record)
         case ev.RunEnded(status):
@@ -164,6 +166,8 @@ def _machine(state: RunState, record: ev.Record) -> Notice | None:
 
 def _by_its_place(state: RunState, record: ev.Record) -> Notice | None:
     match record.event:
+        case ev.RunSteered():
+            return Notice(record.at, "news", steered(state, record.event))
         case ev.BudgetPassed(percent):
             budget = usd(state.limits.budget_usd)
             return Notice(record.at, "news", f"{percent}% of the budget of {budget} is spent")
@@ -224,7 +228,11 @@ def _attempt_ended(
     # By the task as it is now: in a batch of records it may already be further.
     last = task.decided_by == known.id
     fate = (
-        "broken for good" if last else "not counted" if outcome.cause is Cause.CANCELLED else "to be retried"
+        "broken for good"
+        if last
+        else "not counted"
+        if outcome.cause is Cause.CANCELLED and not outcome.counts
+        else "to be retried"
     )
     return Notice(at, "trouble", f"{where}: {what}, {fate}", False, outcome, settles=last)
 
@@ -246,6 +254,58 @@ def _grading(state: RunState, record: ev.Record) -> Notice | None:
             return Notice(at, "trouble", f"grading failed: {clean(detail)}", good=False)
         case _:
             return None
+
+
+def steered(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
+    """What somebody has changed of the run, in words."""
+    return f"{_change(state, event)}{by_whom(event)}"
+
+
+def by_whom(event: ev.RunSteered | ev.StopRequested) -> str:
+    who = f" by {clean(event.by)}" if event.by else ""
+    return who + (f": {clean(event.why, 300)}" if event.why else "")
+
+
+def _change(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
+    if isinstance(event, ev.StopRequested):
+        return "run drained" if event.drain else "run cancelled"
+    match event.verb:
+        case "pause":
+            return "paused"
+        case "unpause":
+            return "unpaused"
+        case "set":
+            parts = [f"workers {event.workers}"] if event.workers is not None else []
+            parts += [f"budget {usd(event.budget_usd)}"] if event.budget_usd is not None else []
+            parts += [f"attempts {event.attempts}"] if event.attempts is not None else []
+            return f"set to {', '.join(parts)}"
+        case "end":
+            return f"attempt {clean(event.attempt or '')} to be ended"
+        case "drain" | "restart":
+            name = _name(state, event.machine) if event.machine is not None else ""
+            return f"{name} to be {'drained' if event.verb == 'drain' else 'restarted'}"
+
+
+def steering(state: RunState) -> list[documents.Steered]:
+    """What people have changed of the run from outside, in order."""
+    return [_steered_entry(state, at, event) for at, event in state.steered]
+
+
+def _steered_entry(state: RunState, at: Micros, event: ev.RunSteered | ev.StopRequested) -> documents.Steered:
+    asked = event if isinstance(event, ev.RunSteered) else None
+    machine = asked.machine if asked is not None else None
+    return {
+        "at": iso(at),
+        "verb": event.verb if isinstance(event, ev.RunSteered) else "drain" if event.drain else "cancel",
+        "by": event.by,
+        "reason": event.why or None,
+        "what": steered(state, event),
+        "machine": None if machine is None else state.machines[machine].name,
+        "attempt": asked.attempt if asked is not None else None,
+        "workers": asked.workers if asked is not None else None,
+        "budget_usd": asked.budget_usd if asked is not None else None,
+        "attempts": asked.attempts if asked is not None else None,
+    }
 
 
 def _score(outcome: Scored) -> str:

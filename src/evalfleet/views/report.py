@@ -59,6 +59,7 @@ def _markdown(results: Results) -> str:
         _retried(results),
         _unrun(results),
         _machines(results),
+        _steering(results),
         _provenance(results),
         _next(results),
     ]
@@ -385,6 +386,15 @@ def _machines(results: Results) -> str:
     ends = counted(_ends(machines))
     text = f"## Machines\n\n{len(machines):,} in all{f'; given up: {ends}' if ends else ''}.\n\n"
     return text + _table(head, rows, right=(2, 3, 4, 5)) + _rest(len(machines), "machines")
+
+
+def _steering(results: Results) -> str:
+    """What people have changed of the run while it went on: whoever compares runs must know."""
+    steered = results.get("steering") or []
+    if not steered:
+        return ""
+    rows = [(entry["at"], entry["what"]) for entry in steered[:MOST]]
+    return "## Steering\n\n" + _table(["When", "What"], rows) + _rest(len(steered) - MOST, "changes")
 
 
 def _ends(machines: list[MachineResult]) -> dict[str, int]:

@@ -27,7 +27,7 @@ from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .format import iso
 from .model_costs import model_costs, task_model_usd
-from .notable import refusals
+from .notable import refusals, steering
 from .stats import (
     Tally,
     attempt_usd,
@@ -300,6 +300,8 @@ def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
         "controllers": state.controllers,
         "rerun_of": state.plan.rerun_of or None,
         "refusals": refusals(state),
+        "paused": state.paused is not None and state.ended_at is None,
+        "steering": steering(state),
     }
 
 

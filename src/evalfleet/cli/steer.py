@@ -1,0 +1,147 @@
+"""Changing a run while it goes on: pause, unpause, set, end, drain, restart."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evalfleet.api.run import Run
+    from evalfleet.events import SteeringVerb
+
+
+def _common_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for the journal and the report")
+    parser.add_argument("--json", action="store_true", help="print what was recorded as JSON")
+
+
+pause_arguments = unpause_arguments = _common_arguments
+
+
+def pause(args: argparse.Namespace) -> int:
+    """Hand out no more tasks, until `evalfleet unpause`. What runs goes on to its end.
+
+    Machines stay, and cost on; no more are asked for.
+    """
+    return _steer(args, _run(args), "pause")
+
+
+def unpause(args: argparse.Namespace) -> int:
+    """Go on with a run that was paused."""
+    return _steer(args, _run(args), "unpause")
+
+
+def set_limits_arguments(parser: argparse.ArgumentParser) -> None:
+    _common_arguments(parser)
+    parser.add_argument("--workers", metavar="N", help="another number of machines at once")
+    parser.add_argument("--budget", metavar="USD", help="another budget for the whole run")
+    parser.add_argument("--attempts", metavar="N", help="another number of attempts that a task may have")
+
+
+def set_limits(args: argparse.Namespace) -> int:
+    """Change how many machines a live run has at once, what it may cost, or how often a task is tried.
+
+    With fewer workers the newest machines go when they have ended what they run. A budget cannot be below
+    what is spent or promised already. A task that is broken for good stays so when more attempts are allowed.
+    """
+    from evalfleet.errors import RequestError
+    from evalfleet.planning import values
+
+    changes: dict[str, Any] = {}
+    if args.workers is not None:
+        changes["workers"] = values.parse_count(args.workers, "--workers", 1, 10_000)
+    if args.budget is not None:
+        changes["budget_usd"] = values.parse_usd(args.budget, "--budget")
+    if args.attempts is not None:
+        changes["attempts"] = values.parse_count(args.attempts, "--attempts", 1, 10)
+    if not changes:
+        raise RequestError("nothing to set: say --workers, --budget or --attempts")
+    return _steer(args, _run(args), "set", **changes)
+
+
+def end_arguments(parser: argparse.ArgumentParser) -> None:
+    _common_arguments(parser)
+    parser.add_argument("about", metavar="TASK|ATTEMPT", help="a task that runs, or one of its attempts")
+
+
+def end(args: argparse.Namespace) -> int:
+    """End one attempt now. It is broken (cancelled), uses up one of its task's attempts, and is retried.
+
+    A score that it has written by then counts.
+    """
+    from evalfleet.api.steering import attempt_of
+
+    run = _run(args)
+    return _steer(args, run, "end", attempt=attempt_of(run.state(), args.about))
+
+
+def drain_arguments(parser: argparse.ArgumentParser) -> None:
+    _common_arguments(parser)
+    parser.add_argument("machine", metavar="MACHINE", nargs="?", help="default: the whole run")
+
+
+def drain(args: argparse.Namespace) -> int:
+    """Give a machine no more tasks, and let it go when what runs on it has ended.
+
+    If work is left for it, another one takes its place. Without a machine the whole run is drained, as by
+    the first Ctrl-C: what runs ends by itself, the rest stays unrun, and the run can be resumed.
+    """
+    from evalfleet.api.steering import machine_of
+
+    run = _run(args)
+    if args.machine is None:
+        return _drain_run(args, run)
+    return _steer(args, run, "drain", machine=machine_of(run.state(), args.machine))
+
+
+def restart_arguments(parser: argparse.ArgumentParser) -> None:
+    _common_arguments(parser)
+    parser.add_argument("machine", metavar="MACHINE", help="its name or id")
+
+
+def restart(args: argparse.Namespace) -> int:
+    """Restart a machine, where its place can, and set it up again.
+
+    What runs on it is tried again, and uses up no attempt. A machine is restarted once in its life.
+    """
+    from evalfleet.api.steering import machine_of
+
+    run = _run(args)
+    return _steer(args, run, "restart", machine=machine_of(run.state(), args.machine))
+
+
+def _run(args: argparse.Namespace) -> Run:
+    from evalfleet.api import runs
+    from evalfleet.planning.workspace import Workspace
+
+    return runs.open_run(Workspace.here(), args.run)
+
+
+def _steer(args: argparse.Namespace, run: Run, verb: SteeringVerb, **what: Any) -> int:
+    from evalfleet.api.steering import steer, whoami
+    from evalfleet.events import RunSteered
+    from evalfleet.planning.values import parse_line
+
+    steer(run, RunSteered(verb, whoami(), parse_line(args.reason, "--reason"), **what))
+    return _tell(args, run)
+
+
+def _drain_run(args: argparse.Namespace, run: Run) -> int:
+    from evalfleet.api.steering import steer, whoami
+    from evalfleet.events import StopRequested
+    from evalfleet.planning.values import parse_line
+
+    reason = parse_line(args.reason, "--reason")
+    steer(run, StopRequested("user", "drained", drain=True, by=whoami(), why=reason))
+    return _tell(args, run)
+
+
+def _tell(args: argparse.Namespace, run: Run) -> int:
+    import json
+
+    from evalfleet.views.notable import steering
+
+    last = steering(run.state())[-1]
+    print(json.dumps(last) if args.json else f"{run.name}: {last['what']}")
+    return 0

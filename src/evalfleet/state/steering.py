@@ -1,0 +1,116 @@
+"""What people change of a run while it goes on: which changes are possible, and what they do to the state."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from evalfleet import events as ev
+from evalfleet.model import Limits, Micros
+
+from .machines import refresh_idle
+from .nouns import RunState
+from .run import set_limits
+
+RESTART = "restart"
+"""What a place that can restart machines calls it, among its offers' `mends`."""
+
+
+def objection(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
+    """Why this cannot be done now, in words that follow a name of the run; empty if it can."""
+    if state.ended_at is not None:
+        return "is over"
+    if isinstance(event, ev.StopRequested):
+        return "" if state.stop is None or (state.stop.drain and not event.drain) else "is stopping already"
+    if state.stop is not None and event.verb != "end":
+        return "is stopping already"
+    match event.verb:
+        case "pause":
+            return "is paused already" if state.paused is not None else ""
+        case "unpause":
+            return "" if state.paused is not None else "is not paused"
+        case "set":
+            return _objection_to_limits(state, event)
+        case "end":
+            return _objection_to_end(state, event)
+        case "drain" | "restart":
+            return _objection_about_machine(state, event)
+
+
+def _objection_to_limits(state: RunState, event: ev.RunSteered) -> str:
+    if limits_with(state, event) == state.limits:
+        return "has these limits already"
+    if event.budget_usd is not None and event.budget_usd < committed_usd(state):
+        committed = f"has spent or promised ${committed_usd(state):.2f} already"
+        return f"{committed}: let machines go first (set --workers), or cancel it"
+    return ""
+
+
+def committed_usd(state: RunState) -> float:
+    """What is paid, or may be used by what is there, without anybody deciding it: no budget can be below."""
+    return state.closed_usd + state.reserved_usd + state.model_usd.taken
+
+
+def _objection_to_end(state: RunState, event: ev.RunSteered) -> str:
+    attempt = state.attempts.get(event.attempt) if event.attempt is not None else None
+    if attempt is None:
+        return f"has no attempt {event.attempt}"
+    if attempt.outcome is not None:
+        return f"has ended its attempt {attempt.id} already"
+    return f"is ending its attempt {attempt.id} already" if attempt.ending is not None else ""
+
+
+def _objection_about_machine(state: RunState, event: ev.RunSteered) -> str:
+    machine = state.machines.get(event.machine) if event.machine is not None else None
+    if machine is None:
+        return f"has no machine {event.machine}"
+    known = f"has a machine {machine.name} that"
+    if event.verb == "drain":
+        if machine.id in state.draining:
+            return f"{known} is draining already"
+        at_work = machine.id in state.coming or machine.id in state.ready or machine.id in state.mending
+        return "" if at_work else f"{known} is leaving already"
+    if machine.id not in state.ready:
+        return f"{known} is not ready: only one that takes tasks can be restarted"
+    if RESTART not in machine.offer.mends:
+        drain = "drain it, and another one takes its place"
+        return f"{known} cannot be restarted, because {machine.offer.place} restarts none: {drain}"
+    if RESTART in machine.mends or machine.id in state.restarting:
+        return f"{known} was restarted before, and once is all: drain it"
+    return ""
+
+
+def limits_with(state: RunState, event: ev.RunSteered) -> Limits:
+    changes = {
+        name: value
+        for name in ("workers", "budget_usd", "attempts")
+        if (value := getattr(event, name)) is not None
+    }
+    return structs.replace(state.limits, **changes)
+
+
+def run_steered(state: RunState, at: Micros, event: ev.RunSteered) -> None:
+    state.steered.append((at, event))
+    match event.verb:
+        case "pause":
+            state.paused = event
+        case "unpause":
+            state.paused = None
+        case "set":
+            if event.budget_usd is not None:
+                state.budget_told = 0
+            set_limits(state, limits_with(state, event))
+        case "end" if event.attempt is not None:
+            state.attempts[event.attempt].ending = event
+            state.touched_attempts[event.attempt] = None
+        case "drain" | "restart" if event.machine is not None:
+            machine = state.machines[event.machine]
+            machine.steered = event
+            (state.draining if event.verb == "drain" else state.restarting)[event.machine] = None
+            refresh_idle(state, machine)
+        case _:
+            pass
+
+
+def steered_by(event: ev.RunSteered) -> str:
+    """Who, and why if it was said: to follow what was done."""
+    return f"by {event.by or 'somebody'}" + (f": {event.why}" if event.why else "")
