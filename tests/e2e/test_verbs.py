@@ -134,7 +134,8 @@ def test_help_of_every_verb(fleet: Fleet, verb: str) -> None:
     assert done.code == 0
     assert done.out.startswith(f"usage: evalfleet {verb}")
     needed = {"run": ["x"], "rerun": ["x"], "cancel": ["x"], "pool": ["ls"], "import": ["waa", "x"]}
-    needed |= {"rm": ["x"], "gc": ["--older", "30d"]}
+    needed |= {"rm": ["x"], "gc": ["--older", "30d"], "end": ["x", "y"], "restart": ["x", "y"]}
+    needed |= {steering: ["x"] for steering in ("pause", "unpause", "set", "drain")}
     fleet(verb, *needed.get(verb, []), "--no-such-flag").refused("--no-such-flag")
 
 

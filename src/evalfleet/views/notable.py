@@ -295,7 +295,7 @@ def _steered_entry(state: RunState, at: Micros, event: ev.RunSteered | ev.StopRe
     asked = event if isinstance(event, ev.RunSteered) else None
     machine = asked.machine if asked is not None else None
     return {
-        "at": iso(at),
+        "at": iso(at) or "",
         "verb": event.verb if isinstance(event, ev.RunSteered) else "drain" if event.drain else "cancel",
         "by": event.by,
         "reason": event.why or None,
