@@ -1,4 +1,4 @@
-"""Machines that fail, or that people want out of the way: which to give up, and when to give up altogether."""
+"""Machines that fail, or that people want out of the way: which to give up, and when to end the run."""
 
 from __future__ import annotations
 
