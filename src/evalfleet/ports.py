@@ -107,24 +107,19 @@ class Grader(Protocol):
 
 
 @runtime_checkable
-class ScoredApart(Protocol):
-    """A benchmark whose attempts may be scored by another command on their machine than their own."""
+class PerTask(Protocol):
+    """A benchmark whose tasks may have files, set-up steps and a score command of their own."""
+
+    def task_bundle(self, task: Task) -> Bundle:
+        """What a machine gets before its first attempt at the task; one without a digest is nothing."""
+        ...
 
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
-        """None: the attempt's own result counts."""
+        """The command that scores the attempt on its machine. None: the attempt's own result counts."""
         ...
 
     def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:
         """What the end of an attempt and that of its score command mean."""
-        ...
-
-
-@runtime_checkable
-class TaskBundled(Protocol):
-    """A benchmark whose tasks may have files and set-up steps of their own."""
-
-    def task_bundle(self, task: Task) -> Bundle:
-        """What a machine gets before its first attempt at the task; one without a digest is nothing."""
         ...
 
 
@@ -202,8 +197,10 @@ class Channel(Protocol):
 
 @runtime_checkable
 class HostChannel(Protocol):
-    """A channel to a host, which one run after another uses, which remembers how it was set up, and which can
-    keep its jobs apart."""
+    """A channel to a host with a supervisor of ours, which one run after another uses.
+
+    The host remembers how it was set up, can keep its jobs apart, and can meter their calls of models.
+    """
 
     async def isolate(self, wanted: Isolation) -> Isolated:
         """How attempts will be kept apart there. Raises SetupFailed if that is not what must be."""
@@ -220,13 +217,8 @@ class HostChannel(Protocol):
         """Let the next `prepare` run all steps of the set-up again."""
         ...
 
-
-@runtime_checkable
-class MeteringChannel(Protocol):
-    """A channel to a machine where model calls can be metered: see `Job.metering`."""
-
     async def meter(self, metering: Metering) -> None:
-        """See to it that the machine has a meter with these orders. Raises SetupFailed."""
+        """See to it that the machine has a meter with these orders (`Job.metering`). Raises SetupFailed."""
         ...
 
     async def wants(self, job: AttemptId) -> Metered:
@@ -321,9 +313,8 @@ class Hosts(Protocol):
         ...
 
 
-@runtime_checkable
 class Mendable(Protocol):
-    """A place that can do something about machines that run but cannot be reached; its offers say what."""
+    """A place whose offers name `mends`: it can act on machines that run but cannot be reached."""
 
     async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
         """Do this step of the offer's `mends`. All that runs on the machine ends; its disk stays.
@@ -354,18 +345,6 @@ class Made(Struct, frozen=True, omit_defaults=True):
     detail: str = ""
 
 
-@runtime_checkable
-class Examinable(Protocol):
-    """A place that can be looked at before anything is run there."""
-
-    async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
-        """Whether so many machines can be had. Spends nothing and makes nothing.
-
-        Raises nothing: what cannot be found out is a check, too.
-        """
-        ...
-
-
 class HostKey(Struct, frozen=True):
     """The key of a host that nobody has confirmed yet."""
 
@@ -379,34 +358,39 @@ class HostKey(Struct, frozen=True):
 
 
 @runtime_checkable
-class KnowsHosts(Protocol):
-    """A place that only goes to hosts whose keys are known, and can be told which are."""
+class Preflight(Protocol):
+    """A place that can be looked at before anything is run there, and tells what would come of a run.
 
-    async def unknown_keys(self) -> Sequence[HostKey]:
-        """The keys that its hosts show and nobody has confirmed. Raises nothing."""
-        ...
+    Those who inherit from it need only `examine`.
+    """
 
-    def trust(self, keys: Sequence[HostKey]) -> None:
-        """Write them down: from now on hosts with other keys are refused. Raises OSError."""
-        ...
+    machine_s: float = 0.0
+    """How long it takes, about, until a machine is ready."""
 
+    async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
+        """Whether so many machines can be had. Spends nothing and makes nothing.
 
-@runtime_checkable
-class Preflight(Examinable, Protocol):
-    """A place that can tell beforehand what would come of a run."""
-
-    @property
-    def machine_s(self) -> float:
-        """How long it takes, about, until a machine is ready."""
+        Raises nothing: what cannot be found out is a check, too.
+        """
         ...
 
     def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
         """What would be made for these machines. Asks nobody."""
-        ...
+        return ()
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
         """What may go wrong with a run of so many seconds, and what to do. Raises nothing."""
-        ...
+        return ()
+
+    async def unknown_keys(self) -> Sequence[HostKey] | None:
+        """The keys that its hosts show and nobody has confirmed. Raises nothing.
+
+        None where nobody has to confirm keys: the place makes them, or there are none.
+        """
+        return None
+
+    def trust(self, keys: Sequence[HostKey]) -> None:
+        """Write these keys down: from now on hosts with other keys are refused. Raises OSError."""
 
 
 class Price(Struct, frozen=True, omit_defaults=True):
@@ -430,11 +414,13 @@ class PriceTable(Struct, frozen=True):
     prices: tuple[Price, ...]
 
 
-@runtime_checkable
-class Priced(Protocol):
-    """A kind of place with list prices. `tables` are the settings of the places of this kind."""
+class PriceList(Protocol):
+    """The list prices of a kind of place. `tables` are the settings of the places of this kind."""
 
-    price_source: str
+    @property
+    def source(self) -> str:
+        """The address that they are fetched from."""
+        ...
 
     def prices(self, home: Path) -> PriceTable:
         """Those in force in this home."""
@@ -444,7 +430,7 @@ class Priced(Protocol):
         """What of them, and in which region, these places would use."""
         ...
 
-    def update_prices(
+    def update(
         self, home: Path, tables: Sequence[Mapping[str, object]], source: str, today: str
     ) -> PriceTable:
         """Fetch them and keep them in the home. Raises PlaceError; then the old ones stay in force."""

@@ -104,8 +104,9 @@ async def _ask(workspace: Workspace, resolved: Resolved, count: int) -> _Prospec
         made: dict[str, Sequence[Made]] = {}
         for name, place in places.items():
             own = [(machine, offer) for machine, offer in machines if offer.place == name]
-            if own and isinstance(place, Preflight) and not resolved.borrowed:
-                made[name] = place.outline(own)
+            outline = place.outline(own) if isinstance(place, Preflight) and own else ()
+            if outline and not resolved.borrowed:
+                made[name] = outline
         waits = [p.machine_s for name, p in places.items() if name in made and isinstance(p, Preflight)]
         if (known := _known_machine_s(resolved)) is not None:
             return _Prospect(offers, machines, made, known, EARLIER)

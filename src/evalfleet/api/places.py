@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from evalfleet.errors import FleetError, PlaceError, RequestError
 from evalfleet.model import SECOND, Micros, Needs
@@ -20,13 +20,12 @@ from evalfleet.ports import (
     Belonging,
     Check,
     Estate,
-    Examinable,
     HostKey,
     Hosts,
     Image,
-    KnowsHosts,
     Place,
-    Priced,
+    Preflight,
+    PriceList,
     PriceTable,
 )
 from evalfleet.state import fold
@@ -98,14 +97,15 @@ async def trust(
     more = True
     while more:
         async with workspace.place(name, settings) as place:
-            if not isinstance(place, KnowsHosts):
+            unknown = await place.unknown_keys() if isinstance(place, Preflight) else None
+            if unknown is None:
                 raise RequestError(f"place {name!r} has no host keys to trust; leave out --trust")
-            keys = [key for key in await place.unknown_keys() if key.line not in trusted]
+            keys = [key for key in unknown if key.line not in trusted]
             more = any(key.is_jump for key in keys)
             if keys and not agreed(keys):
                 return -1
             try:
-                place.trust(keys)
+                cast(Preflight, place).trust(keys)
             except OSError as err:
                 raise RequestError(f"the host keys cannot be written down: {err}; mend that") from err
             trusted |= {key.line for key in keys}
@@ -113,7 +113,7 @@ async def trust(
 
 
 async def _checks(place: Place, needs: Needs, workers: int) -> Sequence[Check]:
-    if isinstance(place, Examinable):
+    if isinstance(place, Preflight):
         return await place.examine(needs, workers)
     try:
         offers = await place.offers(needs)
@@ -244,28 +244,28 @@ class Listed:
 def prices(workspace: Workspace) -> list[Listed]:
     """Of every kind of place that has prices. Nothing is asked."""
     return [
-        Listed(name, kind.prices(workspace.home), frozenset(kind.wanted(_tables(workspace, name))))
-        for name, kind in _kinds().items()
+        Listed(name, listed.prices(workspace.home), frozenset(listed.wanted(_tables(workspace, name))))
+        for name, listed in _price_lists().items()
     ]
 
 
 async def update_prices(workspace: Workspace, source: str | None) -> None:
     """Fetch today's. Raises PlaceError, RequestError; then the prices are what they were."""
     today = datetime.fromtimestamp(workspace.now() // SECOND, UTC).date().isoformat()
-    for name, kind in _kinds().items():
-        url = source or kind.price_source
-        await asyncio.to_thread(kind.update_prices, workspace.home, _tables(workspace, name), url, today)
+    for name, listed in _price_lists().items():
+        url = source or listed.source
+        await asyncio.to_thread(listed.update, workspace.home, _tables(workspace, name), url, today)
 
 
-def _kinds() -> dict[str, Priced]:
-    found: dict[str, Priced] = {}
+def _price_lists() -> dict[str, PriceList]:
+    found: dict[str, PriceList] = {}
     for name in known("place"):
         try:
-            kind: object = place_kind(name)
+            listed = place_kind(name).price_list
         except RequestError:
             continue  # a plug-in that cannot be imported has no prices, either
-        if isinstance(kind, Priced):
-            found[name] = kind
+        if listed is not None:
+            found[name] = listed
     return found
 
 

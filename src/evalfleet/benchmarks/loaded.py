@@ -30,7 +30,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.ports import Answer, Benchmark, Grader, ScoredApart, TaskBundled
+from evalfleet.ports import Answer, Benchmark, Grader, PerTask
 
 
 class ResultFolder(NamedTuple):
@@ -309,15 +309,15 @@ class Repeated:
 
     def task_bundle(self, task: Task) -> Bundle:
         inner = self._of(task)
-        return inner.task_bundle(_origin(task)) if isinstance(inner, TaskBundled) else Bundle()
+        return inner.task_bundle(_origin(task)) if isinstance(inner, PerTask) else Bundle()
 
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
         inner = self._of(task)
-        return inner.scorer(_origin(task), attempt) if isinstance(inner, ScoredApart) else None
+        return inner.scorer(_origin(task), attempt) if isinstance(inner, PerTask) else None
 
     def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:
         inner = self._of(task)
-        assert isinstance(inner, ScoredApart)
+        assert isinstance(inner, PerTask)
         return inner.scored(_origin(task), ended, scorer)
 
 

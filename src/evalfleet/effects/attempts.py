@@ -57,7 +57,7 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
-from evalfleet.ports import Answer, Channel, MeteringChannel, ScoredApart, TaskBundled
+from evalfleet.ports import Answer, Channel, HostChannel, PerTask
 from evalfleet.state import AttemptState, MachineState, is_ungraded, steered_by
 
 from .machines import forged, report_gone, silent_since
@@ -245,7 +245,7 @@ def _ended_by_its_meter(ended: Ended) -> Broken | None:
 @asynccontextmanager
 async def _asking_for_more(tools: Tools, channel: Channel, attempt: AttemptState) -> AsyncGenerator[None]:
     """While the attempt runs, report when its model calls need more than they were allowed."""
-    limited = attempt.allowance != NO_LIMIT and isinstance(channel, MeteringChannel)
+    limited = attempt.allowance != NO_LIMIT and isinstance(channel, HostChannel)
     asking = asyncio.create_task(_ask_for_more(tools, channel, attempt)) if limited else None
     try:
         yield
@@ -255,7 +255,7 @@ async def _asking_for_more(tools: Tools, channel: Channel, attempt: AttemptState
 
 
 async def _ask_for_more(tools: Tools, channel: Channel, attempt: AttemptState) -> None:
-    assert isinstance(channel, MeteringChannel)
+    assert isinstance(channel, HostChannel)
     while True:
         tools.report(AllowanceWanted(attempt.id, await channel.wants(attempt.id)))
 
@@ -264,7 +264,7 @@ async def allow(tools: Tools, attempt: AttemptState, allowance: Allowance, refus
     """Tell the machine what was decided. One that is silent is told later: its calls wait meanwhile."""
     machine = tools.state.machines[attempt.machine]
     channel = tools.channel(machine)
-    while isinstance(channel, MeteringChannel):
+    while isinstance(channel, HostChannel):
         try:
             await channel.allow(attempt.id, allowance, refused)
             break
@@ -318,7 +318,7 @@ async def _rescue(tools: Tools, machine: MachineState, attempt: AttemptState) ->
 
 
 def scorer_of(tools: Tools, task: Task, attempt: AttemptId) -> Scorer | None:
-    return tools.benchmark.scorer(task, attempt) if isinstance(tools.benchmark, ScoredApart) else None
+    return tools.benchmark.scorer(task, attempt) if isinstance(tools.benchmark, PerTask) else None
 
 
 def scoring_job(attempt: AttemptId) -> AttemptId:
@@ -354,7 +354,7 @@ async def _score(
     )
     await _started(tools, channel, grading, machine)
     graded = await _to_the_end(tools, channel, grading, machine)
-    assert isinstance(tools.benchmark, ScoredApart)
+    assert isinstance(tools.benchmark, PerTask)
     outcome = _ended_by_its_meter(graded) or tools.benchmark.scored(task, ended, graded)
     return outcome, graded.metered if ended.metered is None else ended.metered.plus(graded.metered)
 
@@ -368,7 +368,7 @@ def _seconds(outcome: Outcome, ended: Ended) -> float:
 
 
 def _task_bundle(tools: Tools, task: Task) -> Bundle:
-    return tools.benchmark.task_bundle(task) if isinstance(tools.benchmark, TaskBundled) else Bundle()
+    return tools.benchmark.task_bundle(task) if isinstance(tools.benchmark, PerTask) else Bundle()
 
 
 async def _prepared(tools: Tools, channel: Channel, bundle: Bundle, machine: MachineState) -> None:
@@ -416,7 +416,7 @@ async def _fell_silent(tools: Tools, machine: MachineState) -> None:
 
 async def _judge(tools: Tools, channel: Channel, task: Task, ended: Ended) -> Outcome:
     healthy = True
-    if isinstance(tools.benchmark, ScoredApart) and tools.benchmark.scorer(task, AttemptId(f"{task.id}.0")):
+    if isinstance(tools.benchmark, PerTask) and tools.benchmark.scorer(task, AttemptId(f"{task.id}.0")):
         ended = structs.replace(ended, result=None, unusable="")  # it is no attempt's own to say
     if ended.reason == "timed_out" and ended.result is None:
         healthy = await _answers(channel, tools.benchmark.probe)

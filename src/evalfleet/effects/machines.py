@@ -49,7 +49,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, HostChannel, Hosts, MeteringChannel, Place, ScoredApart
+from evalfleet.ports import Channel, HostChannel, Hosts, PerTask, Place
 from evalfleet.state import MachineState
 
 from .tools import Tools
@@ -156,11 +156,11 @@ async def set_up(
     left = tools.artefacts / MACHINES / safe_name(machine.id)
     tell = StepTeller(tools, machine.id)
     isolated = await _patiently(tools, lambda: _isolated(tools, machine, channel))
-    if (metering := tools.state.plan.metering) is not None and isinstance(channel, MeteringChannel):
+    if (metering := tools.state.plan.metering) is not None and isinstance(channel, HostChannel):
         await _patiently(tools, lambda: channel.meter(metering))
     preparing = _patiently(tools, lambda: channel.prepare(bundle, left, tell))
     steps = await _timed(tools, timings, "setup", preparing)
-    if isinstance(tools.benchmark, ScoredApart):
+    if isinstance(tools.benchmark, PerTask):
         await _patiently(tools, lambda: _bring_score_files(tools, channel))
     timings.update({f"setup.{name}": round(seconds, 3) for name, seconds in steps.items()})
     await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
@@ -169,7 +169,7 @@ async def set_up(
 
 async def _bring_score_files(tools: Tools, channel: Channel) -> None:
     task = next(iter(tools.state.tasks.values()), None)
-    if task is None or not isinstance(tools.benchmark, ScoredApart):
+    if task is None or not isinstance(tools.benchmark, PerTask):
         return
     scorer = tools.benchmark.scorer(task.task, AttemptId(f"{task.task.id}.0"))
     if scorer is not None and scorer.bundle.digest:

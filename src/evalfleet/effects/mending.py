@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from evalfleet.errors import ChannelError, MachineMute, PlaceError, StaleController
 from evalfleet.events import MachineReady, MachineUnreachable
@@ -37,10 +38,8 @@ async def _mend(tools: Tools, machine: MachineState, step: str) -> None:
             report_gone(tools, machine, seen)
             return
         await tools.drop_channel(machine.id)
-        if not isinstance(place, Mendable):
-            raise PlaceError(f"machines of {place.name} cannot be mended", transient=False)
         begun = tools.clock.now()
-        mendable, until = place, machine.expires_at
+        mendable, until = cast(Mendable, place), machine.expires_at  # its offer says that it is
         await tools.persist(
             lambda: mendable.mend(machine.id, step, lifetime_s(tools, machine, until)), PROVISIONING_TRIES
         )

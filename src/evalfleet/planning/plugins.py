@@ -22,7 +22,7 @@ from evalfleet.benchmarks.loaded import Appliance, BenchmarkKind
 from evalfleet.errors import RequestError
 from evalfleet.model import Isolation, Plan
 from evalfleet.names import hint
-from evalfleet.ports import Place, PlaceContext
+from evalfleet.ports import Place, PlaceContext, PriceList
 from evalfleet.toml_tables import is_struct_type
 
 Group = Literal["place", "benchmark"]
@@ -67,6 +67,8 @@ class PlaceKind(Protocol):
     """The extra of evalfleet that brings what it needs."""
     registry_settings: tuple[str, ...] = ()
     """Settings that `vm_pool_registry.json` shows."""
+    price_list: PriceList | None = None
+    """What its machines cost, if there is a list."""
 
     def make(self, name: str, settings: Any, context: PlaceContext) -> Place: ...
 

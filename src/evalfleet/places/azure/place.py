@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import structs
 
@@ -15,9 +14,8 @@ from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, Requ
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME, safe_name
 from evalfleet.places.vm.place import VmPlace, check_installed
-from evalfleet.places.vm.price_book import load_prices, named_in, save_prices
 from evalfleet.places.vm.ssh_access import SshKeys, SshLogin, address_of
-from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, PriceTable
+from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
 
 from . import leftovers, preflight, prices, retail
 from .answers import ArmFault, as_refusal, refusal
@@ -53,7 +51,7 @@ CLAIMS_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class AzurePlace(VmPlace):
+class AzurePlace(VmPlace, Preflight):
     """Virtual machines of Azure, made for us, stopped by Azure itself at their expiry, deleted after use."""
 
     Settings = AzureSettings
@@ -63,7 +61,7 @@ class AzurePlace(VmPlace):
     extra = "azure"
     registry_settings = ("resource_group",)
     machine_s = 300.0
-    price_source = retail.SOURCE
+    price_list = retail.RetailPrices()
 
     def __init__(self, name: str, settings: AzureSettings, account: Account, context: PlaceContext) -> None:
         keys = SshKeys(context.home / KEYS / safe_name(name), account.key)
@@ -353,26 +351,6 @@ class AzurePlace(VmPlace):
         with image_refusal(image.name):
             await self._gallery.drop(image)
 
-    # -- prices: shown and fetched without an account --------------------------------------------
-
-    @classmethod
-    def prices(cls, home: Path) -> PriceTable:
-        return load_prices(home / prices.FILE) or prices.built_in()
-
-    @classmethod
-    def wanted(cls, tables: Sequence[Mapping[str, object]]) -> Sequence[tuple[str, str]]:
-        sizes, regions = _sizes_and_regions(tables)
-        extras = [prices.disk("Premium_LRS", 128), prices.disk("StandardSSD_LRS", 128), prices.ADDRESS]
-        return [(what, region) for region in regions for what in (*sizes, *extras)]
-
-    @classmethod
-    def update_prices(
-        cls, home: Path, tables: Sequence[Mapping[str, object]], source: str, today: str
-    ) -> PriceTable:
-        table = retail.fetch(*_sizes_and_regions(tables), source, today)
-        save_prices(home / prices.FILE, table)
-        return table
-
     async def close(self) -> None:
         await super().close()
         await self._arm.close()
@@ -397,9 +375,3 @@ def _check_time(machine: MachineId, offer: Offer, left_s: float) -> None:
 def _vcpus(size: str) -> int:
     known = size_of(size)
     return known.cpus if known is not None else 0
-
-
-def _sizes_and_regions(tables: Sequence[Mapping[str, object]]) -> tuple[list[str], list[str]]:
-    """Those that the settings of places name."""
-    default = AzureSettings()
-    return named_in(tables, "sizes", default.sizes), named_in(tables, "regions", default.regions)

@@ -9,14 +9,17 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from evalfleet.errors import PlaceError
+from evalfleet.places.vm.price_book import load_prices, named_in, save_prices
 from evalfleet.ports import Price, PriceTable
 
 from .answers import Json, rows
-from .prices import ADDRESS, DISK_USD_A_MONTH, HOURS_A_MONTH, disk
+from .prices import ADDRESS, DISK_USD_A_MONTH, FILE, HOURS_A_MONTH, built_in, disk
+from .settings import AzureSettings
 
 SOURCE = "https://prices.azure.com/api/retail/prices"
 ALL_S, ONE_S = 120.0, 20.0
@@ -180,3 +183,30 @@ def _newest(items: list[Json], unit: str) -> float | None:
 
 def _bad(why: str) -> PlaceError:
     return PlaceError(why, transient=False)
+
+
+class RetailPrices:
+    """The price list of Azure's VMs, which is shown and fetched without an account."""
+
+    source = SOURCE
+
+    def prices(self, home: Path) -> PriceTable:
+        return load_prices(home / FILE) or built_in()
+
+    def wanted(self, tables: Sequence[Mapping[str, object]]) -> Sequence[tuple[str, str]]:
+        sizes, regions = _sizes_and_regions(tables)
+        extras = [disk("Premium_LRS", 128), disk("StandardSSD_LRS", 128), ADDRESS]
+        return [(what, region) for region in regions for what in (*sizes, *extras)]
+
+    def update(
+        self, home: Path, tables: Sequence[Mapping[str, object]], source: str, today: str
+    ) -> PriceTable:
+        table = fetch(*_sizes_and_regions(tables), source, today)
+        save_prices(home / FILE, table)
+        return table
+
+
+def _sizes_and_regions(tables: Sequence[Mapping[str, object]]) -> tuple[list[str], list[str]]:
+    """Those that the settings of places name."""
+    default = AzureSettings()
+    return named_in(tables, "sizes", default.sizes), named_in(tables, "regions", default.regions)

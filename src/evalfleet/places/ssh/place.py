@@ -27,7 +27,7 @@ from evalfleet.channels.ssh.target import (
 )
 from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext
+from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext, Preflight
 from evalfleet.version import requirement
 
 from .examination import LONGEST_ASIDE_S, examine_host, host_key, write_down
@@ -108,7 +108,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-class SshPlace:
+class SshPlace(Preflight):
     """Hosts reached by SSH, a machine each: locked while we use them, and given back clean."""
 
     Settings = SshSettings
