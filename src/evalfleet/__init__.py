@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api.python import open, pools, rerun, resume, run, runs
+    from .api.python import compare, open, pools, rerun, resume, run, runs
     from .api.run import Run
     from .errors import FleetError, RequestError
 
@@ -23,6 +23,7 @@ __all__ = [
     "RequestError",
     "Run",
     "__version__",
+    "compare",
     "open",
     "pools",
     "rerun",

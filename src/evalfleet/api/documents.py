@@ -18,6 +18,7 @@ from evalfleet.names import hint
 from evalfleet.planning.plugins import PlugIn
 from evalfleet.ports import Check, Image
 from evalfleet.state import MachineState
+from evalfleet.views.compare import Comparison
 from evalfleet.views.documents import (
     Aggregated,
     BelongingRow,
@@ -141,6 +142,7 @@ DOCUMENTS: Mapping[str, tuple[Any, str]] = {
     "results": (Results, "results.json, `show RUN --json`"),
     "task": (TaskDetail, "`show RUN TASK --json`"),
     "runs": (list[RunSummary], "`ls --json`"),
+    "comparisons": (list[Comparison], "`compare RUN RUN --json`"),
     "verify": (list[VerifiedStream], "`verify --json`"),
     "events": (None, "a line of `watch --json` and of `run --json`: all but the last, which is the results"),
     "live": (Live, "parallel_live.json"),

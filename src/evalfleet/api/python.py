@@ -29,6 +29,7 @@ from .run import Run
 
 if TYPE_CHECKING:
     from evalfleet.planning.plan import Resolved
+    from evalfleet.views.compare import Comparison
     from evalfleet.views.documents import PoolDocument
 
 PathArg = str | os.PathLike[str]
@@ -141,6 +142,12 @@ def runs(
         since_s = None if since is None else parse_duration(since, "--since")
         wanted = {"benchmark": benchmark, "model": model, "status": status}
         return homes.list_runs(_workspace(home), since_s=since_s, **wanted)
+
+
+def compare(first: RunArg, *others: RunArg, home: PathArg | None = None) -> list[Comparison]:
+    """Each other run beside the first, task by task; of one run with several models, each model."""
+    with _python_words():
+        return starting.compare_runs(_workspace(home, first), [_name(run) or "" for run in (first, *others)])
 
 
 def pools(*, home: PathArg | None = None) -> list[PoolDocument]:

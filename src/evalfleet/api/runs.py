@@ -63,6 +63,7 @@ from .run import Run
 from .steering import whoami
 
 if TYPE_CHECKING:
+    from evalfleet.views.compare import Comparison
     from evalfleet.views.documents import BelongingRow, TaskResult
 
 CHUNK = 1000
@@ -208,6 +209,18 @@ def open_run(workspace: Workspace, name: str | None = None) -> Run:
     if workspace.records().stream(name).kind == "pool":
         raise RequestError(f"{name!r} is a pool, not a run: `evalfleet pool status {name}` shows it")
     return Run(workspace.home, name)
+
+
+def compare_runs(workspace: Workspace, names: Sequence[str]) -> list[Comparison]:
+    """Each other run beside the first; a run of several models counts as one of each. Raises RequestError."""
+    from evalfleet.views.compare import compare, sides_of
+
+    sides = [side for name in names for side in sides_of(open_run(workspace, name).results())]
+    if len(sides) < 2:
+        raise RequestError("name two runs to compare, or one in which several models ran (--model a,b)")
+    if len({(results["run"], model) for results, model in sides}) < len(sides):
+        raise RequestError("a run cannot be compared with itself: name two different ones")
+    return compare(sides)
 
 
 def _run_name(workspace: Workspace, name: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Results of runs: show, report, export, import, schema."""
+"""Results of runs: show, report, compare, export, import, schema."""
 
 from __future__ import annotations
 
@@ -111,6 +111,30 @@ def report(args: argparse.Namespace) -> int:
     except OSError as err:
         raise RequestError(f"cannot write {args.path}: {err.strerror}") from err
     print(f"report written to {args.path}")
+    return 0
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="the others are held against the first")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON document: a list, one for each other run"
+    )
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Compare runs task by task: how often each passes, and whether the difference is more than noise.
+
+    A single RUN in which several models ran is compared model by model. Only tasks that both have scored
+    count. What is not alike beside model and agent (tasks, files, limits, versions) is told first.
+    """
+    import json
+
+    from evalfleet.api.runs import compare_runs
+    from evalfleet.planning.workspace import Workspace
+    from evalfleet.views.compare import comparison_text
+
+    found = compare_runs(Workspace.here(), args.runs)
+    print(json.dumps(found) if args.json else "\n\n\n".join(map(comparison_text, found)))
     return 0
 
 

@@ -11,16 +11,16 @@ from itertools import islice
 from evalfleet.model import Answered, Cause, MachineId, Micros, Scored, TaskId, seconds_between
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
-_Z95 = 1.959963984540054
+Z95 = 1.959963984540054
 
 
 def wilson(succeeded: float, scored: float) -> tuple[float, float] | None:
     """The 95% interval of a share (Wilson's score interval); None of nothing."""
     if scored <= 0:
         return None
-    share, z2 = succeeded / scored, _Z95**2
+    share, z2 = succeeded / scored, Z95**2
     middle = share + z2 / (2 * scored)
-    half = _Z95 * math.sqrt(share * (1 - share) / scored + z2 / (4 * scored**2))
+    half = Z95 * math.sqrt(share * (1 - share) / scored + z2 / (4 * scored**2))
     scale = 1 + z2 / scored
     # Exactly 0 and 1 at the ends, where the difference of two equal numbers would leave dust.
     low = 0.0 if succeeded == 0 else max(0.0, (middle - half) / scale)
@@ -65,7 +65,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     scatter = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
     if not scatter:  # all alike, as all or none passing: as sure as so many tasks can make it
         return wilson(mean * len(values), len(values))
-    half = _Z95 * math.sqrt(scatter / len(values))
+    half = Z95 * math.sqrt(scatter / len(values))
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
