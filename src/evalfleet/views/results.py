@@ -333,8 +333,6 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResul
     return {
         "task_id": known.task.id,
         "domain": known.task.domain,
-        "tags": list(known.task.tags),
-        "task_metadata": dict(known.task.metadata),
         **_verdict(known.outcome, _answer(attempt)),
         "duration_seconds": _seconds(attempt),
         "attempts": len(known.attempts),
@@ -347,6 +345,8 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResul
         "origin": origin_of(state.plan, known.task),
         "repeat": known.task.repeat or None,
         "model": known.task.model or state.plan.model or None,
+        "tags": list(known.task.tags),
+        "task_metadata": dict(known.task.metadata),
     }
 
 
