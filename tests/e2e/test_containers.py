@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from evalfleet.events import AttemptGraded
+from evalfleet.model import Scored
 from standins.podman import LIMITS, Podman
 from standins.waa import rootfs
 from tests.e2e.harness import Fleet, task
@@ -84,6 +86,34 @@ def test_isolation_by_containers_is_refused_where_there_is_no_image(fleet: Fleet
     done = fleet.run("--set", "isolation=container")
     assert done.code == 0, done
     assert "--pids-limit 4096" in asked(fleet, "run")[0]
+
+
+def test_what_ran_in_containers_is_graded_once_more_in_containers(fleet: Fleet) -> None:
+    stand_in(fleet)
+    grader = fleet.folder / "rules" / "grade.sh"
+    grader.parent.mkdir()
+    grader.write_text('grep -qx "forty-two" "$EVALFLEET_GRADED_OUT/answer"\n')
+    answer = "echo 42 > $EVALFLEET_OUT/answer"
+    fleet.bench(
+        [task("a_1", answer), task("a_2", answer, image="other")],
+        image="tiny",
+        score=["sh", "rules/grade.sh"],
+        score_files=["rules/"],
+        score_from="exit_code",
+    )
+    assert fleet.run().code == 0
+    assert len(asked(fleet, "run")) == 4
+    grader.write_text('grep -qx "42" "$EVALFLEET_GRADED_OUT/answer"\n')
+    done = fleet("grade", "r", "--again")
+    assert done.code == 0, done
+    graded = fleet.recorded(AttemptGraded, 2)
+    assert [event.grade.score for event in graded if isinstance(event.grade, Scored)] == [1, 1]
+    assert [fleet.task(name)["score"] for name in ("a_1", "a_2")] == [0, 0], "the first grade counts"
+    again = asked(fleet, "run")[4:]
+    assert [image in run.split() for run, image in zip(again, ("tiny", "other"), strict=True)] == [True, True]
+    (fleet.folder / "bin" / "docker").write_text("#!/bin/sh\necho no daemon; exit 1\n")
+    (fleet.folder / "bin" / "podman").symlink_to("docker")
+    assert "neither docker nor podman works here" in fleet("grade", "r", "--again", "--json").out
 
 
 def test_an_image_that_cannot_be_had_stops_the_run_or_breaks_its_task(fleet: Fleet) -> None:

@@ -40,15 +40,24 @@ def test_resume_has_the_files_that_the_run_was_planned_with(fleet: Fleet) -> Non
 
 def test_caches_and_what_git_ignores_stay_here(fleet: Fleet) -> None:
     lib = fleet.folder / "lib"
-    for name in ("__pycache__/m.pyc", ".git/config", "data/big.log", "data/kept.log", "data/a.txt", "m.py"):
+    for name in (
+        "__pycache__/m.pyc",
+        ".git/config",
+        "data/big.log",
+        "data/kept.log",
+        "data/a.txt",
+        "m.py",
+        "notes.md",
+    ):
         (lib / name).parent.mkdir(parents=True, exist_ok=True)
         (lib / name).write_text(name)
     (fleet.folder / ".gitignore").write_text("*.log\n!kept.log\n/wanted\n")
+    (fleet.folder / ".evalfleetignore").write_text("*.md\n")
     (fleet.folder / "wanted").write_text("listed by its name")
     fleet.bench(tasks(1, "find -L . -type f | sort | note; score 1", "a"), files=["run.sh", "lib/", "wanted"])
     done = fleet.run()
     assert done.code == 0
-    assert ".gitignore keeps lib/data/big.log from being sent" in done.err
+    assert "an ignore file keeps lib/data/big.log, lib/notes.md from being sent" in done.err
     sent = "./lib/data/a.txt ./lib/data/kept.log ./lib/m.py ./run.sh ./wanted"
     assert fleet.note("a_1").split() == sent.split()
     (lib / "__pycache__" / "n.pyc").write_text("new")

@@ -329,7 +329,7 @@ def _about_ignored(root: Path, entries: Sequence[str]) -> Iterator[str]:
     ignored = ignored_files(root, entries)
     if ignored:
         shown = ", ".join(map(str, ignored[:3])) + (", ..." if len(ignored) > 3 else "")
-        yield f".gitignore keeps {shown} from being sent; list what machines need in 'files' by its name"
+        yield f"an ignore file keeps {shown} from being sent; list what machines need in 'files' by its name"
 
 
 def _about_braces(command: Sequence[str]) -> Iterator[str]:

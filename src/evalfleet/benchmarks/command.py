@@ -37,7 +37,7 @@ from evalfleet.ports import Answer, Grader
 from evalfleet.toml_tables import expand
 
 from .benchmark_file import load_benchmark
-from .containers import in_container
+from .containers import IMAGE_STEP, in_container
 from .loaded import Loaded
 from .results import outcome_of, scored_apart
 from .spec import (
@@ -187,9 +187,9 @@ class CommandBenchmark:
     def grader(self) -> Grader | None:
         """Grades once more, when that is asked for, with the grader as it is now: it may have been corrected.
 
-        Attempts are scored on their machines. What runs in containers is graded there alone.
+        Attempts are scored on their machines.
         """
-        if not self.spec.score or self.spec.image:
+        if not self.spec.score:
             return None
         spec = msgspec.structs.replace(self.spec, digest="", score_digest="")
         model, agent, settings = self._given
@@ -234,11 +234,17 @@ RESULT_CAP = 1 << 20
 LOG_TAIL = 2000
 
 
+END_S = 10.0
+"""What a container has to be removed, once its time limit is reached."""
+
+
 class Scoring(Protocol):
     """What is needed of the benchmark."""
 
     @property
     def bundle(self) -> Bundle: ...
+
+    def task_bundle(self, task: Task) -> Bundle: ...
 
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None: ...
 
@@ -249,7 +255,7 @@ class ScoreGrader:
     """Runs the score command for each answer that is wanted, one after another, in a folder of its own.
 
     The attempt's artefacts are all there is of it: its working directory, and what set-up made, stayed on
-    its machine.
+    its machine. What was graded in a container there is graded in one here, of the same image.
     """
 
     def __init__(self, benchmark: Scoring) -> None:
@@ -271,19 +277,32 @@ class ScoreGrader:
         work, out = folder / "work", folder / "out"
         work.mkdir(parents=True)
         out.mkdir()
-        for name, path in {**self._benchmark.bundle.files, **scorer.bundle.files}.items():
+        bundles = self._benchmark.bundle, self._benchmark.task_bundle(answer.task)
+        images = [step for bundle in bundles for step in bundle.steps if step.name == IMAGE_STEP]
+        for name, path in {**bundles[0].files, **scorer.bundle.files}.items():
             target = work / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
-                target.symlink_to(path)
+                if not images:
+                    target.symlink_to(path)
+                elif os.path.isdir(path):  # a container sees nothing but this folder
+                    shutil.copytree(path, target, dirs_exist_ok=True)
+                else:
+                    shutil.copy2(path, target)
         environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environ |= {
             **scorer.command.env,
             "EVALFLEET_OUT": str(out),
             "EVALFLEET_GRADED_OUT": str(answer.folder),
+            "EVALFLEET_JOB": f"{answer.attempt}.grade",
+            "EVALFLEET_MACHINE": str(scratch),
         }
+        for step in images:
+            had = await _run(step.command, step.timeout_s, work, environ, folder / "image.log")
+            if had.exit_code != 0:
+                return Broken(Cause.RESULT, f"it cannot be graded here: {had.detail.strip() or had.reason}")
         environ |= {name: secrets[name] for name in scorer.command.secrets if secrets.get(name)}
-        ended = await _run(scorer, work, environ, folder / "log")
+        ended = await _run(scorer.command, scorer.timeout_s, work, environ, folder / "log")
         with contextlib.suppress(OSError), (out / "result.json").open("rb") as file:
             ended = Ended(ended.reason, ended.exit_code, result=file.read(RESULT_CAP), detail=ended.detail)
         outcome = self._benchmark.scored(answer.task, Ended("exited", 0), ended)
@@ -292,13 +311,15 @@ class ScoreGrader:
         return Broken(Cause.RESULT, "the score command gave no score")
 
 
-async def _run(scorer: Scorer, work: Path, environ: Mapping[str, str], log: Path) -> Ended:
+async def _run(
+    command: Command, timeout_s: float, work: Path, environ: Mapping[str, str], log: Path
+) -> Ended:
     """To its end, or to its time limit; all of its process group is gone then."""
     reason: EndReason = "exited"
     with log.open("wb") as file:
         try:
             process = await asyncio.create_subprocess_exec(
-                *scorer.command.argv,
+                *command.argv,
                 cwd=work,
                 env=environ,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -309,9 +330,12 @@ async def _run(scorer: Scorer, work: Path, environ: Mapping[str, str], log: Path
         except OSError as err:
             return Ended("failed_to_start", detail=str(err))
         try:
-            await asyncio.wait_for(process.wait(), scorer.timeout_s)
+            await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
             reason = "timed_out"
+            with contextlib.suppress(TimeoutError, ProcessLookupError):
+                process.terminate()  # so that it can remove its container
+                await asyncio.wait_for(process.wait(), END_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -94,10 +94,13 @@ exit $code
 """Arguments: options of `run`, the image, the command."""
 
 
+IMAGE_STEP = "image"
+
+
 def image_step(settings: ContainerSettings, images: Sequence[str]) -> SetupStep:
     """The step of set-up that looks for an engine and has the images there."""
     argv = ("sh", "-c", PULL, "evalfleet-image", settings.engine, settings.pull, *images)
-    return SetupStep("image", Command(argv))
+    return SetupStep(IMAGE_STEP, Command(argv))
 
 
 def in_container(command: Command, image: str, settings: ContainerSettings) -> Command:

@@ -216,7 +216,7 @@ class _Pattern:
 
 
 class IgnoreRules:
-    """What is ignored below a folder: by the `.gitignore` files in it, and above it in the same repository.
+    """What is ignored below a folder: by the ignore files in it, and above it in the same repository.
 
     What a person's own git ignores (its excludes file) does not matter: a run must not depend on who
     starts it.
@@ -233,7 +233,7 @@ class IgnoreRules:
         return path.name in CACHES or path.suffix == ".pyc"
 
     def ignores(self, path: PurePosixPath, is_folder: bool) -> bool:
-        """Does a `.gitignore` say that this path, relative to the root, is none of the repository's?
+        """Does an ignore file say that this path, relative to the root, is not to be sent?
 
         The last pattern that matches counts, and those of inner folders come last. Whether a folder above it
         is ignored is for the caller to know.
@@ -249,11 +249,15 @@ class IgnoreRules:
         return verdict
 
 
+IGNORE_FILES = (".gitignore", ".evalfleetignore")
+"""The second one is for what belongs into a repository and not onto machines; it has the last word."""
+
+
 def _patterns(folder: Path) -> list[_Pattern]:
-    try:
-        lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
+    lines: list[str] = []
+    for name in IGNORE_FILES:
+        with contextlib.suppress(OSError):
+            lines += (folder / name).read_text("utf-8", "replace").splitlines()
     return [pattern for line in lines if (pattern := _parsed(line)) is not None]
 
 

@@ -246,7 +246,7 @@ def _grading(state: RunState, record: ev.Record) -> Notice | None:
             what = f"{clean(known.task)} graded{'' if first else ' again'}"
             if isinstance(grade, Scored):
                 return Notice(at, "task", f"{what}: {_score(grade)}", grade.success, grade, settles=first)
-            text = f"{what}: {words(grade.cause)} ({clean(grade.detail, 120)})"
+            text = f"{what}: broken: {words(grade.cause)} ({clean(grade.detail, 120)})"
             return Notice(at, "trouble", text, False, grade, settles=first)
         case ev.GradingRequested(attempts):
             return Notice(at, "news", f"{plural(len(attempts), 'answer')} to be graded again")

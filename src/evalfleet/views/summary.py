@@ -65,6 +65,8 @@ def shortfall(state: RunState, verdict: Verdict) -> str:
     allowed = verdict.allow_broken * state.total if verdict.allow_broken_is_share else verdict.allow_broken
     if state.answered:
         return f"{plural(state.answered, 'answer')} not graded"
+    if state.grading_problem:
+        return "nothing was graded again"
     if state.broken > allowed and not verdict.strict:
         limit = f", more than the {allowed:g} of --allow-broken" if allowed else ""
         return f"{plural(state.broken, 'task')} broken{limit}"
