@@ -5,8 +5,9 @@
 
 It writes down what it served (`models.served`), so that what a meter counted can be held against it. A
 model's name says how its calls go, after a `+`: `any+cut` breaks its streams off, `+stall` stops answering,
-`+500`, `+429`, `+400` fail, `+nonsense` answers what is no JSON, `+negative` tells usage that cannot be,
-`+silent` tells none, `+slow` waits between the events of a stream. By hand: `python -m standins.models`.
+`+500`, `+429`, `+400` fail, `+nonsense` answers what is no JSON, `+negative` and `+absurd` tell usage that
+cannot be, `+silent` tells none, `+slow` waits between the events of a stream. By hand:
+`python -m standins.models`.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ class Models:
             await self._runner.cleanup()
 
     async def _sums(self, request: web.Request) -> web.Response:
-        """How many calls told their usage, and the tokens of all of them."""
+        """How many calls were made, how many told their usage, and the tokens of those."""
         sums: Counter[str] = Counter()
         for call in self.served:
             sums.update(call.tokens)
-        return web.json_response({"calls": len(self.served), "tokens": dict(sums)})
+        counts = {"requests": len(self.requests), "calls": len(self.served)}
+        return web.json_response({**counts, "tokens": dict(sums)})
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "any", "object": "model"}]})
@@ -150,12 +152,13 @@ class _Call:
         if self.dialect == "embeddings":
             del self.tokens["reasoning"], self.tokens["cached"]
         options = body.get("stream_options") or {}
-        self.tells = self.mood not in ("silent", "negative", "cut") and not (
+        self.tells = self.mood not in ("silent", "negative", "absurd", "cut") and not (
             self.dialect == "chat" and self.streams and not options.get("include_usage")
         )
 
     def usage(self) -> dict[str, Any]:
-        told = {kind: -count if self.mood == "negative" else count for kind, count in self.tokens.items()}
+        factor = {"negative": -1, "absurd": 10**12}.get(self.mood, 1)
+        told = {kind: factor * count for kind, count in self.tokens.items()}
         if self.mood == "silent":
             return {}
         if self.dialect == "anthropic":

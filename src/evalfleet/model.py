@@ -279,6 +279,8 @@ class Metering(Struct, frozen=True, omit_defaults=True):
     """The models' limit of calls a minute, over all machines."""
     tpm: float | None = None
     """The models' limit of tokens a minute, over all machines."""
+    most_out: int | None = None
+    """Tokens that a call puts out at most where it does not say: what it can have cost if nobody tells."""
 
 
 Spent = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -286,12 +288,15 @@ Count = Annotated[int, Meta(ge=0, le=10**15)]
 
 
 class ModelUse(Struct, frozen=True, omit_defaults=True):
-    """The calls of one model. `unknown`: those whose tokens, or whose price, nobody knows."""
+    """The calls of one model."""
 
     calls: Count = 0
     usd: Spent = 0.0
     unknown: Count = 0
+    """Calls whose tokens, or whose price, nobody knows."""
     tokens: Mapping[str, Count] = field(default_factory=dict[str, int])
+    unknown_usd: Spent = 0.0
+    """The most that those can have cost; not in `usd`."""
 
 
 class Metered(Struct, frozen=True, omit_defaults=True):
@@ -309,6 +314,10 @@ class Metered(Struct, frozen=True, omit_defaults=True):
     """Why a call was refused for want of money."""
     wedged: str = ""
     """The error that came again and again, for which the attempt was ended."""
+    unknown_usd: Spent = 0.0
+    """The most that the unknown calls can have cost, reckoned from what they asked; not in `usd`."""
+    unknown_tokens: Count = 0
+    """The most tokens that the unknown calls can have used; not in `tokens`."""
 
     def plus(self, other: Metered | None) -> Metered:
         """Both together: an attempt's, and its score command's."""
@@ -318,7 +327,8 @@ class Metered(Struct, frozen=True, omit_defaults=True):
         for name, use in other.models.items():
             mine = models.get(name, ModelUse())
             sums = (mine.calls + use.calls, mine.usd + use.usd, mine.unknown + use.unknown)
-            models[name] = ModelUse(*sums, _added(mine.tokens, use.tokens))
+            unknown_usd = mine.unknown_usd + use.unknown_usd
+            models[name] = ModelUse(*sums, _added(mine.tokens, use.tokens), unknown_usd)
         return Metered(
             self.usd + other.usd,
             self.calls + other.calls,
@@ -328,12 +338,19 @@ class Metered(Struct, frozen=True, omit_defaults=True):
             models,
             self.refused or other.refused,
             self.wedged or other.wedged,
+            self.unknown_usd + other.unknown_usd,
+            self.unknown_tokens + other.unknown_tokens,
         )
 
     @property
+    def used_usd(self) -> float:
+        """What a budget must count: what calls of unknown cost can have cost, too."""
+        return self.usd + self.unknown_usd
+
+    @property
     def used_tokens(self) -> int:
-        """Of input and output together."""
-        return self.tokens.get("in", 0) + self.tokens.get("out", 0)
+        """Of input and output together, those that unknown calls can have used, too."""
+        return self.tokens.get("in", 0) + self.tokens.get("out", 0) + self.unknown_tokens
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

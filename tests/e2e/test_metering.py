@@ -240,6 +240,44 @@ def test_the_budget_bounds_models_and_what_was_refused_is_unrun(fleet: Fleet, mo
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
+def test_a_call_of_which_nobody_tells_uses_up_the_budget_by_what_it_can_have_cost(
+    fleet: Fleet, models: Served
+) -> None:
+    """A call can put in 90 tokens or so, and put out 100: less than $0.0012, and the budget pays ten."""
+    metered(
+        fleet,
+        models,
+        [task(f"a_{n}", "[call('any+silent') for _ in range(5)]; score(1)") for n in range(1, 6)],
+        'max_output_tokens = 100\n[model.prices]\n"any+silent" = {in = 2, cache_write = 3, out = 8}\n',
+    )
+    assert fleet.run("--budget", "0.0105").code == 3
+    told = fleet.results()["models"]
+    assert 5 <= told["unknown_calls"] == told["calls"] == models.sums()["requests"] <= 11
+    assert (told["usd"], told["by_model"]["any+silent"]["unknown_usd"]) == (0, told["unknown_usd"])
+    assert 0.0105 - 0.0012 <= told["unknown_usd"] <= 0.0105 + 0.0012
+    line = calls_of(fleet, "a_1.0")[0]
+    assert "usd" not in line
+    assert 100 * 8e-6 < line["at_most_usd"] < 0.0012
+    assert "(estimated)" in fleet("report", "r").out
+
+
+def test_the_budget_bounds_what_a_score_command_asks_of_models(fleet: Fleet, models: Served) -> None:
+    code = "[call() for _ in range(50)]; score(1)"
+    metered(
+        fleet,
+        models,
+        [task("a", "call(); call()")],
+        score=[sys.executable, "agent.py", code],
+    )
+    assert fleet.run("--budget", "0.0096").code == 3
+    assert models.sums()["calls"] == 13
+    results = fleet.results()
+    assert (results["scored"], results["unrun"]) == (0, 1)
+    assert results["cost"]["models_usd"] == pytest.approx(models.usd(), abs=1e-6)
+    assert fleet("resume", "r", "--budget", "1").code == 0
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
 def test_tokens_are_bounded(fleet: Fleet, models: Served) -> None:
     metered(fleet, models, [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in (1, 2, 3)])
     assert fleet.run("--max-tokens", "1000").code == 3
@@ -287,10 +325,12 @@ def test_a_run_that_is_not_metered_says_so(fleet: Fleet) -> None:
         ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 0}', (), "dollars above 0"),
         ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {out = 1}', (), "what input costs"),
         ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {inn = 1}', (), "did you mean 'in'"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 1}', (), "what output costs"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = -1, out = 1}', (), "dollars above 0"),
         ('[model]\nkey = "OTHER_KEY"', (), "the key of no API that is known"),
         ('[model]\nkey = "OPENAI_API_KEY"', ("--task-budget", "1"), "give --budget"),
         (
-            '[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 1}',
+            '[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 1, out = 1}',
             ("--budget", "1", "--model", "anything"),
             "--model anything costs",
         ),

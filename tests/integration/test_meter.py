@@ -25,7 +25,9 @@ from standins.models import Models
 from tests.waiting import until_seen
 
 FOLDER = Path(meter.__file__).parent
-PRICES = {"any": {"in": 2e-6, "cached": 1e-6, "cache_write": 3e-6, "out": 8e-6}}
+PRICE = {"in": 2e-6, "cached": 1e-6, "cache_write": 3e-6, "out": 8e-6}
+MOODS = ("cut", "silent", "negative", "absurd", "nonsense", "stall")
+PRICES = {"any": PRICE, **{f"any+{mood}": PRICE for mood in MOODS}}
 ASK: Any = [{"role": "user", "content": "say words"}]
 
 
@@ -204,7 +206,7 @@ def test_events_pass_as_they_come(tmp_path: Path) -> None:
     run(test, tmp_path)
 
 
-@pytest.mark.parametrize("mood", ["cut", "silent", "negative", "nonsense"])
+@pytest.mark.parametrize("mood", ["cut", "silent", "negative", "absurd", "nonsense"])
 def test_what_cannot_be_read_is_unknown_and_never_zero(tmp_path: Path, mood: str) -> None:
     async def call(it: Metered) -> None:
         stream = mood == "cut"
@@ -225,7 +227,13 @@ def test_what_cannot_be_read_is_unknown_and_never_zero(tmp_path: Path, mood: str
         await until_seen(it.ended, "the call to be written down")
         (line,) = it.ended()
         assert not {"in", "out", "usd"} & line.keys()
-        assert (await it.state())["unknown"] == 1
+        state = await it.state()
+        assert (state["usd"], state["unknown"]) == (0, 1)
+        assert state["unknown_usd"] == line["at_most_usd"] > 0.26  # 32768 tokens put out
+        assert state["unknown_tokens"] == line["at_most_tokens"] > 32768
+        await it.ask(do="limit", attempt="t.1", usd=line["at_most_usd"], refused="it is used up")
+        with pytest.raises(openai.APIStatusError, match="it is used up"):
+            await it.gpt().chat.completions.create(model="any", messages=ASK)
 
     run(test, tmp_path)
 
@@ -238,6 +246,8 @@ def test_a_cut_stream_tells_what_was_put_in_and_not_what_was_put_out(tmp_path: P
         (line,) = await until_seen(it.ended, "the call to be written down")
         assert line["in"] > 0
         assert "out" not in line
+        assert line["at_most_tokens"] == line["in"] + 9  # it asked for 9 at most
+        assert line["at_most_usd"] == pytest.approx(line["in"] * 3e-6 + 9 * 8e-6)
         assert "broke off" in line["error"]
 
     run(test, tmp_path)
@@ -341,6 +351,7 @@ def test_a_meter_that_is_killed_leaves_a_list_with_the_calls_in_flight(tmp_path:
         with pytest.raises(openai.APIConnectionError):
             await calling
         assert [(line["n"], line.get("status")) for line in it.lines()] == [(1, None), (1, 200), (2, None)]
+        assert it.lines()[-1]["at_most_usd"] > 0.26
 
     run(test, tmp_path)
 

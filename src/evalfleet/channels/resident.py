@@ -259,6 +259,7 @@ class Resident:
             "upstreams": apis,
             "prices": metering.prices,
             "keep_calls": metering.keep_calls,
+            "most_out": metering.most_out,
             "mask": [value for value in values.values() if is_maskable(value)],
         }
         program = base64.b64encode(meter_archive()).decode()

@@ -58,7 +58,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
 from evalfleet.ports import Answer, Channel, HostChannel, PerTask
-from evalfleet.state import AttemptState, MachineState, is_ungraded, steered_by
+from evalfleet.state import AttemptState, MachineState, exceeds, is_ungraded, steered_by
 
 from .machines import forged, report_gone, silent_since
 from .tools import Tools
@@ -73,6 +73,7 @@ EVICTION_S = 300.0
 SETTLE_S, MOMENT_S = 30.0, 1.0
 """How long a machine may take to answer before a cancelled run lets it go, and then to say how an attempt
 ended."""
+NOT_USED = Metered()
 METER = "meter"
 """The step of a machine's set-up without which no metered attempt can be started."""
 SCORE = ".score"
@@ -101,16 +102,15 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                 await _started(tools, channel, job, machine)
                 # its time counts from when its command runs, never from when it was asked for
                 patience.reschedule(asyncio.get_running_loop().time() + patience_s)
-                async with _asking_for_more(tools, channel, attempt):
+                async with _asking_for_more(tools, channel, attempt, job.id):
                     ended = await _to_the_end(tools, channel, job, machine)
                 scorer = scorer_of(tools, task, attempt.id)
                 metered, ending = ended.metered, _ended_by_its_meter(ended)
-                if metered is not None:
-                    tools.metered[attempt.id] = metered
                 if ending is None and scorer is not None and _scorable(ended):
                     patience.reschedule(None)  # its own limit is kept on the host
                     outcome, metered = await _score(tools, channel, task, job, machine, scorer, ended)
                 else:
+                    _note(tools, attempt.id, metered)
                     outcome = ending or await _judge(tools, channel, task, ended)
         except TimeoutError:
             patience_s = limits.grace_s
@@ -243,10 +243,15 @@ def _ended_by_its_meter(ended: Ended) -> Broken | None:
 
 
 @asynccontextmanager
-async def _asking_for_more(tools: Tools, channel: Channel, attempt: AttemptState) -> AsyncGenerator[None]:
-    """While the attempt runs, report when its model calls need more than they were allowed."""
+async def _asking_for_more(
+    tools: Tools, channel: Channel, attempt: AttemptState, job: AttemptId, before: Metered = NOT_USED
+) -> AsyncGenerator[None]:
+    """While a job of the attempt runs, report when its model calls need more than they were allowed.
+
+    `before`: what an earlier job of the attempt has used.
+    """
     limited = attempt.allowance != NO_LIMIT and isinstance(channel, HostChannel)
-    asking = asyncio.create_task(_ask_for_more(tools, channel, attempt)) if limited else None
+    asking = asyncio.create_task(_ask_for_more(tools, channel, attempt, job, before)) if limited else None
     try:
         yield
     finally:
@@ -254,10 +259,26 @@ async def _asking_for_more(tools: Tools, channel: Channel, attempt: AttemptState
             asking.cancel()
 
 
-async def _ask_for_more(tools: Tools, channel: Channel, attempt: AttemptState) -> None:
+async def _ask_for_more(
+    tools: Tools, channel: Channel, attempt: AttemptState, job: AttemptId, before: Metered
+) -> None:
     assert isinstance(channel, HostChannel)
     while True:
-        tools.report(AllowanceWanted(attempt.id, await channel.wants(attempt.id)))
+        used = before.plus(await channel.wants(job))
+        if exceeds(attempt, used):
+            tools.report(AllowanceWanted(attempt.id, used))
+        else:  # what a controller before us was granted did not get there
+            with suppress(ChannelError):
+                await channel.allow(job, _rest(attempt.allowance, before), attempt.refused)
+
+
+def _rest(allowance: Allowance, used: Metered) -> Allowance:
+    """What is left of an attempt's allowance for another job of it."""
+    usd, tokens = allowance.usd, allowance.tokens
+    return Allowance(
+        None if usd is None else max(0.0, usd - used.used_usd),
+        None if tokens is None else max(0, tokens - used.used_tokens),
+    )
 
 
 async def allow(tools: Tools, attempt: AttemptState, allowance: Allowance, refused: str) -> None:
@@ -265,8 +286,10 @@ async def allow(tools: Tools, attempt: AttemptState, allowance: Allowance, refus
     machine = tools.state.machines[attempt.machine]
     channel = tools.channel(machine)
     while isinstance(channel, HostChannel):
+        before = tools.scoring.get(attempt.id)
+        job = attempt.id if before is None else scoring_job(attempt.id)
         try:
-            await channel.allow(attempt.id, allowance, refused)
+            await channel.allow(job, _rest(allowance, before or NOT_USED), refused)
             break
         except (StaleController, MachineForged):
             raise
@@ -340,6 +363,7 @@ async def _score(
     scorer: Scorer,
     ended: Ended,
 ) -> tuple[Outcome, Metered | None]:
+    attempt, used = tools.state.attempts[job.id], ended.metered or NOT_USED
     grading = Job(
         scoring_job(job.id),
         scorer.command,
@@ -351,12 +375,26 @@ async def _score(
         score_bundle=scorer.bundle.digest,
         task_bundle=job.task_bundle,
         metering=job.metering,
+        allowance=_rest(attempt.allowance, used),
     )
-    await _started(tools, channel, grading, machine)
-    graded = await _to_the_end(tools, channel, grading, machine)
+    tools.scoring[job.id] = used
+    try:
+        await _started(tools, channel, grading, machine)
+        async with _asking_for_more(tools, channel, attempt, grading.id, used):
+            graded = await _to_the_end(tools, channel, grading, machine)
+    finally:
+        del tools.scoring[job.id]
     assert isinstance(tools.benchmark, PerTask)
     outcome = _ended_by_its_meter(graded) or tools.benchmark.scored(task, ended, graded)
-    return outcome, graded.metered if ended.metered is None else ended.metered.plus(graded.metered)
+    metered = graded.metered if ended.metered is None else ended.metered.plus(graded.metered)
+    _note(tools, job.id, metered)
+    return outcome, metered
+
+
+def _note(tools: Tools, attempt: AttemptId, metered: Metered | None) -> None:
+    """Keep what its model calls used: its machine may be gone before anybody can report it."""
+    if metered is not None:
+        tools.metered[attempt] = metered
 
 
 def _seconds(outcome: Outcome, ended: Ended) -> float:

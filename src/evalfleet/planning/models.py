@@ -80,6 +80,7 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     rpm: float | None = None
     tpm: float | None = None
     concurrency: int | None = None
+    max_output_tokens: int | None = None
 
 
 def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
@@ -89,7 +90,7 @@ def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
         raise RequestError(
             f"{where}: 'key' must be the name of a variable such as \"OPENAI_API_KEY\", never its value"
         )
-    for name in ("rpm", "tpm", "concurrency"):
+    for name in ("rpm", "tpm", "concurrency", "max_output_tokens"):
         value = getattr(found, name)
         if value is not None and not 0 < value < 1e12:
             raise RequestError(f"{where}: {name!r} is {value}; write a number above 0, or leave it out")
@@ -131,6 +132,8 @@ def _prices(table: Mapping[str, Any], where: str) -> dict[str, dict[str, float]]
                 raise RequestError(f"{at}: {kind!r} is {usd!r}; write dollars above 0 for a million tokens")
         if "in" not in told:
             raise RequestError(f"{at} does not say what input costs; write in = DOLLARS")
+        if "out" not in told and "embed" not in model:
+            raise RequestError(f"{at} does not say what output costs; write out = DOLLARS")
         found[model] = {kind: usd / MILLION for kind, usd in told.items()}
     return found
 
@@ -198,6 +201,7 @@ def metering_of(
         table.concurrency,
         table.rpm,
         table.tpm,
+        table.max_output_tokens,
     )
 
 

@@ -94,7 +94,7 @@ def heed_wants(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Ev
 
 def _used_usd(state: RunState, attempt: AttemptId) -> float:
     used = state.attempts[attempt].wanting
-    return 0.0 if used is None else used.usd
+    return 0.0 if used is None else used.used_usd
 
 
 def _more(state: RunState, attempt: AttemptId) -> Allowance | None:
@@ -103,11 +103,11 @@ def _more(state: RunState, attempt: AttemptId) -> Allowance | None:
     if used is None:
         return None
     usd, tokens = allowed.usd, allowed.tokens
-    if usd is not None and used.usd >= usd:
-        free = free_usd(state) - (used.usd - usd)  # what was under way when the allowance was used up
+    if usd is not None and used.used_usd >= usd:
+        free = free_usd(state) - (used.used_usd - usd)  # what was under way when the allowance was used up
         if free <= LEAST * LEAST * _step_usd(state):
             return None
-        usd = used.usd + min(_step_usd(state), free)
+        usd = used.used_usd + min(_step_usd(state), free)
     if tokens is not None and used.used_tokens >= tokens:
         left = _free_tokens(state) - (used.used_tokens - tokens)
         if left < 1:

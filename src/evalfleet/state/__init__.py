@@ -16,6 +16,7 @@ from .nouns import (
     Refusal,
     RunState,
     TaskState,
+    exceeds,
     is_ungraded,
 )
 from .run import lane_of
@@ -35,6 +36,7 @@ __all__ = [
     "accepts",
     "apply",
     "apply_record",
+    "exceeds",
     "fold",
     "is_ungraded",
     "lane_of",

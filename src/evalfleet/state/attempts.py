@@ -60,7 +60,7 @@ def _used(state: RunState, attempt: AttemptState, metered: Metered) -> None:
     """What its model calls used is known now: that is spent, and the rest of its allowance is free again."""
     attempt.metered = metered
     _reserve(state, attempt, -1)
-    for purse, used in ((state.model_usd, metered.usd), (state.model_tokens, metered.used_tokens)):
+    for purse, used in ((state.model_usd, metered.used_usd), (state.model_tokens, metered.used_tokens)):
         purse.spent += used
         insort(purse.each, float(used))
     state.metered_calls += metered.calls

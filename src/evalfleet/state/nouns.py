@@ -335,7 +335,7 @@ class RunState:
 def exceeds(attempt: AttemptState, used: Metered) -> bool:
     """Have its model calls used up what they may, as far as anybody has decided?"""
     allowed = attempt.allowance
-    return (allowed.usd is not None and used.usd >= allowed.usd) or (
+    return (allowed.usd is not None and used.used_usd >= allowed.usd) or (
         allowed.tokens is not None and used.used_tokens >= allowed.tokens
     )
 

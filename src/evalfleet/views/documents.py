@@ -76,6 +76,7 @@ class ModelCost(TypedDict):
     usd: float
     calls: int
     unknown_calls: Annotated[int, Meta(description="whose tokens, or whose price, nobody knows")]
+    unknown_usd: Annotated[float, Meta(description="the most that those can have cost; not in `usd`")]
     tokens: Annotated[dict[str, int], Meta(description="in, cached, cache_write, out, reasoning")]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
-from evalfleet.model import AttemptId, Broken, Metered
+from evalfleet.model import AttemptId, Broken, Metered, ModelUse
 from evalfleet.state import AttemptState, RunState
 
 from .documents import ModelCost, ModelCosts
@@ -22,13 +22,11 @@ def model_costs(state: RunState) -> ModelCosts:
     return {
         "metered": metering is not None,
         "priced": None if metering is None else metering.priced or None,
-        **_cost(whole.usd, whole.calls, whole.unknown, whole.tokens),
+        **_cost(whole),
         "throttled_calls": whole.throttled,
         "lost_usd": round(state.model_usd.lost, 6),
         "retries_usd": round(sum(_usd(each) for each in known if each.id not in deciding), 6),
-        "by_model": {
-            name: _cost(use.usd, use.calls, use.unknown, use.tokens) for name, use in whole.models.items()
-        },
+        "by_model": {name: _cost(use) for name, use in whole.models.items()},
         "by_cause": _by(known, _cause),
         "by_domain": _by(known, lambda each: tasks[each.task].task.domain),
         "by_machine": _by(known, lambda each: machines[each.machine].name),
@@ -44,8 +42,14 @@ def _whole(attempts: Iterable[AttemptState]) -> Metered:
     return whole
 
 
-def _cost(usd: float, calls: int, unknown: int, tokens: Mapping[str, int]) -> ModelCost:
-    return {"usd": round(usd, 6), "calls": calls, "unknown_calls": unknown, "tokens": dict(tokens)}
+def _cost(use: Metered | ModelUse) -> ModelCost:
+    return {
+        "usd": round(use.usd, 6),
+        "calls": use.calls,
+        "unknown_calls": use.unknown,
+        "unknown_usd": round(use.unknown_usd, 6),
+        "tokens": dict(use.tokens),
+    }
 
 
 def _usd(attempt: AttemptState) -> float:

@@ -298,7 +298,9 @@ def _metered(results: Results) -> str:
         return "\n\nModels not metered."
     said = [f"{models['calls']:,} model calls were metered"]
     if models["unknown_calls"]:
-        said.append(f"of {models['unknown_calls']:,} the tokens or the price are unknown")
+        most = models["unknown_usd"]
+        more = f", which is up to {usd(most)} more (estimated)" if most else ""
+        said.append(f"of {models['unknown_calls']:,} the tokens or the price are unknown{more}")
     if models["retries_usd"]:
         said.append(f"{usd(models['retries_usd'])} went to attempts that did not decide their task")
     if models["lost_usd"]:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, NamedTuple
 
 SAME_ERROR_TIMES = 20
 SAME_ERROR_S = 600.0
@@ -17,10 +17,21 @@ MOST_MODELS = 50
 OTHERS = "others"
 """What models are called together beyond so many of one attempt: their names are the caller's words."""
 OK = 400  # statuses below it
+NO_CALLS = {"calls": 0, "usd": 0.0, "unknown": 0, "unknown_usd": 0.0}
 _DATED = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|\d{4}|latest)$")
 
 Prices = Mapping[str, Mapping[str, float]]
 """US dollars for a token, by model and kind of token: `in`, `cached`, `cache_write`, `out`."""
+
+
+class Most(NamedTuple):
+    """The most tokens that a call can use, as far as what was asked tells."""
+
+    tokens_in: int
+    tokens_out: int
+
+
+NOTHING = Most(0, 0)
 
 
 class Account:
@@ -34,6 +45,8 @@ class Account:
         self.tokens: dict[str, int] = {}
         self.usd = 0.0
         self.unknown = 0  # calls whose tokens, or whose model's price, nobody knows
+        self.unknown_usd = 0.0  # the most that those can have cost, and used; not in `usd` and `tokens`
+        self.unknown_tokens = 0
         self.throttled = 0
         self.allowed_usd: float | None = None
         self.allowed_tokens: int | None = None
@@ -51,17 +64,32 @@ class Account:
 
     def has_room(self) -> bool:
         """May another call begin? What it will cost is known only when it has ended."""
-        spent = sum(self.tokens.get(kind, 0) for kind in ("in", "out"))
-        return (self.allowed_usd is None or self.usd < self.allowed_usd) and (
-            self.allowed_tokens is None or spent < self.allowed_tokens
+        tokens = sum(self.tokens.get(kind, 0) for kind in ("in", "out")) + self.unknown_tokens
+        return (self.allowed_usd is None or self.usd + self.unknown_usd < self.allowed_usd) and (
+            self.allowed_tokens is None or tokens < self.allowed_tokens
         )
 
-    def begin(self, model: str) -> Call:
+    def begin(self, model: str, most: Most = NOTHING) -> Call:
+        """`most`: what the call can use. It is written down first, for whoever reads the list of a meter that
+        was killed meanwhile."""
         self.calls += 1
         self.in_flight += 1
-        call = Call(self, self.calls, model)
-        self.write({"n": call.n, "at": call.at, "model": model})
+        call = Call(self, self.calls, model, most)
+        self.write({"n": call.n, "at": call.at, "model": model, **self._at_most(call)})
         return call
+
+    def _at_most(self, call: Call) -> dict[str, Any]:
+        """What a call of which nobody tells more can have used."""
+        if not call.counts:
+            return {}
+        most = Most(call.tokens.get("in", call.most.tokens_in), call.tokens.get("out", call.most.tokens_out))
+        line: dict[str, Any] = {"at_most_tokens": most.tokens_in + most.tokens_out}
+        price = price_of(self._prices, call.model)
+        if price is not None:
+            dearest = max(price["in"], price.get("cache_write", 0.0))
+            usd = most.tokens_in * dearest + most.tokens_out * price.get("out", max(price.values()))
+            line["at_most_usd"] = round(usd, 9)
+        return line
 
     def end(self, call: Call) -> None:
         self.in_flight -= 1
@@ -69,22 +97,27 @@ class Account:
         for kind, count in call.tokens.items():
             self.tokens[kind] = self.tokens.get(kind, 0) + count
         usd = self._usd(call)
+        most = self._at_most(call) if usd is None else {}
         if usd is not None:
             self.usd += usd
-        elif call.counts:
+        else:
             self.unknown += 1
+            self.unknown_usd += most.get("at_most_usd", 0.0)
+            told = call.tokens.get("in", 0) + call.tokens.get("out", 0)
+            self.unknown_tokens += max(0, most["at_most_tokens"] - told)
         if call.counts:
-            self._by_model(call, usd)
+            self._by_model(call, usd, most.get("at_most_usd", 0.0))
         self.throttled += call.status == 429
         self._notice(call)
-        self.write(call.line(usd))
+        self.write({**call.line(usd), **most})
 
-    def _by_model(self, call: Call, usd: float | None) -> None:
+    def _by_model(self, call: Call, usd: float | None, most_usd: float) -> None:
         name = call.model if call.model in self.models or len(self.models) < MOST_MODELS else OTHERS
-        sums = self.models.setdefault(name, {"calls": 0, "usd": 0.0, "unknown": 0, "tokens": {}})
+        sums = self.models.setdefault(name, {**NO_CALLS, "tokens": {}})
         sums["calls"] += 1
         sums["usd"] += usd or 0.0
         sums["unknown"] += usd is None
+        sums["unknown_usd"] += most_usd
         for kind, count in call.tokens.items():
             sums["tokens"][kind] = sums["tokens"].get(kind, 0) + count
 
@@ -93,11 +126,14 @@ class Account:
         return self.allowed_usd is None or price_of(self._prices, model) is not None
 
     def _usd(self, call: Call) -> float | None:
-        """None where tokens or price are unknown. A call that was refused costs nothing."""
-        if not call.counts or (call.status >= OK and not call.tokens):
+        """None where tokens or price are unknown. A call that was refused, or never sent, costs nothing."""
+        refused = call.status >= OK and not call.tokens and not call.unanswered
+        if not call.counts or refused or not call.sent:
             return 0.0
         price = price_of(self._prices, call.model)
         if price is None or "in" not in call.tokens or "out" not in call.tokens:
+            return None
+        if call.tokens["out"] and "out" not in price:
             return None
         plain = call.tokens["in"]
         usd = call.tokens["out"] * price.get("out", 0.0)
@@ -140,6 +176,8 @@ class Account:
             "usd",
             "models",
             "unknown",
+            "unknown_usd",
+            "unknown_tokens",
             "throttled",
             "wanting",
             "refused",
@@ -152,14 +190,17 @@ class Account:
 class Call:
     """One call of a model, from its beginning to its end."""
 
-    def __init__(self, account: Account, n: int, model: str) -> None:
+    def __init__(self, account: Account, n: int, model: str, most: Most) -> None:
         self.n = n
+        self.most = most
         self.at = round(time.time(), 3)
         self.model = model
         self.status = 0
         self.tokens: dict[str, int] = {}
         self.error = ""
-        self.counts = True  # does a call like this cost tokens?
+        self.counts = most is not NOTHING  # does a call like this cost tokens?
+        self.sent = False  # has any of it gone to the upstream?
+        self.unanswered = False  # it was sent, and the upstream did not say what became of it
         self._account = account
         self._began = time.monotonic()
         self._first: float | None = None

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .accounts import Account, Accounts
-from .proxy import Proxy, Upstream
+from .proxy import MOST_OUT, Proxy, Upstream
 
 SOCKET = "meter.sock"
 LOOK_S = 5.0
@@ -46,6 +46,7 @@ class Meter:
         self._accounts.prices.clear()
         self._accounts.prices.update(orders.get("prices", {}))
         self._proxy.pass_to(upstreams, self._keeps)
+        self._proxy.most_out = orders.get("most_out") or MOST_OUT
 
     async def run(self, addresses: list[str], port: int) -> None:
         """Listen, say at which port, and serve until told to end or the folder is gone."""

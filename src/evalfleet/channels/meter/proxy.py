@@ -13,14 +13,16 @@ import zlib
 from typing import Any, Awaitable, Callable, Generator, NamedTuple, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from .accounts import OK, Account, Accounts, Call
+from .accounts import NOTHING, OK, Account, Accounts, Call, Most
 from .http import HEAD_LIMIT, LAST_CHUNK, BadMessage, Head, chunk, parts_of, read_head, write_head
-from .usage import Events, is_counted, parse_json, table, tokens_of
+from .usage import Events, is_counted, most_of, parse_json, table, tokens_of
 
 LARGEST_CALL = 128 << 20
 LARGEST_COUNTED = 64 << 20
 CONNECT_S = 30.0
 GRANT_S = 120.0
+MOST_OUT = 32_768
+"""Tokens that a call puts out at most, where neither it nor `[model] max_output_tokens` says."""
 IDLE_CONNECTIONS = 256
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 STREAM_USAGE = ("/chat/completions", "/completions")
@@ -89,6 +91,7 @@ class Request(NamedTuple):
     model: str
     asked_for_usage: bool
     streams: bool
+    most: Most  # of the tokens that it can use
 
 
 class Caller(asyncio.StreamReaderProtocol):
@@ -132,6 +135,7 @@ class Proxy:
         self._context = context
         self._grants: dict[str, asyncio.Event] = {}
         self._connections: dict[str, Connections] = {}
+        self.most_out = MOST_OUT
         self.pass_to(upstreams, keep is not None)
 
     def pass_to(self, upstreams: dict[str, Upstream], keeps: bool) -> None:
@@ -207,14 +211,16 @@ class Proxy:
             body = _asking_for_usage(body, document)
         rest = urlencode([(key, value) for key, value in query if key != "key"])
         model = str(document.get("model") or _model_in(path))[:200]
-        return Request(
-            head, body, upstream, path + (f"?{rest}" if rest else ""), account, model, asked, streams
-        )
+        most = NOTHING
+        if head.first[0] == "POST" and is_counted(path):
+            most = Most(*most_of(path, body, document, self.most_out))
+        whole = path + (f"?{rest}" if rest else "")
+        return Request(head, body, upstream, whole, account, model, asked, streams, most)
 
     async def _afford(self, request: Request) -> None:
         """Return once a call may begin. Raises Refusal when no more money is granted."""
         account = request.account
-        if not account.can_price(request.model) and is_counted(request.path.partition("?")[0]):
+        if request.most is not NOTHING and not account.can_price(request.model):
             account.refused = f"no price is known for the model {request.model!r}: add it to [model.prices]"
             self._accounts.tell(account, "refused")
             raise Refusal(402, "no_price", f"evalfleet's run has a budget, and {account.refused}")
@@ -246,8 +252,7 @@ class Proxy:
 
     async def _pass_on(self, request: Request, writer: asyncio.StreamWriter) -> bool:
         """Returns whether the caller's connection can go on."""
-        call = request.account.begin(request.model)
-        call.counts = request.head.first[0] == "POST" and is_counted(request.path.partition("?")[0])
+        call = request.account.begin(request.model, request.most)
         if self._keep:
             self._keep(request.account, call.n, "request", request.body)
         answer = _Answer(request, call, writer, self._keep)
@@ -269,6 +274,7 @@ class Proxy:
         for fresh in (False, True):
             reader, upstream, reused = await connections.take(fresh=fresh)
             try:
+                answer.is_sent()
                 with answer.ending_with_its_caller(upstream):
                     head = await _asked(message, reader, upstream)
                     if head is None and reused and not answer.caller_is_gone:
@@ -386,6 +392,9 @@ class _Answer:
         finally:
             self._gone.remove_done_callback(close)
 
+    def is_sent(self) -> None:
+        self._call.sent = True
+
     async def break_off(self, error: BaseException, netloc: str) -> bool:
         """The upstream could not be asked, or stopped in the middle of its answer, or the caller is gone."""
         told = str(error) or type(error).__name__
@@ -396,7 +405,7 @@ class _Answer:
             self.end(f"{netloc} broke off: {told}")
             self._writer.close()  # the caller must see that the answer is not whole
             return False
-        self._status = 502
+        self._status, self._call.unanswered = 502, self._call.sent
         self.end(f"{netloc} cannot be reached: {told}")
         self._writer.write(
             _refused(Refusal(502, "upstream_unreachable", f"{netloc} cannot be reached: {told}"))

@@ -12,8 +12,12 @@ from typing import Any, cast
 
 MOST_TOKENS = 1_000_000_000
 LONGEST_EVENT = 16 << 20
+MOST_IN_PICTURE = 50_000
+MOST_ANSWERS = 128
 KINDS = ("in", "cached", "cache_write", "out", "reasoning")
 _TELLS = re.compile(rb'"(?:usage|usageMetadata)"\s*:\s*\{')
+_BASE64 = re.compile(rb"[A-Za-z0-9+/=_-]{4096,}")
+_BOUNDS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "maxOutputTokens")
 _UNPRICED = ("count_tokens", "counttokens", "input_tokens", "models")
 
 
@@ -21,6 +25,24 @@ def is_counted(path: str) -> bool:
     """Does a call of this path cost tokens? Asking for a list of models or counting tokens does not."""
     last = path.rstrip("/").rpartition("/")[2].rpartition(":")[2].lower()
     return last not in _UNPRICED
+
+
+def most_of(path: str, body: bytes, document: dict[str, Any], most_out: int) -> tuple[int, int]:
+    """The most tokens that a call can put in, and out: for one whose answer never tells.
+
+    A token has at least one byte, but for pictures: those cost what their size in pixels says. What a call
+    puts out is bounded by what it asks for, else by `most_out`, for each of the answers that it wants.
+    """
+    count = len(body)
+    for blob in _BASE64.finditer(body) if b"image/" in body else ():
+        if b"image/" in body[max(0, blob.start() - 80) : blob.start()]:
+            count -= max(0, blob.end() - blob.start() - MOST_IN_PICTURE)
+    if "embed" in path.lower():
+        return count, 0
+    options = {**table(document.get("generationConfig")), **document}
+    bounds = (options[key] for key in _BOUNDS if _is_count(options.get(key)))
+    answers = (options[key] for key in ("n", "candidateCount") if _is_count(options.get(key)))
+    return count, next(bounds, most_out) * max(1, min(next(answers, 1), MOST_ANSWERS))
 
 
 def tokens_of(answer: Any) -> dict[str, int]:

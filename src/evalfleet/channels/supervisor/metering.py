@@ -34,7 +34,11 @@ PIPE_BYTES = 1 << 20
 MOST_SAID = 1 << 20
 LIST_CAP = 64 << 20
 SETPIPE_SZ = 1031
-SUMS = ("usd", "calls", "unknown", "throttled", "tokens", "models", "refused", "wedged")
+SUMS = (
+    *("usd", "calls", "unknown", "unknown_usd", "unknown_tokens"),
+    *("throttled", "tokens", "models", "refused", "wedged"),
+)
+NO_CALLS = {"calls": 0, "usd": 0.0, "unknown": 0, "unknown_usd": 0.0}
 TOKENS = ("in", "cached", "cache_write", "out", "reasoning")
 
 
@@ -242,39 +246,27 @@ class Metering:
 
 def _sums_of(folder: str) -> dict[str, Any]:
     """What a job used, from the list of its calls: its meter is gone. What was in flight is unknown."""
-    ended: dict[int, dict[str, Any]] = {}
-    begun: set[int] = set()
+    calls: dict[int, dict[str, Any]] = {}
     for line in (read_file(f"{folder}/{CALLS}", LIST_CAP) or b"").splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             call = json.loads(line)
-            begun.add(call["n"])
-            if "status" in call:
-                ended[call["n"]] = call
-    tokens: dict[str, int] = {}
-    models: dict[str, dict[str, Any]] = {}
-    unknown = len(begun) - len(ended)
-    for call in ended.values():
-        of_model = models.setdefault(
-            str(call.get("model")), {"calls": 0, "usd": 0.0, "unknown": 0, "tokens": {}}
-        )
-        of_model["calls"] += 1
-        of_model["usd"] += call.get("usd", 0.0)
-        of_model["unknown"] += "usd" not in call
-        unknown += "usd" not in call
-        for kind in TOKENS:
-            for sums in (tokens, of_model["tokens"]):
+            calls[call["n"]] = call  # what is said of its end goes before what was said of its beginning
+    whole: dict[str, Any] = {**NO_CALLS, "unknown_tokens": 0, "throttled": 0, "tokens": {}, "models": {}}
+    for call in calls.values():
+        of_model = whole["models"].setdefault(str(call.get("model")), {**NO_CALLS, "tokens": {}})
+        is_unknown = "usd" not in call and ("status" not in call or "at_most_tokens" in call)
+        for sums in (whole, of_model):
+            sums["calls"] += 1
+            sums["usd"] += call.get("usd", 0.0)
+            sums["unknown"] += is_unknown
+            sums["unknown_usd"] += call.get("at_most_usd", 0.0)
+            for kind in TOKENS:
                 if kind in call:
-                    sums[kind] = sums.get(kind, 0) + call[kind]
-    usd = sum(call.get("usd", 0.0) for call in ended.values())
-    throttled = sum(call["status"] == 429 for call in ended.values())
-    return {
-        "usd": usd,
-        "calls": len(begun),
-        "unknown": unknown,
-        "throttled": throttled,
-        "tokens": tokens,
-        "models": models,
-    }
+                    sums["tokens"][kind] = sums["tokens"].get(kind, 0) + call[kind]
+        told = call.get("in", 0) + call.get("out", 0)
+        whole["unknown_tokens"] += max(0, call.get("at_most_tokens", 0) - told)
+        whole["throttled"] += call.get("status") == 429
+    return whole
 
 
 def _connected() -> socket.socket:

@@ -427,9 +427,9 @@ class Server:
 
     def on_wants(self, job: Job, told: dict[str, Any]) -> None:
         """A job's model calls wait for more money: only a controller can grant it."""
-        self.clients.push(
-            {"push": "wants", "job": job.id, "metered": {"usd": told["usd"], "tokens": told["tokens"]}}
-        )
+        names = ("usd", "tokens", "unknown_usd", "unknown_tokens")
+        used = {name: told[name] for name in names if name in told}
+        self.clients.push({"push": "wants", "job": job.id, "metered": used})
 
     def beat(self, now: float) -> None:
         self.beat_at = now + BEAT_S
