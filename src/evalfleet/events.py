@@ -144,6 +144,8 @@ class MachinePrepared(_Event, frozen=True):
     machine: MachineId
     benchmark: str
     timings: Mapping[str, float] = {}
+    good_until: Micros | None = None
+    """When what was set up there is good for nothing any more, if that is known: a licence ends."""
 
 
 class MachineStopping(_Event, frozen=True):

@@ -460,6 +460,15 @@ class TaskLister(Protocol):
         ...
 
 
+@runtime_checkable
+class Perishable(Protocol):
+    """A benchmark whose set-up is good for a time only, such as that of a licence."""
+
+    def good_until(self, listed: bytes) -> Micros | None:
+        """When the set-up ends of the machine that told this list of tasks, if it told that, too."""
+        ...
+
+
 class Image(Struct, frozen=True, omit_defaults=True):
     """A machine's disk, kept to make others from, as its tags tell. It costs money until it is deleted.
 

@@ -16,6 +16,7 @@ class Blobs(http.server.BaseHTTPRequestHandler):
     asked: list[str]
     token: str = "sig=ok"
     breaks: int = 0
+    written: str = "Mon, 01 Jan 2024 00:00:00 GMT"
     whole_after: int | None = None
     """After so many parts it sends whole files, whatever it is asked for."""
 
@@ -36,6 +37,7 @@ class Blobs(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
         self.send_header("Content-Length", str(last + 1 - first))
         self.send_header("ETag", "v1")
+        self.send_header("Last-Modified", self.written)
         self.end_headers()
         part = data[first : last + 1]
         if self.breaks > 0 and len(part) > 1:

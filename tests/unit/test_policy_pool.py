@@ -9,6 +9,7 @@ from evalfleet.events import (
     Event,
     MachineCondemned,
     MachineDeleted,
+    MachinePrepared,
     MachineReady,
     MachineRequested,
     MachineStopped,
@@ -96,6 +97,21 @@ def a_ready_pool(workers: int = 2, offer: Offer = FREE) -> Pool:
     pool = Pool(workers, offer)
     pool.ready()
     return pool
+
+
+def test_it_is_told_when_what_was_set_up_on_machines_ends() -> None:
+    pool = a_ready_pool()
+    assert pool.view.warning(pool.now) == ""
+    ends = after(pool.now, 90 * 86_400)
+    pool.tell(MachinePrepared(pool.machines()[0].id, "windows", {}, ends))
+    assert pool.view.perishing(pool.now) == ""
+    assert pool.view.perishing(after(ends, -9 * 86_400)) == (
+        "what was set up on 1 of 2 machines of pool 'p' ends in 9 days, with its licence; "
+        "`evalfleet pool clean p` and `pool prepare` make it anew"
+    )
+    assert "ended 3 days ago" in pool.view.warning(after(ends, 3 * 86_400))
+    pool.tell(MachinePrepared(pool.machines()[0].id, ""))
+    assert pool.view.perishing(ends) == "", "it was undone"
 
 
 # -- having machines -----------------------------------------------------------------------------

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 OLD_PYTHON = python_3_8()
 DISK = os.urandom(3000) + bytes(4 << 20) + os.urandom(777)
+NEW_YEAR_2024_S = 1_704_067_200.0
 
 
 def config_of(tmp_path: Path, **settings: Any) -> HostConfig:
@@ -232,6 +233,7 @@ def test_golden_storage_comes_from_a_store_whole_and_sparse(
         assert Path(folder, "windows.rom").read_bytes() == b"windows.rom"
         assert os.stat(f"{folder}/data.img").st_blocks * 512 < len(DISK) // 2, "zeros take no room"
     assert golden.is_there(config)
+    assert golden.installed_at(config) == NEW_YEAR_2024_S, "a copy is as old as what it is a copy of"
     Path(config.storage, "data.img").write_bytes(b"spoilt")
     golden.restore(config)
     assert Path(config.storage, "data.img").read_bytes() == DISK
@@ -364,6 +366,7 @@ def test_golden_storage_may_be_one_disk(tmp_path: Path, programs: Path) -> None:
     assert golden.is_there(config)
     assert set(os.listdir(config.storage)) == {"data.qcow2", "windows.boot"}
     assert os.path.samefile(disk, f"{config.golden_folder}/data.qcow2"), "it takes no room twice"
+    assert golden.installed_at(config) == disk.stat().st_mtime
 
 
 def test_the_age_of_a_licence_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,37 @@ def test_what_a_machine_tells_serves_runs_with_its_image(tmp_path: Path) -> None
         load(tmp_path, image="mine:2")
     made.keep_tasks(told("sha256:" + "b" * 64, test_all={"vlc": ["v1"]}), tmp_path / "home")
     assert [task.id for task in load(tmp_path, image="mine:1").tasks] == ["v1"], "the name has moved on"
+
+
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [
+        (10, ()),
+        (80, ("the licence of the Windows in golden=https://store/g ends in 9 days",)),
+        (120, ("the licence of the Windows in golden=https://store/g ended 30 days ago",)),
+    ],
+)
+def test_a_plan_tells_when_the_licence_of_its_golden_windows_ends(
+    checkout: Path, days: int, words: tuple[str, ...]
+) -> None:
+    golden, installed_s = "https://store/g", time.time() - 86_400 * days - 3600
+    listed = json.loads(told(test_all=LISTED)) | {"installed": installed_s}
+    made = benchmark(golden=golden)
+    made.keep_tasks(json.dumps(listed).encode(), checkout.parent / "home")
+    assert made.good_until(json.dumps(listed).encode()) == int((installed_s + 90 * 86_400) * 1e6)
+    warnings = load(checkout.parent, golden=golden).warnings
+    assert tuple(warning.partition(" (")[0] for warning in warnings) == words
+    assert load(checkout.parent, golden="https://other/g").warnings == ()
+    assert load(checkout.parent, preset="waa-auto").warnings == (), "that one is installed anew"
+
+
+@pytest.mark.parametrize("installed", [-1, 1e300, "yesterday", None, 0])
+def test_a_machine_that_lies_about_its_windows_is_not_believed(tmp_path: Path, installed: object) -> None:
+    listed = json.dumps(json.loads(told(test_all=LISTED)) | {"installed": installed}).encode()
+    made = benchmark(golden="https://store/g")
+    assert made.good_until(listed) is None
+    made.keep_tasks(listed, tmp_path)
+    assert not (tmp_path / ".waa/told/licences.json").exists()
 
 
 def test_a_checkout_comes_before_what_a_machine_told(checkout: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -77,6 +80,8 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     config = arena.folder / "evalfleet.toml"
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("waa =")))
+    installed_s = time.time() - 80.75 * 86_400
+    os.utime(arena.golden / "windows.boot", (installed_s, installed_s))
     pool(arena, "create", "--on", "lab")
     asked = ("--pool", "dev", "--model", "m", "--set", "base_url=http://127.0.0.1:9/v1")
     said = arena.start("run", "waa", *asked, "--dry-run").finish(2)
@@ -84,10 +89,17 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     assert "`evalfleet pool prepare POOL waa`" in said
 
     assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa")
+    ends = "what was set up on 1 of 1 machines of pool 'dev' ends in 9 days, with its licence"
+    assert ends in pool(arena, "status")
+    (row,) = json.loads(pool(arena, "status", "--json"))["machines"]
+    licence_ends = datetime.fromtimestamp(installed_s + 90 * 86_400, UTC)
+    assert row["good_until"].startswith(f"{licence_ends:%Y-%m-%dT%H:%M:%S}")
     host = arena.lab.hosts[0]
     assert str(host.run(["docker", "ps", "-aq"]).stdout).count("\n") == 1, "nothing but Windows is left"
     said = arena.start("run", "waa", *asked, "--task", "one", "--task", "three", "--name", "r").finish()
     assert f"note: tasks: from {IMAGE}@sha256:" in said
+    assert ends in said
+    assert f"the licence of the Windows in golden={arena.golden} ends in 9 days" in said
     assert {task["task_id"] for task in arena.results("r")["tasks"]} == {"one", "three"}
     assert arena.results("r")["scored"] == 2
     said = arena.start("run", "waa", *asked, "--task", "four", "--dry-run").finish(2)

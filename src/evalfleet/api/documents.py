@@ -60,7 +60,7 @@ def pool_document(view: PoolView, now: Micros, answers: Sequence[ActionResult] |
         "workers": view.state.limits.workers,
         "created_at": iso(view.state.planned_at),
         "expires_at": iso(view.expires_at),
-        "warning": view.expiry(now) or None,
+        "warning": view.warning(now) or None,
         "cost": {
             "machines_usd": round(machines_usd(view.state, now), 6),
             "usd_per_hour": round(hourly_usd(view.state, now), 6),
@@ -81,6 +81,7 @@ def _pool_machine(
         "status": view.standing(machine, now),
         "run": view.holder(machine.id, now),
         "prepared": machine.prepared or None,
+        "good_until": iso(machine.good_until),
         "usd_per_hour": machine_hourly_usd(machine, now),
         "cost_usd": round(machine_usd(machine, now), 6),
         "delete_refused": machine.delete_refused or None,

@@ -13,9 +13,9 @@ from evalfleet.clock import WallClock
 from evalfleet.errors import FleetError, MachineMute, PlaceError, RequestError
 from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
 from evalfleet.journal import SqliteJournal
-from evalfleet.model import AttemptId, Job, Offer, after, seconds_between
+from evalfleet.model import AttemptId, Job, Micros, Offer, after, seconds_between
 from evalfleet.named_pools import OwnPlace, PoolView, machine_of
-from evalfleet.ports import Benchmark, Channel, Fence, HostChannel, TaskLister
+from evalfleet.ports import Benchmark, Channel, Fence, HostChannel, Perishable, TaskLister
 from evalfleet.state import MachineState
 
 LIST_TASKS_S = 600.0
@@ -88,14 +88,14 @@ async def set_up_no_more(site: PoolMachine) -> None:
     await site.journal.append(WallClock().now(), [MachinePrepared(site.machine.id, "")])
 
 
-async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> None:
+async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> Micros | None:
     """Keep the list of tasks that the prepared machine tells, if the benchmark has it told.
 
-    Raises RequestError if the machine tells none.
+    Returns when its set-up ends, if that is known. Raises RequestError if the machine tells none.
     """
     lister = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
     if not isinstance(lister, TaskLister):
-        return
+        return None
     job = Job(
         AttemptId(f"tasks-{os.urandom(6).hex()}"), lister.list_tasks, LIST_TASKS_S, benchmark.bundle.digest
     )
@@ -105,6 +105,7 @@ async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> No
     if ended.result is None:
         raise RequestError(f"it tells no list of tasks: {ended.detail.strip() or ended.reason}")
     lister.keep_tasks(ended.result, home)
+    return lister.good_until(ended.result) if isinstance(lister, Perishable) else None
 
 
 async def restart(site: PoolMachine) -> None:

@@ -150,13 +150,14 @@ class Pool:
                 raise ChannelError("set up, but its probe does not succeed")
             took = round(time.monotonic() - begun, 3)
             timings = {"prepare": took, **{f"setup.{name}": round(s, 3) for name, s in steps.items()}}
-            prepared = MachinePrepared(site.machine.id, benchmark.name, timings)
-            await site.journal.append(self.workspace.now(), [prepared])
-            tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
+            good_until = None
             try:
-                await learn_tasks(site, benchmark, self.store.home)
+                good_until = await learn_tasks(site, benchmark, self.store.home)
             except RequestError as err:  # it is prepared all the same, and the list may be in a checkout
                 tell(f"{site.machine.name}: {err}")
+            prepared = MachinePrepared(site.machine.id, benchmark.name, timings, good_until)
+            await site.journal.append(self.workspace.now(), [prepared])
+            tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
 
         return await self.on(self._all, work, resolved.secrets)
 

@@ -127,7 +127,7 @@ def _lent(workspace: Workspace, request: RunRequest, dry: bool) -> LentPool | No
         raise RequestError(f"--spot: the machines of pool {pool!r} are there already: leave it out")
     if not dry and (problem := view.unusable(now)):
         raise RequestError(problem)
-    return LentPool(view.state.plan, len(view.machines), view.expiry(now) or "")
+    return LentPool(view.state.plan, len(view.machines), view.warning(now))
 
 
 async def vet(resolved: Resolved) -> Resolved:

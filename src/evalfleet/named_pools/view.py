@@ -16,6 +16,8 @@ Standing = Literal["creating", "ready", "held", "mending", "stopping", "stopped"
 
 NEAR_S = 2 * 86_400.0
 """Who is to look after a pool is told of its end so long ahead."""
+PERISHING_S = 14 * 86_400.0
+"""The same, of the end of what was set up on its machines."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,22 @@ class PoolView:
             return f"pool {self.name!r} has expired; {hint}"
         left = _hours(seconds_between(now, at))
         return f"pool {self.name!r} expires in {left}; `evalfleet pool extend {self.name}` keeps it"
+
+    def perishing(self, now: Micros) -> str:
+        """What is to be said of set-ups that end soon, such as licences, or have ended; else empty."""
+        ends = [machine.good_until for machine in self.machines if machine.good_until is not None]
+        near = [at for at in ends if now >= after(at, -PERISHING_S)]
+        if not near:
+            return ""
+        left_s = seconds_between(now, min(near))
+        when = f"ends in {_hours(left_s)}" if left_s > 0 else f"ended {_hours(-left_s)} ago"
+        count = f"{len(near)} of {len(self.machines)} machines"
+        hint = f"`evalfleet pool clean {self.name}` and `pool prepare` make it anew"
+        return f"what was set up on {count} of pool {self.name!r} {when}, with its licence; {hint}"
+
+    def warning(self, now: Micros) -> str:
+        """What whoever uses it should know now; else empty."""
+        return "; ".join(filter(None, (self.expiry(now), self.perishing(now))))
 
     def machine(self, name: str) -> MachineState:
         """By its name or id. Raises RequestError."""

@@ -244,6 +244,7 @@ def machine_extended(state: RunState, at: Micros, event: ev.MachineExtended) -> 
 def machine_prepared(state: RunState, at: Micros, event: ev.MachinePrepared) -> None:
     machine = state.machines[event.machine]
     machine.prepared = event.benchmark
+    machine.good_until = event.good_until
     machine.timings.update(event.timings)
 
 

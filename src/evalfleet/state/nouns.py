@@ -116,6 +116,7 @@ class MachineState:
     gone_at: Micros | None = None
     timings: dict[str, float] = field(default_factory=dict[str, float])
     prepared: str = ""
+    good_until: Micros | None = None  # of what was set up there
     setting_up: tuple[str, str] = ("", "")  # the step, and what it says
     closed_usd: float = 0.0
     open: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])

@@ -472,6 +472,7 @@ class PoolMachineRow(TypedDict):
     status: str
     run: Annotated[str | None, Meta(description="the run that has it")]
     prepared: Annotated[str | None, Meta(description="the benchmark that it is set up for")]
+    good_until: Annotated[Time | None, Meta(description="when what was set up ends, such as its licence")]
     usd_per_hour: float
     cost_usd: float
     delete_refused: Annotated[str | None, Meta(description="why its place does not delete it")]

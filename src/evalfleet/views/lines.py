@@ -121,7 +121,7 @@ def progress_line(state: RunState, now: Micros) -> str:
 
 # -- JSON ------------------------------------------------------------------------------------------
 
-INSTANTS = ("expires_at", "gone_at", "since")
+INSTANTS = ("expires_at", "gone_at", "good_until", "since")
 
 
 SCHEMA_VERSION = 1

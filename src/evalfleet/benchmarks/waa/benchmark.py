@@ -13,6 +13,7 @@ from msgspec import Struct
 from evalfleet.benchmarks.files import digest
 from evalfleet.benchmarks.loaded import Appliance, HostVerb, Loaded, Screen
 from evalfleet.benchmarks.results import outcome_of
+from evalfleet.clock import WallClock
 from evalfleet.errors import RequestError
 from evalfleet.model import (
     AttemptId,
@@ -22,6 +23,7 @@ from evalfleet.model import (
     Command,
     Ended,
     LargeFile,
+    Micros,
     Needs,
     Outcome,
     SetupStep,
@@ -44,7 +46,7 @@ from .settings import (
     secret_names,
     with_preset,
 )
-from .task_files import keep_list, task_files
+from .task_files import keep_licence, keep_list, licence_end, licence_warnings, task_files
 from .tasks import ReadTasks, ask_for_all_programs, read_tasks
 
 TIMEOUT_S = 900.0
@@ -165,7 +167,7 @@ class WaaBenchmark:
             tasks_missing=missing,
             secrets=secret_names(settings),
             files=tuple(FOLDER / each for each in PROGRAM),
-            warnings=found.warnings,
+            warnings=(*found.warnings, *licence_warnings(home, settings.golden, WallClock().now())),
             setup_s=USUAL_SETUP_S + settings.boot_s + install_s + (iso.bytes / SEND_RATE if iso else 0.0),
             setup_missing=_setup_missing(settings),
             model_usd=MODEL_USD,
@@ -223,6 +225,10 @@ class WaaBenchmark:
 
     def keep_tasks(self, listed: bytes, home: Path) -> None:
         keep_list(home, self._settings.image, listed)
+        keep_licence(home, self._settings.golden, listed)
+
+    def good_until(self, listed: bytes) -> Micros | None:
+        return licence_end(listed)
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         settings = self._settings

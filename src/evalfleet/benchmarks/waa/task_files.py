@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from evalfleet.errors import RequestError
 from evalfleet.files import replace
+from evalfleet.model import SECOND, Micros
 
+from .host.iso import LICENCE_DAYS
 from .settings import WaaSettings
 
 LIST = "test_all.json"
@@ -182,6 +184,58 @@ def _names(folder: Path) -> dict[str, str]:
         return {}
 
 
-def _write(path: Path, content: Struct | dict[str, str]) -> None:
+def _write(path: Path, content: Struct | Mapping[str, str | int]) -> None:
     """Replace the file as a whole: another process may read or write it at the same time."""
     replace(path, msgspec.json.encode(content, order="deterministic"))
+
+
+# -- how long their Windows may be used ----------------------------------------------------------------
+
+LICENCES = "licences.json"
+"""Golden storage -> when the licence of its Windows ends, as the last prepared machine told."""
+WARN_DAYS = 14
+_DAY = 86_400 * SECOND
+
+
+class _Installed(Struct, frozen=True):
+    """The part of what a machine tells that is about its Windows."""
+
+    installed: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    """When that was installed, in seconds since 1970; 0 if nothing tells."""
+
+
+def licence_end(listed: bytes) -> Micros | None:
+    """When the licence ends of the Windows on a machine that told this, if it told that."""
+    try:
+        installed = msgspec.json.decode(listed, type=_Installed).installed
+    except msgspec.MsgspecError:
+        return None
+    return int(installed * SECOND) + LICENCE_DAYS * _DAY if installed else None
+
+
+def keep_licence(home: Path, golden: str, listed: bytes) -> None:
+    """Keep when it ends, if other machines get the same Windows: a new installation has a new licence."""
+    end = licence_end(listed)
+    if golden and end is not None:
+        path = home / KEPT / LICENCES
+        _write(path, {**_licences(path), golden: end})
+
+
+def licence_warnings(home: Path, golden: str, now: Micros) -> tuple[str, ...]:
+    """What is to be said of the Windows that a plan's machines get."""
+    end = _licences(home / KEPT / LICENCES).get(golden)
+    if not golden or end is None or now < end - WARN_DAYS * _DAY:
+        return ()
+    days = abs(end - now) // _DAY
+    when = f"ends in {days} days" if now < end else f"ended {days} days ago"
+    return (
+        f"the licence of the Windows in golden={golden} {when} (Windows 11 Enterprise Evaluation: "
+        f"{LICENCE_DAYS} days); install a new one with --set iso=PATH, or give another golden storage",
+    )
+
+
+def _licences(path: Path) -> dict[str, int]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.MsgspecError):
+        return {}

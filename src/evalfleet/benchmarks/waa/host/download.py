@@ -40,6 +40,8 @@ class Download:
         self._told = time.monotonic()
         self._size = 0
         self._pieces = 0
+        self._written = 0.0
+        """When it was written there, in seconds since 1970; 0 if the server does not tell."""
 
     def bring(self) -> None:
         """Complete under its name, or not at all. Raises Missing, Failed."""
@@ -60,6 +62,8 @@ class Download:
                 piece.result()
         if os.path.getsize(self._part) != size:
             raise Failed(f"{self._url}: {os.path.getsize(self._part)} bytes came of {size}")
+        if self._written:
+            os.utime(self._part, (self._written, self._written))
         os.replace(self._part, self._path)
         os.unlink(self._note)
 
@@ -77,6 +81,7 @@ class Download:
     def _look(self) -> tuple[int, str]:
         with self._ask("bytes=0-0") as answer:
             tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+            self._written = _seconds(answer.headers.get("Last-Modified") or "")
             total = (answer.headers.get("Content-Range") or "").rpartition("/")[2]
             if answer.status == 206 and total.isdigit():
                 return int(total), tag
@@ -150,13 +155,24 @@ class _Nothing:
     """The answer about an empty file."""
 
     def __init__(self, err: urllib.error.HTTPError) -> None:
-        self.headers = {"Content-Length": "0", "ETag": err.headers.get("ETag")}
+        told = {name: err.headers.get(name) for name in ("ETag", "Last-Modified")}
+        self.headers = {"Content-Length": "0", **told}
         self.status = 416
 
     def __enter__(self) -> _Nothing:
         return self
 
     def __exit__(self, *about: object) -> None: ...
+
+
+def _seconds(date: str) -> float:
+    """Since 1970, of a date as HTTP writes it; 0 if it is none."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError):  # Python before 3.10 raises the first
+        return 0.0
 
 
 def no_room(folder: str, err: OSError) -> str:

@@ -160,18 +160,26 @@ def is_whole(config: HostConfig) -> bool:
 
 
 def _installed(folder: str) -> float:
-    """When Windows was shut down for the first time, which is when this file was made."""
+    """When Windows was shut down for the first time, which is when this file was made.
+
+    Of golden storage that came from elsewhere, it is the latest that it can have been.
+    """
     return os.stat(os.path.join(folder, BOOT)).st_mtime
+
+
+def installed_at(config: HostConfig) -> float:
+    """When the golden Windows was installed, at the latest, in seconds since 1970; 0 if nothing tells."""
+    folder = config.golden_folder
+    try:
+        with open(os.path.join(folder, COMPLETE)) as file:
+            return float(json.load(file).get("installed") or 0.0)
+    except (OSError, ValueError):
+        return _installed(folder) if os.path.exists(os.path.join(folder, BOOT)) else 0.0
 
 
 def licence_words(config: HostConfig) -> str:
     """How old the evaluation licence of the golden Windows is, to be said after something else."""
-    folder = config.golden_folder
-    try:
-        with open(os.path.join(folder, COMPLETE)) as file:
-            installed = float(json.load(file).get("installed") or 0.0)
-    except (OSError, ValueError):
-        installed = _installed(folder) if os.path.exists(os.path.join(folder, BOOT)) else 0.0
+    installed = installed_at(config)
     days = int((time.time() - installed) / 86400)
     if not installed or days < 1:
         return ""
@@ -236,7 +244,7 @@ def _adopt(disk: str, folder: str) -> None:
     _do(
         ["cp", "-aL", "--link", "--force", disk, target]
         if _same_disk(disk, folder)
-        else ["cp", "--reflink=auto", disk, target]
+        else ["cp", "--reflink=auto", "--preserve=timestamps", disk, target]
     )
     _complete(folder)
 
@@ -247,8 +255,10 @@ def _same_disk(path: str, folder: str) -> bool:
 
 def _complete(folder: str) -> None:
     """What the image takes as the sign that Windows is installed. The rest it makes itself."""
-    with open(os.path.join(folder, BOOT), "a"):
+    boot, disk = os.path.join(folder, BOOT), os.stat(_disk_of(folder))
+    with open(boot, "a"):
         pass
+    os.utime(boot, (disk.st_mtime, disk.st_mtime))  # Windows was installed then, at the latest
 
 
 def _fetch_archive(url: str, token: str, folder: str) -> None:

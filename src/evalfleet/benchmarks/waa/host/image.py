@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 
+from . import golden
 from .docker import memory_folder
 from .shell import Failed, run, say
 
@@ -150,7 +151,13 @@ def tell_tasks(config: HostConfig, engine: Docker) -> int:
             elif source is not None and TASK_DEFINITION.fullmatch(name):
                 defined.append(name)
     digest = _digest(config.image, engine)
-    told = {"name": config.image, "digest": digest, "texts": texts, "defined": sorted(defined)}
+    told = {
+        "name": config.image,
+        "digest": digest,
+        "texts": texts,
+        "defined": sorted(defined),
+        "installed": golden.installed_at(config),
+    }
     with open(os.path.join(os.environ["EVALFLEET_OUT"], "result.json"), "w") as file:
         json.dump(told, file)
     say(f"{config.image} has {len(texts)} lists of tasks")
