@@ -143,10 +143,10 @@ def test_a_task_that_sabotages_its_probe_gains_no_free_attempt(fleet: Fleet) -> 
 def test_how_attempts_are_kept_apart_is_said_and_what_cannot_be_had_is_refused(fleet: Fleet) -> None:
     fleet.bench([task("a_1")], isolation="container")
     say(fleet, "run", "./b.toml").refused(
-        "isolation = \"container\" is had by naming an 'image'; write one instead"
+        "isolation = \"container\" needs an 'image', and task a_1 has none; write one"
     )
     fleet.bench([task("a_1")], isolation="jail")
-    say(fleet, "run", "./b.toml").refused("key 'isolation' is 'jail'", 'write "user" or "none"')
+    say(fleet, "run", "./b.toml").refused("key 'isolation' is 'jail'", 'write "user", "container" or "none"')
     fleet.bench([task("a_1")], isolation="none")
     assert fleet.run("--set", "isolation=user").code == 0, "what a benchmark names comes first"
     assert "could reach each other" in say(fleet, "report", "r").out

@@ -309,53 +309,61 @@ class Box:
 
 
 class FileView:
-    """What an isolated job sees: `shown` are folders of the hidden part, and whether each is read-only."""
+    """What an isolated job sees of the file system, made by the process that becomes it.
 
-    def __init__(self, hidden: str, folder: str, shown: list[tuple[str, bool]]) -> None:
+    `home` is the machine's directory, which is this process's working directory and stays so while it is
+    covered: paths below it are found from there. `hidden` is what is covered.
+    """
+
+    def __init__(self, home: str, hidden: str) -> None:
+        self.home = home
         self.hidden = hidden
-        self.folder = folder
-        self.shown = shown
+        self._passwd = -1
 
-    def enter(self, uid: int) -> None:
-        """In a view of one's own (`own_view`)."""
-        # held open: what is about to be covered is shown again from here
-        shown = [(os.open(path, os.O_PATH | os.O_DIRECTORY), path, ro) for path, ro in self.shown]
-        tmp = os.open(self.folder + "/tmp", os.O_PATH | os.O_DIRECTORY)
+    def cover(self, folder: int) -> None:
+        """Hide what is not the job's, whose `folder`, open here, is two levels below `home`."""
+        os.fchdir(folder)  # it may be renamed meanwhile, and what was open before cannot be shown in the view
+        own_view()
+        tmp = os.open("tmp", os.O_PATH | os.O_DIRECTORY)
+        os.chdir("../..")
+        if os.path.isdir("/dev/shm"):
+            mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
+        known = (read_file("/etc/passwd") or b"").rstrip(b"\n")
         for folder in ("/tmp", "/var/tmp"):
             if os.path.isdir(folder) and not os.path.islink(folder):
                 bind(tmp, folder)
         os.makedirs(self.hidden, exist_ok=True)  # it may have been below /tmp
         mount("none", self.hidden, "tmpfs", NOSUID | NODEV, "mode=755,size=4m")
-        self._show_user(uid)
-        for fd, path, read_only in shown:
+        with contextlib.suppress(OSError):  # a host without that file has other ways
+            self._passwd = os.open(self.hidden + "/.passwd", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            os.write(self._passwd, known)
+            bind(self._passwd, "/etc/passwd", read_only=True)
+
+    def show(self, uid: int, folder: str, shown: list[tuple[str, bool]]) -> None:
+        """Show a job's `folder` and others, all below `home`; each with whether it is read-only."""
+        for path, read_only in ((folder, False), *shown):
+            fd = os.open(path[len(self.home) + 1 :], os.O_PATH | os.O_DIRECTORY)
             os.makedirs(path, exist_ok=True)
             bind(fd, path, read_only)
-
-    def _show_user(self, uid: int) -> None:
-        """Programs want to know who they are: whoami, git, ssh, Python's getpass."""
-        known = (read_file("/etc/passwd") or b"").rstrip(b"\n")
-        path = self.hidden + "/.passwd"
-        with contextlib.suppress(OSError):  # a host without that file has other ways
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-            os.write(fd, known + f"\n{USER}:x:{uid}:{uid}::{self.folder}/home:/bin/sh\n".encode())
-            bind(fd, "/etc/passwd", read_only=True)
+        if self._passwd >= 0:  # programs want to know who they are: whoami, git, ssh, Python's getpass
+            os.write(self._passwd, f"\n{USER}:x:{uid}:{uid}::{folder}/home:/bin/sh\n".encode())
 
 
-def apart(box: Box) -> None:
+def apart(box: Box, view: FileView, folder: int) -> None:
     """What can be done before it is known which job this process becomes: it takes 5 to 50 ms of waiting."""
     for group in box.groups:
         _write(group + "/cgroup.procs", "0")
-    own_view()
-    if os.path.isdir("/dev/shm"):
-        mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
+    mask = os.umask(0o022)
+    view.cover(folder)
+    os.umask(mask)
 
 
-def confine(box: Box, view: FileView, processes: int) -> None:
+def confine(box: Box, view: FileView, folder: str, shown: list[tuple[str, bool]], processes: int) -> None:
     """What the process that becomes the command does to itself at last, while it is root."""
     import resource
 
     mask = os.umask(0o022)
-    view.enter(box.uid)
+    view.show(box.uid, folder, shown)
     os.umask(mask)
     most = processes or PROCESSES
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))

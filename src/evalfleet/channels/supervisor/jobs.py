@@ -11,9 +11,9 @@ import time
 
 from .files import CLEANER, is_small, make_folder, make_folders, read_file, write_atomic
 from .grading import Grading
-from .isolation import USER, Box, Host, open_up
+from .isolation import USER, Box, FileView, Host, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
-from .keeper import Keeper, StartOrder
+from .keeper import Bounds, Keeper, StartOrder
 from .metering import Metering
 from .parcel import has_bundle
 from .processes import (
@@ -200,7 +200,7 @@ class Jobs:
             environ.update(grading.environ())
         if keeper is None and grading is None:
             return spawn(["sh", "-c", WRAPPER, "evalfleet", path, cwd, *spec["argv"]], environ, job.log.path)
-        order = StartOrder(path, cwd, spec["argv"], environ)
+        order = StartOrder(path, job.path, cwd, spec["argv"], environ)
         if grading is not None:
             order.graded = grading.told()
         if keeper is not None:
@@ -208,32 +208,56 @@ class Jobs:
         else:
             keeper = Keeper(None)
         keeper.start(order)
+        if keeper.box is not None:
+            self._await(keeper, job)
+        else:
+            os.close(keeper.ended)
         return keeper.pid
+
+    def _await(self, keeper: Keeper, job: Job) -> None:
+        """A keeper says when its job has ended, and goes later."""
+
+        def ended(key: selectors.SelectorKey, events: int) -> None:
+            self.selector.unregister(keeper.ended)
+            said = os.read(keeper.ended, 100)
+            os.close(keeper.ended)
+            if said and self._children.pop(keeper.pid, None) is not None:
+                self._helpers.add(keeper.pid)
+                job.child = False  # from now on its pid may be anybody's
+                self._over(job, job.exit_code())
+
+        self.selector.register(keeper.ended, selectors.EVENT_READ, ended)
 
     def _isolate(self, job: Job, spec: dict[str, Any]) -> Keeper:
         """Make the bounds of a job, and its folders its own. Raises OSError, ValueError."""
         if self.host.why_not:
             raise ValueError(f"jobs cannot be isolated here: {self.host.why_not}")
-        keeper = self._spares.pop(0) if self._spares else Keeper(Box.make(self.host))
+        if os.path.isdir(job.path):  # an earlier start got this far
+            keeper = self._new_keeper(job.path)
+        else:
+            keeper = self._spares.pop(0) if self._spares else self._new_keeper()
+            if keeper.box is not None:
+                os.rename(f"{SPARE_FOLDER}/{keeper.box.uid}", job.path)
         job.box = keeper.box
-        if job.box is None:
-            raise ValueError("this keeper isolates nothing")
-        if spec.get("processes") or spec.get("memory_bytes"):
+        if job.box is not None and (spec.get("processes") or spec.get("memory_bytes")):
             job.box.limit(self.host, int(spec.get("processes") or 0), int(spec.get("memory_bytes") or 0))
-        try:
-            os.rename(f"{SPARE_FOLDER}/{job.box.uid}", job.path)
-        except OSError:  # there is none, or an earlier start got this far
-            self._make_private(job.path, job.box)
         return keeper
 
-    def _make_private(self, folder: str, box: Box) -> None:
+    def _new_keeper(self, folder: str = "") -> Keeper:
+        """A keeper and its job's folder, by default one that is yet to get its name. Raises OSError."""
+        box = Box.make(self.host)
+        if not folder:
+            make_folder(SPARE_FOLDER)
+            folder = f"{SPARE_FOLDER}/{box.uid}"
         make_folders(folder, PRIVATE)
         os.chmod(folder, 0o711)
         box.own(*(f"{folder}/{name}" for name in PRIVATE))
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # now: it is about to be renamed
+        return Keeper(Bounds(box, FileView(self.home, self.host.hidden), fd))
 
     def _confine(self, order: StartOrder, spec: dict[str, Any], bundle: str, grading: Grading | None) -> None:
         """Add to an order what an isolated job sees of the host, and who it is."""
-        shown = [(order.folder, False), *(grading.shown() if grading is not None else ())]
+        shown = grading.shown() if grading is not None else []
         for folder in (bundle, *more_bundles(spec)):
             if folder and folder not in self._opened:
                 open_up(folder)
@@ -243,7 +267,7 @@ class Jobs:
         given = spec.get("env", {})
         own = {"HOME": order.folder + "/home", "USER": USER, "LOGNAME": USER, "TMPDIR": "/tmp"}
         order.environ.update((name, value) for name, value in own.items() if name not in given)
-        order.view = [self.host.hidden, order.folder, shown]
+        order.shown = shown
         order.processes = int(spec.get("processes") or 0)
 
     def _stock_up(self) -> None:
@@ -251,10 +275,7 @@ class Jobs:
         self._restock = False
         try:
             while len(self._spares) < SPARES:
-                box = Box.make(self.host)
-                self._spares.append(Keeper(box))
-                make_folder(SPARE_FOLDER)
-                self._make_private(f"{SPARE_FOLDER}/{box.uid}", box)
+                self._spares.append(self._new_keeper())
         except OSError:
             return  # out of processes, or of groups: the next job tells
 
@@ -265,7 +286,11 @@ class Jobs:
         self._restock = False
 
     def _dismiss(self, keeper: Keeper) -> None:
+        """It gets no job, or could not be told of it."""
         keeper.dismiss()
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(keeper.ended)
+        os.close(keeper.ended)
         self._helpers.add(keeper.pid)
         if keeper.box is not None:
             self._empty_boxes.append(keeper.box)
@@ -450,7 +475,10 @@ class Jobs:
             job = self._children.pop(pid, None)
             if job is None:
                 self._helpers.discard(pid)
-                self._spares = [keeper for keeper in self._spares if keeper.pid != pid]
+                for keeper in [keeper for keeper in self._spares if keeper.pid == pid]:
+                    self._spares.remove(keeper)
+                    self._dismiss(keeper)
+                    self._helpers.discard(pid)
             elif code == WRAPPER_FAILED and job.exit_code() is None:
                 self._wrapper_failed(job)
             elif code < 0:
@@ -522,6 +550,7 @@ class Jobs:
         job.end()
         if job.in_bundle:
             self._opened.clear()  # it has made files there
+            self._dismiss_spares()  # they see the host as it was: its users, what is mounted
         self.live.pop(job.id, None)
         with contextlib.suppress(OSError):
             job.log.finish()

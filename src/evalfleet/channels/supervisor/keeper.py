@@ -3,7 +3,8 @@
 A keeper stays root: it and its child write `pid` and `exit` as the `sh` wrapper of other jobs does, and an
 isolated job can neither end it nor write for it. Who joins a control group waits for the kernel, so a
 supervisor keeps a few spares that have done so, each with a user and groups that no job has had. A keeper
-whose supervisor is gone before it has got a job goes, too.
+whose supervisor is gone before it has got a job goes, too. When its job has ended, a keeper says so before it
+goes: the end of what the job saw of the file system, which waits for the kernel, is nobody's business then.
 """
 
 from __future__ import annotations
@@ -30,53 +31,67 @@ ANOTHER = b"another one of this id was started"
 class StartOrder:
     """What a keeper is to start: the command, the job's folder, where it works, and what it is given.
 
-    `graded` is how to make a `Grading`, for a job that grades another; `view` how to make the `FileView` of
-    an isolated one.
+    `path` is the folder seen from the machine's directory. `graded` is how to make a `Grading`, for a job
+    that grades another; `shown` are the folders that an isolated one sees, and whether each is read-only.
     """
 
     def __init__(
         self,
         folder: str,
+        path: str,
         cwd: str,
         argv: list[str],
         environ: dict[str, str],
         graded: list[Any] | None = None,
-        view: list[Any] | None = None,
+        shown: list[tuple[str, bool]] | None = None,
         processes: int = 0,
     ) -> None:
         self.folder = folder
+        self.path = path
         self.cwd = cwd
         self.argv = argv
         self.environ = environ
         self.graded = graded
-        self.view = view
+        self.shown = shown
         self.processes = processes
 
 
+class Bounds:
+    """What an isolated job will have: its user and groups, its view of the files, and its folder, open."""
+
+    def __init__(self, box: Box, view: FileView, folder: int) -> None:
+        self.box = box
+        self.view = view
+        self.folder = folder
+
+
 class Keeper:
-    """The supervisor's end of a keeper. `box`: the bounds of the job that it will start, if isolated.
+    """The supervisor's end of a keeper. `bounds`: those of the job that it will start, if isolated.
+
+    `ended` can be read from once an isolated job has ended and its exit code is recorded.
 
     There are two processes: the keeper, and its child, which waits for the order and becomes the command.
     Both are told at once, so that the child need not wait for the keeper, but for what grades: its files are
     made ready by the keeper first.
     """
 
-    def __init__(self, box: Box | None) -> None:
+    def __init__(self, bounds: Bounds | None) -> None:
         __import__("resource")  # now, as libc: each fork would load it anew
 
-        if box is not None:
+        if bounds is not None:
             libc()
-        self.box = box
-        kept, started = os.pipe(), os.pipe()
+        self.box = bounds.box if bounds is not None else None
+        kept, started, ended = os.pipe(), os.pipe(), os.pipe()
         self._pipes = [kept[1], started[1]]
+        self.ended = ended[0]
         self.pid = os.fork()
         if self.pid:
-            os.close(kept[0])
-            os.close(started[0])
+            for fd in (kept[0], started[0], ended[1], *([bounds.folder] if bounds is not None else [])):
+                os.close(fd)
             return
         code = FAILED
         try:
-            code = _keep(kept[0], *started, box)
+            code = _keep(kept[0], *started, ended[1], bounds)
         except BaseException as err:
             with contextlib.suppress(OSError):
                 os.write(2, f"{type(err).__name__}: {err}\n".encode())
@@ -101,7 +116,7 @@ class Keeper:
         self._pipes = []
 
 
-def _keep(kept: int, ordered: int, give: int, box: Box | None) -> int:
+def _keep(kept: int, ordered: int, give: int, ended: int, bounds: Bounds | None) -> int:
     """Be a keeper. `kept` tells it of the job; `ordered` and `give` are the ends of its child's pipe."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -111,15 +126,17 @@ def _keep(kept: int, ordered: int, give: int, box: Box | None) -> int:
     null = os.open(os.devnull, os.O_RDWR)
     for target in (0, 1, 2):
         os.dup2(null, target)
-    _close_all_but(kept, ordered, give)  # the supervisor's connections and lock
+    folder = bounds.folder if bounds is not None else null
+    _close_all_but(kept, ordered, give, ended, folder)  # the supervisor's connections and lock
     problem, tell = os.pipe()
     child = os.fork()
     if not child:
-        for fd in (kept, give, problem):
+        for fd in (kept, give, problem, ended):
             os.close(fd)
-        _become(ordered, tell, box)
+        _become(ordered, tell, bounds)
     os.close(ordered)
     os.close(tell)
+    os.close(folder)
     order = _read_order(kept)
     if order is None:
         return FAILED
@@ -130,6 +147,8 @@ def _keep(kept: int, ordered: int, give: int, box: Box | None) -> int:
         with contextlib.suppress(BrokenPipeError):  # it has told its problem
             _write_all(give, json.dumps(vars(order)).encode() + b"\n")
     os.close(give)
+    with contextlib.suppress(OSError):
+        os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY)  # the view ends with this process, not with the command
     _, status = os.waitpid(child, 0)
     why = os.read(problem, 4096)
     if put_back is not None:
@@ -138,35 +157,37 @@ def _keep(kept: int, ordered: int, give: int, box: Box | None) -> int:
         why = b"whoever waited to become it was killed"
     if why:
         if why != ANOTHER:
-            os.dup2(_open_log(order, box), 2)
+            os.dup2(_open_log(order, bounds), 2)
             os.write(2, b"the job could not be isolated: " + why + b"\n")
         return FAILED
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     _new_file(order.folder + "/exit", b"%d\n" % code)
+    with contextlib.suppress(BrokenPipeError):  # that supervisor is gone; the next one watches this process
+        os.write(ended, b"ended")
     return code
 
 
-def _become(ordered: int, tell: int, box: Box | None) -> None:
+def _become(ordered: int, tell: int, bounds: Bounds | None) -> None:
     """Be the command."""
     try:
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)  # Python ignores them; a job expects the default
         keeper = os.getppid()
-        if box is not None:
-            apart(box)
+        if bounds is not None:
+            apart(bounds.box, bounds.view, bounds.folder)
         order = _read_order(ordered)
         if order is None:
             os._exit(FAILED)
         try:
-            _new_file(order.folder + "/pid", _about(keeper))
+            _new_file(order.path + "/pid", _about(keeper))  # not by its whole name, which may be covered
         except FileExistsError:
             os.write(tell, ANOTHER)
             os._exit(FAILED)
-        log = _open_log(order, box)
+        log = _open_log(order, bounds)
         for target in (1, 2):
             os.dup2(log, target)
-        if box is not None and order.view is not None:
-            confine(box, FileView(*order.view), order.processes)
+        if bounds is not None:
+            confine(bounds.box, bounds.view, order.folder, order.shown or [], order.processes)
         os.chdir(order.cwd)
     except BaseException as err:
         os.write(tell, f"{type(err).__name__}: {err}".encode())
@@ -179,10 +200,10 @@ def _about(keeper: int) -> bytes:
     return (read_file(f"/proc/{keeper}/stat") or b"%d\n" % keeper) + b"began %.2f\n" % steady()
 
 
-def _open_log(order: StartOrder, box: Box | None) -> int:
-    log = os.open(order.folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    if box is not None:
-        os.fchown(log, box.uid, box.uid)  # /dev/stderr can be opened then
+def _open_log(order: StartOrder, bounds: Bounds | None) -> int:
+    log = os.open(order.path + "/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    if bounds is not None:
+        os.fchown(log, bounds.box.uid, bounds.box.uid)  # /dev/stderr can be opened then
     return log
 
 
