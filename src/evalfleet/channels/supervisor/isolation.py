@@ -329,9 +329,9 @@ class FileView:
         if os.path.isdir("/dev/shm"):
             mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
         known = (read_file("/etc/passwd") or b"").rstrip(b"\n")
-        for folder in ("/tmp", "/var/tmp"):
-            if os.path.isdir(folder) and not os.path.islink(folder):
-                bind(tmp, folder)
+        for path in ("/tmp", "/var/tmp"):
+            if os.path.isdir(path) and not os.path.islink(path):
+                bind(tmp, path)
         os.makedirs(self.hidden, exist_ok=True)  # it may have been below /tmp
         mount("none", self.hidden, "tmpfs", NOSUID | NODEV, "mode=755,size=4m")
         with contextlib.suppress(OSError):  # a host without that file has other ways
