@@ -153,7 +153,7 @@ def test_every_flag_in_a_message_becomes_a_parameter() -> None:
 
 def test_the_names_at_the_top_and_their_parameters_can_be_seen(fleet: Fleet) -> None:
     assert set(dir(evalfleet)) == set(evalfleet.__all__)
-    assert {"run", "resume", "rerun", "open", "runs", "pools", "Run", "RequestError"} <= set(dir(evalfleet))
+    assert {"run", "resume", "rerun", "open", "runs", "pools", "compare", "Run"} <= set(dir(evalfleet))
     for name in dir(evalfleet):
         assert getattr(evalfleet, name) is not None
     seen = inspect.signature(evalfleet.run).parameters

@@ -69,7 +69,8 @@ def test_its_verbs_and_its_probe(fleet: Fleet, radio: Path) -> None:
     assert (told.code, "radio does not answer" in told.out) == (1, True)
     say(fleet, "pool", "do", "p", "scrap").refused("this would scrap it on mast-vm: say --yes")
     assert machines(fleet)["mast-vm"]["prepared"] == "radio"
-    assert pool(fleet, "do", "scrap", "--yes").out == "scrapped\n"
+    (scrapped,) = pool(fleet, "do", "scrap", "--yes", "--json").json
+    assert (scrapped["machine"], scrapped["said"], scrapped["problem"]) == ("mast-vm", "scrapped", None)
     assert machines(fleet)["mast-vm"]["prepared"] is None
     pool(fleet, "delete", "--yes")
 

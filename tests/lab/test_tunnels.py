@@ -63,6 +63,11 @@ def test_tunnel_vnc_and_screenshot(fleet: Fleet) -> None:
     assert re.match(r"evalfleet: worker-2: there is no Windows on it", shots.err)
     assert (fleet.folder / "shots/worker-1.png").read_bytes() == PNG + b"host-0"
     boot_guest(fleet, "worker-2")
+    told = fleet("pool", "screenshot", "p", "-o", "shots", "--json").json
+    assert [(row["machine"], row["said"], row["problem"]) for row in told] == [
+        ("worker-1", "shots/worker-1.png", None),
+        ("worker-2", "shots/worker-2.png", None),
+    ]
 
     tunnel = fleet.start("pool", "tunnel", "p", "--port", "18080:5000")
     here = ports(tunnel, r"(\S+): 127\.0\.0\.1:(\d+) is its port 5000")
@@ -86,8 +91,8 @@ def test_tunnel_vnc_and_screenshot(fleet: Fleet) -> None:
 def test_what_cannot_be_reached_is_said(fleet: Fleet) -> None:
     fleet("pool", "tunnel", "p", "--port", "http").refused("--port http: give a port, or two as 8080:80")
     fleet("pool", "vnc", "p", "nobody").refused("no machine 'nobody'")
-    tunnel = fleet.start("pool", "tunnel", "p", "worker-1", "--port", "18090:9")
-    (port,) = ports(tunnel, r"(\S+): 127\.0\.0\.1:(\d+) is its port 9").values()
+    tunnel = fleet.start("pool", "tunnel", "p", "worker-1", "--port", "18090:9", "--json")
+    (port,) = ports(tunnel, r'"machine": "(\S+)", "here": (\d+), "there": 9').values()
     with pytest.raises(OSError, match=r"."):
         get(port)
     until(lambda: re.search(r"evalfleet: .* port 9: .*refused", tunnel.err), "a word of why")

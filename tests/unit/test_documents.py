@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import json
@@ -23,7 +24,9 @@ from evalfleet.api.documents import (
 )
 from evalfleet.api.places import FoundBelonging, FoundImage, Listed
 from evalfleet.api.pool_machine import ActionResult
-from evalfleet.cli import main
+from evalfleet.cli import DEVELOPER_VERBS, VERBS, main, parser_of
+from evalfleet.cli.pool import VERBS as POOL_VERBS
+from evalfleet.cli.pool import add_verb_arguments
 from evalfleet.errors import RequestError
 from evalfleet.events import Record
 from evalfleet.model import MachineId
@@ -113,25 +116,125 @@ def test_what_exists_at_places_keeps_its_schema() -> None:
     check("prices", [prices_document(Listed("cloud", PriceTable("2026-01-01", "x", prices), frozenset()))])
 
 
+BENCHMARK = """
+name = "b"
+command = ["sh", "-c", "echo said; cp answer.txt $EVALFLEET_OUT"]
+files = ["answer.txt"]
+score = ["sh", "-c", "echo '{\\"score\\": 1}' > $EVALFLEET_OUT/result.json"]
+timeout_s = 600
+[[tasks]]
+id = "t"
+[[tasks]]
+id = "u"
+"""
+PRINTS = (
+    ("new-benchmark", "init --name start"),
+    ("plan", "run b.toml --dry-run"),
+    ("results", "run b.toml --name r --workers 2"),
+    ("results", "grade r --again"),
+    ("results", "rerun r t --name again"),
+    ("results", "cancel again"),
+    ("results", "show r"),
+    ("task", "show r t"),
+    ("results", "report r"),
+    ("results", "watch r"),
+    ("log", "watch r t"),
+    ("log", "logs r t"),
+    ("events", "logs r"),
+    ("events", "logs r worker-1"),
+    ("runs", "ls"),
+    ("verify", "verify"),
+    ("usage", "du"),
+    ("exported", "export r -o r.tgz"),
+    ("results", "import r.tgz --name back"),
+    ("comparisons", "compare r back again"),
+    ("deleted", "rm again --yes"),
+    ("deleted", "gc --older 1s --keep-scores --dry-run"),
+    ("deleted", "gc --older 300d"),
+    ("", "schema"),
+    ("machines", "machines"),
+    ("machines", "reap --dry-run"),
+    ("images", "images"),
+    ("doctor", "doctor local"),
+    ("prices", "prices"),
+    ("places", "places"),
+    ("places", "benchmarks"),
+    ("", "sim --seeds 1"),
+    ("pool", "pool create p --workers 1"),
+    ("pools", "pool ls"),
+    ("pool", "pool status p --probe"),
+    ("pool", "pool prepare p b.toml"),
+    ("answers", "pool restart p {machine}"),
+    ("pool", "pool resize p 2"),
+    ("pool", "pool start p"),
+    ("pool", "pool extend p --expires 2d"),
+    ("events", "pool logs p"),
+    ("deleted-pool", "pool delete p --yes"),
+)
+"""What to type -> what each line is that it prints; where there are several, the last one."""
+PRINT_NO_FACTS = {
+    "completion",  # a script for a shell
+    "controller",  # nothing: nobody types it
+    "pool ssh",  # whatever the machine's shell prints
+}
+TRIED_ELSEWHERE = {
+    "resume",  # tests/e2e/test_resume.py
+    *("pause", "unpause", "set", "end", "drain", "restart"),  # of live runs: tests/e2e/test_steering.py
+    "demo",  # it fetches packages: tests/demo
+    *("pool do", "pool reset", "pool clean"),  # of a benchmark's own: tests/e2e/test_pool_appliance.py
+    *(
+        "pool stop",
+        "pool tunnel",
+        "pool vnc",
+        "pool screenshot",
+    ),  # of hosts: tests/ssh, tests/waa, tests/cloud
+}
+
+
+def parsed(text: str) -> list[Any]:
+    """One document, or one a line."""
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    found = {verb: parser_of(verb) for verb in (*VERBS, *DEVELOPER_VERBS) if verb != "pool"}
+    for verb in POOL_VERBS:
+        found[f"pool {verb}"] = argparse.ArgumentParser()
+        add_verb_arguments(found[f"pool {verb}"], verb)
+    return found
+
+
+def test_every_command_that_prints_facts_can_print_them_as_json() -> None:
+    without = {name for name, parser in commands().items() if "--json" not in parser.format_help()}
+    without |= {"schema"} if "--json" not in parser_of("schema").format_usage() else set()
+    assert without == PRINT_NO_FACTS
+    tried = {" ".join(words.split()[: 1 + words.startswith("pool ")]) for _, words in PRINTS}
+    assert tried | PRINT_NO_FACTS | TRIED_ELSEWHERE == set(commands()), "a new command belongs into PRINTS"
+
+
 def test_what_the_command_line_prints_keeps_its_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVALFLEET_HOME", str(tmp_path / "home"))
-    (tmp_path / "b.toml").write_text(
-        'name = "b"\ncommand = ["true"]\n[[tasks]]\nid = "t"\n[[tasks]]\nid = "u"\n'
-    )
-
-    def printed(*words: str) -> Any:
-        assert main([*words, "--json"]) == 0, capsys.readouterr().err
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    check("plan", printed("run", "b.toml", "--dry-run"))
-    check("results", printed("run", "b.toml", "--name", "r", "--allow-broken", "2"), printed("show", "r"))
-    check("task", printed("show", "r", "t"))
-    check("runs", printed("ls"))
-    check("doctor", printed("doctor", "local"))
-    check("places", printed("places"), printed("benchmarks"))
+    (tmp_path / "b.toml").write_text(BENCHMARK)
+    (tmp_path / "answer.txt").write_text("42")
+    machine = ""
+    for document, words in PRINTS:
+        code = main([*words.format(machine=machine).split(), "--json"])
+        told = capfd.readouterr()
+        assert code == 0, (words, told.err)
+        lines = parsed(told.out)
+        assert lines, words
+        if document == "events":
+            assert [line["seq"] for line in lines] == sorted({line["seq"] for line in lines})
+        elif document:
+            check(document, lines[-1])
+        if words.startswith("pool create"):
+            machine = lines[-1]["machines"][0]["name"]
     check("live", json.loads((tmp_path / "home" / "parallel_live.json").read_bytes()))
     assert plugins.places()
 

@@ -21,12 +21,18 @@ from evalfleet.state import MachineState
 from evalfleet.views.compare import Comparison
 from evalfleet.views.documents import (
     Aggregated,
+    AnswerRow,
     BelongingRow,
+    DeletedPool,
+    DeletedRuns,
     Detached,
+    ExportedRun,
     ImageBelongingRow,
     ImageFacts,
     ImageRow,
     Live,
+    LogPiece,
+    NewBenchmark,
     PlanDocument,
     PoolDocument,
     PoolMachineRow,
@@ -37,6 +43,7 @@ from evalfleet.views.documents import (
     RunPlannedLine,
     TaskDetail,
     TasksPlannedLine,
+    TunnelRow,
     VerifiedStream,
     WorkerResults,
 )
@@ -46,6 +53,7 @@ from evalfleet.views.notable import refusals
 from evalfleet.views.results import RunSummary
 from evalfleet.views.stats import hourly_usd, machine_hourly_usd, machine_usd, machines_usd, prices_as_of
 
+from .home import Usage
 from .places import FoundBelonging, FoundImage, Listed
 from .pool_machine import ActionResult
 
@@ -90,6 +98,16 @@ def _pool_machine(
         found = [answer for answer in answers if answer.machine.id == machine.id]
         row["probe"] = None if not found else found[0].problem or "ok"
     return row
+
+
+def answer_row(answer: ActionResult) -> AnswerRow:
+    """What came of something that was done to a machine."""
+    return {
+        "machine": answer.machine.name,
+        "id": answer.machine.id,
+        "said": answer.said or None,
+        "problem": answer.problem or None,
+    }
 
 
 def belonging_row(found: FoundBelonging) -> BelongingRow:
@@ -145,6 +163,11 @@ DOCUMENTS: Mapping[str, tuple[Any, str]] = {
     "runs": (list[RunSummary], "`ls --json`"),
     "comparisons": (list[Comparison], "`compare RUN RUN --json`"),
     "verify": (list[VerifiedStream], "`verify --json`"),
+    "usage": (list[Usage], "`du --json`"),
+    "deleted": (DeletedRuns, "`rm --json`, `gc --json`"),
+    "exported": (ExportedRun, "`export --json`"),
+    "new-benchmark": (NewBenchmark, "`init --json`"),
+    "log": (LogPiece, "a line of `logs RUN TASK --json` and of `watch RUN TASK --json`"),
     "events": (None, "a line of `watch --json` and of `run --json`: all but the last, which is the results"),
     "live": (Live, "parallel_live.json"),
     "aggregated": (Aggregated, "aggregated_results.json"),
@@ -152,7 +175,10 @@ DOCUMENTS: Mapping[str, tuple[Any, str]] = {
     "plan": (PlanDocument, "`run --dry-run --json`"),
     "detached": (Detached, "`run --detach --json`"),
     "pool": (PoolDocument, "`pool status --json`, and of the verbs that change a pool"),
+    "deleted-pool": (DeletedPool, "`pool delete --json`"),
     "pools": (list[PoolDocument], "`pool ls --json`"),
+    "answers": (list[AnswerRow], "of verbs that do something to a pool's machines: `pool do --json`, ..."),
+    "tunnels": (list[TunnelRow], "`pool tunnel --json`, `pool vnc --json`"),
     "machines": (None, "`machines --json`, `reap --json`"),
     "images": (list[ImageRow], "`images --json`"),
     "doctor": (dict[str, list[Check]], "`doctor --json`"),

@@ -220,6 +220,7 @@ _CALLS = {
     "rerun": "evalfleet.rerun({})",
     "ls": "evalfleet.runs({})",
     "pool ls": "evalfleet.pools({})",
+    "compare": "evalfleet.compare({})",
     "show": "evalfleet.open({}).results()",
     "cancel": "evalfleet.open({}).cancel()",
 }

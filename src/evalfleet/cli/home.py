@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def _mb(count: int) -> str:
 def rm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="its name; `evalfleet ls` shows all")
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def rm(args: argparse.Namespace) -> int:
@@ -153,10 +155,23 @@ def rm(args: argparse.Namespace) -> int:
 
     if not args.yes and not agreed(f"delete {plural(len(args.runs), 'run')} with all results"):
         return 1
-    for run in args.runs:
-        home.remove(Workspace.here(), run)
-        print(f"{run} is deleted")
+    deleted: list[str] = []
+    try:
+        for run in args.runs:
+            home.remove(Workspace.here(), run)
+            deleted.append(run)
+            if not args.json:
+                print(f"{run} is deleted")
+    finally:  # one that cannot be deleted is no reason not to tell which were
+        if args.json:
+            print(_deleted(deleted))
     return 0
+
+
+def _deleted(runs: Sequence[str], *, files_only: bool = False, dry_run: bool = False) -> str:
+    import json
+
+    return json.dumps({"runs": runs, "files_only": files_only, "dry_run": dry_run})
 
 
 def gc_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,6 +183,7 @@ def gc_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def gc(args: argparse.Namespace) -> int:
@@ -187,13 +203,20 @@ def gc(args: argparse.Namespace) -> int:
     if args.keep_scores:
         old = [run for run in old if not run.answered]
     what = f"delete {'the files of ' if args.keep_scores else ''}{plural(len(old), 'run')}"
+    names = [run.run for run in old]
+    if (not old or args.dry_run) and args.json:
+        print(_deleted(names, files_only=args.keep_scores, dry_run=args.dry_run))
+        return 0
     if not old or args.dry_run:
-        print(f"this would {what}: {', '.join(run.run for run in old)}" if old else "nothing is that old")
+        print(f"this would {what}: {', '.join(names)}" if old else "nothing is that old")
         return 0
     if not args.yes and not agreed(what):
         return 1
-    for run in old:
-        (home.drop_artefacts if args.keep_scores else home.remove)(workspace, run.run)
-        print(f"{run.run}: {'its files are' if args.keep_scores else 'it is'} deleted")
+    for name in names:
+        (home.drop_artefacts if args.keep_scores else home.remove)(workspace, name)
+        if not args.json:
+            print(f"{name}: {'its files are' if args.keep_scores else 'it is'} deleted")
     home.compact(workspace)
+    if args.json:
+        print(_deleted(names, files_only=args.keep_scores))
     return 0

@@ -178,7 +178,7 @@ async def images(args: argparse.Namespace) -> int:
     workspace = Workspace.here()
     found = await places.images(workspace)
     if args.delete is not None:
-        return await _delete(workspace, args.delete, found, sure=args.yes)
+        return await _delete(workspace, args.delete, found, sure=args.yes, as_json=args.json)
     if args.json:
         print(json.dumps([image_row(each) for each in found]))
     elif found:
@@ -207,8 +207,13 @@ def monthly(image: Image) -> str:
     return f"${image.usd_per_month:.2f} a month (prices of {image.prices_as_of})"
 
 
-async def _delete(workspace: Workspace, name: str, found: Sequence[FoundImage], *, sure: bool) -> int:
+async def _delete(
+    workspace: Workspace, name: str, found: Sequence[FoundImage], *, sure: bool, as_json: bool
+) -> int:
+    import json
+
     from evalfleet.api import places
+    from evalfleet.api.documents import image_row
     from evalfleet.errors import RequestError
     from evalfleet.names import hint
 
@@ -225,5 +230,8 @@ async def _delete(workspace: Workspace, name: str, found: Sequence[FoundImage], 
     if not sure and not agreed(f"delete image {name} in {where}"):
         return 2
     await places.delete_image(workspace, chosen[0])
-    print(f"image {name} is deleted; machines that were made from it stay")
+    if as_json:
+        print(json.dumps([image_row(chosen[0])]))
+    else:
+        print(f"image {name} is deleted; machines that were made from it stay")
     return 0

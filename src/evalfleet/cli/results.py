@@ -76,10 +76,10 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="FORMAT",
-        default="md",
         help="md (default), json, csv, junit, github; or a benchmark: a folder for its own tools",
     )
     parser.add_argument("-o", metavar="PATH", dest="path", help="write here instead of standard output")
+    parser.add_argument("--json", action="store_true", help="the same as --format json")
 
 
 def report(args: argparse.Namespace) -> int:
@@ -95,12 +95,15 @@ def report(args: argparse.Namespace) -> int:
     from evalfleet.views.report import FORMATS, report
 
     run = runs.open_run(Workspace.here(), args.run)
-    if args.format not in FORMATS:
-        print("\n".join(run.export(args.format, Path(args.path or f"{run.name}-{args.format}"))))
+    if args.json and args.format not in (None, "json"):
+        raise RequestError(f"--json is --format json: leave it out, or --format {args.format}")
+    format = args.format or ("json" if args.json else "md")
+    if format not in FORMATS:
+        print("\n".join(run.export(format, Path(args.path or f"{run.name}-{format}"))))
         return 0
     results = run.results()
-    text = report(results, args.format)
-    if args.format == "github" and (job_summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+    text = report(results, format)
+    if format == "github" and (job_summary := os.environ.get("GITHUB_STEP_SUMMARY")):
         with Path(job_summary).open("a", encoding="utf-8") as file:
             file.write(report(results, "md"))
     if args.path is None:
@@ -141,6 +144,7 @@ def compare(args: argparse.Namespace) -> int:
 def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
     parser.add_argument("-o", metavar="FILE", dest="path", type=Path, help="default: RUN.evalfleet.tar.gz")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def export(args: argparse.Namespace) -> int:
@@ -148,6 +152,8 @@ def export(args: argparse.Namespace) -> int:
 
     `evalfleet import FILE` makes the same run of it in another home.
     """
+    import json
+
     from evalfleet.api import runs
     from evalfleet.api.archive import export_run
     from evalfleet.planning.workspace import Workspace
@@ -155,7 +161,11 @@ def export(args: argparse.Namespace) -> int:
     run = runs.open_run(Workspace.here(), args.run)
     path = args.path or Path(f"{run.name}.evalfleet.tar.gz")
     export_run(Workspace.here(), run.name, path)
-    print(f"{run.name} is written to {path} ({path.stat().st_size / 1e6:,.1f} MB)")
+    size = path.stat().st_size
+    if args.json:
+        print(json.dumps({"run": run.name, "path": str(path.absolute()), "bytes": size}))
+    else:
+        print(f"{run.name} is written to {path} ({size / 1e6:,.1f} MB)")
     return 0
 
 
@@ -218,6 +228,7 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", metavar="NAME", help="the benchmark's name (default: the dataset's)")
     parser.add_argument("--into", metavar="FOLDER", help="write here (default: a new folder of that name)")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def init(args: argparse.Namespace) -> int:
@@ -249,6 +260,11 @@ def init(args: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
+    if args.json:
+        benchmark = str(folder / f"{start.name}.toml")
+        written = [str(folder / name) for name in files]
+        print(json.dumps({"benchmark": benchmark, "files": written, "fields": dict(start.fields)}))
+        return 0
     words = {"#": "the number of the row", "": "none was found"}
     print(pairs([(what, words.get(field, field)) for what, field in start.fields.items()]))
     print(f"written: {', '.join(str(folder / name) for name in files)}")
@@ -262,6 +278,7 @@ def _holds(path: Path, content: bytes) -> bool:
 
 def schema_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("document", metavar="DOCUMENT", nargs="?", help="default: list them all")
+    parser.add_argument("--json", action="store_true", help="the list as JSON; a schema is JSON anyway")
 
 
 def schema(args: argparse.Namespace) -> int:
@@ -274,7 +291,10 @@ def schema(args: argparse.Namespace) -> int:
     from evalfleet.api import documents
     from evalfleet.views.format import pairs
 
-    if args.document is None:
+    if args.document is None and args.json:
+        listed = [{"document": name, "where": where} for name, (_, where) in documents.DOCUMENTS.items()]
+        print(json.dumps(listed))
+    elif args.document is None:
         print(pairs([(name, where) for name, (_, where) in documents.DOCUMENTS.items()]))
     else:
         print(json.dumps(documents.schema(args.document), indent=2))

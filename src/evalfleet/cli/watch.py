@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def watch(args: argparse.Namespace) -> int:
 
     run, task = runs.open_run_or_task(Workspace.here(), args.run, args.task)
     if task is not None:
-        return print_task_log(run, task, follow=True)
+        return print_task_log(run, task, follow=True, as_json=args.json)
     return watch_run(run, as_json=args.json)
 
 
@@ -55,6 +56,9 @@ def logs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
     parser.add_argument("about", metavar="TASK|MACHINE", nargs="?", help="default: the run itself")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line: an event, or a piece of a task's output"
+    )
 
 
 def logs(args: argparse.Namespace) -> int:
@@ -69,26 +73,26 @@ def logs(args: argparse.Namespace) -> int:
     run, about = runs.open_run_or_task(Workspace.here(), args.run, args.about)
     state = run.state()
     if about is None:
-        return _print_events(run, None, args.follow)
+        return _print_events(run, None, args.follow, as_json=args.json)
     names = {machine.name: machine.id for machine in state.machines.values()}
     if about in state.tasks or about in state.attempts:
-        return print_task_log(run, about, follow=args.follow)
+        return print_task_log(run, about, follow=args.follow, as_json=args.json)
     if about in names or about in state.machines:
-        return _print_events(run, names.get(about, about), args.follow)
+        return _print_events(run, names.get(about, about), args.follow, as_json=args.json)
     raise RequestError(f"run {run.name!r} has neither a task nor a machine {about!r}")
 
 
-def _print_events(run: Run, machine: str | None, follow: bool) -> int:
-    from evalfleet.views.lines import MOST, MOST_OF_ONE, event_line
+def _print_events(run: Run, machine: str | None, follow: bool, *, as_json: bool) -> int:
+    from evalfleet.views.lines import MOST, MOST_OF_ONE, event_line, json_line
 
     seen = 0
     while True:
         over = run.state().ended_at is not None or not run.is_live()
         for record in run.records(after=seen):
             seen = record.seq
-            line = event_line(record, MOST if machine is None else MOST_OF_ONE)
             if machine is None or _concerns(run, record.event, machine):
-                print(line, flush=follow)
+                most = MOST if machine is None else MOST_OF_ONE
+                print(json_line(record) if as_json else event_line(record, most), flush=follow)
         if over or not follow or reader_left(LOOK_S):
             return 0
 
@@ -100,8 +104,11 @@ def _concerns(run: Run, event: object, machine: str) -> bool:
     return attempt is not None and attempt.machine == machine
 
 
-def print_task_log(run: Run, name: str, *, follow: bool) -> int:
-    """The newest attempt's output, from its machine while it runs, from the run's folder afterwards."""
+def print_task_log(run: Run, name: str, *, follow: bool, as_json: bool) -> int:
+    """The newest attempt's output, from its machine while it runs, from the run's folder afterwards.
+
+    `as_json`: in pieces, one object a line.
+    """
     tail: _Tail | None = None
     try:
         while True:
@@ -114,7 +121,7 @@ def print_task_log(run: Run, name: str, *, follow: bool) -> int:
                 if tail is None or tail.attempt.id != attempt.id:
                     if tail is not None:
                         tail.close()
-                    tail = _Tail(run, attempt)
+                    tail = _Tail(run, attempt, as_json)
                 tail.show(path, attempt.outcome is None, follow)
             over = attempt is not None and attempt.outcome is not None and attempt.collected is not None
             if over and path is None:
@@ -129,8 +136,9 @@ def print_task_log(run: Run, name: str, *, follow: bool) -> int:
 class _Tail:
     """Prints what is new in an attempt's log: from its machine while it runs, then as it came home."""
 
-    def __init__(self, run: Run, attempt: AttemptState) -> None:
+    def __init__(self, run: Run, attempt: AttemptState, as_json: bool) -> None:
         self.attempt = attempt
+        self._as_json = as_json
         self._run = run
         self._live: LiveLog | None = None
         self._shown = 0
@@ -152,7 +160,11 @@ class _Tail:
 
     def _write(self, data: bytes) -> None:
         self._shown += len(data)
-        sys.stdout.write(self._text.decode(data).translate(_SHOWN))
+        text = self._text.decode(data)
+        if not self._as_json:
+            sys.stdout.write(text.translate(_SHOWN))
+        elif text:
+            sys.stdout.write(json.dumps({"attempt": self.attempt.id, "text": text}) + "\n")
         sys.stdout.flush()
 
     def close(self) -> None:

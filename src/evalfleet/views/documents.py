@@ -642,3 +642,58 @@ class Detached(TypedDict):
     run: str
     pid: int
     home: str
+
+
+class DeletedRuns(TypedDict):
+    """`rm --json`, `gc --json`: what is gone."""
+
+    runs: list[str]
+    files_only: Annotated[bool, Meta(description="their scores stay")]
+    dry_run: Annotated[bool, Meta(description="they would be deleted, and are not")]
+
+
+class DeletedPool(TypedDict):
+    """`pool delete --json`: what is gone."""
+
+    pool: str
+    machines: list[str]
+
+
+class ExportedRun(TypedDict):
+    """`export --json`: where the run was written to."""
+
+    run: str
+    path: str
+    bytes: int
+
+
+class NewBenchmark(TypedDict):
+    """`init --json`: what was written."""
+
+    benchmark: Annotated[str, Meta(description="the benchmark's file, for `run`")]
+    files: list[str]
+    fields: Annotated[dict[str, str], Meta(description="what -> the dataset's field; # is the row's number")]
+
+
+class LogPiece(TypedDict):
+    """A piece of an attempt's output, in a line of JSON."""
+
+    attempt: str
+    text: str
+
+
+class AnswerRow(TypedDict):
+    """What came of something that was done to a machine of a pool."""
+
+    machine: str
+    id: str
+    said: str | None
+    problem: Annotated[str | None, Meta(description="null if nothing is wrong")]
+
+
+class TunnelRow(TypedDict):
+    """A port of a machine that is reached on this computer."""
+
+    machine: str
+    here: Annotated[int, Meta(description="the port of this computer, on 127.0.0.1")]
+    there: Annotated[int, Meta(description="the machine's port")]

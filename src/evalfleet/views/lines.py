@@ -142,9 +142,13 @@ def event_document(record: Record) -> dict[str, Any]:
     return loose
 
 
+def json_line(record: Record) -> str:
+    """One record as a JSON object in a line."""
+    return msgspec.json.encode(event_document(record)).decode()
+
+
 def json_lines(records: Iterable[Record]) -> Iterator[str]:
-    """Each record as one JSON object."""
-    return (msgspec.json.encode(event_document(record)).decode() for record in records)
+    return map(json_line, records)
 
 
 def _body(event: Event) -> dict[str, Any]:

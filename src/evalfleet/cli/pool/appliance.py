@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .arguments import add_benchmark, add_machine, add_machines, add_name, add_yes
+from .arguments import add_benchmark, add_json, add_machine, add_machines, add_name, add_yes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,7 @@ def do_arguments(parser: argparse.ArgumentParser) -> None:
     add_machines(parser)
     add_benchmark(parser)
     add_yes(parser)
+    add_json(parser)
 
 
 async def do(args: argparse.Namespace) -> int:
@@ -34,13 +35,14 @@ async def do(args: argparse.Namespace) -> int:
 
     `pool reset` and `pool clean` are two such verbs. Nobody else can have the machines meanwhile.
     """
-    return await _do(args.name, args.word, args.machines, args.benchmark, sure=args.yes)
+    return await _do(args, args.word, args.machines, sure=args.yes)
 
 
 def reset_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     add_machine(parser)
     add_benchmark(parser)
+    add_json(parser)
 
 
 async def reset(args: argparse.Namespace) -> int:
@@ -48,7 +50,7 @@ async def reset(args: argparse.Namespace) -> int:
 
     What is in it now is lost.
     """
-    return await _do(args.name, "reset", [args.machine], args.benchmark, sure=True)
+    return await _do(args, "reset", [args.machine], sure=True)
 
 
 def clean_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,7 @@ def clean_arguments(parser: argparse.ArgumentParser) -> None:
     add_machines(parser)
     add_benchmark(parser)
     add_yes(parser)
+    add_json(parser)
 
 
 async def clean(args: argparse.Namespace) -> int:
@@ -64,33 +67,31 @@ async def clean(args: argparse.Namespace) -> int:
     For hosts that were lent, which otherwise keep it. Those of a cloud need it not: `pool delete` deletes
     their disks.
     """
-    return await _do(args.name, "clean", args.machines, args.benchmark, sure=args.yes)
+    return await _do(args, "clean", args.machines, sure=args.yes)
 
 
-async def _do(name: str, word: str, machines: Sequence[str], benchmark: str | None, *, sure: bool) -> int:
+async def _do(args: argparse.Namespace, word: str, machines: Sequence[str], *, sure: bool) -> int:
     from evalfleet.api import appliances, pools
     from evalfleet.cli.terminal import agreed
     from evalfleet.planning.workspace import Workspace
 
-    from .show import print_problems
+    from .show import print_answers
 
-    pool = pools.open_pool(Workspace.here(), name)
+    pool = pools.open_pool(Workspace.here(), args.name)
     running = pool.running(machines)
-    owner, verb = appliances.verb_of(pool, running, word, benchmark)
+    owner, verb = appliances.verb_of(pool, running, word, args.benchmark)
     names = [machine.name for machine in running]
     if verb.asks and not sure and not agreed(f"{verb.asks} on {', '.join(names)}"):
         return 2
     answers = await appliances.do(pool, names, owner, verb)
-    for answer in answers:
-        if answer.said:
-            print(answer.said)
-    return print_problems(answers)
+    return print_answers(answers, as_json=args.json)
 
 
 def vnc_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     add_machines(parser)
     add_benchmark(parser)
+    add_json(parser)
 
 
 async def vnc(args: argparse.Namespace) -> int:
@@ -108,13 +109,13 @@ async def vnc(args: argparse.Namespace) -> int:
     owner, screen = appliances.screen_of(pool, machines, args.benchmark)
 
     def show(tunnels: Sequence[Tunnel]) -> None:
-        for tunnel in tunnels:
+        for tunnel in tunnels if not args.json else ():
             print(f"{tunnel.machine.name}: http://127.0.0.1:{tunnel.here}/", flush=True)
         if bare := [tunnel.machine.name for tunnel in tunnels if not tunnel.machine.prepared]:
             hint = f"{owner.set_up(pool.name)} {owner.appliance.what} up"
             print(f"evalfleet: note: {', '.join(bare)}: nothing was prepared; {hint}", file=sys.stderr)
 
-    return await carry(pool, machines, [(screen.port, screen.port)], show)
+    return await carry(pool, machines, [(screen.port, screen.port)], show, as_json=args.json)
 
 
 def screenshot_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +123,7 @@ def screenshot_arguments(parser: argparse.ArgumentParser) -> None:
     add_machines(parser)
     parser.add_argument("-o", "--output", metavar="FOLDER", default=".", help="where to (default: here)")
     add_benchmark(parser)
+    add_json(parser)
 
 
 async def screenshot(args: argparse.Namespace) -> int:
@@ -134,7 +136,7 @@ async def screenshot(args: argparse.Namespace) -> int:
     from evalfleet.api import appliances, pools
     from evalfleet.planning.workspace import Workspace
 
-    from .show import print_problems
+    from .show import print_answers
 
     pool = pools.open_pool(Workspace.here(), args.name)
     machines = pool.running(args.machines)
@@ -142,7 +144,7 @@ async def screenshot(args: argparse.Namespace) -> int:
     answers = await pool.probe(machines)
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
-    return print_problems(await _save_all(pool, owner, answers, folder))
+    return print_answers(await _save_all(pool, owner, answers, folder), as_json=args.json)
 
 
 async def _save_all(
@@ -166,5 +168,4 @@ async def _save(pool: Pool, owner: BenchmarkAppliance, machine: MachineState, fi
     image, problem = await picture(pool, machine, owner)
     if image:
         file.write_bytes(image)
-        print(file)
-    return ActionResult(machine, problem)
+    return ActionResult(machine, problem, str(file) if image else "")

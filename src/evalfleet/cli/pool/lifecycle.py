@@ -142,28 +142,33 @@ async def extend(args: argparse.Namespace) -> int:
 def restart_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     add_machine(parser)
+    add_json(parser)
 
 
 async def restart(args: argparse.Namespace) -> int:
     """End all that runs on one machine of a pool, and bring it up anew."""
+    import dataclasses
+
     from evalfleet.api import pools
     from evalfleet.planning.workspace import Workspace
 
-    from .show import print_problems
+    from .show import print_answers
 
     (answer,) = await pools.open_pool(Workspace.here(), args.name).restart(args.machine)
-    if not answer.problem:
-        print(f"{answer.machine.name} was restarted and answers")
-    return print_problems([answer])
+    said = "" if answer.problem else f"{answer.machine.name} was restarted and answers"
+    return print_answers([dataclasses.replace(answer, said=said)], as_json=args.json)
 
 
 def delete_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     add_yes(parser)
+    add_json(parser)
 
 
 async def delete(args: argparse.Namespace) -> int:
     """Delete a pool and all its machines, and what is on them."""
+    import json
+
     from evalfleet.api import pools
     from evalfleet.cli.terminal import agreed
     from evalfleet.planning.workspace import Workspace
@@ -172,10 +177,14 @@ async def delete(args: argparse.Namespace) -> int:
     from .show import follow
 
     pool = pools.open_pool(Workspace.here(), args.name)
-    many = plural(len(pool.view().machines), "machine")
+    names = [machine.name for machine in pool.view().machines]
+    many = plural(len(names), "machine")
     if not args.yes and not agreed(f"delete pool {pool.name} and its {many}"):
         return 2
     await pool.delete()
     await follow(pool)
-    print(f"pool {pool.name} is deleted: {many}")
+    if args.json:
+        print(json.dumps({"pool": pool.name, "machines": names}))
+    else:
+        print(f"pool {pool.name} is deleted: {many}")
     return 0

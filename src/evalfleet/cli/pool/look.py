@@ -75,6 +75,7 @@ def logs_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("machine", metavar="MACHINE", nargs="?", help="its name or id (default: all)")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until it is deleted, or Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
 def logs(args: argparse.Namespace) -> int:
@@ -83,7 +84,7 @@ def logs(args: argparse.Namespace) -> int:
     from evalfleet.cli.terminal import reader_left
     from evalfleet.events import RunEnded
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.lines import event_line
+    from evalfleet.views.lines import event_line, json_line
 
     pool = pools.open_pool(Workspace.here(), args.name)
     about = pool.view().machine(args.machine).id if args.machine else None
@@ -92,6 +93,6 @@ def logs(args: argparse.Namespace) -> int:
         for record in pool.store.read(pool.name, after=seen):
             seen, deleted = record.seq, isinstance(record.event, RunEnded)
             if about is None or getattr(record.event, "machine", None) == about:
-                print(event_line(record), flush=args.follow)
+                print(json_line(record) if args.json else event_line(record), flush=args.follow)
         if deleted or not args.follow or reader_left(LOOK_S):
             return 0

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .arguments import add_benchmark, add_machines, add_name
+from .arguments import add_benchmark, add_json, add_machines, add_name
 
 if TYPE_CHECKING:
     from evalfleet.api.pools import Pool
@@ -63,6 +63,7 @@ def tunnel_arguments(parser: argparse.ArgumentParser) -> None:
         help="a port of the machines, and the first one to try here; may be repeated",
     )
     add_benchmark(parser)
+    add_json(parser)
 
 
 async def tunnel(args: argparse.Namespace) -> int:
@@ -75,13 +76,14 @@ async def tunnel(args: argparse.Namespace) -> int:
     from evalfleet.planning.workspace import Workspace
 
     def show(tunnels: Sequence[Tunnel]) -> None:
-        for tunnel in tunnels:
+        for tunnel in tunnels if not args.json else ():
             print(f"{tunnel.machine.name}: 127.0.0.1:{tunnel.here} is its port {tunnel.there}", flush=True)
 
     ports = [_pair(port) for port in args.port]
     pool = pools.open_pool(Workspace.here(), args.name)
     machines = pool.running(args.machines)
-    return await carry(pool, machines, ports or [appliances.tunnel_of(pool, machines, args.benchmark)], show)
+    ports = ports or [appliances.tunnel_of(pool, machines, args.benchmark)]
+    return await carry(pool, machines, ports, show, as_json=args.json)
 
 
 def _pair(given: str) -> tuple[int, int]:
@@ -102,9 +104,12 @@ async def carry(
     machines: Sequence[MachineState],
     ports: Sequence[tuple[int, int]],
     show: Callable[[Sequence[Tunnel]], None],
+    *,
+    as_json: bool,
 ) -> int:
     """Open tunnels, show them, and keep them open until Ctrl-C, which is the proper end."""
     import asyncio
+    import json
     import signal
     import sys
 
@@ -118,6 +123,9 @@ async def carry(
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, enough.set)
     async with open_tunnels(pool, machines, ports, complain) as tunnels:
+        if as_json:
+            rows = [{"machine": t.machine.name, "here": t.here, "there": t.there} for t in tunnels]
+            print(json.dumps(rows), flush=True)
         show(tunnels)
         print("Ctrl-C closes them", file=sys.stderr, flush=True)
         await enough.wait()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from evalfleet.api.documents import pool_document
+from evalfleet.api.documents import answer_row, pool_document
 from evalfleet.cli.follow import notes
 from evalfleet.clock import WallClock
 from evalfleet.views.format import clock_time, plural, table, usd
@@ -42,6 +42,16 @@ async def follow(pool: Pool) -> RunState:
             file=sys.stderr,
         )
         raise
+
+
+def print_answers(answers: Sequence[ActionResult], *, as_json: bool) -> int:
+    """Say what came of something done to machines; the exit code."""
+    for answer in answers if not as_json else ():
+        if answer.said:
+            print(answer.said)
+    if as_json:
+        print(json.dumps([answer_row(answer) for answer in answers]))
+    return print_problems(answers)
 
 
 def print_problems(answers: Sequence[ActionResult]) -> int:
