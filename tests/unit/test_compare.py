@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap  # type: ignore[import-untyped]
-from statsmodels.stats.contingency_tables import mcnemar as their_mcnemar  # type: ignore[import-untyped]
-from statsmodels.stats.weightstats import DescrStatsW  # type: ignore[import-untyped]
+from scipy.stats import bootstrap
+from statsmodels.stats.contingency_tables import mcnemar as their_mcnemar
+from statsmodels.stats.weightstats import DescrStatsW
 
 from evalfleet.views.compare import (
     MANY,
