@@ -64,6 +64,23 @@ def test_a_run_ends_at_once_when_every_host_that_answers_needs_somebody(
     assert "up to 3 machines" in said, "without --workers, all hosts are asked for"
 
 
+async def test_a_dead_host_on_which_something_is_left_keeps_nobody_waiting(strangers: Fleet) -> None:
+    dead = strangers.hosts[0]
+    strangers.known_hosts.write_text(dead.known)
+    earlier = strangers.place("mine", hosts=[dead.name])
+    made = await bring_up(earlier)
+    dead.stop()
+    with pytest.raises(PlaceError, match="does not answer") as silent:
+        await earlier.delete(made.id)
+    assert silent.value.transient, "what is left there is removed when it answers"
+    await earlier.close()
+    later = strangers.place("mine")
+    with pytest.raises(PlaceError, match="2 hosts .* its host key is unknown") as caught:
+        await bring_up(later, 2)
+    assert not caught.value.transient, "the other hosts need somebody, and the dead one is no reason to wait"
+    await later.close()
+
+
 def test_hosts_that_need_somebody_are_told_once_and_the_others_work(strangers: Fleet, tmp_path: Path) -> None:
     good = strangers.hosts[1]
     strangers.known_hosts.write_text(good.known)
