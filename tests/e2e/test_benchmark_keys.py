@@ -102,3 +102,12 @@ def test_a_link_to_a_file_in_the_folder_is_that_file_on_machines(fleet: Fleet) -
     done = fleet.run()
     assert done.code == 0, done
     assert fleet("logs", "r", "a_1").out == "what it leads to"
+
+
+def test_a_task_that_needs_what_no_machine_has_is_refused_before_anything_starts(fleet: Fleet) -> None:
+    fleet.bench([task("a_1"), task("a_2", needs={"gpus": 512})])
+    fleet.run().failed(4, "0 of the 512 GPUs", "choose another place with --on")
+    assert not (fleet.home / "r").exists()
+    assert fleet.run("--task", "a_1").code == 0, "what was not chosen needs nothing"
+    fleet.bench([task("a_1"), task("a_2", needs={"gpus": 512, "strict": False})])
+    assert fleet.run("--name", "s").code == 0

@@ -75,7 +75,7 @@ async def test_a_dead_host_on_which_something_is_left_keeps_nobody_waiting(stran
     assert silent.value.transient, "what is left there is removed when it answers"
     await earlier.close()
     later = strangers.place("mine")
-    with pytest.raises(PlaceError, match="2 hosts .* its host key is unknown") as caught:
+    with pytest.raises(PlaceError, match=r"2 hosts .* its host key is unknown") as caught:
         await bring_up(later, 2)
     assert not caught.value.transient, "the other hosts need somebody, and the dead one is no reason to wait"
     await later.close()

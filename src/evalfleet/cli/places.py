@@ -93,7 +93,13 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=1, metavar="N", help="so many machines at once (default: 1)"
     )
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help="so many GPUs (default: 0)")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        dest="settings",
+        help="a setting of the place; may be repeated",
+    )
     parser.add_argument(
         "--trust",
         action="store_true",

@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
+    )
     parser.add_argument("task", metavar="TASK", nargs="?", help="this task, with all its attempts")
     for outcome in ("failed", "broken"):
         parser.add_argument(
@@ -16,12 +18,14 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
             dest="only",
             action="append_const",
             const=outcome,
-            help=f"only tasks that {outcome}",
+            help=f"only tasks that {'failed' if outcome == 'failed' else 'are broken'}",
         )
     parser.add_argument("--domain", metavar="D", action="append", help="only tasks of this domain")
     parser.add_argument("--tag", metavar="TAG", action="append", help="only tasks with this tag")
     parser.add_argument(
-        "--sort", choices=SORTS, help="failures first (outcome); or longest, worst or dearest first"
+        "--sort",
+        choices=SORTS,
+        help="in this order (default: outcome, failures first); longest, worst, dearest first",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -72,7 +76,9 @@ def show(args: argparse.Namespace) -> int:
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
+    )
     parser.add_argument(
         "--format",
         metavar="FORMAT",
@@ -142,7 +148,9 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
+    )
     parser.add_argument("-o", metavar="FILE", dest="path", type=Path, help="default: RUN.evalfleet.tar.gz")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 

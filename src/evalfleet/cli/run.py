@@ -200,7 +200,9 @@ def _agreed(usd: float | None, resolved: Resolved, args: argparse.Namespace) -> 
 
 
 def resume_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
+    )
     parser.add_argument("--only", choices=("broken",), help="run the broken tasks again, and nothing else")
     parser.add_argument(
         "--take-over", action="store_true", help="take the run from a controller that still lives"
@@ -253,7 +255,9 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def grade_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
+    )
     parser.add_argument(
         "--again", action="store_true", help="grade once more what has a score, and keep both grades"
     )

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
+    )
     parser.add_argument("task", metavar="TASK", nargs="?", help="follow the log of this task")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
@@ -53,8 +55,15 @@ _SHOWN = {
 
 
 def logs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", help="default: the latest")
-    parser.add_argument("about", metavar="TASK|MACHINE", nargs="?", help="default: the run itself")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
+    )
+    parser.add_argument(
+        "about",
+        metavar="TASK|MACHINE",
+        nargs="?",
+        help="a task: its output; a machine: what happened to it (default: what happened to the run)",
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object a line: an event, or a piece of a task's output"

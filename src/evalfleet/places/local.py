@@ -19,6 +19,7 @@ from evalfleet.channels.link import OpenLink
 from evalfleet.channels.program import local_argv
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.samples import Samples
+from evalfleet.channels.supervisor.facts import gpus
 from evalfleet.channels.supervisor.files import job_name, make_key, read_key
 from evalfleet.channels.supervisor.machine import DELETING, halt_machine, open_socket, order, remove_machine
 from evalfleet.channels.supervisor.processes import host_environment
@@ -74,6 +75,14 @@ class LocalPlace:
         return self._name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
+        """One, whatever else is needed: benchmarks are tried out here. PlaceError if GPUs are lacking."""
+        if needs.strict and needs.gpus and needs.gpus > (have := len(await asyncio.to_thread(gpus))):
+            raise PlaceError(
+                f"this computer has {have} of the {needs.gpus} GPUs that are needed; choose another place "
+                "with --on, or lower `needs`",
+                transient=False,
+                scope="place",
+            )
         settings = self._settings
         return (
             Offer(

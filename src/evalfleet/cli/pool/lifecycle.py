@@ -22,7 +22,13 @@ def create_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefix", metavar="P", default=None, help="machines are called P-1, P-2, ... (default: worker)"
     )
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        dest="settings",
+        help="a setting of the place; may be repeated",
+    )
     parser.add_argument("--config", metavar="FILE", help="this file instead of the nearest evalfleet.toml")
     add_json(parser)
 

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 def prepare_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("benchmark", metavar="BENCHMARK", help="as for `evalfleet run`")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", dest="settings", help="a setting")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        dest="settings",
+        help="a setting of the place; may be repeated",
+    )
     parser.add_argument(
         "--capture", metavar="IMAGE", help="then make an image of a machine, for its place's settings"
     )
