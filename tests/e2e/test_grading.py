@@ -197,7 +197,7 @@ def test_a_second_grading_is_kept_beside_the_first_which_stays(fleet: Fleet, qui
     assert [grade["score"] for grade in attempt["grades"]] == [1.0, 0.5]
     shown = fleet("show", "r", "q_1").out
     assert "grade 1" in shown
-    assert "score 0.5" in shown
+    assert "fail (0.5)" in shown
 
 
 def test_a_cancelled_grading_leaves_the_answers(fleet: Fleet, quiz: Quiz) -> None:

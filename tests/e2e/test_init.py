@@ -32,7 +32,8 @@ def test_a_start_from_a_dataset_solves_itself_and_waits_for_an_agent(fleet: Flee
     assert written.code == 0, written
     stem = name.partition(".")[0]
     path = f"{stem}/{stem}.toml"
-    assert f"next: evalfleet run {path} --oracle" in written.out
+    (step,) = (line.removeprefix("next: ") for line in written.out.splitlines() if line.startswith("next: "))
+    assert step.endswith(f"evalfleet run {path} --oracle")
     oracle = fleet("run", path, "--oracle", "--name", "o", "--json")
     assert (oracle.code, oracle.json["success_rate"]) == (0, 1.0), oracle
     assert oracle.json["benchmark"] == f"{stem}-oracle"

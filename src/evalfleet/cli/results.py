@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 
@@ -252,6 +253,7 @@ def init(args: argparse.Namespace) -> int:
     from evalfleet.errors import RequestError
     from evalfleet.toml_tables import expand
     from evalfleet.views.format import pairs
+    from evalfleet.views.summary import called
 
     start = make_start(expand(args.dataset) if args.dataset else None, args.name or "")
     folder = expand(args.into) if args.into else Path(start.name)
@@ -276,7 +278,7 @@ def init(args: argparse.Namespace) -> int:
     words = {"#": "the number of the row", "": "none was found"}
     print(pairs([(what, words.get(field, field)) for what, field in start.fields.items()]))
     print(f"written: {', '.join(str(folder / name) for name in files)}")
-    print(f"next: evalfleet run {folder / start.name}.toml --oracle")
+    print(f"next: {called()} run {shlex.quote(str(folder / start.name))}.toml --oracle")
     return 0
 
 

@@ -91,7 +91,7 @@ def _verdict(task: TaskFacts) -> str:
         return f"{word}: {task['cause']}"
     if task["score"] is None:
         return word
-    scored = word if task["score"] == task["success"] else f"{word} ({task['score']:g})"
+    scored = _outcome(task)
     broken = counted(task["broken_attempts"])
     return f"{scored} after {broken}" if broken else scored
 
@@ -155,12 +155,10 @@ def show_task(detail: TaskDetail, *, colours: bool = False) -> str:
 
 
 def _attempt(attempt: Attempt) -> str:
-    outcome = (
-        "score " + format(attempt["score"], "g") if attempt["outcome"] == "scored" else attempt["outcome"]
-    )
+    outcome = _outcome(attempt) if attempt["outcome"] in ("scored", "broken") else attempt["outcome"]
     rows = [
         ("attempt", attempt["attempt"]),
-        ("outcome", f"{outcome}{' (' + attempt['cause'] + ')' if attempt['cause'] else ''}"),
+        ("outcome", outcome),
         ("machine", f"{attempt['machine']} on {attempt['node'] or '?'}"),
         ("started", local_time(attempt["started_at"])),
         ("took", duration(attempt["duration_seconds"]) if attempt["duration_seconds"] is not None else None),
@@ -178,5 +176,12 @@ def _attempt(attempt: Attempt) -> str:
 
 
 def _grade(grade: Verdict) -> str:
-    verdict = f"broken: {grade['cause']}" if grade["cause"] else f"score {grade['score']:g}"
-    return f"{verdict} ({clean(grade['error'], 100)})" if grade["error"] else verdict
+    return f"{_outcome(grade)} ({clean(grade['error'], 100)})" if grade["error"] else _outcome(grade)
+
+
+def _outcome(verdict: Verdict) -> str:
+    """`pass`, `fail`, `fail (0.5)` or `broken: model`."""
+    if verdict["cause"] or verdict["score"] is None:
+        return f"broken: {verdict['cause']}"
+    word = "pass" if verdict["success"] else "fail"
+    return word if verdict["score"] == verdict["success"] else f"{word} ({verdict['score']:g})"
