@@ -3,7 +3,7 @@
 # make test    everything: lint, types, all tests, 300 simulated runs
 # make test-core, test-places, test-gear   a part of the tests: the core, with processes of this computer;
 #              ssh, lab, clouds and Windows Agent Arena; the stand-ins of clouds and container engines, also by Microsoft's own `az`
-# make nightly  what takes long: every attack on every isolation, Inspect's own benchmark
+# make nightly  what takes long: 1,000 simulated runs, ten minutes of fuzzing, every attack on every isolation, Inspect's own benchmark
 # make bench   measure speed and scale
 # make clean   remove .venv and caches; your results stay
 #
@@ -56,6 +56,8 @@ system-packages:
 	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils
 
 nightly: .venv/dev .venv/inspect/ready
+	$(BIN)/evalfleet sim --seeds 1000
+	$(BIN)/python -m bench fuzz
 	$(BIN)/python -m bench hostile
 	INSPECT_PYTHON=$(abspath .venv/inspect/bin/python) $(PYTEST) tests/e2e/test_examples.py
 

@@ -4,8 +4,9 @@ Attempts that attack their machine: a victim runs beside each, with a secret of 
 everything in the machine's folder that is not the attacker's own is compared; what the attacker printed and
 left is searched for the victim's secret, and its processes are looked for. Attacks are bounded before they
 start: one that could do harm outside the machine's folder runs only after it has seen that it is an
-unprivileged user, and a fork bomb only in a group whose limit it has read back. So some are not run where
-attempts are not isolated. Each has a deadline; what takes longer is `stuck`.
+unprivileged user or the first process of a container, and a fork bomb only in a group whose limit it has read
+back. So some are not run where attempts are not isolated. Each has a deadline; what takes longer is `stuck`.
+Containers are those of a real podman, where there is one.
 
 Machines that attack their controller: forged parcels and answers, through the real channel to the disk.
 
@@ -26,10 +27,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evalfleet.benchmarks.containers import ContainerSettings, image_step, in_container
+from evalfleet.channels.supervisor.files import read_file
 from evalfleet.errors import FleetError
 from evalfleet.model import AttemptId, Bundle, Command, Isolation, Job, MachineId, Needs
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
+from standins.podman import LIMITS, lacking, podman_with
 from tests import parcels
 from tests.integration.test_hostile_machine import (
     JOB,
@@ -44,8 +48,8 @@ from tests.integration.test_hostile_machine import (
 from .result import Figures, Result, at_least, at_most, rounded
 
 SECRET = "sk-victim-4f1d9c"
-KINDS: tuple[Isolation, ...] = ("none", "user")
-GUARD = "[ $(id -u) -ge 20000 ] || exit 99; "
+KINDS: tuple[Isolation, ...] = ("none", "user", "container")
+GUARD = "[ $(id -u) -ge 20000 ] || [ $$ = 1 ] || exit 99; "
 """Before what would do harm as root."""
 LIMIT_S = 20.0
 DEADLINE_S = 120.0
@@ -129,8 +133,8 @@ SPOKEN = {
     "move the dead-man switch with the key": (EXPIRE, '"$(cat key)"'),
 }
 READ_BACK = (
-    'l=$(cat $(find /sys/fs/cgroup -maxdepth 4 -path "*$(id -u)/pids.max" | head -1)); '
-    '[ "$l" -le 4096 ] || exit 99'
+    'l=$(cat $(find /sys/fs/cgroup -maxdepth 4 "(" -path "*$(id -u)/pids.max" -o -path "*/cgroup/pids.max" '
+    '-o -path "*/cgroup/pids/pids.max" ")" | head -1)); [ "$l" -le 4096 ] || exit 99'
 )
 ALONE = {
     "kill everything": "kill -9 -1",
@@ -179,10 +183,19 @@ def run(quick: bool) -> Result:
     chosen = attacks()[::8] if quick else attacks()
     figures: Figures = {}
     rows: dict[str, dict[str, str]] = {}
-    for kind in KINDS:
-        outcomes = asyncio.run(_all_tried(chosen, kind))
-        if not quick:
-            outcomes |= _rerolled(kind)
+    cannot = "not in a quick look" if quick else lacking(PROGRAMS)
+    kinds = [kind for kind in KINDS if kind != "container" or not cannot]
+    for kind in kinds:
+        with contextlib.ExitStack() as stack:
+            if kind == "container":
+                podman = stack.enter_context(podman_with(PROGRAMS))
+                ENGINE.args = (*LIMITS, *podman.grouped)
+                path = os.environ["PATH"]
+                stack.callback(os.environ.__setitem__, "PATH", path)
+                os.environ["PATH"] = f"{podman.folder}/bin:{path}"
+            outcomes = asyncio.run(_all_tried(chosen, kind))
+            if not quick:
+                outcomes |= _rerolled(kind)
         for name, outcome in outcomes.items():
             rows.setdefault(name, {})[kind] = outcome
         figures |= {f"{kind}_{word}": _count(word, outcomes) for word in (*WORDS, "not_run")}
@@ -190,7 +203,14 @@ def run(quick: bool) -> Result:
     figures |= {f"machine_{word}": _count(word, forged) for word in ("touched", "harmed", "stuck")}
     rows |= {name: {"machine": outcome} for name, outcome in forged.items()}
     figures |= {"attacks": len(rows), "seconds": rounded(time.monotonic() - begun), "outcomes": rows}
-    aims = {f"user_{word}": at_most(figures[f"user_{word}"], 0) for word in (*WORDS, "not_run")}
+    if cannot:
+        figures["container_not_tried"] = cannot
+    apart = [kind for kind in kinds if kind != "none"]
+    aims = {
+        f"{kind}_{word}": at_most(figures[f"{kind}_{word}"], 0)
+        for kind in apart
+        for word in (*WORDS, "not_run")
+    }
     aims |= {f"none_{word}": at_most(figures[f"none_{word}"], 0) for word in ("rerolled", "remained")}
     aims |= {
         f"machine_{word}": at_most(figures[f"machine_{word}"], 0) for word in ("touched", "harmed", "stuck")
@@ -199,6 +219,30 @@ def run(quick: bool) -> Result:
         aims["attacks"] = at_least(len(rows), 60)
     return Result("hostile", figures, aims)
 
+
+PROGRAMS = (
+    *("sh", "bash", "cat", "sleep", "ls", "id", "touch", "sort", "tr", "rm", "ln"),
+    *("mv", "cp", "chmod", "grep", "head", "find", "seq", "nohup", "env", "setsid", "kill"),
+    *("mkfifo", "mount", "umount", "unshare", "nsenter", "date"),
+)
+"""Of this computer, which attacks in containers have."""
+
+
+class Engine:
+    """How attempts in containers are run here: further arguments of the engine's."""
+
+    args: tuple[str, ...] = ()
+
+    def settings(self) -> ContainerSettings:
+        return ContainerSettings(engine="podman", network="none", pids=512, args=self.args)
+
+    def command(self, kind: Isolation, script: str, env: dict[str, str]) -> Command:
+        command = Command(("sh", "-c", script), env)
+        return in_container(command, IMAGE, self.settings()) if kind == "container" else command
+
+
+IMAGE = "localhost/tiny"
+ENGINE = Engine()
 
 WORDS = ("touched", "shown", "left", "remained", "harmed", "rerolled", "stuck")
 """What an attack may do: to others' files, show a secret, leave a process (`remained`: also after its machine
@@ -225,7 +269,7 @@ async def _all_tried(chosen: list[Attack], kind: Isolation) -> dict[str, str]:
 
 async def _tried(attack: Attack, kind: Isolation, nap: str) -> str:
     """`held`, or what it did."""
-    if attack.alone and kind != "user":
+    if attack.alone and kind == "none":
         return "not_run"
     found: list[str] = []
     with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-", ignore_cleanup_errors=True) as folder:
@@ -260,26 +304,26 @@ async def _attacked(
     attack: Attack, kind: Isolation, channel: Channel, home: Path, folder: Path, nap: str
 ) -> list[str]:
     (folder / "grade.py").write_text("print(0)\n")
-    await channel.prepare(Bundle("b", {"grade.py": str(folder / "grade.py")}))
+    steps = (image_step(ENGINE.settings(), [IMAGE]),) if kind == "container" else ()
+    await channel.prepare(Bundle("b", {"grade.py": str(folder / "grade.py")}, steps))
     script = (
         'echo $$ > "$EVALFLEET_OUT/pid"; echo "$KEY" > "$EVALFLEET_OUT/secret"; echo "$KEY" > secret; '
         'echo "$KEY" > /tmp/secret; echo {} > "$EVALFLEET_OUT/result.json"; echo $KEY; '
         'until [ -e "$EVALFLEET_OUT/go" ]; do sleep 0.05; done'
-    ).replace("/tmp/secret", "/tmp/secret" if kind == "user" else '"$EVALFLEET_OUT/tmp"')
+    ).replace("/tmp/secret", '"$EVALFLEET_OUT/tmp"' if kind == "none" else "/tmp/secret")
     victim = AttemptId("victim.0")
-    await channel.start(
-        Job(victim, Command(("sh", "-c", script), {"KEY": SECRET}), 120.0, "b", isolation=kind)
-    )
+    command = ENGINE.command(kind, script, {"KEY": SECRET, "VICTIM": nap})
+    await channel.start(Job(victim, command, 120.0, "b", isolation=kind))
     jobs = home / "jobs"
-    while not (jobs / "victim.0/out/result.json").exists():
+    while SECRET.encode() not in (read_file(str(jobs / "victim.0/log")) or b""):  # what it writes last
         await asyncio.sleep(0.01)
     pid = (jobs / "victim.0/out/pid").read_text().strip()
+    if kind == "container":
+        pid = _pid_in_container(f"VICTIM={nap}")
     before = _contents(home)
     attacker = AttemptId("attack.0")
     env = {"M": str(home), "V": str(jobs / "victim.0"), "PID": pid, "NAP": nap}
-    await channel.start(
-        Job(attacker, Command(("sh", "-c", attack.script), env), LIMIT_S, "b", isolation=kind)
-    )
+    await channel.start(Job(attacker, ENGINE.command(kind, attack.script, env), LIMIT_S, "b", isolation=kind))
     ended = await channel.ended(attacker)
     found: list[str] = []
     if _contents(home) != before:
@@ -295,6 +339,16 @@ async def _attacked(
         found = ["not_run"]  # it saw that it was not bounded
     (jobs / "victim.0/out/go").touch()
     return found
+
+
+def _pid_in_container(variable: str) -> str:
+    """Of the first process there that has a variable, as this computer counts."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            inside = os.readlink(path / "ns/pid") != os.readlink("/proc/self/ns/pid")
+            if inside and variable.encode() in (path / "environ").read_bytes().split(b"\0"):
+                return path.name
+    raise RuntimeError("the victim's container has no process")
 
 
 def _is_plain(path: Path) -> bool:
@@ -424,6 +478,7 @@ def _rerolled(kind: Isolation) -> dict[str, str]:
         Path(top, "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
         Path(top, "b.toml").write_text(
             'name = "b"\ntasks = "tasks.jsonl"\ncommand = ["sh", "-c", "{params.do}"]\ntimeout_s = 30\n'
+            + (_keys_of_containers() if kind == "container" else "")
         )
         words = ["run", "./b.toml", "--on", "local", "--attempts", "1", "--name", "r", "--canary", "0"]
         words += ["--set", f"isolation={kind}"]
@@ -445,6 +500,12 @@ def _rerolled(kind: Isolation) -> dict[str, str]:
             return dict.fromkeys(names, "stuck")
     attempts = {entry["task_id"]: (entry["attempts"], entry["status"]) for entry in told}
     return {name: _tries(*attempts[task]) for name, task in names.items()}
+
+
+def _keys_of_containers() -> str:
+    settings = {"engine": "podman", "network": "none", "args": list(ENGINE.args)}
+    words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
+    return f"image = {json.dumps(IMAGE)}\ncontainer = {{{words}}}\n"
 
 
 def _tries(count: int, status: str) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import subprocess
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from standins.waa import rootfs
 from tests.waiting import PATIENCE_S, until
 
 LIMITS = (
@@ -50,6 +54,32 @@ class Podman:
         with suppress(OSError):
             os.rmdir("/run/runc")  # not if somebody else has containers
         shutil.rmtree(self.folder)
+
+
+def lacking(programs: Sequence[str]) -> str | None:
+    """Why `podman_with` cannot be used here, in one line."""
+    if os.geteuid():
+        return "that needs root"
+    absent = [name for name in ("podman", "runc", *programs) if shutil.which(name) is None]
+    return f"there is no {absent[0]} (Debian: apt install podman runc)" if absent else None
+
+
+@contextmanager
+def podman_with(programs: Sequence[str]) -> Iterator[Podman]:
+    """An engine with the image localhost/tiny, made of programs of this computer; `bin/podman` runs it."""
+    made = Podman(Path(tempfile.mkdtemp(prefix="ef-", dir="/tmp")))  # it takes no longer paths
+    try:
+        (made.folder / "files").mkdir()
+        rootfs.write_rootfs(made.folder / "tiny.tar", made.folder / "files", programs)
+        made.ok("import", "-q", str(made.folder / "tiny.tar"), "localhost/tiny")
+        program = made.folder / "bin" / "podman"
+        program.parent.mkdir()
+        real_program = shutil.which("podman") or ""
+        program.write_text(f'#!/bin/sh\nexec {shlex.join((real_program, *made.argv[1:]))} "$@"\n')
+        program.chmod(0o755)
+        yield made
+    finally:
+        made.destroy()
 
 
 def remove_group(group: str) -> None:

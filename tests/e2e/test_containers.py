@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from evalfleet.events import AttemptGraded
 from evalfleet.model import Scored
-from standins.podman import LIMITS, Podman
-from standins.waa import rootfs
+from standins.podman import LIMITS, Podman, lacking, podman_with
 from tests.e2e.harness import Fleet, task
 from tests.waiting import until
 
@@ -143,33 +137,14 @@ def test_a_machine_without_the_engine_says_so(fleet: Fleet) -> None:
 PROGRAMS = ("sh", "bash", "cat", "sleep", "ls", "id", "touch", "sort", "tr")
 
 
-def lacking() -> str | None:
-    if os.geteuid():
-        return "that needs root"
-    wanted = ("podman", "runc", *PROGRAMS)
-    absent = [name for name in wanted if shutil.which(name) is None]
-    return f"there is no {absent[0]} (Debian: apt install podman runc)" if absent else None
-
-
-CANNOT = lacking()
+CANNOT = lacking(PROGRAMS)
 real = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST WITH A REAL CONTAINER ENGINE: {CANNOT}")
 
 
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Podman]:
-    made = Podman(Path(tempfile.mkdtemp(prefix="ef-", dir="/tmp")))  # it takes no longer paths
-    try:
-        (made.folder / "files").mkdir()
-        rootfs.write_rootfs(made.folder / "tiny.tar", made.folder / "files", PROGRAMS)
-        made.ok("import", "-q", str(made.folder / "tiny.tar"), "localhost/tiny")
-        program = made.folder / "bin" / "podman"
-        program.parent.mkdir()
-        real_program = shutil.which("podman") or ""
-        program.write_text(f'#!/bin/sh\nexec {shlex.join((real_program, *made.argv[1:]))} "$@"\n')
-        program.chmod(0o755)
+    with podman_with(PROGRAMS) as made:
         yield made
-    finally:
-        made.destroy()
 
 
 @real
