@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct, field
 
 from evalfleet.errors import RequestError
@@ -34,35 +38,18 @@ class Vendor(Struct, frozen=True):
     """Variable -> what comes after the address of the API."""
     endpoint: str = ""
     """The variable that says where it is, if everybody has one of their own."""
+    listed_as: str = ""
+    """What genai-prices calls it."""
 
 
-VENDORS = {
-    "openai": Vendor(
-        "https://api.openai.com",
-        "authorization",
-        ("OPENAI_API_KEY",),
-        {"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1"},
-    ),
-    "anthropic": Vendor(
-        "https://api.anthropic.com", "x-api-key", ("ANTHROPIC_API_KEY",), {"ANTHROPIC_BASE_URL": ""}
-    ),
-    "gemini": Vendor(
-        "https://generativelanguage.googleapis.com",
-        "x-goog-api-key",
-        ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-        {"GOOGLE_GEMINI_BASE_URL": "", "GEMINI_API_BASE": ""},
-    ),
-    "azure": Vendor(
-        "",
-        "api-key",
-        ("AZURE_OPENAI_API_KEY", "AZURE_API_KEY"),
-        {"AZURE_OPENAI_ENDPOINT": "", "AZURE_API_BASE": ""},
-        "AZURE_OPENAI_ENDPOINT",
-    ),
-}
+@cache
+def vendors() -> Mapping[str, Vendor]:
+    """The APIs that are known, by name: what `vendors.toml` beside this module says."""
+    table = tomllib.loads(Path(__file__).with_name("vendors.toml").read_text("utf-8"))
+    return msgspec.convert(table, dict[str, Vendor])
+
+
 GATEWAY = "gateway"
-LISTED = {"openai": "openai", "anthropic": "anthropic", "gemini": "google", "azure": "azure"}
-"""What genai-prices calls them."""
 LIST_KEYS = {
     "in": "input_mtok",
     "cached": "cache_read_mtok",
@@ -149,7 +136,7 @@ def listed_prices(apis: Sequence[ModelApi], at: Micros) -> tuple[dict[str, dict[
         return {}, ""
     day = datetime.fromtimestamp(at / SECOND, UTC)
     names = {api.name for api in apis}
-    wanted = set(LISTED.values()) if GATEWAY in names else {LISTED[name] for name in names}
+    wanted = {vendors()[name].listed_as for name in (vendors() if GATEWAY in names else names)}
     found: dict[str, dict[str, float]] = {}
     for provider in providers:
         for model in provider.models if provider.id in wanted else ():
@@ -207,7 +194,7 @@ def metering_of(
 
 def _api(secret: str, environ: Mapping[str, str], where: str) -> ModelApi:
     """The vendor whose key this is, by the name of the variable."""
-    for name, vendor in VENDORS.items():
+    for name, vendor in vendors().items():
         if secret in vendor.keys:
             url = environ.get(vendor.endpoint, "") if vendor.endpoint else vendor.url
             if not url:
@@ -215,7 +202,7 @@ def _api(secret: str, environ: Mapping[str, str], where: str) -> ModelApi:
             check_url(url, vendor.endpoint or name)
             variables = {secret: "{key}", **_urls(vendor, name)}
             return ModelApi(name, url.rstrip("/"), secret, vendor.header, variables)
-    known = ", ".join(key for vendor in VENDORS.values() for key in vendor.keys)
+    known = ", ".join(key for vendor in vendors().values() for key in vendor.keys)
     raise RequestError(
         f"{where}: {secret} is the key of no API that is known ({known}); say under 'upstream' where it is"
     )
@@ -224,7 +211,7 @@ def _api(secret: str, environ: Mapping[str, str], where: str) -> ModelApi:
 def _gateway(url: str, secret: str) -> ModelApi:
     """One that speaks for all vendors, by whatever API it is asked."""
     variables = {secret: "{key}"}
-    for vendor in VENDORS.values():
+    for vendor in vendors().values():
         variables |= {vendor.keys[0]: "{key}", **_urls(vendor, GATEWAY)}
     return ModelApi(GATEWAY, url.rstrip("/").removesuffix("/v1"), secret, "authorization", variables)
 
