@@ -79,6 +79,7 @@ def test_a_locked_group_is_told_in_run_show_and_machines_and_the_run_waits(
     assert not left(azure)
     assert not azure.meters.running()
     assert not json.loads(desk.say("show", "r", "--json"))["machines"][0]["delete_refused"]
+    assert not [call for call in azure.server.calls if call[2] == 429], "Azure's limits by machine were kept"
 
 
 def test_a_pool_tells_that_it_cannot_be_deleted_and_why(azure: StandIn, desk: AzureDesk) -> None:

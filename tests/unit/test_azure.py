@@ -30,6 +30,7 @@ from evalfleet.places.azure.template import (
     daily,
     deployment,
     literal,
+    names_standard,
     shutdown_at,
 )
 from evalfleet.places.vm.price_book import save_prices
@@ -303,6 +304,8 @@ FAMILY = "exceeding approved standardDDSv5Family Cores quota"
         (409, "OperationNotAllowed", REGIONAL, False, "region"),
         (409, "PublicIPCountLimitReached", "more than 10 public IP addresses", False, "region"),
         (400, "IPv4StandardSkuPublicIpCountLimitReached", "m", False, "region"),
+        (409, "StaticPublicIPCountLimitReached", "m", False, "region"),
+        (409, "StandardSkuPublicIPCountLimitReached", "m", False, "region"),
         (403, "LinkedAuthorizationFailed", "m", False, "place"),
         (403, "RequestDisallowedByAzure", "m", False, "region"),
         (409, "DeploymentQuotaExceeded", "m", False, "place"),
@@ -399,7 +402,12 @@ def test_each_type_is_spoken_to_by_a_version_that_was_looked_at() -> None:
 
 def test_a_plain_machine_names_no_security_type() -> None:
     """Azure refuses "Standard" by name before 2025-11-01; from then on who names none gets TrustedLaunch."""
-    assert COMPUTE < "2025-11-01"
+    assert COMPUTE == "2024-07-01"
+    assert [names_standard(version) for version in (COMPUTE, "2025-10-31", "2025-11-01")] == [
+        False,
+        False,
+        True,
+    ]
     for security_type, profile in (
         ("Standard", None),
         ("TrustedLaunch", {"securityType": "TrustedLaunch"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from evalfleet.events import (
@@ -46,6 +47,17 @@ def test_a_machine_that_is_silent_while_another_answers_is_given_up_soon() -> No
     assert condemned(decided) == [M1]
     assert of(MachineCondemned, decided)[0].cause is Cause.CONNECTION
     assert run.task("t0").used == 1, "its task may have cut it off"
+
+
+def test_a_place_may_pause_its_machines_for_longer() -> None:
+    run = Run(9, workers=3, offers=(msgspec.structs.replace(FREE, lost_s=45.0),))
+    run.turn()
+    run.ready()
+    run.tell(silent(run, M1))
+    run.wait(1.0)
+    run.tell(MachineAnswered(M2))
+    assert condemned(run.wait(30.0)) == []
+    assert condemned(run.wait(10.0)) == [M1]
 
 
 def test_what_was_heard_before_its_silence_was_noticed_proves_nothing() -> None:

@@ -13,9 +13,11 @@ from urllib.parse import quote
 
 import pytest
 
+from evalfleet.lab import NamespaceHost
 from standins.waa.standin import ENGINE_ROOT, FEW, IMAGE, STORAGE_FILES, write_iso
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, HANG, Arena
+from tests.waiting import until
 
 pytestmark = [
     needs_lab,
@@ -141,14 +143,25 @@ def test_windows_is_installed_from_an_iso_that_is_sent_once(arena: Arena) -> Non
     pool(arena, "delete", "--yes")
 
 
+def shown_in_browsers(host: NamespaceHost) -> bool:
+    return "noVNC" in str(host.run(["curl", "-sm", "2", "127.0.0.1:8006"], check=False).stdout)
+
+
 def test_an_installation_that_fails_says_why_and_can_be_looked_at(arena: Arena) -> None:
     config = arena.folder / "evalfleet.toml"
     config.write_text(config.read_text().replace(f'golden = "{arena.golden}"', 'iso = "windows.iso"'))
     write_iso(arena.folder / "windows.iso")
-    plan = json.dumps({"install_fails": "Not enough free space in /storage"})
+    plan = json.dumps({"install_waits": True, "install_fails": "Not enough free space in /storage"})
     (arena.share / "registry" / quote(IMAGE, safe="") / "rootfs/plan.json").write_text(plan)
     pool(arena, "create", "--on", "lab")
-    said = pool(arena, "prepare", "waa", code=1)
+    prepare = arena.start("pool", "prepare", "dev", "waa")
+    host = arena.lab.hosts[0]
+    until(lambda: shown_in_browsers(host), "the installation can be seen")
+    assert pool(arena, "screenshot") == "worker-vm.png\n"
+    assert (arena.folder / "worker-vm.png").read_bytes().startswith(PNG)
+    assert prepare.lives
+    host.run(["touch", f"{DATA}/golden.new/go"])
+    said = prepare.finish(1)
     why = "Windows was not installed: its virtual machine has ended: ERROR: Not enough free space in /storage"
     assert why in said
     pool(arena, "delete", "--yes")

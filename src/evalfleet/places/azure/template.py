@@ -72,6 +72,11 @@ class Build(Struct, frozen=True):
     shutdown_at: float
 
 
+def names_standard(version: str) -> bool:
+    """Must a plain machine say so? Before this version of the API Azure refuses that, then it insists."""
+    return version >= "2025-11-01"
+
+
 def deployment(build: Build) -> Json:
     """The body of the call. The host's private key is a secure parameter: Azure shows it to nobody."""
     resources = [_nic(build), _vm(build), _schedule(build)]
@@ -138,7 +143,7 @@ def _vm(build: Build) -> Json:
         "networkProfile": {"networkInterfaces": [{"id": nic, "properties": {"deleteOption": "Delete"}}]},
         "diagnosticsProfile": {"bootDiagnostics": {"enabled": True}},
     }
-    if build.security_type != STANDARD:
+    if build.security_type != STANDARD or names_standard(COMPUTE):
         properties["securityProfile"] = {"securityType": build.security_type}
     if build.spot:
         # deallocated, not deleted: so we see that it was evicted, and delete it ourselves

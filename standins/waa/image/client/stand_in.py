@@ -2,6 +2,7 @@
 
     {"scale": 0.003,               seconds here for a second there
      "boot_s": 0.3, "install_s": 0.5, "boots": true,      of the guest
+     "install_waits": true,                  for a file /storage/go
      "downloads": true,                      it needs no ISO, as an image on a newer base
      "install_fails": WORDS, "boot_fails": WORDS,         QEMU says them and ends; the container does not
      "tasks": {ID: WISH, ID: [WISH of trial 0, WISH of trial 1, ... and of all later ones]},

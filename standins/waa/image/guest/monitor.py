@@ -1,7 +1,7 @@
-"""QEMU's monitor (QMP): it shows the screen also when Windows hangs, or never boots. It dies with QEMU.
+"""QEMU's monitor (QMP), and its screen for browsers, also while Windows is installed, hangs, or never boots.
 
-It talks to one at a time. What enters the container goes on to Windows, where nothing listens on this port:
-who is to reach it from outside needs HOST_PORTS.
+Both die with QEMU. The monitor talks to one at a time. What enters the container goes on to Windows, where
+nothing listens on its port: who is to reach it from outside needs HOST_PORTS.
 """
 
 import ctypes
@@ -11,8 +11,9 @@ import re
 import signal
 import socketserver
 import sys
+import threading
 
-from server import picture
+from server import Server, Viewer, picture
 
 GREETING = {"QMP": {"version": {"qemu": {"major": 8, "minor": 2, "micro": 0}}, "capabilities": []}}
 PPM = b"P6\n4 2\n255\n" + bytes(range(24))
@@ -59,6 +60,9 @@ class Monitor(socketserver.StreamRequestHandler):
 
 def main(arguments: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    viewer = Server(("0.0.0.0", 8006), Viewer)
+    shown = threading.Thread(target=viewer.serve_forever)
+    shown.start()
     asked = re.search(r"-qmp tcp:([0-9.]+):(\d+),server,nowait", arguments)
     if asked:
         socketserver.TCPServer.allow_reuse_address = True

@@ -192,7 +192,5 @@ class Server(ThreadingHTTPServer):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, power_down)
-    viewer = Server(("0.0.0.0", 8006), Viewer)
-    threading.Thread(target=viewer.serve_forever, daemon=True).start()
     print("❯ Windows started succesfully, visit http://localhost:8006/ to view the screen...", flush=True)
     Server(("0.0.0.0", 5000), Guest).serve_forever()

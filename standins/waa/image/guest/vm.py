@@ -39,6 +39,8 @@ def main() -> int:
     if not installed:
         print("❯ Installing Windows...", flush=True)
         time.sleep(float(plan.get("install_s", 0.5)))
+        while plan.get("install_waits") and not os.path.exists(os.path.join(STORAGE, "go")):
+            time.sleep(0.05)
         if plan.get("install_fails"):
             print(ERROR.format(plan["install_fails"]), flush=True)
             return 62
