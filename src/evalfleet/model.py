@@ -479,6 +479,39 @@ class Piece(Struct, frozen=True):
     """There was no more when it was read."""
 
 
+class Step(Struct, frozen=True, omit_defaults=True):
+    """One thing that an agent did in its attempt, as far as its trajectory tells."""
+
+    n: int
+    at: float | None = None
+    """Seconds since 1970."""
+    action: str = ""
+    ok: bool | None = None
+    screenshot: str = ""
+    """A file beside the trajectory."""
+    x: float | None = None
+    y: float | None = None
+    tokens: int | None = None
+    error: str = ""
+
+
+class Trajectory(NamedTuple):
+    """The steps of an attempt, and what of the file could not be read, if anything."""
+
+    steps: tuple[Step, ...] = ()
+    problem: str = ""
+
+
+class NewestStep(Struct, frozen=True, omit_defaults=True):
+    """How far an attempt that runs has come, as its controller last saw."""
+
+    seen_at: Micros
+    count: int = 0
+    step: Step | None = None
+    problem: str = ""
+    """Why its trajectory cannot be read, or not all of it."""
+
+
 class Measured(Struct, frozen=True, omit_defaults=True):
     """What an attempt tells of itself beside its score, its steps and its cost."""
 

@@ -20,6 +20,9 @@ NOTE = ".left_out"
 """Added to the name of an attempt's artefacts: as they arrive, not masked yet; until they are whole; the file
 that lists what stays behind, until they are home."""
 
+STEPS = ".steps"
+"""The folder of a run with the newest step of each attempt that runs."""
+
 NO_HOME = "xxxxxx"
 """Stands for the id that a home gets once something is written there."""
 

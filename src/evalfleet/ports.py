@@ -41,6 +41,7 @@ from .model import (
     Piece,
     Scorer,
     Task,
+    Trajectory,
 )
 
 if TYPE_CHECKING:
@@ -193,6 +194,20 @@ class Channel(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Stepped(Protocol):
+    """A benchmark whose attempts write their steps into a file, as they make them."""
+
+    @property
+    def steps(self) -> str:
+        """The file, below an attempt's artefacts; empty if there is none."""
+        ...
+
+    def read_steps(self, data: bytes) -> Trajectory:
+        """What the file says, or its first part does. Never raises."""
+        ...
 
 
 @runtime_checkable

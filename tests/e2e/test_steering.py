@@ -89,6 +89,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_and_resume_ends_a_pause(fleet:
         ("drain", "r", "nothing"): "has no machine 'nothing'",
         ("restart", "r", "worker-1"): "cannot be restarted",
         ("pause", "r", "--reason", "two\nlines"): "one line of text",
+        ("show", "r", "a_1", "--steps"): "does not say where its steps are",
     }.items():
         assert answer in say(*words, code=2)
     assert not [event for event in fleet.events() if isinstance(event, RunSteered)]

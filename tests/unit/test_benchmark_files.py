@@ -111,7 +111,7 @@ def test_the_default_domain(id: str, domain: str) -> None:
         (
             FULL + "zzz = 1",
             "@/b.toml: key 'zzz' is unknown; there are command, container, env, files, image, isolation, "
-            "model_key, name, needs, on_timeout, probe, score and 14 more",
+            "model_key, name, needs, on_timeout, probe, score and 15 more",
         ),
         (FULL.replace('name = "mybench"', ""), "@/b.toml: key 'name' is missing; add it"),
         (MINIMAL, "@/b.toml: key 'tasks' is missing; add it"),

@@ -5,6 +5,7 @@ Nothing is loaded here that runs anything.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from evalfleet.channels.samples import FOLDER, SERIES
 from evalfleet.errors import JournalError, JournalForeign, RequestError
 from evalfleet.files import points_to
 from evalfleet.journal import Store, StreamInfo
@@ -160,6 +162,9 @@ def remove(workspace: Workspace, name: str) -> None:
     store.delete_stream(name, workspace.now())
     if points_to(workspace.home / "latest") == name:
         (workspace.home / "latest").unlink(missing_ok=True)
+    machines = f"{glob.escape(safe_name(name))}-{store.home_id[:6]}-*"
+    for series in (workspace.home / FOLDER).glob(f"{machines}{SERIES}"):
+        series.unlink(missing_ok=True)
     shutil.rmtree(away, ignore_errors=True)
 
 

@@ -26,12 +26,14 @@ class LiveLog:
     `over` is set, and `problem` says why, if it is not that the attempt has ended.
     """
 
-    def __init__(self, home: Path, state: RunState, attempt: AttemptState) -> None:
+    def __init__(self, home: Path, state: RunState, attempt: AttemptState, file: str = "log") -> None:
+        """`file`: another one below the attempt's folder on its machine."""
         self.over = False
         self.problem = ""
         self._home = home
         self._state = state
         self._attempt = attempt
+        self._file = file
         self._runner = asyncio.Runner()
         self._open = AsyncExitStack()
         self._pieces: AsyncGenerator[Piece] | None = None
@@ -81,7 +83,7 @@ class LiveLog:
         places = await self._open.enter_async_context(workspace.places(plan, secrets, environ, changed))
         channel = places[place].channel(there, Fence(plan.run, 0, SILENT_S, looks_on=True))
         self._open.push_async_callback(channel.close)
-        self._pieces = channel.follow(self._attempt.id)
+        self._pieces = channel.follow(self._attempt.id, self._file)
         return self._pieces
 
     def _lender(self, plan: Plan, borrowed: Machine) -> tuple[Plan, Machine]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from evalfleet.benchmarks.loaded import SettledTask
-from evalfleet.channels.artefacts import LOG
+from evalfleet.benchmarks.steps import MOST_BYTES
+from evalfleet.channels.artefacts import LOG, plain_opener
 from evalfleet.clock import WallClock
 from evalfleet.controller import Controller, folder_of
 from evalfleet.errors import RequestError
@@ -17,10 +18,12 @@ from evalfleet.events import Record, StopRequested
 from evalfleet.journal import Store
 from evalfleet.model import AttemptId, RunStatus, TaskId
 from evalfleet.names import artefacts_folder, hint
-from evalfleet.planning.plan import result_writer_of
+from evalfleet.planning.plan import benchmark_of, result_writer_of
+from evalfleet.ports import Stepped
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views.follow import Follower
 from evalfleet.views.lines import event_document
+from evalfleet.views.progress import progress_entry, read_progress, step_row
 from evalfleet.views.report import FORMATS
 from evalfleet.views.results import results, task_detail
 from evalfleet.views.summary import exit_code
@@ -31,7 +34,7 @@ from .steering import whoami
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalfleet.views.documents import Cost, Results, TaskDetail, TaskResult
+    from evalfleet.views.documents import Cost, Results, StepRow, TaskDetail, TaskResult
     from evalfleet.views.terminal import TerminalView
 
 Observer = Callable[[RunState, Sequence[Record]], None]
@@ -142,8 +145,91 @@ class Run:
         return notebook_picture(self.state(), WallClock().now())
 
     def task(self, task_id: str) -> TaskDetail:
-        """One task with all its attempts."""
-        return task_detail(self.state(), TaskId(task_id))
+        """One task with all its attempts; how far it has come, of one that runs."""
+        state = self.state()
+        detail = task_detail(state, TaskId(task_id))
+        running = [entry for entry in detail["attempts"] if entry["outcome"] == "running"]
+        if running and state.ended_at is None:
+            progress = read_progress(self.home, state, WallClock().now())
+            for entry in running:
+                if (found := progress.get(AttemptId(entry["attempt"]))) is not None:
+                    entry["progress"] = progress_entry(found)
+        return detail
+
+    def steps(self, name: str) -> list[StepRow]:
+        """The steps of a task's newest attempt, or of the attempt named: all that are here.
+
+        Of one that runs, that is the newest. Raises RequestError if its benchmark tells no steps, or the file
+        with them is not here or cannot be read.
+        """
+        attempt = self._attempt(name)
+        benchmark = benchmark_of(self.state().plan)
+        if not isinstance(benchmark, Stepped) or not benchmark.steps:
+            raise RequestError(
+                f"the benchmark of run {self.name!r} does not say where its steps are: key 'steps'"
+            )
+        if attempt is None:
+            return []
+        if attempt.collected is None:
+            found = read_progress(self.home, self.state(), WallClock().now()).get(attempt.id)
+            return [] if found is None or found.step is None else [step_row(found.step)]
+        path = self.folder / artefacts_folder(attempt.task, attempt.id) / benchmark.steps
+        try:
+            with open(path, "rb", opener=plain_opener) as file:
+                steps, problem = benchmark.read_steps(file.read(MOST_BYTES + 1))
+        except OSError as err:
+            raise RequestError(f"{path} cannot be read: {err.strerror}") from err
+        if problem and not steps:
+            raise RequestError(f"{path}: {problem}")
+        return [step_row(step) for step in steps]
+
+    def _attempt(self, name: str) -> AttemptState | None:
+        """A task's newest attempt, or the attempt of this name. Raises RequestError."""
+        state = self.state()
+        if name not in state.tasks and name not in state.attempts:
+            raise RequestError(f"run {self.name!r} has no task {name!r}; {hint(name, state.tasks)}")
+        attempts = state.tasks[TaskId(name)].attempts if name in state.tasks else [AttemptId(name)]
+        return state.attempts[attempts[-1]] if attempts else None
+
+    def screenshot(self, name: str, seconds: float = 60.0) -> tuple[str, bytes]:
+        """The newest screenshot of a task or an attempt: its name, and what is in it.
+
+        Of one that runs, it is fetched from its machine. Raises RequestError if there is none.
+        """
+        attempt, steps = self._attempt(name), self.steps(name)
+        shown = next((row["screenshot"] for row in reversed(steps) if row["screenshot"]), None)
+        if attempt is None or shown is None:
+            raise RequestError(f"{name} of run {self.name!r} has no step with a screenshot yet")
+        folder = PurePosixPath(self._steps_file()).parent
+        file = str(folder / shown)
+        if ".." in file.split("/") or file.startswith("/"):
+            raise RequestError(f"the screenshot {shown!r} of {name} is not among its artefacts")
+        if attempt.collected is not None:
+            path = self.folder / artefacts_folder(attempt.task, attempt.id) / file
+            try:
+                with open(path, "rb", opener=plain_opener) as opened:
+                    return shown, opened.read(MOST_BYTES)
+            except OSError as err:
+                raise RequestError(f"the screenshot {path} is gone: {err.strerror}") from err
+        data = self._fetch(attempt, f"out/{file}", seconds)
+        if not data:
+            raise RequestError(f"the screenshot {shown!r} of {name} is gone, or its machine does not answer")
+        return shown, data
+
+    def _steps_file(self) -> str:
+        benchmark = benchmark_of(self.state().plan)
+        return benchmark.steps if isinstance(benchmark, Stepped) else ""
+
+    def _fetch(self, attempt: AttemptState, file: str, seconds: float) -> bytes:
+        """A file of an attempt that runs, as its machine has it now."""
+        live = LiveLog(self.home, self.state(), attempt, file)
+        try:
+            data = live.read(seconds)
+            if live.problem:
+                raise RequestError(f"{file} cannot be had from the machine: {live.problem}")
+            return data
+        finally:
+            live.close()
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """The journal itself, from event number `after` on."""
@@ -151,13 +237,9 @@ class Run:
 
     def log_of(self, name: str) -> tuple[AttemptState | None, Path | None]:
         """A task's newest attempt (or the attempt named), and its output, if that has come home."""
-        state = self.state()
-        if name not in state.tasks and name not in state.attempts:
-            raise RequestError(f"run {self.name!r} has no task {name!r}; {hint(name, state.tasks)}")
-        attempts = state.tasks[TaskId(name)].attempts if name in state.tasks else [AttemptId(name)]
-        if not attempts:
+        attempt = self._attempt(name)
+        if attempt is None:
             return None, None
-        attempt = state.attempts[attempts[-1]]
         home = self.folder / artefacts_folder(attempt.task, attempt.id) / LOG
         return attempt, home if home.exists() else None
 

@@ -102,6 +102,9 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     score: Annotated[Argv | None, Meta(description="grades what an attempt left")] = None
     score_files: Annotated[Names, Meta(description="as files, for the score command alone")] = ()
     score_timeout_s: Annotated[float, Meta(description="time limit of the score command")] = 600.0
+    steps: Annotated[
+        str, Meta(description="the file below $EVALFLEET_OUT that the agent writes its steps into")
+    ] = ""
     solution: Annotated[Argv | None, Meta(description="with --oracle, run in place of the command")] = None
     solution_files: Annotated[Names, Meta(description="as files, for the solution alone")] = ()
 
@@ -225,6 +228,7 @@ def _spec(file: BenchmarkFile, root: Path, where: str) -> CommandSpec:
         score=file.score or (),
         score_files=file.score_files,
         score_timeout_s=file.score_timeout_s,
+        steps=file.steps,
     )
 
 
@@ -238,6 +242,11 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
         raise RequestError(
             f"{where}: key 'name' is {file.name[:80]!r}; write 1 to 60 letters, digits, '.', '_' or '-', "
             "the first a letter or digit"
+        )
+    if file.steps and any(part in ("", ".", "..") for part in file.steps.split("/")):
+        raise RequestError(
+            f"{where}: key 'steps' is {file.steps[:80]!r}; "
+            "write a file below $EVALFLEET_OUT such as 'traj.jsonl'"
         )
     check_argv(file.command, where, "command")
     for number, step in enumerate(file.setup, start=1):

@@ -31,6 +31,7 @@ from evalfleet.model import (
     Scored,
     Scorer,
     Task,
+    Trajectory,
 )
 from evalfleet.names import attempt_number, safe_name
 from evalfleet.ports import Answer, Grader
@@ -50,6 +51,7 @@ from .spec import (
     task_bundle_of,
     task_env,
 )
+from .steps import read_steps
 from .tasks import own_of
 
 
@@ -137,6 +139,13 @@ class CommandBenchmark:
     @property
     def needs(self) -> Needs:
         return self.spec.needs
+
+    @property
+    def steps(self) -> str:
+        return self.spec.steps
+
+    def read_steps(self, data: bytes) -> Trajectory:
+        return read_steps(data)
 
     @property
     def bundle(self) -> Bundle:

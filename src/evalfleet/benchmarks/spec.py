@@ -52,6 +52,8 @@ class CommandSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     container: ContainerSettings = ContainerSettings()
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     """What `--set` may change, with the defaults."""
+    steps: str = ""
+    """The file below $EVALFLEET_OUT that the agent writes its steps into."""
 
 
 def bundle_of(spec: CommandSpec, kept: Path | None = None) -> Bundle:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -55,6 +56,7 @@ class Pulse(Struct):
     """What a beat tells of a job that runs."""
 
     said: str = ""
+    log_bytes: int = 0
 
 
 _decode = msgspec.json.Decoder(Incoming).decode
@@ -67,6 +69,18 @@ def said_in(beat: Incoming, job: str) -> str:
         return _pulses(beat.jobs).get(job, Pulse()).said
     except UNREADABLE:
         return ""
+
+
+MOST_JOBS = 1000
+
+
+def log_sizes(beat: Incoming) -> dict[str, int]:
+    """How much each job that runs there has written to its log."""
+    try:
+        pulses = _pulses(beat.jobs)
+    except UNREADABLE:
+        return {}
+    return {job: pulse.log_bytes for job, pulse in islice(pulses.items(), MOST_JOBS)}
 
 
 class Hearer(Protocol):

@@ -37,7 +37,7 @@ from evalfleet.model import (
 from evalfleet.ports import Fence, TellStep
 
 from .follow import Follows
-from .link import UNREADABLE, Dial, Incoming, Link, Lost, said_in
+from .link import UNREADABLE, Dial, Incoming, Link, Lost, log_sizes, said_in
 from .program import meter_archive
 from .secrecy import Secrets, is_maskable
 from .supervisor.seals import content
@@ -67,6 +67,10 @@ _INTERRUPTED = frozenset({"lost", "stopped", "lease"})
 SayWord = Callable[[str], None]
 
 
+OnLoad = Callable[[float, float, float, Mapping[str, int]], None]
+"""Is told the shares of CPU, memory and disk that a machine uses, and how much its jobs have logged."""
+
+
 class Mover(Protocol):
     """How files get to one machine and back; all that differs between places with a supervisor."""
 
@@ -90,7 +94,7 @@ class Resident:
         mover: Mover,
         fence: Fence,
         secrets: Mapping[str, str],
-        on_load: Callable[[float, float, float], None] | None = None,
+        on_load: OnLoad | None = None,
     ) -> None:
         self._dial = dial
         self._mover = mover
@@ -640,10 +644,11 @@ class Resident:
             self._fail(self._refusal)
 
     def _on_beat(self, message: Incoming) -> None:
-        if self._on_load is not None:
-            self._on_load(
-                *(min(max(share, 0.0), 1.0) for share in (message.cpu, message.memory, message.disk))
-            )
+        if self._on_load is not None and not self._fence.looks_on:
+            shares = (min(max(share, 0.0), 1.0) for share in (message.cpu, message.memory, message.disk))
+            cpu, memory, disk = shares
+            sizes = {job: size for job, size in log_sizes(message).items() if self.is_ours(job)}
+            self._on_load(cpu, memory, disk, sizes)
         if self._set_up_said is not None:
             job, last, tell = self._set_up_said
             said = self._secrets.mask_end(said_in(message, job))

@@ -1,33 +1,162 @@
-"""The newest load of each machine, as files beside the journal: anybody may read them at any time."""
+"""The load of each machine, as files beside the journal: anybody may read them at any time.
+
+The newest is one small file a machine, replaced at every beat. The series is another one, a line a sample:
+every ten seconds for a day, then by the minute for a week.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from evalfleet.files import replace
+from evalfleet.model import SECOND, Micros
 from evalfleet.names import safe_name
 
 FOLDER = ".samples"
+SERIES = ".series"
+EVERY_S = 10.0
+FINE_S = 86_400.0
+"""So long each sample of the series is kept; of older ones, their mean by the minute."""
+COARSE_S = 7 * 86_400.0
+TIDY_LINES = 2000
+"""The series is made shorter again after so many new lines."""
+
+
+class JobOutput(Struct, frozen=True):
+    """How much a job has written to its log, and since when it has not written more."""
+
+    log_bytes: int
+    grew_at: Micros
+
+
+class Newest(Struct, frozen=True, omit_defaults=True):
+    """The newest that a machine has told of itself; shares from 0 to 1."""
+
+    cpu: float
+    memory: float
+    disk: float
+    at: Micros = 0
+    jobs: Mapping[str, JobOutput] = {}
+
+
+class Sample(NamedTuple):
+    """One line of the series."""
+
+    at: Micros
+    cpu: float
+    memory: float
+    disk: float
 
 
 class Samples:
-    """One file a machine under `home`. A sample that cannot be kept is not worth a complaint."""
+    """Keeps what machines tell, under `home`. A sample that cannot be kept is not worth a complaint."""
 
     def __init__(self, home: Path) -> None:
         self._folder = home / FOLDER
+        self._jobs: dict[str, dict[str, JobOutput]] = {}
+        self._kept_at: dict[str, Micros] = {}
+        self._lines: dict[str, int] = {}
 
-    def keep(self, machine: str, cpu: float, memory: float, disk: float) -> None:
-        path = self._path(machine)
+    def keep(
+        self,
+        machine: str,
+        cpu: float,
+        memory: float,
+        disk: float,
+        log_bytes: Mapping[str, int] | None = None,
+        now: Micros | None = None,
+    ) -> None:
+        """`log_bytes` of the jobs that run there. `now` is the wall clock's, unless a test says so."""
+        at = time.time_ns() // 1000 if now is None else now
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
-            replace(path, msgspec.json.encode({"cpu": cpu, "memory": memory, "disk": disk}))
+            jobs = self._outputs(machine, log_bytes or {}, at)
+            newest = Newest(cpu, memory, disk, at, jobs)
+            replace(self._path(machine), msgspec.json.encode(newest))
+            if not 0 <= at - self._kept_at.get(machine, 0) < EVERY_S * SECOND:  # clocks jump both ways
+                self._kept_at[machine] = at
+                self._append(machine, Sample(at, cpu, memory, disk))
 
     def drop(self, machine: str) -> None:
+        """The machine is gone. What it told stays in its series."""
+        for known in (self._jobs, self._kept_at, self._lines):
+            known.pop(machine, None)
         with contextlib.suppress(OSError):
             self._path(machine).unlink()
 
-    def _path(self, machine: str) -> Path:
-        return self._folder / f"{safe_name(machine)}.json"
+    def _outputs(self, machine: str, log_bytes: Mapping[str, int], at: Micros) -> dict[str, JobOutput]:
+        before = self._jobs.get(machine)
+        if before is None:  # an earlier controller may have seen since when a job is quiet
+            newest = read_newest(self._folder.parent, machine)
+            before = {} if newest is None else dict(newest.jobs)
+        found: dict[str, JobOutput] = {}
+        for job, size in log_bytes.items():
+            known = before.get(job)
+            found[job] = known if known is not None and known.log_bytes == size else JobOutput(size, at)
+        self._jobs[machine] = found
+        return found
+
+    def _append(self, machine: str, sample: Sample) -> None:
+        path = self._path(machine, SERIES)
+        with open(path, "a", encoding="ascii") as file:
+            file.write(_line(sample))
+        self._lines[machine] = self._lines.get(machine, 0) + 1
+        if self._lines[machine] >= TIDY_LINES:
+            self._lines[machine] = 0
+            thinned = thin(read_series(self._folder.parent, machine), sample.at)
+            replace(path, "".join(map(_line, thinned)).encode())
+
+    def _path(self, machine: str, ending: str = ".json") -> Path:
+        return self._folder / f"{safe_name(machine)}{ending}"
+
+
+def read_newest(home: Path, machine: str) -> Newest | None:
+    """What the machine has told last; None if nothing that can be read."""
+    try:
+        return msgspec.json.decode((home / FOLDER / f"{safe_name(machine)}.json").read_bytes(), type=Newest)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def read_series(home: Path, machine: str) -> list[Sample]:
+    """All that is kept of what the machine told, oldest first. Lines that cannot be read are left out."""
+    try:
+        text = (home / FOLDER / f"{safe_name(machine)}{SERIES}").read_text("ascii", "replace")
+    except OSError:
+        return []
+    samples: list[Sample] = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            at, cpu, memory, disk = line.split()
+            samples.append(Sample(int(at), float(cpu), float(memory), float(disk)))
+    return samples
+
+
+def thin(samples: list[Sample], now: Micros) -> list[Sample]:
+    """A day of all samples, and before that a week of minutes' means. What is of the future is left out."""
+    fine, coarse = now - round(FINE_S * SECOND), now - round(COARSE_S * SECOND)
+    minutes: dict[int, list[Sample]] = {}
+    for sample in samples:
+        if coarse <= sample.at < fine:
+            minutes.setdefault(sample.at // (60 * SECOND), []).append(sample)
+    older = [_mean(minutes[minute]) for minute in sorted(minutes)]
+    return [*older, *sorted(sample for sample in samples if fine <= sample.at <= now)]
+
+
+def _mean(samples: list[Sample]) -> Sample:
+    def mean(values: list[float]) -> float:
+        return round(sum(values) / len(values), 3)
+
+    at = samples[0].at
+    return Sample(at, *(mean([sample[field] for sample in samples]) for field in (1, 2, 3)))
+
+
+def _line(sample: Sample) -> str:
+    return f"{sample.at} {sample.cpu:g} {sample.memory:g} {sample.disk:g}\n"

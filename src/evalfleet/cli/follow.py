@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from evalfleet.clock import WallClock
+from evalfleet.views.lines import without_content
 from evalfleet.views.notable import refusals_table
 from evalfleet.views.summary import REFUSED
 from evalfleet.views.terminal import has_colours, summary, view_for
@@ -47,9 +48,12 @@ def _tell_refusals(results: Results) -> None:
         print(f"\n{refusals_table(refusals)}", file=sys.stderr)
 
 
-def watch_run(run: Run, *, as_json: bool) -> int:
-    """Show a run that may be another process's. Ctrl-C stops watching."""
-    _show(run, as_json=as_json, to_a_reader=True)
+def watch_run(run: Run, *, as_json: bool, content: bool = False) -> int:
+    """Show a run that may be another process's. Ctrl-C stops watching.
+
+    `content`: JSON has what agents say.
+    """
+    _show(run, as_json=as_json, to_a_reader=True, content=content)
     if run.state().ended_at is None:
         print(
             f"evalfleet: no controller is at work on {run.name}; go on with `evalfleet resume {run.name}`",
@@ -58,10 +62,12 @@ def watch_run(run: Run, *, as_json: bool) -> int:
     return run.exit_code
 
 
-def _show(run: Run, *, as_json: bool, to_a_reader: bool = False, quiet: bool = False) -> None:
+def _show(
+    run: Run, *, as_json: bool, to_a_reader: bool = False, quiet: bool = False, content: bool = True
+) -> None:
     """Until the run ends; `to_a_reader`: or until nobody reads it any more, which raises BrokenPipeError."""
     clock = WallClock()
-    view = view_for(json=as_json)
+    view = view_for(json=as_json, content=content)
 
     def observe(state: RunState, records: Sequence[Record]) -> None:
         view.update(state, clock.now(), records)
@@ -77,7 +83,8 @@ def _show(run: Run, *, as_json: bool, to_a_reader: bool = False, quiet: bool = F
             view.close(run.state(), clock.now())
     results = run.results()
     told = summary(results, run.folder, colours=has_colours())
-    text = json.dumps(results) if as_json else f"{'' if quiet else chr(10)}{told}"
+    document = results if content else without_content(results)
+    text = json.dumps(document) if as_json else f"{'' if quiet else chr(10)}{told}"
     sys.stdout.write(f"{text}\n")  # in one write, as every line of a run: notes may come meanwhile
     sys.stdout.flush()
 

@@ -6,6 +6,10 @@ import argparse
 import os
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evalfleet.api.run import Run
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +32,34 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         choices=SORTS,
         help="in this order (default: outcome, failures first); longest, worst, dearest first",
     )
+    parser.add_argument("--steps", action="store_true", help="the steps of the task's newest attempt")
+    parser.add_argument(
+        "--screenshot", metavar="FILE", help="write the task's newest screenshot there, also while it runs"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def _show_steps(run: Run, name: str | None, args: argparse.Namespace) -> int:
+    import json
+
+    from evalfleet.errors import RequestError
+    from evalfleet.files import replace
+    from evalfleet.views.progress import steps_table
+
+    if name is None:
+        raise RequestError("steps and screenshots are a task's: name one after RUN")
+    if args.screenshot:
+        shown, data = run.screenshot(name)
+        replace(Path(args.screenshot), data)
+        print(
+            json.dumps({"screenshot": shown, "file": args.screenshot, "bytes": len(data)})
+            if args.json
+            else f"{shown} of {name}: {args.screenshot}"
+        )
+        return 0
+    rows = run.steps(name)
+    print(json.dumps(rows) if args.json else steps_table(rows) if rows else f"{name} has made no step yet")
+    return 0
 
 
 SORTS = ("outcome", "task", "domain", "duration", "score", "attempts", "cost")
@@ -37,7 +68,8 @@ SORTS = ("outcome", "task", "domain", "duration", "score", "attempts", "cost")
 def show(args: argparse.Namespace) -> int:
     """Show how a run went: outcome, attempts, causes, machines, cost; or one task with all its attempts.
 
-    With --failed, --broken, --domain, --tag or --sort: those tasks alone, in that order.
+    With --failed, --broken, --domain, --tag or --sort: those tasks alone, in that order. Steps and
+    screenshots are there if the benchmark says where its steps are; of an attempt that runs, the newest.
     """
     import json
 
@@ -52,6 +84,8 @@ def show(args: argparse.Namespace) -> int:
     run, name = runs.open_run_or_task(Workspace.here(), args.run, args.task)
     if name is not None and (args.only or args.domain or args.tag or args.sort):
         raise RequestError("one task has no order and no outcome to choose by: leave the flags out, or TASK")
+    if args.steps or args.screenshot:
+        return _show_steps(run, name, args)
     if name is not None:
         detail = run.task(name)
         print(json.dumps(detail) if args.json else show_task(detail, colours=has_colours()))

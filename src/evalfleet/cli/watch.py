@@ -26,6 +26,9 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("task", metavar="TASK", nargs="?", help="follow the log of this task")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--content", action="store_true", help="with --json: also what agents say, as in errors and metadata"
+    )
 
 
 def watch(args: argparse.Namespace) -> int:
@@ -41,7 +44,7 @@ def watch(args: argparse.Namespace) -> int:
     run, task = runs.open_run_or_task(Workspace.here(), args.run, args.task)
     if task is not None:
         return print_task_log(run, task, follow=True, as_json=args.json)
-    return watch_run(run, as_json=args.json)
+    return watch_run(run, as_json=args.json, content=args.content)
 
 
 LOOK_S = 0.3

@@ -61,6 +61,7 @@ from evalfleet.ports import Answer, Channel, HostChannel, PerTask
 from evalfleet.state import AttemptState, MachineState, exceeds, is_ungraded, steered_by
 
 from .machines import forged, report_gone, silent_since
+from .steps import following_steps
 from .tools import Tools
 
 COLLECT_LIMIT_S = 600.0
@@ -102,7 +103,10 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                 await _started(tools, channel, job, machine)
                 # its time counts from when its command runs, never from when it was asked for
                 patience.reschedule(asyncio.get_running_loop().time() + patience_s)
-                async with _asking_for_more(tools, channel, attempt, job.id):
+                async with (
+                    _asking_for_more(tools, channel, attempt, job.id),
+                    following_steps(tools, channel, attempt),
+                ):
                     ended = await _to_the_end(tools, channel, job, machine)
                 scorer = scorer_of(tools, task, attempt.id)
                 metered, ending = ended.metered, _ended_by_its_meter(ended)

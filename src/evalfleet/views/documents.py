@@ -194,6 +194,29 @@ class TaskResult(TaskFacts):
     attempts: Annotated[int, Meta(description="how many there were")]
 
 
+class StepRow(TypedDict):
+    """One step of an attempt, as far as its trajectory tells."""
+
+    n: int
+    at: Time | None
+    action: str | None
+    ok: bool | None
+    screenshot: Annotated[str | None, Meta(description="a file beside the trajectory")]
+    x: float | None
+    y: float | None
+    tokens: int | None
+    error: str | None
+
+
+class AttemptProgress(TypedDict):
+    """How far an attempt that runs has come."""
+
+    steps: Annotated[int | None, Meta(description="null where its benchmark tells no steps")]
+    step: Annotated[StepRow | None, Meta(description="the newest")]
+    idle_seconds: Annotated[float | None, Meta(description="since its last step or line of output")]
+    problem: Annotated[str | None, Meta(description="why its trajectory cannot be read")]
+
+
 class Attempt(Verdict):
     """One try at a task."""
 
@@ -211,6 +234,7 @@ class Attempt(Verdict):
     problem: Annotated[str | None, Meta(description="why its files are not complete")]
     grades: Annotated[list[Verdict], Meta(description="of an answer, in the order in which they were given")]
     superseded: Annotated[Verdict | None, Meta(description="what came in when it no longer counted")]
+    progress: Annotated[AttemptProgress | None, Meta(description="while it runs, and only in `show`")]
 
 
 class TaskDetail(TaskFacts):

@@ -168,14 +168,31 @@ def _body(event: Event) -> dict[str, Any]:
             return loose
 
 
-class JsonLines:
-    """Has the methods of a Display; writes each record as a line."""
+WORDS = ("error", "detail", "metadata", "measured", "said")
+"""Keys of outcomes, and of what machines say, whose values an agent can have written."""
 
-    def __init__(self, write: Callable[[str], object]) -> None:
+
+def without_content(document: Any) -> Any:
+    """The document without what agents say: whoever reads it may be a model that must not listen to them."""
+    if isinstance(document, dict):
+        parts = cast("dict[str, Any]", document)
+        return {key: without_content(value) for key, value in parts.items() if key not in WORDS}
+    if isinstance(document, list):
+        return [without_content(value) for value in document]
+    return document
+
+
+class JsonLines:
+    """Has the methods of a Display; writes each record as a line. `content`: with what agents say."""
+
+    def __init__(self, write: Callable[[str], object], content: bool = True) -> None:
         self._write = write
+        self._content = content
 
     def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
         for line in json_lines(records):
+            if not self._content:
+                line = msgspec.json.encode(without_content(msgspec.json.decode(line))).decode()
             self._write(line)
 
     def close(self, state: RunState | None = None, now: Micros = 0) -> None:

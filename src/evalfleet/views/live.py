@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from evalfleet.channels.samples import FOLDER
+from evalfleet.channels.samples import FOLDER, read_newest
 from evalfleet.errors import JournalError
 from evalfleet.files import alone_in, changed_at, point, points_to, replace, to_json
 from evalfleet.model import MachineId, Micros, seconds_between
@@ -111,17 +109,12 @@ def read_health(home: Path, machines: Iterable[MachineId]) -> dict[MachineId, di
     folder = home / FOLDER
     if not folder.is_dir():
         return {}
-    found = {machine: _sample(folder / f"{safe_name(machine)}.json") for machine in machines}
-    return {machine: sample for machine, sample in found.items() if sample}
-
-
-def _sample(path: Path) -> dict[str, float] | None:
-    try:
-        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return None
-    wanted = {key: raw.get(key) for key in ("cpu", "memory", "disk")}
-    return {key: float(value) for key, value in wanted.items() if isinstance(value, int | float)}
+    found = {machine: read_newest(home, machine) for machine in machines}
+    return {
+        machine: {"cpu": newest.cpu, "memory": newest.memory, "disk": newest.disk}
+        for machine, newest in found.items()
+        if newest is not None
+    }
 
 
 # -- the scribe ------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from .format import (
     usd,
 )
 from .notable import refusals_table
+from .progress import progress_words
 from .summary import summary
 from .tasks import in_order, outcome_word
 
@@ -162,6 +163,7 @@ def _attempt(attempt: Attempt) -> str:
         ("machine", f"{attempt['machine']} on {attempt['node'] or '?'}"),
         ("started", local_time(attempt["started_at"])),
         ("took", duration(attempt["duration_seconds"]) if attempt["duration_seconds"] is not None else None),
+        ("progress", progress_words(attempt["progress"]) if attempt["progress"] is not None else None),
         ("machine cost", usd(attempt["machine_usd"]) if attempt["machine_usd"] else None),
         ("model cost", None if attempt["cost_usd"] is None else usd(attempt["cost_usd"])),
         ("tokens", named_numbers(attempt["tokens"]) or None),

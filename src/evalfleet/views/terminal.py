@@ -38,12 +38,12 @@ class TerminalView(Protocol):
         ...
 
 
-def view_for(out: TextIO | None = None, *, json: bool = False) -> TerminalView:
-    """What suits `out` (default: standard output)."""
+def view_for(out: TextIO | None = None, *, json: bool = False, content: bool = True) -> TerminalView:
+    """What suits `out` (default: standard output). `content`: JSON has what agents say."""
     stream = sys.stdout if out is None else out
     write = _Writer(stream)
     if json:
-        return JsonLines(write)
+        return JsonLines(write, content)
     if out is None and in_notebook():
         return NotebookDisplay()
     return Display(stream) if is_screen(stream) else PlainLines(write)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from evalfleet.benchmarks.files import digest
 from evalfleet.benchmarks.loaded import Appliance, HostVerb, Loaded, Screen
 from evalfleet.benchmarks.results import outcome_of
+from evalfleet.benchmarks.steps import read_steps
 from evalfleet.clock import WallClock
 from evalfleet.errors import RequestError
 from evalfleet.model import (
@@ -28,6 +29,7 @@ from evalfleet.model import (
     Outcome,
     SetupStep,
     Task,
+    Trajectory,
 )
 from evalfleet.names import safe_name
 from evalfleet.ports import Check
@@ -47,6 +49,7 @@ from .settings import (
     with_preset,
 )
 from .task_files import keep_licence, keep_list, licence_end, licence_warnings, task_files
+from .task_folder import TRAJECTORY
 from .tasks import ReadTasks, ask_for_all_programs, read_tasks
 
 TIMEOUT_S = 900.0
@@ -133,6 +136,8 @@ class WaaBenchmark:
     appliance = WAA_APPLIANCE
     result_reader = WaaResultReader()
     result_writer = WaaResultWriter()
+    steps = TRAJECTORY
+    """The client's. It is in the container until the attempt has ended: nobody can follow it."""
 
     def __init__(
         self,
@@ -146,6 +151,11 @@ class WaaBenchmark:
         self._model = model
         self._iso = iso
         self._flags = client_flags(self._settings, model, agent or {})
+
+    def read_steps(self, data: bytes) -> Trajectory:
+        """Its lines have `step_num`, `action_timestamp`, `action`, `screenshot_file`; the last may be an
+        `Error`."""
+        return read_steps(data)
 
     @classmethod
     def load(cls, name: str, settings: WaaSettings, base: Path, home: Path) -> Loaded:

@@ -13,7 +13,7 @@ import asyncssh
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
 from evalfleet.channels.link import Incoming, OpenLink
-from evalfleet.channels.resident import Resident
+from evalfleet.channels.resident import OnLoad, Resident
 from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Ended, Isolation, Job
 from evalfleet.ports import Fence, TellStep
@@ -215,7 +215,7 @@ class SshChannel(Resident):
         machine: str,
         fence: Fence,
         secrets: Mapping[str, str],
-        on_load: Callable[[float, float, float], None] | None = None,
+        on_load: OnLoad | None = None,
         verdict: Verdict | None = None,
         caps: Caps = STANDARD_CAPS,
         made: bool = False,

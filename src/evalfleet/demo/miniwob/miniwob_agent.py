@@ -60,7 +60,15 @@ def perform(browser: Browser, action: Action) -> None:
         browser.type(action.text)
 
 
-def play(browser: Browser, instruction: str) -> int:
+def note(out: Path, n: int, action: Action, what: str) -> None:
+    """A line of the trajectory: what is done in this step, and where."""
+    target = action.target
+    line = {"n": n, "at": time.time(), "action": f"{what} <{target.tag}>", "x": target.x, "y": target.y}
+    with open(out / "traj.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def play(browser: Browser, instruction: str, out: Path) -> int:
     """Act until the page ends the episode or the agent has no idea left; the number of actions."""
     steps, ideas = 0, LOOKS
     done: set[str] = set()
@@ -75,6 +83,7 @@ def play(browser: Browser, instruction: str) -> int:
                 f"step {steps}: {what} <{action.target.tag}> at {action.target.x:.0f},{action.target.y:.0f}",
                 flush=True,
             )
+            note(out, steps, action, what)
             perform(browser, action)
             done.add(action.target.key)
             steps, ideas = steps + 1, LOOKS
@@ -88,7 +97,7 @@ def run(binary: str, env: str, seed: int, out: Path) -> dict[str, Any]:
         instruction = begin(browser, env, seed)
         print(f"{env}, seed {seed}: {instruction}", flush=True)
         browser.screenshot(out / "step_0.png", WIDTH, HEIGHT)
-        steps = play(browser, instruction)
+        steps = play(browser, instruction, out)
         ended = browser.evaluate(
             "({done: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, reason: WOB_REWARD_REASON})"
         )

@@ -339,9 +339,11 @@ class SshPlace(Preflight):
         verdict = self._fleet.standings[host].did
         return SshChannel(self._fleet.homes[host], machine.id, fence, self._secrets, on_load, verdict)
 
-    def _on_beat(self, machine: MachineId, cpu: float, memory: float, disk: float) -> None:
+    def _on_beat(
+        self, machine: MachineId, cpu: float, memory: float, disk: float, log_bytes: Mapping[str, int]
+    ) -> None:
         self._fleet.heard(machine)
-        self._samples.keep(machine, cpu, memory, disk)
+        self._samples.keep(machine, cpu, memory, disk, log_bytes)
 
     async def close(self) -> None:
         if self._scan is not None:

@@ -1,0 +1,129 @@
+"""Trajectories in the shapes that agents write them, and the loads that machines tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.benchmarks.steps import LONGEST, read_steps
+from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
+from evalfleet.channels.samples import FINE_S, Sample, Samples, read_newest, read_series, thin
+from evalfleet.model import SECOND, Step
+
+NOON = 1_767_355_200  # 2026-01-02T12:00:00Z
+
+
+def lines(*steps: Any) -> bytes:
+    return b"".join(json.dumps(step).encode() + b"\n" for step in steps)
+
+
+def test_lines_in_our_own_words() -> None:
+    raw = {"n": 3, "at": NOON, "action": "click 'ok'", "ok": True, "x": 7, "y": 8.5, "tokens": 120}
+    assert read_steps(lines(raw)).steps == (
+        Step(3, float(NOON), "click 'ok'", ok=True, x=7.0, y=8.5, tokens=120),
+    )
+
+
+def test_lines_as_the_client_of_windows_agent_arena_writes_them() -> None:
+    taken = {
+        "step_num": 1,
+        "action_timestamp": "20260102@120000",
+        "action": "computer.click()",
+        "reward": 0,
+        "done": False,
+        "screenshot_file": "screenshot-step_1_20260102@120000.png",
+    }
+    assert WaaBenchmark.steps == "traj.jsonl"
+    found = read_steps(lines(taken, {"Error": "Traceback: no such window"}))
+    shot = "screenshot-step_1_20260102@120000.png"
+    assert found.steps[0] == Step(1, float(NOON), "computer.click()", screenshot=shot)
+    assert found.steps[1].error == "Traceback: no such window"
+    assert not found.problem
+
+
+def test_a_trajectory_in_atif_has_the_agents_steps_with_tools_and_tokens() -> None:
+    document = {
+        "schema_version": "ATIF-v1.4",
+        "agent": {"name": "a", "version": "1"},
+        "steps": [
+            {"step_id": 1, "source": "user", "message": "do it"},
+            {
+                "step_id": 2,
+                "source": "agent",
+                "timestamp": "2026-01-02T12:00:00Z",
+                "message": "I will",
+                "tool_calls": [{"tool_call_id": "c", "function_name": "bash", "arguments": {"cmd": "ls"}}],
+                "metrics": {"prompt_tokens": 100, "completion_tokens": 20},
+            },
+            {"step_id": 3, "source": "agent", "message": "done"},
+        ],
+    }
+    assert read_steps(json.dumps(document).encode()).steps == (
+        Step(2, float(NOON), "bash(cmd=ls)", tokens=120),
+        Step(3, action="done"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "steps", "problem"),
+    [
+        (b"", 0, ""),
+        (b'{"n": 1}\n{"n": ', 1, ""),
+        (b'not json\n{"n": 1}\n', 1, "line 1 of the trajectory is no JSON object"),
+        (b"[1, 2]\n\xff\xfe\n", 0, "line 1 of the trajectory is no JSON object"),
+        (b'{"steps": [1, null, {"source": "agent"}]}', 1, ""),
+        (b'{"n": "x", "at": "yesterday", "ok": "yes", "x": true, "tokens": -3}\n', 1, ""),
+        (b"[" * 5000 + b"\n", 0, "line 1 of the trajectory is no JSON object"),
+    ],
+)
+def test_nonsense_is_left_out_and_named_in_a_line(data: bytes, steps: int, problem: str) -> None:
+    found = read_steps(data)
+    assert (len(found.steps), found.problem) == (steps, problem)
+
+
+def test_what_an_agent_says_is_bounded() -> None:
+    (step,) = read_steps(lines({"action": "x" * 100_000, "n": 10**30})).steps
+    assert len(step.action) == LONGEST
+    assert step.n == 0
+
+
+def test_samples_are_kept_as_a_series_every_ten_seconds_and_since_when_a_job_is_quiet(tmp_path: Path) -> None:
+    samples, start = Samples(tmp_path), NOON * SECOND
+    for second in range(0, 60, 5):
+        size = min(second, 20)
+        samples.keep("m-1", 0.5, 0.25, 0.1, {"t.0": size}, now=start + second * SECOND)
+    series = read_series(tmp_path, "m-1")
+    assert [(sample.at - start) // SECOND for sample in series] == [0, 10, 20, 30, 40, 50]
+    assert series[0] == Sample(start, 0.5, 0.25, 0.1)
+    newest = read_newest(tmp_path, "m-1")
+    assert newest is not None
+    assert newest.jobs["t.0"].grew_at == start + 20 * SECOND
+    another = Samples(tmp_path)  # of the next controller
+    another.keep("m-1", 0.5, 0.25, 0.1, {"t.0": 20}, now=start + 100 * SECOND)
+    newest = read_newest(tmp_path, "m-1")
+    assert newest is not None
+    assert newest.jobs["t.0"].grew_at == start + 20 * SECOND, "it knows since when the job is quiet"
+    another.drop("m-1")
+    assert read_newest(tmp_path, "m-1") is None
+    assert len(read_series(tmp_path, "m-1")) == 7, "the series outlives the machine"
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_series(tmp_path: Path) -> None:
+    samples = Samples(tmp_path)
+    samples.keep("m", 0.1, 0.1, 0.1, now=(NOON + 9000) * SECOND)
+    samples.keep("m", 0.2, 0.1, 0.1, now=NOON * SECOND)
+    assert [sample.cpu for sample in read_series(tmp_path, "m")] == [0.1, 0.2]
+
+
+def test_after_a_day_the_series_is_by_the_minute_and_it_is_bounded() -> None:
+    now = (NOON + 10 * 86_400) * SECOND
+    samples = [Sample(NOON * SECOND + n * 10 * SECOND, n % 2, 0.5, 0.5) for n in range(10 * 8640)]
+    thinned = thin(samples, now)
+    day = round(FINE_S * SECOND)
+    assert sum(sample.at >= now - day for sample in thinned) == 8640
+    assert len(thinned) <= 8640 + 6 * 1440 + 1
+    assert thinned[0].cpu == 0.5, "a minute's mean"
+    assert thinned == sorted(thinned)
