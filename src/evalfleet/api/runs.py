@@ -71,11 +71,17 @@ CHUNK = 1000
 
 
 def resolve_request(
-    workspace: Workspace, request: RunRequest, *, dry: bool = False, only_setup: bool = False
+    workspace: Workspace,
+    request: RunRequest,
+    *,
+    dry: bool = False,
+    only_setup: bool = False,
+    secrets_elsewhere: bool = False,
 ) -> Resolved:
     """The request with everything settled, checked before anything starts.
 
-    `dry`: nothing is written. `only_setup`: machines are set up, and no attempt is run.
+    `dry`: nothing is written. `only_setup`: machines are set up, and no attempt is run. `secrets_elsewhere`:
+    it will run on another computer, which has the values of secrets.
     """
     return resolve(
         request,
@@ -86,6 +92,7 @@ def resolve_request(
         facts=lambda: _facts(workspace, dry),
         pool=_lent(workspace, request, dry),
         only_setup=only_setup,
+        secrets_elsewhere=secrets_elsewhere,
         earlier=functools.partial(_earlier_tasks, workspace),
     )
 

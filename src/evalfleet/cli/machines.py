@@ -129,16 +129,16 @@ async def reap(args: argparse.Namespace) -> int:
 
 
 def _schedule(args: argparse.Namespace) -> int:
-    from evalfleet.cli import crontab
+    from evalfleet.cli import unattended
 
     if args.install == "github":
-        print(crontab.workflow(), end="")
+        print(unattended.reap_workflow(), end="")
         return 0
     if args.uninstall:
-        print(crontab.uninstall())
+        print(unattended.uninstall())
         return 0
-    print(crontab.install(("--pools",) if args.pools else ()))
-    if names := crontab.unseen():
+    print(unattended.install(("--pools",) if args.pools else ()))
+    if names := unattended.unseen():
         print(
             f"evalfleet: note: cron does not see {', '.join(names)}: put what `reap` logs in with into .env "
             "beside evalfleet.toml",

@@ -31,6 +31,11 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
     )
     how.add_argument("--dry-run", action="store_true", help="print the plan and its estimate, start nothing")
+    how.add_argument(
+        "--workflow",
+        choices=("github",),
+        help="print a workflow that does this, keeps the results and cleans up; start nothing",
+    )
     how.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
     how.add_argument("--quiet", action="store_true", help="say nothing before the summary, or the results")
     how.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
@@ -54,8 +59,29 @@ def run(args: argparse.Namespace) -> int:
     from evalfleet.api import runs
     from evalfleet.planning.workspace import Workspace
 
-    workspace = Workspace.here()
-    return _start(workspace, runs.resolve_request(workspace, _request(args), dry=args.dry_run), args)
+    workspace, request = Workspace.here(), _request(args)
+    if args.workflow:
+        from .unattended import run_workflow
+
+        resolved = runs.resolve_request(workspace, request, dry=True, secrets_elsewhere=True)
+        print(run_workflow(resolved.plan, _words(args)), end="")
+        return 0
+    return _start(workspace, runs.resolve_request(workspace, request, dry=args.dry_run), args)
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """What was typed, for another computer: no file of secrets, and no name, which serves only once."""
+    words = [args.benchmark]
+    for option, flag in flags().items():
+        value = getattr(args, option)
+        if value is None or option in ("env_file", "name"):
+            continue
+        spelling = flag.short or f"--{word_of(option).replace('_', '-')}"
+        if flag.kind == "switch":
+            words.append(spelling)
+        else:
+            words += [word for each in (value if flag.is_repeated else [value]) for word in (spelling, each)]
+    return words
 
 
 def rerun_arguments(parser: argparse.ArgumentParser) -> None:

@@ -157,13 +157,15 @@ def resolve(
     facts: Callable[[], HomeFacts] = HomeFacts,
     pool: LentPool | None = None,
     only_setup: bool = False,
+    secrets_elsewhere: bool = False,
     earlier: EarlierTasks = nothing_earlier,
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
     `home` is by default the one that the environment and the folder say. `facts` is asked for what the home
     knows once all else was found to be right, because a home may have to be made for that. `only_setup`: no
-    attempt will be run, so that no tasks are needed or chosen. `earlier` tells the tasks of earlier runs.
+    attempt will be run, so that no tasks are needed or chosen. `secrets_elsewhere`: values of secrets are not
+    needed here. `earlier` tells the tasks of earlier runs.
     """
     if pool is not None:
         request = request.but(workers=request.options.get("workers", max(1, pool.machines)))
@@ -193,7 +195,8 @@ def resolve(
     metering, unmetered = _metering(flags, loaded, config, merged, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering)
     _refuse_given_to_setup(plan)
-    secrets = secret_values(setup_secrets(plan) if only_setup else secret_names(plan), merged)
+    names = setup_secrets(plan) if only_setup else secret_names(plan)
+    secrets = {} if secrets_elsewhere else secret_values(names, merged)
     _refuse_shown(flags, secrets)
     doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers is not None)
     doubts += unmetered + _weak_secrets(secrets) + readable_by_others(secrets, config, env_file)

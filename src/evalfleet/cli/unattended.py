@@ -1,9 +1,10 @@
-"""`reap` every hour, without anybody looking: a line in the user's crontab, or a workflow for GitHub."""
+"""evalfleet without anybody looking: `reap` every hour from the user's crontab, and workflows for GitHub."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from evalfleet.errors import RequestError
+from evalfleet.model import Plan
 from evalfleet.planning.config import find_config, read_dotenv
+from evalfleet.planning.plan import secret_names, specs_of
 from evalfleet.planning.plugins import PlaceKind, known, place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.version import requirement
@@ -114,7 +117,7 @@ def _crontab(word: str, given: str = "") -> subprocess.CompletedProcess[str]:
 
 # -- elsewhere -----------------------------------------------------------------------------------
 
-WORKFLOW = """\
+REAP_WORKFLOW = """\
 # .github/workflows/reap.yml: delete what evalfleet has left and has expired, every hour.
 # evalfleet.toml must be in the repository, with `owner = "..."` in its places: what is that owner's goes.
 # The secrets are what logs in to its places: Settings, Secrets and variables, Actions.
@@ -133,18 +136,94 @@ jobs:
         with:
           python-version: "3.12"
       # A path in this repository, or a pinned commit: `evalfleet` in a package index is not ours.
-      - run: pip install '{package}'
+      - run: pip install {package}
       - run: evalfleet reap
 """
 
 
-def workflow() -> str:
-    """A workflow for GitHub that does the same, with what the places need."""
+RUN_WORKFLOW = """\
+# .github/workflows/{benchmark}.yml: run the benchmark, keep what came of it, and leave no machine behind,
+# whatever happens: a task that fails, a job that is cancelled or takes too long. Should GitHub lose the
+# computer that this runs on, the machines end by themselves at their expiry, and the workflow that
+# `evalfleet reap --install=github` prints deletes what is left of them.
+# Secrets: Settings, Secrets and variables, Actions.
+name: {benchmark}
+on:
+  workflow_dispatch:
+permissions:
+  contents: read
+jobs:
+  run:
+    runs-on: ubuntu-latest
+    timeout-minutes: 355
+    env:
+      RUN: ci-${{{{ github.run_id }}}}-${{{{ github.run_attempt }}}}
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.12"
+      # A path in this repository, or a pinned commit: `evalfleet` in a package index is not ours.
+      - run: pip install {package}
+      - id: run
+        timeout-minutes: 330
+        run: |
+          {command} --name "$RUN" --yes
+{secrets}\
+      - name: end it, if it goes on
+        if: always() && steps.run.outcome != 'skipped'
+        run: evalfleet cancel "$RUN"
+{secrets}\
+      - name: report
+        if: always() && steps.run.outcome != 'skipped'
+        run: |
+          evalfleet report "$RUN" --format github
+          evalfleet report "$RUN" --format junit -o junit.xml
+          evalfleet export "$RUN" -o "$RUN.evalfleet.tar.gz"
+      - uses: actions/upload-artifact@v4
+        if: always() && steps.run.outcome != 'skipped'
+        with:
+          name: ${{{{ env.RUN }}}}
+          path: |
+            junit.xml
+            *.evalfleet.tar.gz
+      - name: delete what is left
+        if: always() && steps.run.outcome != 'skipped'
+        run: evalfleet reap
+{secrets}\
+"""
+LONGEST = ("--max-duration", "5h")
+"""Of a run in a workflow that says nothing else: it then ends by itself before it is ended."""
+
+
+def run_workflow(plan: Plan, words: Sequence[str]) -> str:
+    """A workflow for GitHub that runs `evalfleet run WORDS`, whose plan this is."""
+    kinds = [place_kind(spec.kind) for spec in specs_of(plan).values()]
+    names = list(dict.fromkeys((*secret_names(plan), *_login_variables(kinds))))
+    more = () if plan.limits.max_duration_s is not None else LONGEST
+    return RUN_WORKFLOW.format(
+        benchmark=re.sub(r"[^A-Za-z0-9_-]+", "-", plan.benchmark),
+        package=_package(kinds),
+        command=shlex.join(["evalfleet", "run", *words, *more]),
+        secrets=_environment(names),
+    )
+
+
+def reap_workflow() -> str:
+    """A workflow for GitHub that does what the line in a crontab does, with what the places need."""
     kinds = _kinds()
+    return REAP_WORKFLOW.format(package=_package(kinds)) + _environment(_login_variables(kinds))
+
+
+def _environment(names: Sequence[str]) -> str:
+    """Of one step: no action of somebody else's sees a secret."""
+    lines = [f"          {name}: ${{{{ secrets.{name} }}}}\n" for name in names]
+    return "".join(["        env:\n", *lines]) if lines else ""
+
+
+def _package(kinds: Sequence[PlaceKind]) -> str:
     extras = sorted({kind.extra for kind in kinds if kind.extra})
-    package = requirement(",".join(extras), elsewhere=True)
-    secrets = [f"          {name}: ${{{{ secrets.{name} }}}}\n" for name in _login_variables(kinds)]
-    return "".join((WORKFLOW.format(package=package), *(["        env:\n", *secrets] if secrets else [])))
+    return f"'{requirement(','.join(extras), elsewhere=True)}'"
 
 
 def _kinds() -> list[PlaceKind]:
