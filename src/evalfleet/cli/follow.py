@@ -15,9 +15,9 @@ from evalfleet.clock import WallClock
 from evalfleet.views.lines import without_content
 from evalfleet.views.notable import refusals_table
 from evalfleet.views.summary import REFUSED
-from evalfleet.views.terminal import has_colours, summary, view_for
+from evalfleet.views.terminal import summary, view_for
 
-from .terminal import reader_left
+from .terminal import has_colours, reader_left
 
 if TYPE_CHECKING:
     from evalfleet.api.run import Run

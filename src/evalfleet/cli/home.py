@@ -31,7 +31,8 @@ def ls(args: argparse.Namespace) -> int:
     from evalfleet.planning.values import parse_duration
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import table
-    from evalfleet.views.terminal import has_colours
+
+    from .terminal import has_colours
 
     since_s = None if args.since is None else parse_duration(args.since, "--since")
     wanted = {"benchmark": args.benchmark, "model": args.model, "status": args.status}

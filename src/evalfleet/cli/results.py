@@ -79,7 +79,8 @@ def show(args: argparse.Namespace) -> int:
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run, show_task, show_tasks
     from evalfleet.views.tasks import by_outcome, in_order
-    from evalfleet.views.terminal import has_colours
+
+    from .terminal import has_colours
 
     run, name = runs.open_run_or_task(Workspace.here(), args.run, args.task)
     if name is not None and (args.only or args.domain or args.tag or args.sort):
@@ -244,7 +245,8 @@ def import_results(args: argparse.Namespace) -> int:
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run
-    from evalfleet.views.terminal import has_colours
+
+    from .terminal import has_colours
 
     if args.results:
         run = import_results(

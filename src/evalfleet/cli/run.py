@@ -323,7 +323,9 @@ def cancel(args: argparse.Namespace) -> int:
     from evalfleet.api import runs
     from evalfleet.planning.values import parse_line
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.terminal import has_colours, summary
+    from evalfleet.views.terminal import summary
+
+    from .terminal import has_colours
 
     workspace = Workspace.here()
     run, reason = runs.open_run(workspace, args.run), parse_line(args.reason, "--reason")

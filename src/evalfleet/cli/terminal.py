@@ -1,7 +1,8 @@
-"""Asking somebody at the terminal, and waiting as long as somebody reads."""
+"""Somebody at the terminal: asking, waiting as long as the output is read, and whether colours are seen."""
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import sys
@@ -48,3 +49,9 @@ def reader_left(seconds: float) -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # errors are told in any case
     return bool(poll.poll(seconds * 1000))
+
+
+def has_colours() -> bool:
+    """Does somebody read our output on a terminal with colours, who did not say NO_COLOR?"""
+    terminal = os.environ.get("TERM", "")
+    return not os.environ.get("NO_COLOR") and sys.stdout.isatty() and terminal not in ("", "dumb", "unknown")

@@ -108,7 +108,7 @@ def prepare(cache: Path, say: Say, *, browser: bool = True) -> Demo:
     if sys.platform == "win32":
         raise DemoError("the demo needs Linux or macOS: on Windows, run it inside WSL")
     cache = cache.expanduser().absolute()
-    with locked(cache, say):
+    with locked(cache, say), ticking(say):
         found = get_browser(say) if browser else FoundBrowser(None, "no browser was wanted")
         if found.path is not None:
             try:
@@ -130,6 +130,7 @@ def make(cache: Path, kit: Kit, say: Say, browser: str, why: str) -> Demo:
     python = make_python(cache, kit, say)
     folder = cache / f"{kit.name}-{folder_key(kit, python, browser)}"
     if not folder.exists():
+        say(f"Trying one task of {kit.title} ...")
         part = fresh(cache, kit.name)
         write_benchmark(kit, part, python, browser)
         try_once(kit, part, python, browser)
@@ -182,8 +183,7 @@ def make_python(cache: Path, kit: Kit, say: Say) -> Path:
     )
     pip = [str(part / "bin" / "python"), "-m", "pip", "install", *PIP_OPTIONS, *kit.pip]
     hint = "PyPI, or the mirror in pip's settings, must be reachable"
-    with ticking(say):
-        command([*pip, "-r", str(requirements)], f"install {kit.title}", hint)
+    command([*pip, "-r", str(requirements)], f"install {kit.title}", hint)
     # only bin/python is used from here on, and that survives a rename
     shutil.rmtree(home, ignore_errors=True)
     part.rename(home)

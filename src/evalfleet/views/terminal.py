@@ -75,11 +75,6 @@ def is_screen(out: TextIO) -> bool:
     return out.isatty() and terminal not in ("", "dumb", "unknown") and not in_notebook()
 
 
-def has_colours(out: TextIO | None = None) -> bool:
-    """Is there somebody who sees colours (default: on standard output), and did not say NO_COLOR?"""
-    return not os.environ.get("NO_COLOR") and is_screen(sys.stdout if out is None else out)
-
-
 def in_notebook() -> bool:
     """Are we called from a cell of Jupyter's?"""
     get = getattr(sys.modules.get("IPython"), "get_ipython", None)

@@ -174,7 +174,8 @@ class HostFleet:
         if self.records.get(machine) is None:
             # who did not answer a moment ago is not waited for again
             now = time.monotonic()
-            await self._look_at([host for host, each in self.standings.items() if now >= each.retry_at])
+            due = [host for host, each in self.standings.items() if now >= each.retry_at and not each.late]
+            await self._look_at(due)
         held = self.records.latest(machine)
         return held if held is not None and held.host in self.homes else None
 
@@ -217,7 +218,8 @@ class HostFleet:
         if look is None:
             look = self._looks[host] = asyncio.create_task(self._look(host))
             look.add_done_callback(lambda _: self._looks.pop(host, None))
-        known = any(self.records.on(host)) or self.standings[host].down_since is not None
+        standing = self.standings[host]
+        known = any(self.records.on(host)) or standing.down_since is not None or standing.late
         done, _ = await asyncio.wait((look,), timeout=LOOK_S if known else None)
         return look.result() if done else None
 
