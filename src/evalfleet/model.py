@@ -318,6 +318,8 @@ class Metered(Struct, frozen=True, omit_defaults=True):
     """The most that the unknown calls can have cost, reckoned from what they asked; not in `usd`."""
     unknown_tokens: Count = 0
     """The most tokens that the unknown calls can have used; not in `tokens`."""
+    waited: bool = False
+    """It ended while a call waited for more money, which nobody had granted or refused."""
 
     def plus(self, other: Metered | None) -> Metered:
         """Both together: an attempt's, and its score command's."""
@@ -340,6 +342,7 @@ class Metered(Struct, frozen=True, omit_defaults=True):
             self.wedged or other.wedged,
             self.unknown_usd + other.unknown_usd,
             self.unknown_tokens + other.unknown_tokens,
+            self.waited or other.waited,
         )
 
     @property

@@ -194,6 +194,33 @@ def test_the_meter_outlives_supervisor_and_controller_and_is_found_again(
     fleet.settled()
 
 
+def test_an_attempt_that_ends_while_it_waits_for_more_money_is_tried_again_and_is_no_zero(
+    fleet: Fleet, models: Served
+) -> None:
+    """Its controller is dead: nobody can grant any."""
+    impatient = (
+        "import socket\ncall(); gate('go')\n"
+        "attempt or socket.setdefaulttimeout(1)\n"
+        "try:\n    call(); call(); call()\n"
+        "except OSError:\n    pass\n"
+        "score(attempt); open('FOLDER/marks/done', 'w').close()"
+    )
+    metered(fleet, models, [task("a", impatient.replace("FOLDER", str(fleet.folder)))])
+    run = fleet.start_run("--budget", "1", "--task-budget", "0.0009")
+    fleet.started("a.0")
+    until(lambda: models.sums()["calls"] == 1)
+    run.kill()
+    fleet.open_gate("go")
+    until((fleet.folder / "marks/done").exists)
+    assert fleet("resume", "r").code == 0
+    first, second = fleet.recorded(AttemptEnded, 2)
+    assert isinstance(first.outcome, Broken)
+    assert "waited for more money" in first.outcome.detail
+    assert second.metered is not None
+    assert (fleet.task("a")["score"], second.metered.calls) == (1, 4)
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
 def test_the_same_error_again_and_again_ends_the_attempt(fleet: Fleet, models: Served) -> None:
     metered(fleet, models, [task("a", "while attempt < 1: call('any+500')\ncall(); score(1)")])
     assert fleet.run().code == 0

@@ -306,6 +306,21 @@ def test_a_call_beyond_the_limit_waits_for_more_and_is_refused_without(tmp_path:
     run(test, tmp_path)
 
 
+def test_a_caller_that_does_not_wait_for_more_money_calls_nobody(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.ask(do="limit", attempt="t.1", usd=0.0)
+        calling = asyncio.create_task(it.gpt().chat.completions.create(model="any", messages=ASK))
+        while not (await it.state())["wanting"]:
+            await asyncio.sleep(0.02)
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        await it.ask(do="limit", attempt="t.1", usd=1.0)
+        await it.gpt().chat.completions.create(model="any", messages=ASK)
+        assert len(it.models.requests) == (await it.state())["calls"] == 1
+
+    run(test, tmp_path)
+
+
 def test_tokens_can_be_limited_too(tmp_path: Path) -> None:
     async def test(it: Metered) -> None:
         await it.ask(do="limit", attempt="t.1", tokens=1, refused="--max-tokens 1 is used up")

@@ -131,9 +131,8 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                 await _rescue(tools, machine, attempt)
             if await _is_gone(tools, machine, ended):
                 return  # what was said of the machine ends its attempts, too
-            away = (
-                ended.reason == "lease" and attempt.started_at < tools.began_at
-            )  # it was we who were silent
+            waited = ended.reason == "lease" or (metered is not None and metered.waited)
+            away = waited and attempt.started_at < tools.began_at  # it was we who were silent
             outcome = structs.replace(outcome, counts=not away)
         seconds, node = round(_seconds(outcome, ended), 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node, metered))
@@ -236,8 +235,10 @@ def _ended_by_its_meter(ended: Ended) -> Broken | None:
     unrun, and never a zero.
     """
     used = ended.metered
-    if ended.reason == "budget" or (used is not None and used.refused):
-        return Broken(Cause.CANCELLED, f"its model calls were refused: {used.refused if used else ''}")
+    if used is not None and used.refused:
+        return Broken(Cause.CANCELLED, f"its model calls were refused: {used.refused}")
+    if ended.reason == "budget" or (used is not None and used.waited):
+        return Broken(Cause.CANCELLED, "its model calls waited for more money, which nobody granted in time")
     if ended.reason == "model":
         told = used.wedged if used is not None else ""
         return Broken(Cause.MODEL, f"its model gave the same error again and again: {told}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from evalfleet.benchmarks.results import outcome_of
 from evalfleet.cost import billed_usd, idle_usd
@@ -100,11 +101,10 @@ def within_limits(sim: Simulated) -> Iterator[str]:
     can know of.
     """
     limits, meters, untold_s = sim.state.limits, sim.world.meters, sim.world.untold_s
-    one_step = sum((m.offer.billing_step_s + untold_s) * m.offer.usd_per_hour / 3600 for m in meters)
+    machines = machines_usd(sim)
+    one_step, spent = machines.one_step, machines.spent + machines.late
     untold_usd = one_step if untold_s else 0.0
-    spent = sum(billed_usd(m.offer, m.start, m.end or m.expires_at) + _idle(m) for m in meters)
-    late = sum(_idle(m, m.offer.sweep_s) for m in meters)
-    if limits.budget_usd is not None and spent - late > limits.budget_usd + one_step + 1e-9:
+    if limits.budget_usd is not None and machines.spent > limits.budget_usd + one_step + 1e-9:
         yield f"spent ${spent:.4f} of a budget of ${limits.budget_usd:g}"
     booked, unswept = sim.state.closed_usd, sum(map(_unswept, sim.state.machines.values()))
     if limits.budget_usd is not None and booked - unswept > limits.budget_usd + one_step + 1e-9:
@@ -121,6 +121,25 @@ def within_limits(sim: Simulated) -> Iterator[str]:
                 last = max(last, meter.expires_at)
             if meter.end is not None and meter.end > after(last, meter.offer.billing_step_s):
                 yield f"{meter.machine} was billed past the run's time limit"
+
+
+class MachinesUsd(NamedTuple):
+    """What a run's machines cost in truth: what its budget covers, and what was left too `late` to be.
+
+    `one_step`: what their billing steps are worth, and the time that no controller could know of.
+    """
+
+    spent: float
+    late: float
+    one_step: float
+
+
+def machines_usd(sim: Simulated) -> MachinesUsd:
+    meters, untold_s = sim.world.meters, sim.world.untold_s
+    spent = sum(billed_usd(m.offer, m.start, m.end or m.expires_at) + _idle(m) for m in meters)
+    late = sum(_idle(m, m.offer.sweep_s) for m in meters)
+    one_step = sum((m.offer.billing_step_s + untold_s) * m.offer.usd_per_hour / 3600 for m in meters)
+    return MachinesUsd(spent - late, late, one_step)
 
 
 def _idle(meter: Bill, since_s: float = 0.0) -> float:

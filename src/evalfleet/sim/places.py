@@ -278,7 +278,8 @@ class _SimPlace:
         return Machine(machine.id, "up" if up else "pending", "10.0.0.1", f"host-of-{machine.id}")
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        kind = LyingChannel if self._world.faults.lies or self._world.faults.forges else SimChannel
+        usual = LyingChannel if self._world.faults.lies or self._world.faults.forges else SimChannel
+        kind: type[SimChannel] = self._world.channel_class or usual
         return kind(self._world, self._life, machine, fence)
 
     async def close(self) -> None:

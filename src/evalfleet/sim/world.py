@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from evalfleet.errors import ChannelError, PlaceError, StaleController
 from evalfleet.model import AttemptId, Ended, Job, MachineId, Micros, Offer, after, seconds_between
@@ -186,6 +187,7 @@ class World:
         self.forged: set[MachineId] = set()
         self.lying = random.Random(f"lies {seed}")
         self.untold_s = 0.0  # that passed, and no clock could tell the run's controllers
+        self.channel_class: Any = None  # how machines are reached, if not as usual
         self.durable: set[str] = set()  # ids whose intent is on disk: the only ones we may act on
         self.marks: Counter[str] = Counter()  # what scripts left behind, to be counted by tests
         self.violations: list[str] = []

@@ -20,7 +20,8 @@ from .usage import Events, is_counted, most_of, parse_json, table, tokens_of
 LARGEST_CALL = 128 << 20
 LARGEST_COUNTED = 64 << 20
 CONNECT_S = 30.0
-GRANT_S = 120.0
+GRANT_S = 3600.0
+"""How long a call waits for more money: the controller may be dead, or others leave some when they end."""
 MOST_OUT = 32_768
 """Tokens that a call puts out at most, where neither it nor `[model] max_output_tokens` says."""
 IDLE_CONNECTIONS = 256
@@ -168,7 +169,7 @@ class Proxy:
             return False
         try:
             request = self._understood(head, await self._body(head, reader, writer))
-            await self._afford(request)
+            await self._afford(request, cast("Caller", writer.transport.get_protocol()).gone)
         except Refusal as refusal:
             writer.write(_refused(refusal))
             await writer.drain()
@@ -217,8 +218,11 @@ class Proxy:
         whole = path + (f"?{rest}" if rest else "")
         return Request(head, body, upstream, whole, account, model, asked, streams, most)
 
-    async def _afford(self, request: Request) -> None:
-        """Return once a call may begin. Raises Refusal when no more money is granted."""
+    async def _afford(self, request: Request, gone: asyncio.Future[None]) -> None:
+        """Return once a call may begin.
+
+        Raises Refusal when no more money is granted, ConnectionError when the caller is gone meanwhile.
+        """
         account = request.account
         if request.most is not NOTHING and not account.can_price(request.model):
             account.refused = f"no price is known for the model {request.model!r}: add it to [model.prices]"
@@ -233,11 +237,14 @@ class Proxy:
             granted.clear()
             account.wanting = True
             self._accounts.tell(account, "wants")
-            try:
-                await asyncio.wait_for(granted.wait(), GRANT_S)
-            except asyncio.TimeoutError:
-                account.refused = f"no more money was granted within {GRANT_S:g} s"
-            account.wanting = False
+            waiting: asyncio.Future[Any] = asyncio.ensure_future(granted.wait())
+            await asyncio.wait([waiting, gone], timeout=GRANT_S, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if gone.done():
+                raise ConnectionError("the caller did not wait for more money")
+            if account.wanting:
+                self._accounts.tell(account, "refused")  # by nobody: so its attempt ends, and is tried again
+                raise Refusal(402, "not_granted", f"nobody has granted more money within {GRANT_S:g} s")
             if account.has_room():
                 return
         account.refused = account.refused or "the budget is used up"

@@ -237,6 +237,8 @@ class Metering:
         if "usd" not in sums:
             sums = _sums_of(folder)
         told = {name: sums[name] for name in SUMS if name in sums}
+        if sums.get("wanting") and not sums["refused"]:
+            told["waited"] = True
         with contextlib.suppress(OSError):
             write_atomic(f"{job.path}/metered.json", json.dumps(told))
         for name in (CALLS, "calls"):

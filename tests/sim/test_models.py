@@ -1,0 +1,50 @@
+"""Budgets of machines and models in the simulated world; `bench budget-overshoot` runs 1,000 seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from evalfleet.model import Ended
+from evalfleet.sim.checks import violations
+from evalfleet.sim.models import MeteredWorld, SimAccount, draw_metered, overshoot, simulate_metered
+from evalfleet.sim.world import SimJob
+
+SEEDS = range(0, 48, 4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_spending_passes_the_budget_by_no_more_than_the_calls_in_flight(seed: int) -> None:
+    sim = simulate_metered(seed)
+    assert violations(sim) == []
+    assert list(overshoot(sim).violations()) == []
+
+
+def test_the_seeds_crash_refuse_and_ask_for_more() -> None:
+    sims = [simulate_metered(seed) for seed in SEEDS]
+    assert sum(sim.crashes for sim in sims) > 10
+    assert any(sim.state.model_refused for sim in sims)
+    assert any(sim.state.model_usd.lost for sim in sims)
+    assert any(
+        attempt.metered.unknown for sim in sims for attempt in sim.state.attempts.values() if attempt.metered
+    )
+    accounts = [sim.world.accounts for sim in sims if isinstance(sim.world, MeteredWorld)]
+    assert any(account.wants > 1 for known in accounts for account in known.values())
+    assert {draw_metered(seed).plan.limits.max_tokens for seed in SEEDS} == {None, 200_000}
+
+
+class LetsAllCallsBegin(MeteredWorld):
+    def _may_call(self, account: SimAccount) -> bool:
+        return True
+
+
+class CallsInFlightCostNothing(MeteredWorld):
+    def end_job(self, job: SimJob, ended: Ended) -> None:
+        if (account := self.accounts.get(job.id)) is not None:
+            account.in_flight.clear()
+            account.unknown_usd = 0.0
+        super().end_job(job, ended)
+
+
+@pytest.mark.parametrize("world", [LetsAllCallsBegin, CallsInFlightCostNothing])
+def test_a_meter_that_does_not_do_its_duty_is_seen(world: type[MeteredWorld]) -> None:
+    assert any(list(overshoot(simulate_metered(seed, world)).violations()) for seed in (2, 7, 10))
