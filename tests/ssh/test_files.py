@@ -27,6 +27,7 @@ from evalfleet.errors import ChannelError
 from evalfleet.model import AttemptId, Collected
 from evalfleet.names import INCOMING
 from evalfleet.ports import Fence
+from tests.waiting import PATIENCE_S
 
 from .fleet import Fleet, Sshd
 from .test_channel import machine, shell
@@ -39,7 +40,7 @@ async def collected(
 ) -> Collected:
     async with machine(hosts, secrets=secrets) as (_, made, _):
         host_home = hosts.host_home(made.address)
-        channel = SshChannel(host_home, made.id, Fence("run", 1, 20.0), secrets, caps=caps)
+        channel = SshChannel(host_home, made.id, Fence("run", 1, silent_s=PATIENCE_S), secrets, caps=caps)
         await channel.start(shell(JOB, script, *secrets))
         await channel.ended(JOB)
         first = await channel.collect(JOB, into)

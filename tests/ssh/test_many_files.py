@@ -83,7 +83,7 @@ def dig(name, depth):
     open('bottom', 'w').write('here')
     os.chdir(os.environ['EVALFLEET_OUT'])
 dig('d', 499)
-dig('e', 1500)
+dig('e', 520)
 dig('x' * 255, 40)
 open('-' + 'n' * 254, 'w').write('long')
 """

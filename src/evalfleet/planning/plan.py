@@ -172,9 +172,8 @@ def resolve(
     request = with_listed_tasks(request, cwd)
     config = _config(request.options.get("config"), environ, cwd)
     merged = environment(environ, cwd, config, request.options.get("env_file"))
-    flags = settle(
-        request, merged, config, request.options.get("profile") or merged.get("EVALFLEET_PROFILE", "")
-    )
+    profile = request.options.get("profile") or merged.get("EVALFLEET_PROFILE", "")
+    flags = settle(request, merged, config, profile)
     source = benchmark_source(request.benchmark, config, cwd)
     lent = None if pool is None else pool.plan
     home = home or home_of(environ, cwd)
@@ -200,8 +199,7 @@ def resolve(
     _refuse_shown(flags, secrets)
     doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers is not None)
     doubts += unmetered + _weak_secrets(secrets) + readable_by_others(secrets, config, env_file)
-    if pool is not None and pool.warning:
-        doubts.append(pool.warning)
+    doubts += [pool.warning] if pool is not None and pool.warning else []
     notify = notify_of(config, merged)
     origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
     known = facts()

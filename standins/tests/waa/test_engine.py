@@ -121,8 +121,9 @@ def test_what_exec_gives_to_its_command(docker: Docker) -> None:
 
 def test_to_kill_exec_leaves_its_command_running(docker: Docker) -> None:
     docker.ok(*SLEEPER)
-    script = "timeout -s KILL 1 docker exec s sh -c 'echo began > /tmp/mark; sleep 2468'"
-    docker.host.run(["sh", "-c", script], check=False)
+    began = "until docker exec s test -s /tmp/mark; do sleep 0.05; done"
+    script = f"docker exec s sh -c 'echo began > /tmp/mark; sleep 2468' & {began}; kill -9 $!; wait $!"
+    assert docker.host.run(["sh", "-c", script], check=False).returncode == 137
     assert docker.ok("exec", "s", "cat", "/tmp/mark") == "began\n"
     assert docker.host.run(["pgrep", "-fx", "sleep 2468"]).stdout
     assert docker("exec", "s", "pkill", "-fx", "sleep 2468").returncode == 0
@@ -131,7 +132,8 @@ def test_to_kill_exec_leaves_its_command_running(docker: Docker) -> None:
 
 def test_a_container_that_is_killed_ends_its_execs(docker: Docker) -> None:
     docker.ok(*SLEEPER)
-    script = "(sleep 0.5; docker kill s) & docker exec s sleep 1000"
+    began = "until docker exec s test -e /tmp/mark; do sleep 0.05; done"
+    script = f"({began}; docker kill s) & docker exec s sh -c 'touch /tmp/mark; exec sleep 1000'"
     assert docker.host.run(["sh", "-c", script], check=False).returncode == 137
 
 
