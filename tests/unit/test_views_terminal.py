@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from evalfleet import events as ev
 from evalfleet.model import AttemptId, Broken, Cause, Scored, Task, TaskId
+from evalfleet.planning.values import parse_duration
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import RunState, apply
 from evalfleet.views import format
 from evalfleet.views.format import pairs, table
-from evalfleet.views.frame import FrameSize
+from evalfleet.views.frame import FrameSize, as_text, frame
 from evalfleet.views.lines import BURST
 from evalfleet.views.notable import notable
+from evalfleet.views.progress import Progress
 from evalfleet.views.terminal import Display, JsonLines, PlainLines, is_screen, json_lines, picture, view_for
 from tests.unit.views_feed import Feed, a_mixed_run
 
@@ -70,8 +72,8 @@ def test_the_picture_of_a_small_run() -> None:
         "cost             $0.30, $7.20 an hour, about $1.20 in the end\n"
         "broken attempts  result 1\n"
         "\n"
-        "worker-1  running   t_2                                 30s    1 scored of 3\n"
-        "worker-2  idle                                                 0 scored of 0"
+        "worker-1  running   t_2                        30s    1 scored of 3       $0.15\n"
+        "worker-2  idle                                        0 scored of 0       $0.15"
     )
 
 
@@ -268,3 +270,36 @@ def test_money_and_counts() -> None:
     ]
     assert format.counted({"evicted": 2, "machine_lost": 1200, "boot": 0}) == "machine lost 1,200, evicted 2"
     assert format.plural(2, "retry") == "2 retries"
+
+
+def test_a_line_of_a_machine_has_the_step_the_idle_time_and_the_cost() -> None:
+    feed = Feed(tasks=200, machines=100, usd_per_hour=3.6)
+    attempts = [feed.start(f"t_{n}", machine=n + 1) for n in range(100)]
+    feed.wait(600)
+    progress = {attempt: Progress(n, idle_s=45.0 * (n % 2)) for n, attempt in enumerate(attempts)}
+    rows = frame(feed.state, feed.now, FrameSize(80, 120), (), True, progress)
+    lines = as_text(rows).splitlines()
+    assert all(len(line) <= 79 for line in lines)
+    assert len([line for line in lines if "running" in line and "step" in line]) == 100
+    (line,) = (line for line in lines if line.startswith("worker-8 "))
+    assert line.split() == ["worker-8", "running", "t_7", "10m00s", "step", "7", "idle", "45s", "$0.60"]
+
+
+def test_the_time_left_has_a_range_and_money_is_shown_against_the_budget() -> None:
+    feed = Feed(tasks=20, machines=2, usd_per_hour=3.6)
+    feed.add(ev.RunSteered("set", "ann", budget_usd=1.0))
+    for n in range(6):
+        feed.attempt(f"t_{n}", Scored(1.0, True), seconds=20.0 * (1 + n % 3))
+    text = picture(feed.state, feed.now, FrameSize(100, 24))
+    (pace,) = (line for line in text.splitlines() if line.startswith("pace"))
+    low, middle, high = eta_parts(pace)
+    assert low < middle < high
+    (cost,) = (line for line in text.splitlines() if line.startswith("cost"))
+    assert " of $1.00 (" in cost
+
+
+def eta_parts(pace: str) -> tuple[float, float, float]:
+    found = re.search(r"about (\S+) left \((\S+) to (\S+)\)", pace)
+    assert found is not None, pace
+    middle, low, high = (parse_duration(word, "pace") if word != "0s" else 0.0 for word in found.groups())
+    return low, middle, high

@@ -67,7 +67,7 @@ def _show(
 ) -> None:
     """Until the run ends; `to_a_reader`: or until nobody reads it any more, which raises BrokenPipeError."""
     clock = WallClock()
-    view = view_for(json=as_json, content=content)
+    view = view_for(json=as_json, content=content, home=run.home)
 
     def observe(state: RunState, records: Sequence[Record]) -> None:
         view.update(state, clock.now(), records)

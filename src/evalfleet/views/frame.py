@@ -6,15 +6,27 @@ Made of plain pieces of text with a style's name each, so that it needs no libra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evalfleet.model import MachineId, Micros, seconds_between
+from evalfleet.model import AttemptId, MachineId, Micros, seconds_between
 from evalfleet.state import MachineState, RunState
 
 from .format import cells, clean, clock_time, counted, fit, interval, pad, percent, usd, whole_duration
 from .notable import Notice, by_whom
-from .stats import current_task, estimated_usd, eta_s, hourly_usd, machines_usd, per_minute, rate, wilson
+from .progress import Progress
+from .stats import (
+    current_task,
+    estimated_usd,
+    eta_range_s,
+    eta_s,
+    hourly_usd,
+    machine_usd,
+    machines_usd,
+    per_minute,
+    rate,
+    wilson,
+)
 
 Piece = tuple[str, str]
 """Text, and the name of its style: a key of STYLES."""
@@ -41,7 +53,12 @@ class FrameSize:
 
 
 def frame(
-    state: RunState, now: Micros, size: FrameSize, events: Sequence[Notice] = (), ascii_only: bool = False
+    state: RunState,
+    now: Micros,
+    size: FrameSize,
+    events: Sequence[Notice] = (),
+    ascii_only: bool = False,
+    progress: Mapping[AttemptId, Progress] | None = None,
 ) -> list[Row]:
     """The rows, none wider than the terminal, and fewer than it has lines."""
     shown = min(now, state.ended_at) if state.ended_at is not None else now
@@ -51,7 +68,7 @@ def frame(
     room = max(1, size.height - 1 - len(head))
     news = [_news(line) for line in events[-min(5, max(0, (room - 5) // 3)) :]] if room >= 8 else []
     room -= len(news) + 2 if news else 1
-    machines = _machines(state, shown, width, room)
+    machines = _machines(state, shown, width, room, progress or {})
     rows = [_fitted(row, width) for row in (*head, *([[], *machines] if machines else []))]
     rows += [_fitted(row, whole) for row in ([[], *news] if news else [])]
     return rows[: max(1, size.height - 1)]
@@ -131,7 +148,8 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
     rows = [counts, _success(state)]
     if state.ended_at is None:
         rows.append(_pace(state, now))
-    if (spent := machines_usd(state, now)) or hourly_usd(state, now):
+    spent = machines_usd(state, now)
+    if spent or hourly_usd(state, now) or state.model_usd.spent or state.limits.budget_usd:
         rows.append(_cost(state, now, spent))
     if state.causes:
         rows.append([("broken attempts  ", ""), (counted(state.causes), "warn")])
@@ -164,17 +182,28 @@ def _pace(state: RunState, now: Micros) -> Row:
     left_s = eta_s(state, now)
     if left_s is not None:
         row.append((f", about {whole_duration(left_s)} left", ""))
+        if left_s and (likely := eta_range_s(state, now)) is not None:
+            row.append((f" ({whole_duration(likely[0])} to {whole_duration(likely[1])})", "dim"))
     return row
 
 
 def _cost(state: RunState, now: Micros, spent: float) -> Row:
-    row: Row = [("cost             ", ""), (usd(spent), "")]
+    models, budget = state.model_usd.spent + state.model_usd.lost, state.limits.budget_usd
+    row: Row = [("cost             ", ""), (usd(spent + models), "")]
+    if budget is not None:
+        share = (spent + models) / budget
+        row.append((f" of {usd(budget)} ({percent(share)})", "warn" if share >= NEARLY_SPENT else ""))
+    if models:
+        row.append((f", {usd(models)} of it for models", "dim"))
     if state.ended_at is not None:
         return row
     row.append((f", {usd(hourly_usd(state, now))} an hour", "dim"))
     if (total := estimated_usd(state, now)) is not None:
         row.append((f", about {usd(total)} in the end", "dim"))
     return row
+
+
+NEARLY_SPENT = 0.8
 
 
 def _speed(per_minute: float) -> str:
@@ -184,14 +213,16 @@ def _speed(per_minute: float) -> str:
 # -- machines --------------------------------------------------------------------------------------
 
 
-def _machines(state: RunState, now: Micros, width: int, room: int) -> list[Row]:
+def _machines(
+    state: RunState, now: Micros, width: int, room: int, progress: Mapping[AttemptId, Progress]
+) -> list[Row]:
     """A line for each, in the order of creation so that none jumps; the last one sums up the rest."""
     all_of_them = list(state.undeleted)
     if room < 1 or not all_of_them:
         return []
     fits = all_of_them if len(all_of_them) <= room else all_of_them[: room - 1]
     names = max((cells(clean(state.machines[m].name)) for m in fits), default=0)
-    rows = [_machine(state, m, now, width, min(names, 24)) for m in fits]
+    rows = [_machine(state, m, now, width, min(names, 24), progress) for m in fits]
     if len(fits) < len(all_of_them):
         rest = Counter(doing(state.machines[m])[0] for m in all_of_them[len(fits) :])
         said = ", ".join(f"{n:,} {what}" for what, n in rest.most_common())
@@ -221,20 +252,46 @@ def doing(machine: MachineState) -> Piece:
     return ("running", "busy") if machine.open else ("idle", "dim")
 
 
-def _machine(state: RunState, machine: MachineId, now: Micros, width: int, names: int) -> Row:
+def _machine(
+    state: RunState,
+    machine: MachineId,
+    now: Micros,
+    width: int,
+    names: int,
+    progress: Mapping[AttemptId, Progress],
+) -> Row:
     known = state.machines[machine]
     what, style = doing(known)
     task = current_task(state, machine)
     more = f" +{len(known.open) - 1}" if len(known.open) > 1 else ""
-    told = f"{known.scored:>5,} scored of {known.attempts:,}"
-    room = min(44, max(8, width - names - 2 - 10 - 9 - 20))
+    inside = _inside(known, progress)
+    told = f"  {inside}" if inside else f"{known.scored:>5,} scored of {known.attempts:,}"
+    cost = usd(spent) if (spent := machine_usd(known, now)) else ""
+    room = min(44, max(8, width - names - 2 - 10 - 9 - 20 - (9 if cost else 0)))
     return [
         (pad(clean(known.name), names) + "  ", ""),
         (pad(what, 10), style),
         (pad(clean(task) + more if task is not None else _why(known), room), "" if task else "dim"),
         (pad(_since(state, known, now), 9, right=True), ""),
-        (told, "dim"),
+        (pad(told, 20) if cost else told, "dim"),
+        (pad(cost, 9, right=True) if cost else "", "dim"),
     ]
+
+
+IDLE_S = 10.0
+"""Who has been heard of since is not idle."""
+
+
+def _inside(machine: MachineState, progress: Mapping[AttemptId, Progress]) -> str:
+    """The step of what runs there, and for how long nothing came of it."""
+    attempt = next(iter(machine.open), None)
+    known = progress.get(attempt) if attempt is not None else None
+    if known is None:
+        return ""
+    parts = [f"step {known.count}"] if known.count is not None else []
+    if known.idle_s is not None and known.idle_s >= IDLE_S:
+        parts.append(f"idle {whole_duration(known.idle_s)}")
+    return " ".join(parts)
 
 
 def _why(machine: MachineState) -> str:

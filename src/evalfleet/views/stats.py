@@ -245,6 +245,28 @@ def eta_s(state: RunState, now: Micros) -> float | None:
     return max(work / places, max(under_way, default=0.0), mean if waiting else 0.0)
 
 
+RANGE_Z = 1.28
+"""Four of five runs end within the range."""
+
+
+def eta_range_s(state: RunState, now: Micros) -> tuple[float, float] | None:
+    """Between which seconds the last task is likely to end, by how much durations have differed so far.
+
+    Looks at the newest attempts only, so that it stays cheap. None: too little is known yet.
+    """
+    middle, left = eta_s(state, now), state.waiting + state.running
+    newest = islice(reversed(state.attempts.values()), 4 * state.running + 200)
+    seconds = [attempt.seconds for attempt in newest if isinstance(attempt.outcome, Scored | Answered)]
+    if not middle or len(seconds) < 3:
+        return None
+    mean = sum(seconds) / len(seconds)
+    spread = math.sqrt(sum((each - mean) ** 2 for each in seconds) / (len(seconds) - 1))
+    places = max(1, min(state.live * state.plan.slots, left))
+    # of the tasks that are left, of the mean that is not known better, and of the last task that all wait for
+    half = RANGE_Z * spread * (math.sqrt(left) / places + left / places / math.sqrt(len(seconds)))
+    return max(0.0, middle - half), middle + half + RANGE_Z * spread
+
+
 def _lost_work(state: RunState) -> float:
     """How many attempts a score takes here: what was broken so far will go on to be."""
     lost = state.causes.total() - state.causes[Cause.CANCELLED]

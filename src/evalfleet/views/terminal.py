@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from evalfleet.events import Record
@@ -16,6 +18,7 @@ from evalfleet.state import RunState
 from .frame import STYLES, FrameSize, Row, as_text, frame
 from .lines import JsonLines, PlainLines, json_lines
 from .notable import Notice, notices
+from .progress import ProgressReader
 from .summary import summary
 
 if TYPE_CHECKING:
@@ -38,15 +41,19 @@ class TerminalView(Protocol):
         ...
 
 
-def view_for(out: TextIO | None = None, *, json: bool = False, content: bool = True) -> TerminalView:
-    """What suits `out` (default: standard output). `content`: JSON has what agents say."""
+def view_for(
+    out: TextIO | None = None, *, json: bool = False, content: bool = True, home: Path | None = None
+) -> TerminalView:
+    """What suits `out` (default: standard output). `content`: JSON has what agents say. `home`: where the
+    picture finds how far attempts have come.
+    """
     stream = sys.stdout if out is None else out
     write = _Writer(stream)
     if json:
         return JsonLines(write, content)
     if out is None and in_notebook():
         return NotebookDisplay()
-    return Display(stream) if is_screen(stream) else PlainLines(write)
+    return Display(stream, home) if is_screen(stream) else PlainLines(write)
 
 
 class _Writer:
@@ -82,13 +89,17 @@ def in_notebook() -> bool:
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)
 
 
+SELDOM_S = 0.5
+"""A picture that takes long to draw is drawn so often."""
+
+
 class Display:
     """The live picture, with rich. Draws only what changed since, and starts anew when resized.
 
     What others print meanwhile through `print` or logging appears above it.
     """
 
-    def __init__(self, out: TextIO | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, home: Path | None = None) -> None:
         from rich.console import Console
 
         self._console: Console = Console(file=out, highlight=False, soft_wrap=False)
@@ -98,12 +109,17 @@ class Display:
         self._size = FrameSize(0, 0)
         self._drawn: list[Row] = []
         self._closed = False
+        self._next = 0.0
+        self._progress = ProgressReader(home) if home is not None else None
 
     def update(self, state: RunState, now: Micros, records: Sequence[Record] = ()) -> None:
         told = [record for record in records if not _routine(record)]
         self._events.extend(line for line in notices(state, told) if line.kind in ("trouble", "news"))
-        if not self._closed and state.events:
+        if not self._closed and state.events and time.monotonic() >= self._next:
+            begun = time.monotonic()
             self._try(lambda: self._draw(state, now))
+            took = time.monotonic() - begun
+            self._next = begun + took + min(50 * took, SELDOM_S)  # about a fiftieth of a core
 
     def close(self, state: RunState | None = None, now: Micros = 0) -> None:
         if self._closed:
@@ -126,7 +142,8 @@ class Display:
     def _draw(self, state: RunState, now: Micros) -> None:
         width, height = self._console.size
         size = FrameSize(width, height)
-        rows = frame(state, now, size, list(self._events), self._ascii)
+        progress = self._progress(state) if self._progress is not None else None
+        rows = frame(state, now, size, list(self._events), self._ascii, progress)
         if rows == self._drawn and size == self._size:
             return
         narrower = self._live is not None and size.width != self._size.width
