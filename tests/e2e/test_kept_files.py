@@ -32,7 +32,9 @@ def test_resume_has_the_files_that_the_run_was_planned_with(fleet: Fleet) -> Non
     (fleet.folder / "run.sh").write_text("exit 1")
     (fleet.folder / "b.toml").unlink()
     fleet.open_gate("go")
-    assert fleet("resume", "r").code == 0
+    resumed = fleet("resume", "r")
+    assert resumed.code == 0
+    assert "has changed" not in resumed.err, "there is no benchmark any more to take new files from"
     assert fleet.results()["scored"] == 4
     assert fleet.starts() == ["a_1.0", "a_2.0", "a_3.0", "a_4.0"]
     fleet.settled()
@@ -145,8 +147,12 @@ def test_a_set_up_that_failed_is_mended_with_new_files(fleet: Fleet) -> None:
     failed = fleet.run()
     assert failed.code == 4
     assert "evalfleet resume r --with-new-files" in failed.out
+    assert "has changed" not in fleet("resume", "r").err
     (fleet.folder / "setup.sh").write_text("exit 0")
-    assert fleet("resume", "r").code == 4
+    again = fleet("resume", "r")
+    assert again.code == 4
+    assert "the benchmark has changed since" in again.err
+    assert "`--with-new-files` takes the new ones" in again.err
     assert fleet("resume", "r", "--with-new-files").code == 0
     assert fleet.results()["scored"] == 2
 

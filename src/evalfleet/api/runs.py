@@ -31,12 +31,12 @@ from evalfleet.events import (
 )
 from evalfleet.journal import Store
 from evalfleet.journal.sqlite import StreamKind
-from evalfleet.model import IMPORTED, Limits
+from evalfleet.model import IMPORTED, Limits, Task
 from evalfleet.named_pools import read_pool
 from evalfleet.planning import values
 from evalfleet.planning.flags import Count, Number
 from evalfleet.planning.history import known_durations
-from evalfleet.planning.new_files import read_again
+from evalfleet.planning.new_files import has_changed, read_again
 from evalfleet.planning.plan import (
     KEPT_FILES,
     HomeFacts,
@@ -302,7 +302,7 @@ def resume_order(
     if state.plan.pool:
         read_pool(workspace.records(), state.plan.pool)
     plan = state.plan
-    unsettled = [known.task for known in state.tasks.values() if known.status not in ("scored", "answered")]
+    unsettled = _unsettled(state)
     if with_new_files:
         if new := read_again(plan, unsettled, found.home, found.folder):
             plan, first = new.renewed(plan), tuple(_with_new_files(state, first, new))
@@ -311,6 +311,10 @@ def resume_order(
     secrets, environ = workspace.secrets(plan, env_file)
     settings, notify = workspace.changed_settings(plan), workspace.notify(env_file)
     return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
+
+
+def _unsettled(state: RunState) -> list[Task]:
+    return [known.task for known in state.tasks.values() if known.status not in ("scored", "answered")]
 
 
 async def ready_to_resume(
@@ -342,6 +346,11 @@ async def ready_to_resume(
         new = next((event.new_files for event in resumed), None)
         changed = f"{order.run} goes on {new_files(new)}" if new else "no file of the benchmark has changed"
         tell(changed)
+    elif (left := _unsettled(run.state())) and has_changed(run.state().plan, left, run.home):
+        tell(
+            f"the benchmark has changed since: {run.name} goes on with its files as they were; "
+            "`--with-new-files` takes the new ones"
+        )
     return order
 
 

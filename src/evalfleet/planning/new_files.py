@@ -37,6 +37,27 @@ def read_again(plan: Plan, left: Sequence[Task], home: Path, folder: Path) -> Ne
 
     `left` are the tasks that are not settled. Raises RequestError if they cannot go on with it.
     """
+    new, tasks = _read(plan, left, home)
+    if not _differs(plan, new):
+        return None
+    renewed = new.renewed(plan)
+    keep_files(renewed, tasks, home, folder)
+    return msgspec.structs.replace(new, changed=tuple(_changes(plan, renewed, folder)))
+
+
+def has_changed(plan: Plan, left: Sequence[Task], home: Path) -> bool:
+    """Has the plan's benchmark changed in a way that these tasks could go on with? Keeps nothing."""
+    try:
+        return _differs(plan, _read(plan, left, home)[0])
+    except RequestError:  # it is gone, or another one by now: the run has its own copy
+        return False
+
+
+def _differs(plan: Plan, new: NewFiles) -> bool:
+    return bool(new.tasks) or new.benchmark_spec != plan.benchmark_spec
+
+
+def _read(plan: Plan, left: Sequence[Task], home: Path) -> tuple[NewFiles, tuple[Task, ...]]:
     envelope = msgspec.convert(plan.benchmark_spec, BenchmarkSpec)
     if envelope.source is None:
         raise RequestError(
@@ -59,11 +80,7 @@ def read_again(plan: Plan, left: Sequence[Task], home: Path, folder: Path) -> Ne
         isolation={place.name: isolation_of(loaded, place) for place in lent_sources(specs_of(plan))},
         tasks=tuple(task for task, old in zip(tasks, left, strict=True) if task != old),
     )
-    if not new.tasks and new.benchmark_spec == plan.benchmark_spec:
-        return None
-    renewed = new.renewed(plan)
-    keep_files(renewed, tasks, home, folder)
-    return msgspec.structs.replace(new, changed=tuple(_changes(plan, renewed, folder)))
+    return new, tasks
 
 
 def _load(envelope: BenchmarkSpec, source: BenchmarkOrigin, home: Path) -> Loaded:

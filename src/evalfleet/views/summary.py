@@ -179,13 +179,13 @@ def next_steps(results: Results) -> list[str]:
     run = results["run"]
     steps: list[str] = []
     if results["status"] == "running":
-        return [f"evalfleet watch {run}", f"evalfleet resume {run}, if nothing works on it any more"]
+        return [f"evalfleet watch {run}", f"evalfleet resume {run} # if nothing works on it any more"]
     if results["places"] == [IMPORTED]:
         return []
     if results["unrun"] > results["answered"]:
         steps.append(f"evalfleet resume {run}")
         if results["status"] == "failed" and any(m["cause"] == "setup" for m in results["machines"]):
-            steps = [f"evalfleet resume {run} --with-new-files    (once the set-up is mended)"]
+            steps = [f"evalfleet resume {run} --with-new-files # once the set-up is mended"]
     elif results["answered"]:
         steps.append(f"evalfleet grade {run}")
     if results["broken"]:
