@@ -187,3 +187,30 @@ def test_attempts_in_a_real_container_see_their_own_files_and_leave_nothing(
     }
     assert "time limit of 2 s" in fleet.task("slow_1")["error"]
     until(lambda: not podman.ok("ps", "-aq"), lambda: podman.ok("ps", "-a"))
+
+
+@real
+@pytest.mark.slow
+def test_a_real_container_grades_and_grades_again(fleet: Fleet, podman: Podman) -> None:
+    fleet.environ["PATH"] = f"{podman.folder}/bin:{fleet.environ['PATH']}"
+    (fleet.folder / "rules").mkdir()
+    grader = fleet.folder / "rules" / "grade.sh"
+    grader.write_text('[ "$(cat "$EVALFLEET_GRADED_OUT/answer")" = forty-two ]\n')
+    fleet.bench(
+        [{"id": "a_1", "params": {"do": "echo 42 > $EVALFLEET_OUT/answer"}}],
+        command=["sh", "-c", "{params.do}"],
+        files=[],
+        score=["sh", "rules/grade.sh"],
+        score_files=["rules/"],
+        score_from="exit_code",
+        image="localhost/tiny",
+        container={"engine": "podman", "network": "none", "args": [*LIMITS, *podman.grouped]},
+    )
+    assert fleet.run().code == 0
+    assert fleet.task("a_1")["score"] == 0
+    grader.write_text('[ "$(cat "$EVALFLEET_GRADED_OUT/answer")" = 42 ]\n')
+    again = fleet("grade", "r", "--again")
+    assert "a_1 graded: pass" in again.out, again
+    (attempt,) = fleet("show", "r", "a_1", "--json").json["attempts"]
+    assert (attempt["score"], [grade["score"] for grade in attempt["grades"]]) == (0, [1])
+    until(lambda: not podman.ok("ps", "-aq"), lambda: podman.ok("ps", "-a"))
