@@ -218,13 +218,15 @@ def test_a_pool_is_prepared_once_for_runs_of_any_model_and_its_windows_comes_bac
 
 
 def test_what_the_chosen_tasks_need_and_windows_lacks_stops_the_run_at_its_first_attempt(make: Make) -> None:
-    arena = make(lacks=["VLC"], tasks={"notepad": ["one"], "vlc": ["two", "three"]})
+    arena = make(lacks=["VLC"], tasks={"notepad": ["one"], "vlc": [f"v{n}" for n in range(10)]})
     said = arena.run("r", "--canary", "1", code=4)
-    assert "this Windows lacks VLC (for 2 of the chosen tasks)" in said
+    assert "this Windows lacks VLC (for 10 of the chosen tasks)" in said
     results = arena.results("r")
-    assert (results["scored"], results["broken"] + results["unrun"]) == (0, 3)
+    assert (results["scored"], results["broken"] + results["unrun"]) == (0, 11)
     assert len(arena.state("r").attempts) == 3, "one task was tried, as often as a task is"
-    arena.run("any", "--set", "programs=any")
+    said = arena.run("no-canary", code=4)
+    assert "the first 10 attempts all broke alike (readiness) and none scored" in said
+    arena.run("any", *tasks("one", "v0", "v1"), "--set", "programs=any")
     assert arena.results("any")["scored"] == 3
 
 

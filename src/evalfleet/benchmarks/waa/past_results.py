@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -187,8 +188,8 @@ class WaaResultWriter:
         _describe_experiment(plan, settings, model, folder, spaces)
         if not results:
             return ["no task was scored: WAA's scripts have nothing to count"]
-        flags = f"--action_space {spaces[0]} --observation_type {spaces[1]} --use_model {model}"
-        command = f"python show_result.py --result_dir {folder} {flags}"
+        flags = ("--action_space", spaces[0], "--observation_type", spaces[1], "--use_model", model)
+        command = shlex.join(("python", "show_result.py", "--result_dir", str(folder), *flags))
         return [*_told(results, len(tasks), command), *_told_of_azure(results, folder / AZURE)]
 
 
@@ -272,10 +273,11 @@ def _rate(results: Sequence[_Result]) -> float:
 
 def _told_of_azure(results: Sequence[_Result], folder: Path) -> Iterator[str]:
     """How to run `show_azure.py`, and where it counts otherwise than `show_result.py`."""
-    yield f"python show_azure.py --result_dir {folder} --json_config {folder / 'experiments.json'}"
+    words = ("--result_dir", str(folder), "--json_config", str(folder / "experiments.json"))
+    yield shlex.join(("python", "show_azure.py", *words))
     yield "that script tells rates by domain, and none of the whole run"
-    words = sum(not _is_number(result.text) for result in results)
-    if words:
-        yield f"{words} of them, no numbers, are errors for that script, and no part of its rates"
+    strange = sum(not _is_number(result.text) for result in results)
+    if strange:
+        yield f"{strange} of them, no numbers, are errors for that script, and no part of its rates"
     if any(result.trial for result in results):
         yield "that script reads trial 0 alone: other repeats are no part of its rates"
