@@ -62,6 +62,7 @@ def test_old_runs_lose_their_files_or_all_of_it(ran: Fleet) -> None:
     assert ran("gc", "--older", "0.001s", "--keep-scores", "--yes").code == 0
     assert not [path for path in (ran.home / "r").iterdir() if path.is_dir()]
     assert ran("show", "r", "--json").json == before
+    assert ran("gc", "--older", "0.001s", "--keep-scores", "--yes").out == "nothing is that old\n", "nor left"
     assert ran.results()["scored"] == 3
     assert ran("gc", "--older", "0.001s", "--yes").out == "r: it is deleted\n"
     assert ran("ls", "--json").json == []

@@ -47,7 +47,12 @@ def test_models_and_repeats_are_one_run(fleet: Fleet) -> None:
 
     shown = " ".join(fleet("show", "r").out.split())
     assert "good 66.7% (4 of 6)" in shown
-    assert "pass@3 75.0%" in shown
+    assert "pass@1 41.7%, pass@2 58.3%, pass@3 75.0%" in shown
+    repeats = fleet("show", "r", "a").out.splitlines()
+    assert repeats[0] == "r: 6 of 12 tasks"
+    assert {line.split()[0] for line in repeats[3:]} == {
+        f"a@{m}~{k}" for m in ("good", "bad") for k in (1, 2, 3)
+    }
     report = fleet("report", "r").out
     assert "## By model" in report
     assert "| b | good | 3 of 3 | 1 |" in report

@@ -106,6 +106,9 @@ def test_show_and_the_report_name_outcomes_failures_first(fleet: Fleet) -> None:
     assert shown("--failed", "--broken", "--domain", "a") == ["a_2", "a_3"]
     assert shown("--sort", "task") == ["a_1", "a_2", "a_3", "b_1", "b_2"]
     assert shown("--sort", "outcome") == ["a_2", "b_1", "a_3", "a_1", "b_2"]
+    by_score = fleet("show", "r", "--sort", "score").out.splitlines()
+    assert by_score[2].split()[:3] == ["task", "outcome", "score"]
+    assert [line.split()[2] for line in by_score[3:5]] == ["0.0", "0.0"]
     assert shown("--sort", "domain") == ["a_2", "a_3", "a_1", "b_1", "b_2"]
     assert fleet("show", "r", "--broken", "--json").json["tasks"][0]["task_id"] == "a_3"
     fleet("show", "r", "--domain", "z").refused("no domain 'z'")

@@ -462,6 +462,7 @@ def test_own_metrics_tokens_and_metadata_are_kept_and_shown(fleet: Fleet) -> Non
     assert "s3cret" not in json.dumps(two)
     assert two["metadata"]["commit"].startswith("abc")
     assert "lines 15" in fleet("show", "r").out
+    assert "in 130, mean 43" in fleet("show", "r").out
     shown = fleet("show", "r", "a_1").out
     assert all(words in shown for words in ("lines 10", "in 10", '"commit": "abc"', "$0.50"))
     report = fleet("report", "r").out

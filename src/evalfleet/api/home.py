@@ -192,12 +192,22 @@ def outdated(workspace: Workspace, older_s: float) -> list[RunSummary]:
     return [each for each in list_runs(workspace) if each.ended_at is not None and each.ended_at < before]
 
 
+def _artefacts(workspace: Workspace, name: str) -> list[Path]:
+    """The folders of a run's tasks, and of what its machines got."""
+    folder = workspace.home / safe_name(name)
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
+
+
+def has_artefacts(workspace: Workspace, name: str) -> bool:
+    """Is there anything left of what the attempts of a run left?"""
+    return bool(_artefacts(workspace, name))
+
+
 def drop_artefacts(workspace: Workspace, name: str) -> None:
     """Delete what the attempts of a run have left. Its journal, scores and reports stay."""
-    folder = workspace.home / safe_name(name)
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+    for path in _artefacts(workspace, name):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def compact(workspace: Workspace) -> None:

@@ -25,7 +25,7 @@ from evalfleet.views.follow import Follower
 from evalfleet.views.lines import event_document
 from evalfleet.views.progress import progress_entry, read_progress, step_row
 from evalfleet.views.report import FORMATS
-from evalfleet.views.results import results, task_detail
+from evalfleet.views.results import origin_of, results, task_detail
 from evalfleet.views.summary import exit_code
 
 from .live_log import LiveLog
@@ -230,6 +230,11 @@ class Run:
             return data
         finally:
             live.close()
+
+    def origins(self) -> set[str]:
+        """The benchmark's own ids of its tasks: other ones where there are repeats, or several models."""
+        state = self.state()
+        return {origin_of(state.plan, known.task) for known in state.tasks.values()}
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """The journal itself, from event number `after` on."""

@@ -258,7 +258,7 @@ def open_run_or_task(workspace: Workspace, run: str | None, task: str | None) ->
         if newest is None or state is None:
             raise
         machines = {machine.name for machine in state.machines.values()}
-        if run not in (*state.tasks, *state.attempts, *machines):
+        if run not in (*state.tasks, *state.attempts, *newest.origins(), *machines):
             raise
         return newest, run
 

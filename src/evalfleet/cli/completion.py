@@ -139,7 +139,9 @@ def _values(action: argparse.Action, before: Sequence[str]) -> Iterator[str]:
     if action.dest == "pool" or (action.metavar == "NAME" and not action.option_strings):
         yield from _streams(workspace, "pool")
     elif action.dest in ("on", "place"):
-        yield from sorted(workspace.config.places)
+        from evalfleet.planning.plugins import known
+
+        yield from sorted({*workspace.config.places, *known("place")})
     elif action.metavar == "RUN" and action.dest != "name":
         yield from ("latest", *_streams(workspace, "run"))
     elif action.metavar == "TASK":

@@ -202,7 +202,7 @@ def gc(args: argparse.Namespace) -> int:
     workspace = Workspace.here()
     old = home.outdated(workspace, parse_duration(args.older, "--older"))
     if args.keep_scores:
-        old = [run for run in old if not run.answered]
+        old = [run for run in old if not run.answered and home.has_artefacts(workspace, run.run)]
     what = f"delete {'the files of ' if args.keep_scores else ''}{plural(len(old), 'run')}"
     names = [run.run for run in old]
     if (not old or args.dry_run) and args.json:

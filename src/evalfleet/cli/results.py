@@ -68,8 +68,9 @@ SORTS = ("outcome", "task", "domain", "duration", "score", "attempts", "cost")
 def show(args: argparse.Namespace) -> int:
     """Show how a run went: outcome, attempts, causes, machines, cost; or one task with all its attempts.
 
-    With --failed, --broken, --domain, --tag or --sort: those tasks alone, in that order. Steps and
-    screenshots are there if the benchmark says where its steps are; of an attempt that runs, the newest.
+    A task that was run several times is shown by all its repeats. With --failed, --broken, --domain, --tag
+    or --sort: those tasks alone, in that order. Steps and screenshots are there if the benchmark says where
+    its steps are; of an attempt that runs, the newest.
     """
     import json
 
@@ -87,12 +88,15 @@ def show(args: argparse.Namespace) -> int:
         raise RequestError("one task has no order and no outcome to choose by: leave the flags out, or TASK")
     if args.steps or args.screenshot:
         return _show_steps(run, name, args)
-    if name is not None:
+    repeated = name is not None and name not in run.state().tasks and name in run.origins()
+    if name is not None and not repeated:
         detail = run.task(name)
         print(json.dumps(detail) if args.json else show_task(detail, colours=has_colours()))
         return 0
     results = run.results()
-    if args.only or args.domain or args.tag or args.sort:
+    if repeated:
+        results["tasks"] = [task for task in results["tasks"] if task["origin"] == name]
+    if repeated or args.only or args.domain or args.tag or args.sort:
         tags = {tag for task in results["tasks"] for tag in task["tags"]}
         for what, asked, known in (("domain", args.domain, results["by_domain"]), ("tag", args.tag, tags)):
             if strange := [name for name in asked or () if name not in known]:
@@ -104,7 +108,9 @@ def show(args: argparse.Namespace) -> int:
         chosen = [task for task in chosen if not args.tag or not set(args.tag).isdisjoint(task["tags"])]
         results["tasks"] = in_order(chosen, args.sort or "outcome")
         print(
-            json.dumps(results) if args.json else show_tasks(results, results["tasks"], colours=has_colours())
+            json.dumps(results)
+            if args.json
+            else show_tasks(results, results["tasks"], sort=args.sort, colours=has_colours())
         )
     else:
         print(json.dumps(results) if args.json else show_run(results, colours=has_colours()))

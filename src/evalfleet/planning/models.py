@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -137,6 +136,8 @@ def listed_prices(apis: Sequence[ModelApi], at: Micros) -> tuple[dict[str, dict[
     day = datetime.fromtimestamp(at / SECOND, UTC)
     names = {api.name for api in apis}
     wanted = {vendors()[name].listed_as for name in (vendors() if GATEWAY in names else names)}
+    from importlib.metadata import version  # here, because it takes a while
+
     found: dict[str, dict[str, float]] = {}
     for provider in providers:
         for model in provider.models if provider.id in wanted else ():

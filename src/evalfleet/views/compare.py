@@ -430,5 +430,6 @@ def _flipped_table(flipped: Sequence[Flip], first: Side, second: Side) -> str:
     shown = table(("flipped", "domain", "passes in"), rows, width=100)
     more = f"\n... and {len(flipped) - SHOWN} more: --json has them all" if len(flipped) > SHOWN else ""
     task = flipped[0]["task_id"]
-    look = f"\nsee both: evalfleet show {first['run']} {task}; evalfleet show {second['run']} {task}"
+    runs = dict.fromkeys((first["run"], second["run"]))
+    look = f"\nsee both: {'; '.join(f'evalfleet show {run} {task}' for run in runs)}"
     return shown + more + look

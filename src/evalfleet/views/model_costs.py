@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from evalfleet.model import AttemptId, Broken, Metered, ModelUse
 from evalfleet.state import AttemptState, RunState
 
-from .documents import ModelCost, ModelCosts
+if TYPE_CHECKING:
+    from .documents import ModelCost, ModelCosts
 
 CAUSELESS = {"Scored": "scored", "Answered": "answered", "NoneType": "running"}
 

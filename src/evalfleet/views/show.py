@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .format import (
@@ -22,7 +22,7 @@ from .format import (
 from .notable import refusals_table
 from .progress import progress_words
 from .summary import summary
-from .tasks import in_order, outcome_word
+from .tasks import in_order, outcome_word, task_usd
 
 if TYPE_CHECKING:
     from .documents import (
@@ -51,10 +51,12 @@ def show_run(results: Results, *, colours: bool = False) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def show_tasks(results: Results, tasks: Sequence[TaskResult], *, colours: bool = False) -> str:
-    """Some tasks of the run, all of them and in the order that they have."""
+def show_tasks(
+    results: Results, tasks: Sequence[TaskResult], *, sort: str | None = None, colours: bool = False
+) -> str:
+    """Some tasks of the run, all of them and in the order that they have: by `sort`."""
     head = f"{results['run']}: {len(tasks):,} of {plural(results['total_tasks'], 'task')}"
-    return f"{head}\n\n{_task_table(tasks, colours)}" if tasks else head
+    return f"{head}\n\n{_task_table(tasks, colours, sort)}" if tasks else head
 
 
 def _tasks(tasks: list[TaskResult], colours: bool) -> str:
@@ -65,11 +67,14 @@ def _tasks(tasks: list[TaskResult], colours: bool) -> str:
     )
 
 
-def _task_table(tasks: Sequence[TaskResult], colours: bool) -> str:
+def _task_table(tasks: Sequence[TaskResult], colours: bool, sort: str | None = None) -> str:
+    """What they are sorted by is a column, if it is none anyway."""
+    asked = _SORTED_BY.get(sort or "")
     rows = [
         (
             task["task_id"],
             _verdict(task),
+            *([] if asked is None else [asked(task)]),
             duration(task["duration_seconds"]) if task["duration_seconds"] is not None else None,
             task["attempts"],
             task["machine"],
@@ -77,9 +82,16 @@ def _task_table(tasks: Sequence[TaskResult], colours: bool) -> str:
         )
         for task in tasks
     ]
-    head = ("task", "outcome", "took", "attempts", "machine", "error")
+    extra = () if asked is None else (sort or "",)
+    head = ("task", "outcome", *extra, "took", "attempts", "machine", "error")
     style = _task_style if colours else None
-    return table(head, rows, right=("took", "attempts"), width=160, style=style)
+    return table(head, rows, right=(*extra, "took", "attempts"), width=160, style=style)
+
+
+_SORTED_BY: dict[str, Callable[[TaskResult], object]] = {
+    "score": lambda task: task["score"],
+    "cost": lambda task: usd(task_usd(task)),
+}
 
 
 def _task_style(column: str, text: str) -> str:

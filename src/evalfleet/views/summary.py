@@ -91,13 +91,20 @@ def summary(results: Results, run_dir: Path | None = None, *, colours: bool = Fa
         share = f"{percent(part['success_rate'])} ({part['succeeded']:,} of {part['scored']:,})"
         rows.append((clean(model, 40), f"{share}, 95% interval {interval(part['success_rate_ci'])}"))
     if results["pass_at_k"]:
-        last = list(results["pass_at_k"])[-3:]
-        told = (f"pass@{k} {percent(results['pass_at_k'][k]['mean'])}" for k in ("1", *last))
-        rows.append(("repeats", ", ".join(dict.fromkeys(told))))
+        ks = list(results["pass_at_k"])
+        told = ks if len(ks) <= 5 else [ks[0], *ks[-3:]]
+        rows.append(
+            ("repeats", ", ".join(f"pass@{k} {percent(results['pass_at_k'][k]['mean'])}" for k in told))
+        )
     if results["metrics"]:
         means = {name: found["mean"] for name, found in list(results["metrics"].items())[:METRICS_SHOWN]}
         more = len(results["metrics"]) - len(means)
         rows.append(("means", named_numbers(means) + (f" and {more} more" if more else "")))
+    if results["tokens"]:
+        kinds = list(results["tokens"].items())[:METRICS_SHOWN]
+        rows.append(
+            ("tokens", "; ".join(f"{kind} {it['total']:,.0f}, mean {it['mean']:,.0f}" for kind, it in kinds))
+        )
     if results["shortfall"]:
         rows.append(("exit code 1", results["shortfall"]))
     if results["broken"]:

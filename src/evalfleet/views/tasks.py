@@ -60,6 +60,12 @@ def outcome_word(task: TaskFacts) -> str:
     return task["status"]
 
 
+def task_usd(task: TaskResult) -> float:
+    """What machines and models cost for it, as far as that is known."""
+    models = task["cost_usd"] if task["model_usd"] is None else task["model_usd"]
+    return (models or 0.0) + (task["machine_usd"] or 0.0)
+
+
 SORTS: dict[str, Callable[[TaskResult], Any]] = {
     "outcome": lambda task: _RANKS[outcome_word(task)],
     "task": lambda task: task["task_id"],
@@ -67,7 +73,7 @@ SORTS: dict[str, Callable[[TaskResult], Any]] = {
     "duration": lambda task: -(task["duration_seconds"] or 0.0),
     "score": lambda task: (task["score"] is None, task["score"]),
     "attempts": lambda task: -task["attempts"],
-    "cost": lambda task: -((task["cost_usd"] or 0.0) + (task["machine_usd"] or 0.0)),
+    "cost": lambda task: -task_usd(task),
 }
 """How tasks can be sorted: failures first, by name, by domain, and the longest, worst, most tried or dearest
 first. Those that are alike stay in file order."""
