@@ -281,6 +281,8 @@ class Metering(Struct, frozen=True, omit_defaults=True):
     """The models' limit of tokens a minute, over all machines."""
     most_out: int | None = None
     """Tokens that a call puts out at most where it does not say: what it can have cost if nobody tells."""
+    containers: bool = False
+    """Calls come from containers with a network of their own: the meter listens there, too."""
 
 
 Spent = Annotated[float, Meta(ge=0.0, le=1e6)]

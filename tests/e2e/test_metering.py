@@ -15,6 +15,7 @@ import pytest
 
 from evalfleet.events import AttemptEnded, AttemptStarted, BudgetPassed
 from evalfleet.model import Broken
+from standins.podman import LIMITS, lacking, podman_with
 from tests.e2e.harness import Fleet, processes, task
 from tests.planted import holding
 from tests.waiting import until
@@ -248,6 +249,40 @@ def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) ->
     assert done.code == 0, fleet("logs", "r", "a").out
     assert len(calls_of(fleet, "a.0")) == 4
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+BASH_AGENT = r"""
+url=${OPENAI_BASE_URL#http://}; place=${url%%/*}; body='{"model": "any", "messages": []}'
+exec 3<>"/dev/tcp/${place%:*}/${place#*:}" || exit 1
+printf '%s\r\n' "POST /${url#*/}/chat/completions HTTP/1.1" "Host: $place" "Connection: close" \
+  "Authorization: Bearer $OPENAI_API_KEY" "Content-Length: ${#body}" "" >&3
+printf %s "$body" >&3; read -r status <&3; cat <&3 >/dev/null; echo "$place $status"
+[ "${status:9:3}" = 200 ]
+"""
+PROGRAMS = ("sh", "bash", "cat")
+CANNOT = lacking(PROGRAMS)
+
+
+@pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST WITH A REAL CONTAINER ENGINE: {CANNOT}")
+def test_a_container_reaches_the_meter_at_the_gateway_of_its_network(fleet: Fleet, models: Served) -> None:
+    with podman_with(PROGRAMS) as podman:
+        fleet.environ["PATH"] = f"{podman.folder}/bin:{fleet.environ['PATH']}"
+        fleet.environ["OPENAI_API_KEY"] = KEY
+        fleet.config(f'[model]\nkey = "OPENAI_API_KEY"\nupstream = "{models.url}"\n{PRICES}')
+        fleet.bench(
+            [{"id": "a", "params": {"do": BASH_AGENT}}],
+            command=["bash", "-c", "{params.do}"],
+            score_from="exit_code",
+            secrets=["OPENAI_API_KEY"],
+            image="localhost/tiny",
+            container={"engine": "podman", "args": [*LIMITS, *podman.grouped]},
+        )
+        done = fleet.run("--attempts", "1", "--budget", "1")
+        said = fleet("logs", "r", "a").out
+        assert (done.code, fleet.task("a")["score"]) == (0, 1), (done, said)
+        assert not said.startswith("127.")
+        assert len(calls_of(fleet, "a.0")) == 1
+        assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
 def test_the_budget_bounds_models_and_what_was_refused_is_unrun(fleet: Fleet, models: Served) -> None:

@@ -343,6 +343,28 @@ def test_nobody_without_an_attempts_key_is_served(tmp_path: Path) -> None:
     run(test, tmp_path)
 
 
+def _own_address() -> str:
+    """By which this computer would speak to others; empty if it could not."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))
+        except OSError:
+            return ""
+        return str(sock.getsockname()[0])
+
+
+@pytest.mark.skipif(not _own_address(), reason="NO TEST OF STRANGERS: this computer has no network")
+def test_where_containers_are_served_nobody_else_on_the_network_is(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.gpt().chat.completions.create(model="any", messages=ASK)
+        it.url = it.url.replace("127.0.0.1", _own_address())
+        with pytest.raises(openai.APIConnectionError):
+            await it.gpt().chat.completions.create(model="any", messages=ASK)
+        assert len(it.models.requests) == 1
+
+    run(test, tmp_path, listen=["0.0.0.0"])
+
+
 def test_a_caller_that_hangs_up_ends_its_call(tmp_path: Path) -> None:
     async def test(it: Metered) -> None:
         call = it.gpt().chat.completions.create(model="any+stall", messages=ASK)

@@ -140,6 +140,7 @@ def load_benchmark(path: Path) -> Loaded:
         isolation=_isolation(file, tasks, where),
         model_keys=_model_keys(file),
         unmeterable=_unmeterable(file, tasks),
+        in_containers=_has_image(file, tasks) and file.container.network != "host",
         settings=spec.settings,
     )
     return loaded if file.solution is None else msgspec.structs.replace(loaded, oracle=_oracle(loaded, file))
@@ -175,9 +176,13 @@ def _tasks(file: BenchmarkFile, path: Path) -> tuple[Task, ...]:
 
 
 def _unmeterable(file: BenchmarkFile, tasks: Sequence[Task]) -> str:
-    if file.container.network == "host" or not (file.image or any(own_of(task).image for task in tasks)):
+    if file.container.network != "none" or not _has_image(file, tasks):
         return ""
-    return 'a container reaches the meter only with container = {network = "host"}'
+    return 'a container with network = "none" reaches no meter'
+
+
+def _has_image(file: BenchmarkFile, tasks: Sequence[Task]) -> bool:
+    return bool(file.image or any(own_of(task).image for task in tasks))
 
 
 def _model_keys(file: BenchmarkFile) -> tuple[str, ...]:

@@ -59,9 +59,10 @@ done
 """Arguments: the engine or nothing, when to pull, images."""
 
 # Variables are passed by their names, so that the values of secrets are on no command line. Of the machine's
-# files the container sees the attempt's own folders and, read-only, the bundles that those link to. The marks
-# of the job are in its environment, so that the supervisor finds its processes, too. The engine's client runs
-# in the background because a shell that waits for a command in the foreground hears no signal meanwhile.
+# files the container sees the attempt's own folders and, read-only, the bundles that those link to. The meter
+# of model calls, if there is one, is at the gateway of the container's network. The marks of the job are in
+# its environment, so that the supervisor finds its processes, too. The engine's client runs in the background
+# because a shell that waits for a command in the foreground hears no signal meanwhile.
 RUN = """\
 engine=$(cat .container-engine) || exit 126
 name=evalfleet-$(printf %s "$EVALFLEET_MACHINE $EVALFLEET_JOB" | cksum | tr ' ' -)
@@ -69,6 +70,19 @@ gone() { "$engine" kill "$name" >/dev/null 2>&1; "$engine" rm -f "$name" >/dev/n
 trap 'gone; exit 143' HUP INT TERM
 if [ "$engine" = docker ] && [ "$(id -u)" != 0 ]; then set -- --user "$(id -u):$(id -g)" "$@"; fi
 if [ "$engine" = docker ]; then set -- --pids-limit 4096 "$@"; fi  # podman has a limit by itself
+case "$EVALFLEET_METER $*" in " "*|*" --network=host "*) ;; *)
+  network=$([ "$engine" = docker ] && echo bridge || echo podman)
+  for word; do case $word in --network=*) network=${word#--network=} ;; esac; done
+  entry=$([ "$engine" = docker ] && echo .IPAM.Config || echo .Subnets)
+  gateway=$("$engine" network inspect "$network" --format "{{(index $entry 0).Gateway}}" 2>/dev/null)
+  if [ -z "$gateway" ]; then echo "its network $network has no way to the meter of model calls"; exit 126; fi
+  for key in $(awk 'BEGIN { for (key in ENVIRON)
+      if (index(ENVIRON[key], ENVIRON["EVALFLEET_METER"])) print key }'); do
+    export "$key=$(awk -v key="$key" -v gateway="$gateway" \
+      'BEGIN { value = ENVIRON[key]; sub(/127[.]0[.]0[.]1/, gateway, value); print value }')"
+  done
+  export NO_PROXY="$NO_PROXY,$gateway" no_proxy="$no_proxy,$gateway"
+esac
 for key in $(awk 'BEGIN { for (key in ENVIRON) print key }'); do
   case $key in
     PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TMPDIR|LANG|LC_*|AWK*|_) ;;

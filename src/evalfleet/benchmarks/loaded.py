@@ -179,6 +179,8 @@ class Loaded(Struct, frozen=True):
     """Those of its secrets that are keys of models, if it says so: calls with them are metered."""
     unmeterable: str = ""
     """Why its model calls cannot be metered; empty if they can."""
+    in_containers: bool = False
+    """Its commands run in containers with a network of their own: a meter must be reached from there."""
     settings: Mapping[str, str] = {}
     """The keys of `--set` that its command reads, with their defaults, if its kind declares settings."""
     oracle: Loaded | None = None

@@ -264,6 +264,7 @@ class Resident:
             "prices": metering.prices,
             "keep_calls": metering.keep_calls,
             "most_out": metering.most_out,
+            "listen": ["0.0.0.0"] if metering.containers else ["127.0.0.1"],
             "mask": [value for value in values.values() if is_maskable(value)],
         }
         program = base64.b64encode(meter_archive()).decode()

@@ -521,7 +521,7 @@ def _metering(
         why = "nobody has said which secret is a model's key: see [model] in the docs"
     if found is not None:
         _check_priced(flags, found)
-        return found, []
+        return msgspec.structs.replace(found, containers=loaded.in_containers), []
     for flag, value in (("--task-budget", flags.task_budget), ("--max-tokens", flags.max_tokens)):
         if value is not None:
             raise RequestError(f"{flag} needs models to be metered, and {why}")

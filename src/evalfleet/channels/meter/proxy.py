@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
+import socket
 import ssl
 import zlib
 from typing import Any, Awaitable, Callable, Generator, NamedTuple, cast
@@ -20,6 +23,7 @@ from .usage import Events, is_counted, most_of, parse_json, table, tokens_of
 LARGEST_CALL = 128 << 20
 LARGEST_COUNTED = 64 << 20
 CONNECT_S = 30.0
+SIOCGIFADDR = 0x8915
 GRANT_S = 3600.0
 """How long a call waits for more money: the controller may be dead, or others leave some when they end."""
 MOST_OUT = 32_768
@@ -108,6 +112,13 @@ class Caller(asyncio.StreamReaderProtocol):
         super().__init__(asyncio.StreamReader(limit=HEAD_LIMIT, loop=loop), serve, loop=loop)
         self.gone = loop.create_future()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        address = transport.get_extra_info("sockname")[0]
+        if not address.startswith("127.") and address not in bridge_addresses():
+            cast("asyncio.WriteTransport", transport).abort()
+            return
+        super().connection_made(transport)
+
     def eof_received(self) -> bool | None:
         self._is_gone()
         return super().eof_received()
@@ -149,6 +160,8 @@ class Proxy:
         }
 
     async def listen(self, address: str, port: int) -> asyncio.Server:
+        """At all addresses ("0.0.0.0"), only those are served who come by loopback or by a bridge of this
+        machine, as containers do."""
         return await asyncio.get_event_loop().create_server(
             lambda: Caller(self._serve), address, port, backlog=1024
         )
@@ -441,6 +454,18 @@ async def _asked(message: bytes, reader: asyncio.StreamReader, upstream: asyncio
         return head
     except (ConnectionError, BadMessage):
         return None
+
+
+def bridge_addresses() -> set[str]:
+    """Of this machine's bridges, to which container engines connect their networks. Linux."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for name in os.listdir("/sys/class/net"):
+            if os.path.isdir(f"/sys/class/net/{name}/bridge"):
+                with contextlib.suppress(OSError):  # it has none
+                    told = fcntl.ioctl(sock, SIOCGIFADDR, name.encode().ljust(40, b"\0"))
+                    found.add(socket.inet_ntoa(told[20:24]))
+    return found
 
 
 def _inflater(encoding: str) -> Callable[[bytes], bytes] | None:

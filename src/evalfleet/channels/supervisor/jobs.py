@@ -189,6 +189,7 @@ class Jobs:
         environ = {**self.environ, **spec.get("env", {}), **spec.get("secrets", {})}
         if job.metered:
             environ.update(self.metering.open(job, spec["metered"]))
+            environ["EVALFLEET_METER"] = f"127.0.0.1:{self.metering.port}"
             for name in ("NO_PROXY", "no_proxy"):  # the meter is here, whatever is between us and the world
                 environ[name] = ",".join(filter(None, (environ.get(name), "127.0.0.1")))
         environ["EVALFLEET_MACHINE"] = self.home
