@@ -79,20 +79,22 @@ CAUSES = {
 
 
 class Task(Struct, frozen=True, omit_defaults=True):
-    """One unit that gets a score. `weight_s` is its expected duration, when earlier runs tell.
-
-    `stall_s`: an attempt that writes nothing for so long is stuck; 0: it may be silent. `ready_s`: how much
-    longer than the limit its command may live, for a benchmark whose command gets the machine ready before
-    the task and keeps the limit itself.
-    """
+    """One unit that gets a score."""
 
     id: TaskId
     domain: str = ""
+    """What kind of task it is, in the benchmark's words; reports count by it."""
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the benchmark's command is given of it."""
     timeout_s: float = 3600.0
+    """How long an attempt at it may take."""
     weight_s: float | None = None
+    """Its expected duration, when earlier runs tell."""
     stall_s: float = 0.0
+    """An attempt that writes nothing for so long is stuck; 0: it may be silent."""
     ready_s: float = 0.0
+    """How much longer than the limit its command may live, for a benchmark whose command gets the machine
+    ready before the task and keeps the limit itself."""
     origin: str = ""
     """The benchmark's own id of it, where a run has several of one task: one for each model and repeat."""
     repeat: int = 0
@@ -137,48 +139,49 @@ class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class Offer(Struct, frozen=True, omit_defaults=True):
-    """A size in a region at a price that satisfies a benchmark's needs.
-
-    `capacity` is how many machines of it can be had at once (lent hosts, a quota of jobs);
-    `teardown_s` how long a delete may take to end the billing; `settle_s` how far apart two looks
-    must be before an absent machine is believed gone (a create may land after a delete); `mends` are what
-    the place can do to a machine that runs but cannot be reached, the mildest first. `area` is what a
-    refusal of the whole region is about, where `region` says more than that; offers of one `family` in one
-    area share a quota.
-
-    `idle_usd_per_hour` is the part of the price that goes on while a machine is stopped, and after its
-    expiry, until it is deleted: disks, addresses. A budget pays `sweep_s` of it after the expiry.
-    `least_life_s`: a place cannot be told to end a machine sooner. `priced` says of when the price is.
-
-    `queues`: its machines are jobs of a service and wait for their start there; their life and their billing
-    begin when they start. `extendable`: the life of a machine can be made longer, in all up to `max_life_s`.
-
-    `silent_s` is after how long without a word a machine's channel gives up, and `lost_s` how long a machine
-    may be silent in all before it is given up, while others of the same way are heard. Alike in all offers
-    of one place.
-    """
+    """A size in a region at a price that satisfies a benchmark's needs."""
 
     place: str
     size: str
     region: str = ""
     usd_per_hour: float = 0.0
     spot: bool = False
+    """The place may take its machines back at any time."""
     billing_step_s: float = 1.0
+    """Each begun step is billed as a whole."""
     capacity: int | None = None
+    """How many machines of it can be had at once (lent hosts, a quota of jobs); None: nobody knows."""
     teardown_s: float = 0.0
+    """How long a delete may take to end the billing."""
     settle_s: float = 0.0
+    """How far apart two looks must be before an absent machine is believed gone: a create may land after a
+    delete."""
     mends: tuple[str, ...] = ()
+    """What the place can do to a machine that runs but cannot be reached, the mildest first."""
     area: str = ""
+    """What a refusal of the whole region is about, where `region` says more than that."""
     family: str = ""
+    """Offers of one family in one area share a quota."""
     idle_usd_per_hour: float = 0.0
+    """The part of the price that goes on while a machine is stopped, and after its expiry, until it is
+    deleted: disks, addresses."""
     sweep_s: float = 0.0
+    """For how long after the expiry a budget pays `idle_usd_per_hour`."""
     least_life_s: float = 0.0
+    """The place cannot be told to end a machine sooner."""
     priced: str = ""
+    """The date of the price, or where else it is from."""
     queues: bool = False
+    """Its machines are jobs of a service and wait for their start there; their life and their billing begin
+    when they start."""
     extendable: bool = True
+    """The life of a machine can be made longer, in all up to `max_life_s`."""
     max_life_s: float | None = None
     silent_s: float = 8.0
+    """After how long without a word a machine's channel gives up. It is alike in all offers of one place."""
     lost_s: float = 12.0
+    """How long a machine may be silent in all before it is given up, while others that are reached in the
+    same way are heard. It is alike in all offers of one place."""
 
     @property
     def bounded(self) -> bool:
@@ -224,13 +227,12 @@ class SetupStep(Struct, frozen=True, omit_defaults=True):
 
 
 class Bundle(Struct, frozen=True, omit_defaults=True):
-    """What every machine gets once: files (name on the machine -> path here) and set-up steps.
-
-    `digest` is over the files' contents and the steps; a machine prepared with it is not prepared again.
-    """
+    """What every machine gets once: files and set-up steps."""
 
     digest: str = ""
+    """Over the files' contents and the steps; a machine prepared with it is not prepared again."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name on the machine -> path here."""
     steps: tuple[SetupStep, ...] = ()
 
 
@@ -379,9 +381,13 @@ class Job(Struct, frozen=True, omit_defaults=True):
     command: Command
     timeout_s: float
     bundle: str = ""
+    """The digest of the bundle whose files it finds in its working directory."""
     lease_s: float = 0.0
+    """The machine ends it when no controller was heard for so long; 0: never."""
     log_cap_bytes: int = 50_000_000
+    """More of its output than this is cut out of the middle."""
     stall_s: float = 0.0
+    """It is stuck, and ended, when it writes nothing for so long; 0: it may be silent."""
     isolation: Isolation = ""
     graded: bool = False
     """Another job will grade what this one leaves, its working directory too."""
@@ -407,26 +413,24 @@ class Scorer(Struct, frozen=True, omit_defaults=True):
 
 
 class Machine(Struct, frozen=True, omit_defaults=True):
-    """What a place says exists now. `name` is what people call it, if its place knows better than we.
-
-    `queued`: a service has accepted it and not started it yet; `pending`: it is on its way up.
-
-    `timings` are seconds by step of how it came up, one after the other, if its place has seen it. What they
-    leave of the time until it was up was its boot. A step within another one is called `<other>.<step>`.
-
-    `start` names the start of a machine that a service may start again by itself: another name, another
-    start, and nothing of what ran there before is left. `ran_s` is how long it has run by now, or had when it
-    ended, in all its starts; None if its place does not queue.
-    """
+    """A machine that exists now, as its place says."""
 
     id: MachineId
     phase: Literal["queued", "pending", "up", "gone", "evicted"]
+    """`queued`: a service has accepted it and not started it yet. `pending`: it is on its way up."""
     address: str = ""
     node: str = ""
+    """The computer that it runs on, where that has a name of its own."""
     name: str = ""
+    """What people call it, if its place knows better than we."""
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds by step of how it came up, one after the other, if its place has seen it. What they leave of
+    the time until it was up was its boot. A step within another one is called `<other>.<step>`."""
     start: str = ""
+    """The name of its start, if a service may start it again by itself: another name means another start, and
+    nothing of what ran there before is left."""
     ran_s: float | None = None
+    """How long it has run by now, or had when it ended, in all its starts; None where nothing queues."""
 
 
 EndReason = Literal[
@@ -447,19 +451,22 @@ EndReason = Literal[
 
 
 class Ended(Struct, frozen=True, omit_defaults=True):
-    """How a job ended, as its host (or service) tells it. `result` is result.json, unparsed.
-
-    `unusable`: why there is one that was not brought; it ends the sentence "result.json ...".
-    """
+    """How a job ended, as its host (or service) tells it."""
 
     reason: EndReason
     exit_code: int | None = None
     seconds: float = 0.0
+    """How long it took."""
     result: bytes | None = None
+    """Its result.json, unparsed; None if it left none."""
     node: str = ""
+    """The computer that it ran on, where that has a name of its own."""
     detail: str = ""
+    """What else there is to say about it, for people."""
     unusable: str = ""
+    """Why its result.json was not brought; it ends the sentence "result.json ..."."""
     metered: Metered | None = None
+    """What its model calls used; None if nobody counted them."""
 
 
 class Collected(Struct, frozen=True, omit_defaults=True):
@@ -468,7 +475,9 @@ class Collected(Struct, frozen=True, omit_defaults=True):
     files: int = 0
     bytes: int = 0
     left_out: int = 0
+    """Files that were not brought; `left_out.json` beside the others names them."""
     problem: str = ""
+    """What somebody should know about it, in a sentence."""
 
 
 class Piece(Struct, frozen=True):
@@ -529,32 +538,34 @@ class Measured(Struct, frozen=True, omit_defaults=True):
 
 
 class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
-    """The benchmark produced a result. A score of 0 is a result: never retried.
-
-    `seconds` is how long the task itself took, where the benchmark tells that apart from getting ready.
-    """
+    """An outcome that says something about the agent. A score of 0 is one, too, and is never tried again."""
 
     score: float
     success: bool = False
+    """Whether the task counts as passed."""
     num_steps: int | None = None
     cost_usd: float | None = None
+    """What the benchmark says that its model cost."""
     error: str | None = None
+    """Why the agent failed, if the benchmark tells."""
     screenshots: tuple[str, ...] = ()
+    """Files among its artefacts."""
     limit_s: float | None = None
+    """The time limit that ended it, if one did: an agent that is out of time is scored."""
     seconds: float | None = None
+    """How long the task itself took, where the benchmark tells that apart from getting ready."""
     measured: Measured | None = None
 
 
 class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
-    """The attempt says nothing about the agent: retried. What its model cost is spent all the same.
-
-    `counts`: it uses up an attempt whatever its cause, because the task may have brought it about.
-    """
+    """An outcome that says nothing about the agent: the task is tried again."""
 
     cause: Cause
     detail: str = ""
     cost_usd: float | None = None
+    """What its model cost: that is spent all the same."""
     counts: bool = False
+    """It uses up an attempt whatever its cause, because the task may have brought it about."""
     measured: Measured | None = None
 
     @property
@@ -564,8 +575,10 @@ class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
 
 
 class Answered(Struct, frozen=True, tag="answered", omit_defaults=True):
-    """The agent has submitted an answer that nobody has graded yet. It proves that the machine works, but is
-    no score: the benchmark grades what the attempt left, after the last task. Never retried.
+    """An answer that the agent has submitted and nobody has graded yet.
+
+    It proves that the machine works, but is no score: the benchmark grades what the attempt left, after the
+    last task. The task is not tried again.
     """
 
     num_steps: int | None = None
@@ -593,9 +606,13 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     """The bounds of a run, all of them data: policy reads them, nothing else does."""
 
     workers: int = 1
+    """How many machines may work at once."""
     attempts: int = 3
+    """How often a task may be tried, attempts that broke for a free cause not counted."""
     attempts_ceiling: int = 10
+    """How often a task may be tried in all."""
     canary: int = 0
+    """So many attempts must be scored or answered on the first machine before others are created."""
     budget_usd: float | None = None
     task_budget_usd: float | None = None
     """What an attempt's metered model calls may cost before more is asked for; else it is learned."""
@@ -603,26 +620,40 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     """Of all metered model calls together, input and output."""
     max_duration_s: float | None = None
     boot_timeout_s: float = 1800.0
+    """How long a machine may take from its request, or from its start if it queues, until it is ready."""
     mend_s: float = 900.0
+    """How long one step of mending a machine may take."""
     fleet_lost_s: float = 600.0
+    """How long a machine may be silent while no other is heard, either: it may be our own network."""
     lease_s: float = 14_400.0
+    """Machines end attempts when no controller was heard for so long."""
     grace_s: float = 30.0
+    """How long after its limit an attempt is waited for."""
     retry_base_s: float = 1.0
+    """How long a task waits before its second retry, and twice as long each further time. The first one, on
+    another machine, does not wait."""
     retry_cap_s: float = 60.0
+    """The longest such wait."""
     machine_streak: int = 3
+    """A machine that breaks so many attempts in a row while others score is given up."""
     same_failure_machines: int = 3
+    """The run stops when so many machines failed alike before they were ready."""
     first_attempts_alike: int = 10
+    """The run stops when its first attempts broke alike, so many of them, and none scored."""
     offer_tries: int = 3
+    """How often an offer may refuse before it counts as refused for good."""
     outage_tries: int = 24
     """How often a place that answers nothing for now is asked, further and further apart: for three hours."""
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):
-    """What makes a finished run exit 0. `allow_broken` is a count, or a share of all tasks below 1."""
+    """The conditions under which a finished run exits with 0."""
 
     allow_broken: float = 0.0
+    """How many tasks may be broken: a count, or a share of all tasks below 1."""
     allow_broken_is_share: bool = False
     fail_under: float | None = None
+    """The least rate of passed tasks."""
     strict: bool = False
     """A broken task is a failed one: it is in the denominator of every rate."""
 
@@ -643,28 +674,35 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
 
 
 class Plan(Struct, frozen=True, omit_defaults=True):
-    """A run, resolved: everything needed to run it or to take it up again, and no secret.
-
-    `pool` is the named one that lends its machines. A pool's own plan has no benchmark. `model_usd` is what
-    the model of a task may cost at least and at most, if that is known only by experience.
-    """
+    """A run, resolved: everything needed to run it or to take it up again, and no secret."""
 
     run: str
+    """The name of the run, or of the pool whose plan it is."""
     benchmark: str
+    """Its name; empty in a pool's own plan."""
     places: tuple[str, ...] = ("local",)
     benchmark_spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the benchmark is made of again."""
     place_specs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """Place -> what it is made of again."""
     model: str = ""
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Settings of `--set` that are passed on to the benchmark's command."""
     agent: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What `-A` gives to the agent."""
     schedule: ScheduleName = "dynamic"
     slots: int = 1
+    """How many attempts a machine runs at once."""
     limits: Limits = Limits()
     verdict: Verdict = Verdict()
     pool: str = ""
+    """The named pool that lends its machines; empty: it has machines of its own."""
     home: str = ""
+    """The id of the home that it is planned in."""
     machine_names: str = "worker-{n}"
+    """What its machines are called."""
     model_usd: tuple[float, float] | None = None
+    """What the model of a task may cost at least and at most, if that is known only by experience."""
     metering: Metering | None = None
     """How its model calls are metered. None: they are not."""
     isolation: Mapping[str, Isolation] = field(default_factory=dict[str, Isolation])
@@ -677,13 +715,12 @@ class Plan(Struct, frozen=True, omit_defaults=True):
 
 
 class Notify(Struct, frozen=True):
-    """Whom to tell how runs went: a program and its arguments, a webhook, or both. False: nobody.
-
-    The address of a webhook is a secret: whoever knows it can write there.
-    """
+    """Who is told how runs went: a program, a webhook, or both. It is false if nobody is."""
 
     command: tuple[str, ...] = ()
+    """The program and its arguments."""
     webhook: str = ""
+    """An address, which is a secret: whoever knows it can write there."""
 
     def __bool__(self) -> bool:
         return bool(self.command or self.webhook)

@@ -49,21 +49,21 @@ QueueEntry = tuple[float, int, TaskId]
 
 @dataclass(slots=True, eq=False)
 class TaskState:
-    """One task: `index` is its place in the file, `used` and `tries` count since it was (re)opened."""
+    """One task, and what has become of it."""
 
     task: Task
-    index: int
-    lane: int
+    index: int  # its place in the plan
+    lane: int  # the worker that a static schedule gives it to
     status: TaskStatus = "waiting"
     attempts: list[AttemptId] = field(default_factory=list[AttemptId])
-    used: int = 0
-    tries: int = 0
-    broken_on: list[MachineId] = field(default_factory=list[MachineId])
+    used: int = 0  # attempts that count against its limit, since it was opened or reopened
+    tries: int = 0  # all attempts since then
+    broken_on: list[MachineId] = field(default_factory=list[MachineId])  # another one is tried next
     lost: bool = False  # a machine that ran it was lost, and that was forgiven
-    not_before: Micros = 0
-    retrying: bool = False
+    not_before: Micros = 0  # a retry waits until then
+    retrying: bool = False  # it waits among the retries, not among the fresh tasks
     outcome: Outcome | None = None
-    decided_by: AttemptId | None = None
+    decided_by: AttemptId | None = None  # the attempt whose outcome it is
 
     @property
     def entry(self) -> QueueEntry:
@@ -73,6 +73,8 @@ class TaskState:
 
 @dataclass(slots=True, eq=False)
 class AttemptState:
+    """One try at a task on one machine."""
+
     id: AttemptId
     task: TaskId
     machine: MachineId
@@ -80,9 +82,9 @@ class AttemptState:
     ended_at: Micros | None = None
     outcome: Outcome | None = None
     seconds: float = 0.0
-    node: str = ""
-    collected: Collected | None = None
-    superseded: Outcome | None = None
+    node: str = ""  # the computer that it ran on, where that has a name of its own
+    collected: Collected | None = None  # what came home of its artefacts
+    superseded: Outcome | None = None  # what it said after the task was decided without it
     metered: Metered | None = None  # what its model calls used, once that is known
     allowance: Allowance = NO_LIMIT  # what they may use
     wanting: Metered | None = None  # what they had used when they asked for more, and nobody has decided
@@ -94,14 +96,16 @@ class AttemptState:
 
 @dataclass(slots=True, eq=False)
 class MachineState:
+    """One machine of the run or the pool, from its request to its end."""
+
     id: MachineId
-    name: str
-    lane: int
+    name: str  # what people call it
+    lane: int  # its place among the run's workers
     offer: Offer
     requested_at: Micros  # one that was stopped is asked for anew
     expires_at: Micros  # of one that waits in a queue: as if it had started when it was requested
-    lease_set: Micros
-    renew_at: Micros
+    lease_set: Micros  # the expiry that its place was last told
+    renew_at: Micros  # when it is to be decided whether it lives longer
     billed_at: Micros  # since when it is billed in full: since its request, or its start if it queued
     phase: MachinePhase = "requested"
     queued_at: Micros | None = None
@@ -115,22 +119,22 @@ class MachineState:
     stopped_at: Micros | None = None  # since when only what is left of it is billed: disk, address
     gone_at: Micros | None = None
     timings: dict[str, float] = field(default_factory=dict[str, float])
-    prepared: str = ""
+    prepared: str = ""  # the digest of the bundle that it was set up with
     good_until: Micros | None = None  # of what was set up there
     setting_up: tuple[str, str] = ("", "")  # the step, and what it says
-    closed_usd: float = 0.0
-    open: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
-    uncollected: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    closed_usd: float = 0.0  # what it cost until it was stopped or deleted
+    open: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # attempts that run on it
+    uncollected: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # artefacts to fetch
     attempts: int = 0
     scored: int = 0
-    streak: int = 0
-    streak_mark: int = 0
+    streak: int = 0  # how many attempts broke on it in a row
+    streak_mark: int = 0  # how many had scored in the run when that began
     silent_since: Micros | None = None
     mends: list[str] = field(default_factory=list[str])  # each step is tried once in its life
     mending_since: Micros | None = None
-    cause: Cause | None = None
+    cause: Cause | None = None  # why it was given up, if it was not let go
     detail: str = ""
-    step: str = ""
+    step: str = ""  # the step of its set-up that failed
     image: str = ""  # what its disk becomes before it goes
     delete_refused: str = ""  # why it is still there although it shall be deleted
     isolated: Isolated = NOT_SAID  # how attempts are kept apart on it
@@ -219,6 +223,8 @@ class Purse:
 
 @dataclass(slots=True, eq=False)
 class RunState:
+    """A run, or a pool, as its events have made it, with an index for every question that policy asks."""
+
     plan: Plan = field(default_factory=lambda: Plan(run="", benchmark=""))
     limits: Limits = field(default_factory=Limits)
     total: int = 0
@@ -246,19 +252,19 @@ class RunState:
     counts: Counter[str] = field(default_factory=Counter[str])
 
     # machines by what policy asks of them; dicts, because sets have no order to reproduce
-    coming: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    coming: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # asked for, not ready yet
     ready: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     audible: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # ready, not silent
-    idle: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    idle: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # with a free slot
     silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
-    suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # broke all of late
     mending: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     unreachable: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # to be decided about
     draining: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # takes no more work
     restarting: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # somebody asked for it
     lines: dict[str, Line] = field(default_factory=dict[str, Line])  # by place
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
-    orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # their machine is given up
     undeleted: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     free_lanes: list[int] = field(default_factory=list[int])
     deadlines: list[Deadline] = field(default_factory=list[Deadline])
@@ -300,6 +306,7 @@ class RunState:
     regrading: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
     grading_problem: str = ""
 
+    # what changed since the engine last looked: only their effects are compared anew
     touched_machines: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
     touched_attempts: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
 
