@@ -132,7 +132,7 @@ class Controller:
             self._started.set()
 
     def _tell(self, failure: str = "") -> None:
-        """Whoever wants to know. That this fails changes nothing."""
+        """Notify whoever wants to know. If that fails, the run is none the worse for it."""
         order = self._order
         if self._engine is None:
             return  # the run is not ours
@@ -191,7 +191,7 @@ class Controller:
                 self._keep_summary(state)
 
     def _keep_summary(self, state: RunState) -> None:
-        """For `ls`, which would otherwise fold the journal. If it cannot be written, that is what happens."""
+        """Keep a summary for `ls`. If it cannot be written, `ls` folds the journal instead."""
         summary = msgspec.json.encode(summarised(state)).decode()
         with suppress(JournalError):
             self._store.keep_summaries(RunSummary.VERSION, [(self._order.run, state.events, summary)])
@@ -213,7 +213,8 @@ class Controller:
         stack.callback(holds.give_back, machines, self._order.run, epoch)
 
     async def _leave_with_the_program(self) -> None:
-        """When the program ends before the run, Python takes threads and executors away: go in time."""
+        """Leave in time when the program ends before the run: Python takes threads and executors away
+        then."""
         while threading.main_thread().is_alive():
             await asyncio.sleep(PROGRAM_S)
         log.warning(

@@ -77,7 +77,7 @@ class Engine:
         self._tasks: dict[Effect, asyncio.Task[None]] = {}
 
     async def run(self) -> RunState:
-        """Until the run has ended. Raises LeaseLost or JournalError when it must stop."""
+        """Run until the run has ended. Raises LeaseLost or JournalError when this controller must stop."""
         background = [asyncio.create_task(self._listen()), asyncio.create_task(self._survey())]
         try:
             await self._performer.take_up()
@@ -167,7 +167,7 @@ class Engine:
         self._news.set()
 
     async def _wait(self) -> None:
-        """For news, or for the next moment at which something is due."""
+        """Wait for news, or for the next moment at which something is due."""
         if self._news.is_set():
             return
         now = self._clock.now()
@@ -178,7 +178,8 @@ class Engine:
         await self._news.wait()
 
     def _set_alarm(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
-        """Ring at the latest then. One that rings early costs a turn; a new one at every turn costs more."""
+        """Wake the engine at that time at the latest. An alarm that rings early costs a turn; a new one each
+        turn, more."""
         at = loop.time() + delay_s
         if self._alarm is not None:
             if self._alarm.when() <= at and not self._alarm.cancelled():

@@ -109,7 +109,7 @@ class MachineAllocated(_Event, frozen=True):
 
 
 class MachineUp(_Event, frozen=True):
-    """The place says that it runs. `timings` are seconds by step, as far as it knows them."""
+    """The place says that the machine runs. `timings` are seconds by step, as far as it knows them."""
 
     machine: MachineId
     address: str = ""
@@ -119,7 +119,7 @@ class MachineUp(_Event, frozen=True):
 
 
 class MachineReady(_Event, frozen=True):
-    """Set up and probed: it may take attempts. `timings` are seconds by step.
+    """The machine is set up and probed: it may take attempts. `timings` are seconds by step.
 
     `address`: where a machine that was mended is found now.
     """
@@ -139,7 +139,7 @@ class MachineStep(_Event, frozen=True):
 
 
 class MachinePrepared(_Event, frozen=True):
-    """A pool's machine has what this benchmark needs; what none needs (the empty name) once it was undone."""
+    """A pool's machine was set up for this benchmark; with an empty name, its set-up was undone."""
 
     machine: MachineId
     benchmark: str
@@ -155,7 +155,7 @@ class MachineStopping(_Event, frozen=True):
 
 
 class MachineStopped(_Event, frozen=True):
-    """It runs no more, and is not billed."""
+    """The machine runs no more, and is not billed."""
 
     machine: MachineId
 
@@ -303,7 +303,7 @@ class AttemptEnded(_Event, frozen=True):
 
 
 class AttemptCollected(_Event, frozen=True):
-    """Its artefacts are here, or will never be. A result that came too late is `superseded`.
+    """The attempt's artefacts are here, or will never be. A result that came too late is `superseded`.
 
     `metered`: what its model calls used, if that was not known when it ended.
     """

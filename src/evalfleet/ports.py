@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 
 class Benchmark(Protocol):
-    """Describes work as data and reads results. Pure once made; never sees a machine."""
+    """A description of work as data, which also reads results. It is pure once made, and never sees a
+    machine."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +92,7 @@ class Answer(Struct, frozen=True):
 
 
 class Grader(Protocol):
-    """Grades answers where the controller is, in whatever environment the benchmark needs for it."""
+    """What grades answers, where the controller is, in whatever environment the benchmark needs for it."""
 
     def grade(
         self, answers: Sequence[Answer], scratch: Path, secrets: Mapping[str, str]
@@ -108,8 +109,26 @@ class Grader(Protocol):
 
 
 @runtime_checkable
-class PerTask(Protocol):
-    """A benchmark whose tasks may have files, set-up steps and a score command of their own."""
+class FileBenchmark(Protocol):
+    """A benchmark made of files, which each run keeps: what happens to them here later does not matter.
+
+    Its tasks may have files, set-up steps and a score command of their own.
+    """
+
+    def keep(self, tasks: Sequence[Task], folder: Path, twins: Callable[[str], Path | None]) -> None:
+        """Copy all that machines get for these tasks into the folder. Raises RequestError.
+
+        `twins` tells where another run keeps the same bundle, by its digest.
+        """
+        ...
+
+    def with_kept(self, folder: Path) -> Benchmark:
+        """The same benchmark, with the files that were kept in the folder, if there are any."""
+        ...
+
+    def check_files(self, tasks: Sequence[Task]) -> None:
+        """Raises RequestError if what machines get cannot be read, or is not what was planned."""
+        ...
 
     def task_bundle(self, task: Task) -> Bundle:
         """What a machine gets before its first attempt at the task; one without a digest is nothing."""
@@ -125,7 +144,7 @@ class PerTask(Protocol):
 
 
 class Fence(Struct, frozen=True):
-    """Who is calling: a machine obeys the highest epoch it has seen and refuses lower ones."""
+    """The caller of a machine, which obeys the highest epoch that it has seen and refuses lower ones."""
 
     run: str
     epoch: int
@@ -139,7 +158,7 @@ TellStep = Callable[[str, str], None]
 
 
 class Channel(Protocol):
-    """One machine, in one of its starts. Jobs are detached and named by the caller.
+    """A way to one machine, in one of its starts. Jobs are detached and named by the caller.
 
     Every call may be repeated, by this controller or by its successor. A call that cannot reach the
     machine reconnects by itself, and raises ChannelError once nothing was heard for the fence's
@@ -474,13 +493,8 @@ class TaskLister(Protocol):
         """Keep that result.json for later runs of this home. Raises RequestError if it is no list."""
         ...
 
-
-@runtime_checkable
-class Perishable(Protocol):
-    """A benchmark whose set-up is good for a time only, such as that of a licence."""
-
     def good_until(self, listed: bytes) -> Micros | None:
-        """When the set-up ends of the machine that told this list of tasks, if it told that, too."""
+        """When the set-up of the machine that told this list ends (a licence, for one); None: it stays."""
         ...
 
 
@@ -539,7 +553,7 @@ class Estate(Protocol):
         ...
 
     async def reserve(self, machine: MachineId, image: str) -> None:
-        """Have the name, and whatever the image needs besides the machine and costs nothing. Idempotent.
+        """Reserve the name, and whatever the image needs besides the machine and costs nothing. Idempotent.
 
         Raises RequestError if the name cannot be used or has been, PlaceError.
         """
@@ -598,4 +612,6 @@ class Journal(Protocol):
 
 
 class Clock(Protocol):
+    """What tells the time of a run."""
+
     def now(self) -> Micros: ...

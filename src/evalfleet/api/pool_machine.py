@@ -15,7 +15,7 @@ from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
 from evalfleet.journal import SqliteJournal
 from evalfleet.model import AttemptId, Job, Micros, Offer, after, seconds_between
 from evalfleet.named_pools import OwnPlace, PoolView, machine_of
-from evalfleet.ports import Benchmark, Channel, Fence, HostChannel, Perishable, TaskLister
+from evalfleet.ports import Benchmark, Channel, Fence, HostChannel, TaskLister
 from evalfleet.state import MachineState
 
 LIST_TASKS_S = 600.0
@@ -105,7 +105,7 @@ async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> Mi
     if ended.result is None:
         raise RequestError(f"it tells no list of tasks: {ended.detail.strip() or ended.reason}")
     lister.keep_tasks(ended.result, home)
-    return lister.good_until(ended.result) if isinstance(lister, Perishable) else None
+    return lister.good_until(ended.result)
 
 
 async def restart(site: PoolMachine) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +30,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.ports import Answer, Benchmark, Grader, PerTask
+from evalfleet.ports import Answer, Benchmark, FileBenchmark, Grader
 
 
 class ResultFolder(NamedTuple):
@@ -192,26 +192,6 @@ class Loaded(Struct, frozen=True):
         return chosen if self.settle is None else self.settle(chosen)
 
 
-@runtime_checkable
-class KeptBenchmark(Protocol):
-    """A benchmark whose files each of its runs keeps: what happens to them here later does not matter."""
-
-    def keep(self, tasks: Sequence[Task], folder: Path, twins: Callable[[str], Path | None]) -> None:
-        """Copy all that machines get for these tasks into the folder. Raises RequestError.
-
-        `twins` tells where another run keeps the same bundle, by its digest.
-        """
-        ...
-
-    def with_kept(self, folder: Path) -> Benchmark:
-        """The same benchmark, with the files that were kept in the folder, if there are any."""
-        ...
-
-    def check_files(self, tasks: Sequence[Task]) -> None:
-        """Raises RequestError if what machines get cannot be read, or is not what was planned."""
-        ...
-
-
 class BenchmarkKind(Protocol):
     """A class of benchmarks, as the table of plug-ins finds it."""
 
@@ -309,17 +289,33 @@ class Repeated:
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         return self._of(task).outcome(_origin(task), ended, healthy)
 
+    def keep(self, tasks: Sequence[Task], folder: Path, twins: Callable[[str], Path | None]) -> None:
+        if isinstance(self._first, FileBenchmark):
+            self._first.keep(self.origins(tasks), folder, twins)
+
+    def with_kept(self, folder: Path) -> Repeated:
+        return Repeated(
+            {
+                model: inner.with_kept(folder) if isinstance(inner, FileBenchmark) else inner
+                for model, inner in self._inners.items()
+            }
+        )
+
+    def check_files(self, tasks: Sequence[Task]) -> None:
+        if isinstance(self._first, FileBenchmark):
+            self._first.check_files(self.origins(tasks))
+
     def task_bundle(self, task: Task) -> Bundle:
         inner = self._of(task)
-        return inner.task_bundle(_origin(task)) if isinstance(inner, PerTask) else Bundle()
+        return inner.task_bundle(_origin(task)) if isinstance(inner, FileBenchmark) else Bundle()
 
     def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
         inner = self._of(task)
-        return inner.scorer(_origin(task), attempt) if isinstance(inner, PerTask) else None
+        return inner.scorer(_origin(task), attempt) if isinstance(inner, FileBenchmark) else None
 
     def scored(self, task: Task, ended: Ended, scorer: Ended) -> Outcome:
         inner = self._of(task)
-        assert isinstance(inner, PerTask)
+        assert isinstance(inner, FileBenchmark)
         return inner.scored(_origin(task), ended, scorer)
 
 

@@ -48,15 +48,17 @@ class Performer:
         self._downloads = asyncio.Semaphore(DOWNLOADS_AT_ONCE)
 
     async def take_up(self) -> None:
-        """To be called first: what an earlier controller has left half done here is cleared away."""
+        """Clear away what an earlier controller has left half done here. It is called first."""
         await attempts.discard_halves(self._tools)
 
     async def settle_ended(self) -> None:
-        """To be called before anything is decided: what ended before a run was cancelled counts."""
+        """Report what ended before a run was cancelled: it counts. It is called before anything is
+        decided."""
         await attempts.settle_ended(self._tools)
 
     async def perform(self, effect: Effect) -> None:
-        """Until it is done and reported. Raises FleetError only when the controller must stop."""
+        """Perform the effect until it is done and reported. Raises FleetError only when the controller must
+        stop."""
         while True:
             try:
                 return await self._perform(effect)

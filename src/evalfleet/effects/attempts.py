@@ -57,7 +57,7 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
-from evalfleet.ports import Answer, Channel, HostChannel, PerTask
+from evalfleet.ports import Answer, Channel, FileBenchmark, HostChannel
 from evalfleet.state import AttemptState, MachineState, exceeds, is_ungraded, steered_by
 
 from .machines import forged, report_gone, silent_since
@@ -346,7 +346,7 @@ async def _rescue(tools: Tools, machine: MachineState, attempt: AttemptState) ->
 
 
 def scorer_of(tools: Tools, task: Task, attempt: AttemptId) -> Scorer | None:
-    return tools.benchmark.scorer(task, attempt) if isinstance(tools.benchmark, PerTask) else None
+    return tools.benchmark.scorer(task, attempt) if isinstance(tools.benchmark, FileBenchmark) else None
 
 
 def scoring_job(attempt: AttemptId) -> AttemptId:
@@ -389,7 +389,7 @@ async def _score(
             graded = await _to_the_end(tools, channel, grading, machine)
     finally:
         del tools.scoring[job.id]
-    assert isinstance(tools.benchmark, PerTask)
+    assert isinstance(tools.benchmark, FileBenchmark)
     outcome = _ended_by_its_meter(graded) or tools.benchmark.scored(task, ended, graded)
     metered = graded.metered if ended.metered is None else ended.metered.plus(graded.metered)
     _note(tools, job.id, metered)
@@ -403,7 +403,8 @@ def _note(tools: Tools, attempt: AttemptId, metered: Metered | None) -> None:
 
 
 def _seconds(outcome: Outcome, ended: Ended) -> float:
-    """The task's own, where the benchmark knows it: what got the machine ready is not the task's."""
+    """How long the task itself took, where the benchmark knows it: getting the machine ready is not the
+    task's."""
     own = None if isinstance(outcome, Broken) else outcome.seconds
     if own is None:
         return ended.seconds
@@ -411,11 +412,11 @@ def _seconds(outcome: Outcome, ended: Ended) -> float:
 
 
 def _task_bundle(tools: Tools, task: Task) -> Bundle:
-    return tools.benchmark.task_bundle(task) if isinstance(tools.benchmark, PerTask) else Bundle()
+    return tools.benchmark.task_bundle(task) if isinstance(tools.benchmark, FileBenchmark) else Bundle()
 
 
 async def _prepared(tools: Tools, channel: Channel, bundle: Bundle, machine: MachineState) -> None:
-    """Until the machine has the task's own files and has run its steps. Raises SetupFailed."""
+    """Wait until the machine has the task's own files and has run its steps. Raises SetupFailed."""
     while True:
         try:
             await channel.prepare(bundle)
@@ -427,7 +428,7 @@ async def _prepared(tools: Tools, channel: Channel, bundle: Bundle, machine: Mac
 
 
 async def _started(tools: Tools, channel: Channel, job: Job, machine: MachineState) -> None:
-    """Until the machine has the job, however long it is silent meanwhile."""
+    """Wait until the machine has the job, however long it is silent meanwhile."""
     while True:
         try:
             await channel.start(job)
@@ -459,7 +460,7 @@ async def _fell_silent(tools: Tools, machine: MachineState) -> None:
 
 async def _judge(tools: Tools, channel: Channel, task: Task, ended: Ended) -> Outcome:
     healthy = True
-    if isinstance(tools.benchmark, PerTask) and tools.benchmark.scorer(task, AttemptId(f"{task.id}.0")):
+    if isinstance(tools.benchmark, FileBenchmark) and tools.benchmark.scorer(task, AttemptId(f"{task.id}.0")):
         ended = structs.replace(ended, result=None, unusable="")  # it is no attempt's own to say
     if ended.reason == "timed_out" and ended.result is None:
         healthy = await _answers(channel, tools.benchmark.probe)
@@ -574,7 +575,8 @@ async def discard_halves(tools: Tools) -> None:
 
 
 def _no_room(tools: Tools) -> FleetError:
-    """To go on would lose the artefacts of all that ends from now on; on their machines they are safe."""
+    """The error that stops a controller whose disk is full: artefacts are safer on their machines than lost
+    here."""
     where = f"{tools.artefacts}: the disk is full"
     return FleetError(f"{where}; what was recorded is safe: free some space, then resume")
 

@@ -49,7 +49,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, HostChannel, Hosts, PerTask, Place
+from evalfleet.ports import Channel, FileBenchmark, HostChannel, Hosts, Place
 from evalfleet.state import MachineState
 
 from .tools import Tools
@@ -123,7 +123,8 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
 
 
 async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
-    """Until its service has started it, or shows it no more. How long that takes is up to the service."""
+    """Wait until its service has started it, or shows it no more. How long that takes is up to the
+    service."""
     if machine.phase == "requested":
         async with asyncio.timeout(_boot_time_left_s(tools, machine.requested_at)):
             await _create(tools, machine)
@@ -160,7 +161,7 @@ async def set_up(
         await _patiently(tools, lambda: channel.meter(metering))
     preparing = _patiently(tools, lambda: channel.prepare(bundle, left, tell))
     steps = await _timed(tools, timings, "setup", preparing)
-    if isinstance(tools.benchmark, PerTask):
+    if isinstance(tools.benchmark, FileBenchmark):
         await _patiently(tools, lambda: _bring_score_files(tools, channel))
     timings.update({f"setup.{name}": round(seconds, 3) for name, seconds in steps.items()})
     await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
@@ -169,7 +170,7 @@ async def set_up(
 
 async def _bring_score_files(tools: Tools, channel: Channel) -> None:
     task = next(iter(tools.state.tasks.values()), None)
-    if task is None or not isinstance(tools.benchmark, PerTask):
+    if task is None or not isinstance(tools.benchmark, FileBenchmark):
         return
     scorer = tools.benchmark.scorer(task.task, AttemptId(f"{task.task.id}.0"))
     if scorer is not None and scorer.bundle.digest:
@@ -199,13 +200,14 @@ class StepTeller:
 
 
 def _came_up(seconds: float, seen: Machine) -> dict[str, float]:
-    """By step: what its place does not account for was its boot."""
+    """The seconds of each step until it was up: what its place does not account for was its boot."""
     told = sum(took for step, took in seen.timings.items() if "." not in step)
     return {"boot": round(max(0.0, seconds - told), 3), **seen.timings}
 
 
 def _boot_time_left_s(tools: Tools, begun: Micros) -> float:
-    """Counted from the request, whoever made it; a controller that has just come gives it a moment."""
+    """What is left of the time to boot, from the request on; a controller that has just come gives it a
+    moment."""
     limit = tools.state.limits.boot_timeout_s
     spent = seconds_between(begun, tools.clock.now())
     return max(limit - spent, min(limit, BOOT_LOOK_S))
@@ -325,7 +327,7 @@ def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> No
 
 
 async def listen(tools: Tools, machine: MachineState) -> None:
-    """Until the silent machine is heard again. If others answer meanwhile, it is not our own network."""
+    """Ask the silent machine until it is heard again. If others answer meanwhile, our own network works."""
     others = asyncio.create_task(_ask_others(tools, machine))
     try:
         await _until_heard(tools, machine)
@@ -356,7 +358,7 @@ def forged(machine: MachineState, err: MachineForged) -> MachineCondemned:
 
 
 async def _ask_others(tools: Tools, machine: MachineState) -> None:
-    """A few at a time, until one has answered: idle machines say nothing by themselves."""
+    """Ask a few machines at a time until one has answered: idle machines say nothing by themselves."""
     state, asked = tools.state, {machine.id}
     asking: list[asyncio.Task[None]] = []
     try:
@@ -388,7 +390,7 @@ async def _ask(tools: Tools, machine: MachineState) -> None:
 
 
 def silent_since(tools: Tools, machine: MachineState) -> Micros:
-    """Of a machine whose channel has just given up."""
+    """Since when a machine has been silent whose channel has just given up."""
     return after(tools.clock.now(), -machine.offer.silent_s)
 
 
@@ -396,7 +398,7 @@ def silent_since(tools: Tools, machine: MachineState) -> Micros:
 
 
 async def stop(tools: Tools, machine: MachineState) -> None:
-    """Until its place says that it has stopped. What it has on its disk stays."""
+    """Stop it, and wait until its place says so. What it has on its disk stays."""
     place = tools.place_of(machine)
     await tools.drop_channel(machine.id)
     if isinstance(place, Hosts):
@@ -460,7 +462,7 @@ async def _last_queued(tools: Tools, machine: MachineState) -> Micros | None:
 
 
 async def _absent(tools: Tools, machine: MachineState) -> bool:
-    """Not shown at all: a dead machine that is still listed may still hold a lock or a disk."""
+    """Is the machine not shown at all? A dead one that is still listed may still hold a lock or a disk."""
     try:
         return await tools.find(machine) is None
     except PlaceError as err:  # refused for good, now: credentials may come back

@@ -55,7 +55,8 @@ async def _mend(tools: Tools, machine: MachineState, step: str) -> None:
 
 
 def _time_left_s(tools: Tools, machine: MachineState) -> float:
-    """Counted from the decision, whoever made it; a controller that has just come gives it a moment."""
+    """What is left of the time to mend, from the decision on; a controller that has just come gives it a
+    moment."""
     limit = tools.state.limits.mend_s
     spent = seconds_between(machine.mending_since or tools.clock.now(), tools.clock.now())
     return max(limit - spent, min(limit, BOOT_LOOK_S))

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from evalfleet.benchmarks.loaded import Appliance, KeptBenchmark, Loaded, Repeated, ResultWriter
+from evalfleet.benchmarks.loaded import Appliance, Loaded, Repeated, ResultWriter
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.meter.accounts import price_of
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
 from evalfleet.model import NOBODY, Isolation, Limits, Metering, Micros, Needs, Notify, Plan, Task, Verdict
 from evalfleet.names import check_run_name, default_run_name, hint
-from evalfleet.ports import Benchmark, Examined, Place, PlaceContext
+from evalfleet.ports import Benchmark, Examined, FileBenchmark, Place, PlaceContext
 from evalfleet.toml_tables import convert, expand
 
 from .config import (
@@ -306,7 +306,7 @@ def benchmark_of(plan: Plan, folder: Path | None = None) -> Benchmark:
 
     def made_for(model: str) -> Benchmark:
         made = kind.from_spec(envelope.spec, model=model, agent=plan.agent, settings=plan.settings)
-        if folder is not None and isinstance(made, KeptBenchmark):
+        if folder is not None and isinstance(made, FileBenchmark):
             made = made.with_kept(folder / KEPT_FILES)
         return made
 
@@ -321,9 +321,7 @@ def keep_files(plan: Plan, tasks: Sequence[Task], home: Path, folder: Path) -> N
     Raises RequestError if it cannot be copied, or is not what it was when it was planned.
     """
     benchmark = benchmark_of(plan)
-    if isinstance(benchmark, Repeated):
-        tasks, benchmark = benchmark.origins(tasks), benchmark.inner
-    if isinstance(benchmark, KeptBenchmark):
+    if isinstance(benchmark, FileBenchmark):
         twins = {path.name: path for path in home.glob(f"[!.]*/{KEPT_FILES}/*")}
         benchmark.keep(tasks, folder / KEPT_FILES, twins.get)
 
@@ -331,9 +329,7 @@ def keep_files(plan: Plan, tasks: Sequence[Task], home: Path, folder: Path) -> N
 def check_files(plan: Plan, tasks: Sequence[Task], folder: Path) -> None:
     """Raises RequestError if a run could not be taken up for want of its files."""
     benchmark = benchmark_of(plan, folder)
-    if isinstance(benchmark, Repeated):
-        tasks, benchmark = benchmark.origins(tasks), benchmark.inner
-    if isinstance(benchmark, KeptBenchmark):
+    if isinstance(benchmark, FileBenchmark):
         benchmark.check_files(tasks)
 
 

@@ -35,7 +35,8 @@ def finish(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]
 def grading_is_due(state: RunState) -> bool:
     """Is there something to grade, and all of it here, because no task can run any more?
 
-    Who cancels a run does not want to wait for that, nor can it be had once it has failed: the answers stay.
+    Somebody who cancels a run does not want to wait for grading, and grading that has failed is not tried
+    again: the answers stay.
     """
     if not (state.answered or state.regrading) or state.grading_problem or state.ended_at is not None:
         return False

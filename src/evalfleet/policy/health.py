@@ -17,9 +17,9 @@ CANARY_ATTEMPTS = 3
 
 
 def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """Attempts on machines that are condemned, or mended, are over: broken by what broke the machine.
+    """End the attempts on machines that are condemned or mended: what broke the machine broke them.
 
-    That one machine falls silent while others are heard may be the doing of what ran on it.
+    When one machine falls silent while others are heard, what ran on it may have caused that.
     """
     decided: list[Event] = []
     for attempt in state.orphans:
@@ -54,14 +54,15 @@ def _silent(state: RunState, now: Micros, machine: MachineId) -> Event:
 
 
 def next_mend(machine: MachineState) -> str | None:
-    """The mildest that was not tried yet."""
+    """The mildest step of mending that was not tried on the machine yet."""
     return next((step for step in machine.offer.mends if step not in machine.mends), None)
 
 
 def mend(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """Machines that run but cannot be reached: the next step that may help, or they are given up.
+    """Take the next step that may help for each machine that runs but cannot be reached, or give it up.
 
-    If no machine of the run was ever reached it is hardly this one: a wrong rule of a network, perhaps.
+    If no machine of the run was ever reached, the fault is hardly this one's: a wrong rule of a network,
+    perhaps.
     """
     hopeful = state.heard_at > 0 and state.stop is None
     return [mend_or_give_up(state.machines[machine], hopeful) for machine in state.unreachable]
@@ -129,7 +130,8 @@ def stop_when_hopeless(state: RunState, now: Micros, offers: Sequence[Offer]) ->
 
 
 def _not_one_machine_alone(state: RunState) -> bool:
-    """Has every machine that works had its chance? One that breaks all in a moment says nothing of others."""
+    """Has every machine that works had its chance? One that breaks everything at once says nothing about
+    others."""
     return all(state.machines[machine].streak for machine in state.ready)
 
 

@@ -35,8 +35,9 @@ def stop_in_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
 def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
     """How long a new machine may live from now, if `sharers` of its kind share the free money.
 
-    Nothing, if not even one could be paid for as long as its place may let it run. One that waits in a queue
-    gets it from its start on: what it can cost is the same.
+    It is 0 if not even one machine could be paid for as long as its place may let it run. A machine that
+    waits
+    in a queue gets this time from its start on: what it can cost is the same.
     """
     seconds = min(first_lease_s(state, offer), _time_left_s(state, now))
     if state.limits.budget_usd is None:
@@ -47,7 +48,7 @@ def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
 
 
 def _payable(state: RunState, offer: Offer, sharers: int, least_s: float) -> int:
-    """For how many of them the free money lasts, each for the shortest life that it can have."""
+    """For how many such machines the free money lasts, if each has the shortest life that it can have."""
     least_usd = reserved_usd(offer, 0, after(0, least_s))
     many = sharers if least_usd <= 0 else min(sharers, int(_free_for_machines(state) / least_usd))
     return max(1, many)

@@ -1,4 +1,5 @@
-"""What to do next with a pool: have its machines, or let them all go. Nothing happens to one by itself."""
+"""What to do next with a pool: have its machines, or let them all go. A pool changes only when it is asked
+to."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
 
 
 def _name(state: RunState) -> str:
-    """The first that no machine has. A pool of one has a name without a number, as people know it."""
+    """The first name that no machine has. The one machine of a pool of one has a name without a number."""
     prefix = state.plan.machine_names
     taken = {machine.name for machine in _staying(state)}
     alone = ALONE.format(prefix=prefix)
@@ -64,7 +65,7 @@ def _staying(state: RunState) -> list[MachineState]:
 
 
 def _is_deleted(state: RunState) -> bool:
-    """By the user: a place that refuses us for now takes nothing from a pool."""
+    """Has the user deleted the pool? A place that refuses us for now takes nothing from it."""
     return state.stop is not None and state.stop.reason == "user"
 
 
@@ -86,5 +87,5 @@ def settled(state: RunState) -> bool:
 
 
 def next_deadline(state: RunState, now: Micros) -> Micros | None:
-    """Nothing falls due: who wants more machines later asks again."""
+    """Nothing falls due: somebody who wants more machines later asks again."""
     return None

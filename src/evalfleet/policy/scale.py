@@ -74,10 +74,10 @@ def _free_lane(state: RunState) -> int | None:
 
 
 def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Offer]:
-    """The first (offers come cheapest first) that neither refuses us nor is used up.
+    """The first offer (they come cheapest first) that neither refuses us nor is used up.
 
-    Is it one whose machines are taken back again and again, it comes second to the first that is not: what
-    to use if that is too dear, or there is none.
+    If its machines are taken back again and again, the first offer whose machines are not comes before it;
+    it is used if that one is too dear, or there is none.
     """
     tired: list[Offer] = []
     for offer in offers:

@@ -46,7 +46,7 @@ def surplus(state: RunState) -> list[MachineId]:
 
 
 def _pick(state: RunState, now: Micros, machine: MachineId) -> TaskId | None:
-    """A retry that is due first, then the next fresh task of the machine's lane."""
+    """The task to hand out: a retry that is due, else the next fresh task of the machine's lane."""
     known = state.machines[machine]
     for not_before, _, task in islice(state.retries, LOOK_AHEAD):
         if not_before > now:

@@ -21,9 +21,9 @@ def first_given_up(state: RunState) -> tuple[Micros, MachineId] | None:
 
 
 def _given_up_at(state: RunState, line: Line, machine: MachineState) -> Micros:
-    """Soon, if another one was heard after its silence was noticed.
+    """When a silent machine is given up: soon, if another one was heard after its silence was noticed.
 
-    If none was, it is probably our own network, or the service that speaks for all of them: then we wait
+    If none was, our own network is probably down, or the service that speaks for all of them: then we wait
     much longer, and once one machine answers again the others get time to do the same.
     """
     since = machine.silent_since or 0

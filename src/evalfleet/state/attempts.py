@@ -1,4 +1,4 @@
-"""What attempts change."""
+"""What the events of attempts change in the state."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def _used(state: RunState, attempt: AttemptState, metered: Metered) -> None:
 
 
 def _never_told(state: RunState, attempt: AttemptState) -> None:
-    """Its machine is gone: all that its calls were allowed may be spent."""
+    """Count all that its calls were allowed as spent: its machine is gone, and nobody will tell what they
+    used."""
     _reserve(state, attempt, -1)
     state.model_usd.lost += attempt.allowance.usd or 0.0
     state.model_tokens.lost += attempt.allowance.tokens or 0
@@ -166,7 +167,8 @@ def _is_forgiven(known: TaskState, outcome: Broken) -> bool:
 
 
 def retry_delay_s(limits: Limits, tries: int) -> float:
-    """None before the first retry (it goes elsewhere), then doubling up to a cap."""
+    """How long a retry waits: the first, which goes elsewhere, not at all, the next ones twice as long each
+    time."""
     if tries <= 1:
         return 0.0
     return min(limits.retry_cap_s, limits.retry_base_s * 2.0 ** (tries - 2))

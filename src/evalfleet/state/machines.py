@@ -1,4 +1,5 @@
-"""What machines change: their phases, their leases, what is reserved for them."""
+"""What the events of machines change in the state: phases, leases, what is reserved, which offers are
+blocked."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def _leave_lane(state: RunState, machine: MachineState) -> None:
 
 
 def _find_lane(state: RunState, machine: MachineState) -> None:
-    """Its own, if nobody has that now; else any; else one beyond those of the workers."""
+    """The machine's own lane, if nobody has that now; else any free one; else one beyond those of the
+    workers."""
     if machine.lane not in state.free_lanes:
         machine.lane = state.free_lanes[0] if state.free_lanes else lanes(state)
     _take_lane(state, machine.lane)
@@ -84,7 +86,7 @@ def machine_queued(state: RunState, at: Micros, event: ev.MachineQueued) -> None
 
 
 def machine_allocated(state: RunState, at: Micros, event: ev.MachineAllocated) -> None:
-    """Also of one that is given up already: that it started is to be paid."""
+    """A machine that is given up already is changed, too: that it started must be paid."""
     machine = state.machines[event.machine]
     state.reserved_usd -= _reservation(machine)
     life = machine.expires_at - machine.billed_at
@@ -407,7 +409,7 @@ def refuse(state: RunState, at: Micros, machine: MachineState, event: ev.Machine
 def lift(state: RunState, machine: MachineState) -> None:
     """A machine came up: what was refused before it was asked for is granted again.
 
-    Not what was refused for good, nor what was refused since: others had the last of it.
+    What was refused for good stays refused, and so does what was refused since: others had the last of it.
     """
     if not state.blocks:
         return

@@ -32,7 +32,7 @@ def set_status(state: RunState, known: TaskState, status: TaskStatus) -> None:
 
 
 def enqueue(state: RunState, known: TaskState, not_before: Micros) -> None:
-    """Back into the queue. Whatever has been tried goes to the retries, which are served first."""
+    """Put a task back into the queue. One that has been tried goes to the retries, which are served first."""
     set_status(state, known, "waiting")
     known.not_before = not_before
     known.retrying = bool(known.attempts)
@@ -65,7 +65,7 @@ def run_planned(state: RunState, at: Micros, event: ev.RunPlanned) -> None:
 
 
 def pool_planned(state: RunState, at: Micros, event: ev.PoolPlanned) -> None:
-    """Also of one that was deleted and is made anew: its machines keep their numbers."""
+    """A pool that was deleted and is made anew begins so, too: its machines keep their numbers."""
     state.stop, state.ended_at, state.status = None, None, "running"
     _ask_anew(state)
     run_planned(state, at, ev.RunPlanned(event.plan, 0))
@@ -77,7 +77,7 @@ def pool_resized(state: RunState, at: Micros, event: ev.PoolResized) -> None:
 
 
 def _ask_anew(state: RunState) -> None:
-    """What was refused before may be granted now."""
+    """Forget refusals and failures: what was refused before may be granted now."""
     state.blocks.clear()
     state.evictions.clear()
     state.refusals.clear()
