@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evalfleet.demo import prepare
+from tests.waiting import until
 
 
 def test_paths_with_spaces_quotes_and_accents_reach_the_command(tmp_path: Path) -> None:
@@ -56,3 +57,14 @@ def test_an_upgraded_browser_is_tried_again(tmp_path: Path) -> None:
     assert prepare.folder_key(prepare.MINIWOB, Path("p"), str(browser)) == before
     os.utime(browser, (1, 1))
     assert prepare.folder_key(prepare.MINIWOB, Path("p"), str(browser)) != before
+
+
+def test_somebody_who_waits_is_told_every_while_that_it_goes_on() -> None:
+    said: list[str] = []
+    with prepare.ticking(said.append, 0.01):
+        until(lambda: len(said) >= 2, "two ticks")
+    assert all(line.startswith("  ... ") and line.endswith(" s") for line in said)
+    told = len(said)
+    with prepare.ticking(said.append):
+        pass
+    assert len(said) == told, "what is quick says nothing"

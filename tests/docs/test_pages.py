@@ -109,3 +109,37 @@ def test_every_page_is_linked_from_the_readme() -> None:
 )
 def test_the_comparison_itself(expected: str, printed: str, same: bool) -> None:
     assert matches(expected, printed) is same
+
+
+INSTALLED_BY_NAME = re.compile(
+    r"\b(?:pipx?|uv) (?:tool |pip )?(?:install|run|add) [^\n|;&`]*?"
+    r"(?<![\w./@#-])evalfleet(?:\[[\w,]+\])?(?![\w./-]|\[|\s*@)"
+)
+"""The name in package indexes is not ours: a stranger could take it."""
+
+
+def test_nothing_installs_evalfleet_by_its_name() -> None:
+    for wrong in (
+        "pip install evalfleet",
+        "uv tool install evalfleet[ssh]",
+        "pipx install -q evalfleet==1.0",
+    ):
+        assert INSTALLED_BY_NAME.search(wrong), wrong
+    for right in (
+        "pipx install .",
+        "pip install './evalfleet[ssh]'",
+        "pip install 'evalfleet @ git+https://x@abc'",
+    ):
+        assert not INSTALLED_BY_NAME.search(right), right
+    sources = [
+        path
+        for kind in ("py", "md", "toml", "ipynb", "yml", "sh")
+        for path in ROOT.glob(f"[!.]*/**/*.{kind}")
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in (ROOT / "README.md", *sources)
+        if path != Path(__file__)
+        for match in INSTALLED_BY_NAME.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, found

@@ -61,8 +61,8 @@ def test_the_summary_says_why_a_run_that_is_done_fails(fleet: Fleet) -> None:
     fleet.bench([task("a", "score 1"), task("b", "score 0"), task("c", "exit 3")])
     under = fleet.run("--fail-under", "0.75", "--allow-broken", "1", "--attempts", "1")
     assert under.code == 1
-    assert "exit code 1 a success rate of 0.5 is below --fail-under 0.75" in flat(under.out)
-    assert fleet.results()["shortfall"] == "a success rate of 0.5 is below --fail-under 0.75"
+    assert "exit code 1 a pass rate of 0.5 is below --fail-under 0.75" in flat(under.out)
+    assert fleet.results()["shortfall"] == "a pass rate of 0.5 is below --fail-under 0.75"
     broken = fleet("run", "./b.toml", "--name", "s", "--attempts", "1")
     assert (broken.code, "exit code 1 1 task broken" in flat(broken.out)) == (1, True)
     good = fleet("run", "./b.toml", "--name", "t", "--task", "a", "--fail-under", "1")
@@ -132,6 +132,7 @@ def test_times_and_tags_in_text_and_in_json(fleet: Fleet) -> None:
         assert not re.search(r"\d\d:\d\d:\d\d(\.\d+)?Z", text), (verb, text)
     for verb in ("ls --json", "show r a_1 --json"):
         assert "+05:30" not in fleet(*verb.split(), env=there).out
+    assert not re.search(r"\b(boot|zero)=", said["logs r"]), "what only a controller's clock needs"
     shown = flat(said["show r a_1"])
     assert "tags quick, new" in shown
     assert 'metadata {"author": "Ada"}' in shown

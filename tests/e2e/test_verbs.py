@@ -51,6 +51,9 @@ def test_show(finished: Fleet) -> None:
     assert shown.code == 0
     assert all(word in shown.out for word in ("n_1", "n_2", "m_1", "worker-1", "exit code 5"))
     assert finished("show").out == shown.out  # the latest
+    for words in (["latest"], ["-"]):
+        assert finished("show", *words).out == shown.out, words
+    assert finished("show", "n_1").out == finished("show", "r", "n_1").out, "a task of the latest run"
     one = finished("show", "r", "m_1")
     assert "m_1.1" in one.out
     detail = finished("show", "r", "m_1", "--json").json

@@ -57,7 +57,7 @@ def test_a_run_ends_at_once_when_every_host_that_answers_needs_somebody(
     code, said = evalfleet(tmp_path / "f", strangers, "run", "b.toml", "--on", "lab", "--name", "r")
     assert code == 4, said
     stranger, other, dead = (host.name for host in strangers.hosts)
-    why = f"2 hosts ({stranger}, {other}): its host key is unknown; `evalfleet doctor lab --trust` shows"
+    why = f"2 hosts ({stranger}, {other}): the host key is unknown; `evalfleet doctor lab --trust` shows"
     assert f"stopping: lab/: {why}" in said
     assert f"{dead} does not answer" in said
     assert len(said.splitlines()) < 20, said
@@ -75,7 +75,7 @@ async def test_a_dead_host_on_which_something_is_left_keeps_nobody_waiting(stran
     assert silent.value.transient, "what is left there is removed when it answers"
     await earlier.close()
     later = strangers.place("mine")
-    with pytest.raises(PlaceError, match=r"2 hosts .* its host key is unknown") as caught:
+    with pytest.raises(PlaceError, match=r"2 hosts .* the host key is unknown") as caught:
         await bring_up(later, 2)
     assert not caught.value.transient, "the other hosts need somebody, and the dead one is no reason to wait"
     await later.close()

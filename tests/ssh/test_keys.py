@@ -88,7 +88,7 @@ async def test_user_known_hosts_none_does_not_switch_it_off(
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "config").write_text("UserKnownHostsFile none\nStrictHostKeyChecking no\n")
     monkeypatch.setenv("HOME", str(home))
-    assert "its host key is unknown" in await refusal(one.place(known_hosts=None))
+    assert "the host key is unknown" in await refusal(one.place(known_hosts=None))
 
 
 async def test_config_agent_and_jump_host_are_honoured(

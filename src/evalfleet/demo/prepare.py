@@ -194,12 +194,12 @@ TICK_S = 5.0
 
 
 @contextlib.contextmanager
-def ticking(say: Say) -> Generator[None]:
+def ticking(say: Say, tick_s: float = TICK_S) -> Generator[None]:
     """Say every few seconds that something is still under way."""
     done, begun = threading.Event(), time.monotonic()
 
     def tick() -> None:
-        while not done.wait(TICK_S):
+        while not done.wait(tick_s):
             say(f"  ... {time.monotonic() - begun:.0f} s")
 
     thread = threading.Thread(target=tick, daemon=True)

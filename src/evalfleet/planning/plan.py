@@ -26,6 +26,7 @@ from evalfleet.model import NOBODY, Isolation, Limits, Metering, Micros, Needs, 
 from evalfleet.names import check_run_name, default_run_name, hint
 from evalfleet.ports import Benchmark, Examined, FileBenchmark, Place, PlaceContext
 from evalfleet.toml_tables import convert, expand
+from evalfleet.version import requirement
 
 from .config import (
     Config,
@@ -545,7 +546,7 @@ def _check_priced(flags: Flags, metering: Metering) -> None:
     if flags.budget is None:
         return
     if not metering.prices:
-        how = "write it under [model.prices], or pip install 'evalfleet[models]'"
+        how = f"write it under [model.prices], or pip install '{requirement('models')}'"
         raise RequestError(f"--budget needs to know what the models cost; {how}")
     for model in flags.model:
         if model and price_of(metering.prices, model) is None:

@@ -330,7 +330,7 @@ def together(lines: list[Notice]) -> str:
     causes = Counter(str(outcome.cause) for outcome in outcomes if isinstance(outcome, Broken))
     rest = len(lines) - len(outcomes)
     parts = [
-        f"{len(scored):,} scored, {sum(o.success for o in scored):,} of them succeeded" if scored else "",
+        f"{len(scored):,} scored, {sum(o.success for o in scored):,} of them pass" if scored else "",
         f"{answered:,} answered" if answered else "",
         f"broken: {counted(causes)}" if causes else "",
         plural(rest, "notice") + " about machines and the run" if rest else "",

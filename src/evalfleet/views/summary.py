@@ -76,7 +76,7 @@ def shortfall(state: RunState, verdict: Verdict) -> str:
     if not of:
         return f"nothing was scored, and {asked} was asked for"
     rate = state.succeeded / of
-    return "" if rate >= verdict.fail_under else f"a success rate of {rate:.4g} is below {asked}"
+    return "" if rate >= verdict.fail_under else f"a pass rate of {rate:.4g} is below {asked}"
 
 
 def summary(results: Results, run_dir: Path | None = None, *, colours: bool = False) -> str:

@@ -49,7 +49,7 @@ class HostKeyUnknown(HostRefused):
 
     def __init__(self, host: str, fingerprint: str, file: str, line: str) -> None:
         remedy = f"if the host's owner confirms that fingerprint, add this line to {file}: {line}"
-        super().__init__(host, "its host key is unknown", remedy, fingerprint, "key")
+        super().__init__(host, "the host key is unknown", remedy, fingerprint, "key")
         self.host = host
         self.fingerprint = fingerprint
         self.file = file
