@@ -62,7 +62,8 @@ class Order:
 
 
 class Controller:
-    """Runs in a thread of its own, so that it works beside a terminal, a script or a notebook."""
+    """The one writer of a run. It is a thread of its own, so that it works beside a terminal, a script or a
+    notebook."""
 
     def __init__(self, order: Order) -> None:
         self._order = order

@@ -35,7 +35,7 @@ class Tempo(Struct, frozen=True):
 
 
 class Engine:
-    """Runs one stream to its end. Only this class writes to the journal."""
+    """The loop that runs one stream to its end. Only this class writes to the journal."""
 
     def __init__(
         self,

@@ -32,7 +32,8 @@ EARLIER = "what earlier runs took"
 
 @dataclass(frozen=True)
 class Estimate:
-    """`basis` says what the figures rest on: earlier runs, or every task at its time limit.
+    """What a run is expected to cost and to take. `basis` says what the figures rest on: earlier runs, or
+    every task at its time limit.
 
     `made`: what places would make. `task_s` is the mean of all tasks, `machine_s` until a machine is ready,
     and `machine_basis` says what that rests on.

@@ -56,7 +56,7 @@ async def open_tunnels(
 
 
 class _Carrier:
-    """Carries every connection made to a port here to a port there."""
+    """A carrier of every connection that is made to a port here, to a port there."""
 
     def __init__(self, place: Hosts, machine: Machine, port: int, tell: Tell) -> None:
         self._place = place

@@ -66,7 +66,8 @@ class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommandBenchmark:
-    """Runs the file's command for each task; a task is scored when the command wrote result.json.
+    """A benchmark that runs its file's command for each task. A task is scored when the command wrote
+    result.json.
 
     The command sees EVALFLEET_TASK_ID, EVALFLEET_ATTEMPT (0, 1, ...), EVALFLEET_PARAMS (JSON) and, when
     given, EVALFLEET_MODEL, EVALFLEET_AGENT and EVALFLEET_SETTINGS (JSON). A result may also say
@@ -261,7 +262,8 @@ class Scoring(Protocol):
 
 
 class ScoreGrader:
-    """Runs the score command for each answer that is wanted, one after another, in a folder of its own.
+    """A grader that runs the score command for each answer that is wanted, one after another, in its own
+    folder.
 
     The attempt's artefacts are all there is of it: its working directory, and what set-up made, stayed on
     its machine. What was graded in a container there is graded in one here, of the same image.

@@ -59,7 +59,7 @@ class PastResult(NamedTuple):
 
 
 class ResultReader(Protocol):
-    """Reads results that another program made, for `evalfleet import`."""
+    """A reader of results that another program made, for `evalfleet import`."""
 
     @property
     def result_file(self) -> str:
@@ -87,7 +87,7 @@ class SettledTask(NamedTuple):
 
 
 class ResultWriter(Protocol):
-    """Writes a run's results as the benchmark's own program would have left them, for `evalfleet report`."""
+    """A writer of results as the benchmark's own program would have left them, for `evalfleet report`."""
 
     @property
     def format(self) -> str:
@@ -320,7 +320,7 @@ class Repeated:
 
 
 class _RepeatedGrader:
-    """Shows each model's grader the tasks that it knows, and the attempts of all their repeats."""
+    """A grader that shows each model's own the tasks that it knows, and the attempts of all their repeats."""
 
     def __init__(self, graders: Mapping[str, Grader]) -> None:
         self._graders = graders

@@ -55,7 +55,7 @@ class LeftOut(Struct, frozen=True):
 
 
 class LocalMover:
-    """Moves files between here and a machine's directory on this computer.
+    """A mover of files between here and a machine's directory on this computer.
 
     All `secrets` are masked in what comes from there, whatever a job says that it was given.
     """
@@ -197,7 +197,7 @@ def _problem(left_out: list[LeftOut]) -> str:
 
 
 class ArtefactSieve:
-    """Goes through a job's artefacts, once more after a crash, and sets aside what must stay."""
+    """A walk through a job's artefacts, once more after a crash, that sets aside what must stay."""
 
     def __init__(self, folder: Path, note: Path, secrets: Secrets, caps: Caps) -> None:
         self.files = 0

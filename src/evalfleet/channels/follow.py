@@ -20,7 +20,8 @@ LAST_OFFSET = 1 << 62
 
 
 class MaskedStream:
-    """Masks the values of secrets in a file that comes in pieces, also one that lies across two of them."""
+    """A mask over a file that comes in pieces: it hides values of secrets, also one that lies across two
+    pieces."""
 
     def __init__(self, secrets: Secrets, offset: int) -> None:
         self._secrets = secrets

@@ -114,7 +114,8 @@ Dial = Callable[[asyncio.Protocol], Awaitable[OpenLink]]
 
 
 class Link(asyncio.Protocol):
-    """Callbacks instead of streams: a stream's reader costs a task switch a message."""
+    """A connection to a supervisor, by callbacks instead of streams: a stream costs a task switch a
+    message."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hearer: Hearer) -> None:
         self.heard = loop.time()

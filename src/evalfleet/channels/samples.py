@@ -56,7 +56,8 @@ class Sample(NamedTuple):
 
 
 class Samples:
-    """Keeps what machines tell, under `home`. A sample that cannot be kept is not worth a complaint."""
+    """What machines tell of their load, kept under `home`. A sample that cannot be kept is not worth a
+    complaint."""
 
     def __init__(self, home: Path) -> None:
         self._folder = home / FOLDER

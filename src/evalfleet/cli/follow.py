@@ -108,7 +108,7 @@ def notes() -> Generator[None]:
 
 
 class _Interrupts:
-    """Once: drain. Twice: leave. Thrice: we are leaving already."""
+    """What Ctrl-C does. Once: drain. Twice: leave. Thrice: nothing, since we are leaving already."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -146,7 +146,7 @@ def print_task_log(run: Run, name: str, *, follow: bool, as_json: bool) -> int:
 
 
 class _Tail:
-    """Prints what is new in an attempt's log: from its machine while it runs, then as it came home."""
+    """A printer of what is new in an attempt's log: from its machine while it runs, then as it came home."""
 
     def __init__(self, run: Run, attempt: AttemptState, as_json: bool) -> None:
         self.attempt = attempt

@@ -41,7 +41,7 @@ __all__ = ["Performer", "Tools"]
 
 
 class Performer:
-    """Performs effects. A bug in a plug-in breaks the machine it concerns, not the run."""
+    """What performs effects. A bug in a plug-in breaks the machine that it concerns, not the run."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools

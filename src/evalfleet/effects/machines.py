@@ -185,7 +185,7 @@ async def _isolated(tools: Tools, machine: MachineState, channel: Channel) -> Is
 
 
 class StepTeller:
-    """Writes down each step as it begins; what one says meanwhile now and then, for those who wait."""
+    """A teller that records each step as it begins, and now and then what a step says, for those who wait."""
 
     def __init__(self, tools: Tools, machine: MachineId) -> None:
         self._tools = tools

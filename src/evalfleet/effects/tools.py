@@ -35,7 +35,7 @@ class Pace(Protocol):
 
 @dataclass(frozen=True)
 class Tools:
-    """Effects read the state and never change it: what they find out they `report`."""
+    """What effects work with. They read the state and never change it: what they find out they `report`."""
 
     state: RunState
     places: Mapping[str, Place]

@@ -24,7 +24,8 @@ FOR_EVER: Micros = 1 << 62
 
 
 class Hold(Struct, frozen=True):
-    """`borrower` is the holder's own name for the machine. No holder: it was given back."""
+    """A claim on a machine of a pool. `borrower` is the holder's own name for it. No holder: it was given
+    back."""
 
     machine: MachineId
     pool: str

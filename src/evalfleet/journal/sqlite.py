@@ -46,7 +46,7 @@ class StreamInfo(Struct, frozen=True):
 
 
 class Store(Struct, frozen=True):
-    """`HOME/fleet.db`. Make one with `Store.open`; there is nothing to close."""
+    """The database `HOME/fleet.db`. Make one with `Store.open`; there is nothing to close."""
 
     home: Path
     home_id: str

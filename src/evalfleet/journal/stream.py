@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Look(Struct):
-    """For what was asked from outside."""
+    """An order to look for what was asked from outside."""
 
     future: asyncio.Future[list[Request]]
 

@@ -33,7 +33,7 @@ class Tail(Struct):
 
 
 class Append(Struct):
-    """Encoded events, (kind, body) each, and who waits for them."""
+    """An order to append: encoded events, (kind, body) each, and who waits for them."""
 
     future: asyncio.Future[None]
     at: Micros

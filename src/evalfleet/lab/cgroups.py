@@ -21,7 +21,7 @@ PERIOD_US = 100_000
 
 
 class HostLimits(NamedTuple):
-    """Of one host. None: no limit."""
+    """What one host may use. None: as much as there is."""
 
     memory_bytes: int | None = None
     cpus: float | None = None

@@ -13,7 +13,8 @@ from .host import Host
 
 
 class LabClient:
-    """`key_path`: the private key. `known_hosts_path`: host keys, as they were when the hosts were made."""
+    """What an SSH client of a lab needs: its private key, and the hosts' keys as they were when they were
+    made."""
 
     def __init__(self, directory: Path, prefix: tuple[str, ...]) -> None:
         self._pair = keys.new_key("evalfleet-lab")
@@ -52,7 +53,7 @@ class LabClient:
 
 
 class AnyLab(Protocol):
-    """They are context managers, too."""
+    """A lab of either kind. Labs are context managers, too."""
 
     @property
     def hosts(self) -> Sequence[Host]: ...

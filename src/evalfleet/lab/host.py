@@ -11,7 +11,8 @@ from .system import LabError
 
 
 class HostProcess(NamedTuple):
-    """`pid` is the machine's, for signals from outside; `inside` is what the host itself calls it."""
+    """A process of a host. `pid` is for signals from outside; `inside` is the pid that the host itself
+    knows."""
 
     pid: int
     inside: int

@@ -34,7 +34,8 @@ class LabSite(NamedTuple):
 
 
 class NamespaceHost(Host):
-    """Made by a Lab. The steps of a boot are apart, so that a lab can boot many at once."""
+    """A host made of namespaces, by a Lab. The steps of its boot are apart, so that a lab can boot many at
+    once."""
 
     users = USERS
     port = 22

@@ -26,7 +26,7 @@ Point = tuple[int, int, int, int]
 
 
 class LabKey(NamedTuple):
-    """`public`: as in known_hosts and authorized_keys, without a comment. `private`: the file's content."""
+    """A pair of keys. `public`: as in known_hosts, without a comment. `private`: the file's content."""
 
     public: str
     private: bytes

@@ -33,7 +33,8 @@ WAIT_S = 20.0
 
 
 class LoopbackHost(Host):
-    """`power_off` closes connections: without a cable to pull, clients notice at once."""
+    """A host without root. `power_off` closes connections: without a cable to pull, clients notice at
+    once."""
 
     def __init__(self, directory: Path, index: int, client_key: str) -> None:
         self.name = directory.name

@@ -22,7 +22,7 @@ QUIET = "for f in all default; do echo 1 > /proc/sys/net/ipv6/conf/$f/disable_ip
 
 
 class Cable(NamedTuple):
-    """Of one host: its name at the bridge and the address at its other end."""
+    """The cable of one host: its name at the bridge and the address at its other end."""
 
     name: str
     address: str
@@ -49,7 +49,7 @@ def host_side(wire: Cable) -> str:
 
 
 class Network:
-    """`path` is the namespace, a file that `nsenter --net` and `setns` take."""
+    """The network of a lab. `path` is its namespace, a file that `nsenter --net` and `setns` take."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -123,7 +123,7 @@ def _hours(seconds: float) -> str:
 
 
 def read_pool(store: Store, name: str) -> PoolView:
-    """Raises RequestError when there is no pool of this name, or no more."""
+    """The pool of this name. Raises RequestError when there is none, or none any more."""
     pools = {info.name for info in store.streams() if info.kind == "pool"}
     if name not in pools:
         raise RequestError(f"there is no pool {name!r}; {hint(name, pools)}")
@@ -134,5 +134,5 @@ def read_pool(store: Store, name: str) -> PoolView:
 
 
 def look_at(store: Store, name: str) -> PoolView:
-    """Also one that was deleted: a run may remember machines of it."""
+    """The pool of this name, also one that was deleted: a run may remember machines of it."""
     return PoolView(name, fold(store.read(name)), Holds(store, name).all())

@@ -31,7 +31,8 @@ START_S = 30.0
 
 
 class LocalSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Processes of this computer cost nothing, unless you say so to try budgets out."""
+    """The settings of `local`. Processes of this computer cost nothing, unless you say so to try budgets
+    out."""
 
     usd_per_hour: Annotated[
         float, Meta(ge=0, le=10_000, description="what a machine costs, to try budgets out")
@@ -202,7 +203,7 @@ def _names(root: Path) -> list[str]:
 
 
 async def connect(directory: Path, protocol: asyncio.Protocol) -> OpenLink:
-    """To the directory's supervisor, started if it is dead: it adopts what its predecessor left."""
+    """Connect to the directory's supervisor, started if it is dead: it adopts what its predecessor left."""
     if not directory.exists():
         raise ChannelError(f"there is no machine at {directory}")
     try:

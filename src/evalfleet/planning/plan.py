@@ -77,7 +77,7 @@ class BenchmarkOrigin(Struct, frozen=True, omit_defaults=True):
 
 
 class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
-    """`Plan.benchmark_spec`: what makes the benchmark again. `secrets` are names."""
+    """The content of `Plan.benchmark_spec`, from which the benchmark is made again. `secrets` are names."""
 
     kind: str
     spec: Mapping[str, Any]

@@ -40,7 +40,8 @@ class BenchmarkSource(Struct, frozen=True):
 
 
 class PlaceSpec(Struct, frozen=True, omit_defaults=True):
-    """Each of `Plan.place_specs`: what makes the place again. `base` is where its relative paths start."""
+    """An entry of `Plan.place_specs`, from which the place is made again. `base` is where its relative paths
+    start."""
 
     kind: str
     base: str

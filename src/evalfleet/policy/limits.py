@@ -36,8 +36,7 @@ def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
     """How long a new machine may live from now, if `sharers` of its kind share the free money.
 
     It is 0 if not even one machine could be paid for as long as its place may let it run. A machine that
-    waits
-    in a queue gets this time from its start on: what it can cost is the same.
+    waits in a queue gets this time from its start on: what it can cost is the same.
     """
     seconds = min(first_lease_s(state, offer), _time_left_s(state, now))
     if state.limits.budget_usd is None:

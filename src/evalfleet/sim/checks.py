@@ -237,7 +237,8 @@ CHECKS: tuple[Check, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class SeedsReport:
-    """`failures`: seed -> what was violated. `digest` covers every journal, byte for byte."""
+    """What many seeds came to. `failures`: seed -> what was violated. `digest` covers every journal, byte for
+    byte."""
 
     seeds: int
     events: int

@@ -17,7 +17,8 @@ LONGEST_S = 90 * 86400.0
 
 
 class _JumpSelector(selectors.BaseSelector):
-    """Never waits: a wait of n seconds moves the virtual clock by n. Watches no real files."""
+    """A selector that never waits: a wait of n seconds moves the virtual clock by n. It watches no real
+    files."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -46,7 +47,7 @@ class _JumpSelector(selectors.BaseSelector):
 
 
 class SimLoop(asyncio.SelectorEventLoop):
-    """`time()` is virtual; `now()` is the same as an instant."""
+    """An event loop in virtual time: `time()` is virtual, and `now()` is the same as an instant."""
 
     def __init__(self) -> None:
         self._jump = _JumpSelector()

@@ -39,7 +39,7 @@ MachinePhase = Literal["queued", "pending", "up", "gone", "evicted"]
 
 
 class SimChannel:
-    """Reaches one simulated machine, as long as it is the same start of it."""
+    """A channel to one simulated machine, as long as it is the same start of it."""
 
     def __init__(self, world: World, life: Life, machine: Machine, fence: Fence) -> None:
         self._world, self._life, self._machine = world, life, machine.id

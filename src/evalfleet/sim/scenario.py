@@ -86,7 +86,7 @@ given more time."""
 
 
 class SimGrader:
-    """Grades answers one by one, slowly. Some it cannot grade, some it forgets, and it may fall over."""
+    """A grader of answers one by one, slowly. Some it cannot grade, some it forgets, and it may fall over."""
 
     def __init__(self, world: World, life: Life) -> None:
         self._world, self._life = world, life
@@ -145,7 +145,7 @@ class SimBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Seconds from the start of the run, and for how long."""
+    """A time in a run: seconds from its start, and for how long."""
 
     start_s: float
     length_s: float

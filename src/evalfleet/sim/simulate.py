@@ -42,7 +42,10 @@ LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", defau
 
 
 class NapLoop(SimLoop):
-    """Nothing of a sleeping life runs. When it wakes, all that was due comes at once, in its order."""
+    """A loop on which one controller can be put to sleep, as a laptop is, while the world goes on without it.
+
+    Nothing of a sleeping life runs. When it wakes, all that was due comes at once, in its order.
+    """
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None

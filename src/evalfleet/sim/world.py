@@ -21,7 +21,8 @@ from .loop import SimLoop
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Chances are per call, per machine or per job; spans are seconds. All zero: a perfect world."""
+    """How bad a simulated world is. Chances are per call, machine or job; spans are seconds. All zero: it is
+    perfect."""
 
     call_fails: float = 0.0
     call_throttled: float = 0.0

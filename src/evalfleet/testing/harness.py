@@ -143,7 +143,8 @@ class Harness(ABC):
 
 
 class ShellHarness(Harness):
-    """For places whose machines have a POSIX shell. Marks are files that jobs and tests both reach."""
+    """A harness for places whose machines have a POSIX shell. Marks are files that jobs and tests both
+    reach."""
 
     def command(
         self,

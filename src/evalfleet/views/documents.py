@@ -397,7 +397,7 @@ class TasksPlannedLine(TypedDict):
 
 
 class Aggregated(TypedDict):
-    """aggregated_results.json"""
+    """The file aggregated_results.json."""
 
     total_tasks: int
     succeeded: int
@@ -417,7 +417,7 @@ class WorkerSummary(TypedDict):
 
 
 class WorkerResults(TypedDict):
-    """<machine>_results.json"""
+    """The file <machine>_results.json."""
 
     worker_name: str
     run_id: str
@@ -461,7 +461,7 @@ class LiveCost(TypedDict):
 
 
 class Live(TypedDict):
-    """parallel_live.json"""
+    """The file parallel_live.json."""
 
     status: RunStatus
     pool_id: str

@@ -25,7 +25,7 @@ _KEY = re.compile(r"\bsk-[\w*-]{8,}")
 
 
 class ModelAnswer(NamedTuple):
-    """`code` 0: there was none, and `text` says why."""
+    """An answer of the model's API. `code` 0: there was none, and `text` says why."""
 
     code: int
     text: str = ""

@@ -33,7 +33,7 @@ _NOT_TASKS = frozenset({"onboard", "logs"})
 
 
 class WaaResultReader:
-    """Reads result directories of WAA's client, of any number of workers."""
+    """A reader of the result directories of WAA's client, of any number of workers."""
 
     result_file = RESULT
 

@@ -21,7 +21,7 @@ LIST = "test_all.json"
 
 
 class TaskFiles(Protocol):
-    """Names are paths below it, with `/`."""
+    """A tree of files that define tasks. Names are paths below it, with `/`."""
 
     @property
     def where(self) -> str:
@@ -47,7 +47,7 @@ class TaskFiles(Protocol):
 
 
 class Folder:
-    """Of a checkout."""
+    """The files of a checkout."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

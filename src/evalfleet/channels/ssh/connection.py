@@ -89,7 +89,7 @@ def _joined(ssh: asyncssh.SSHClientConnection) -> asyncssh.SSHClientConnection:
 
 
 class _Client(asyncssh.SSHClient):
-    """Remembers a key that was refused, and tells when the connection is gone."""
+    """A client that remembers a key that was refused, and tells when the connection is gone."""
 
     def __init__(self, lost: Callable[[], None]) -> None:
         self.refused: asyncssh.SSHKey | None = None

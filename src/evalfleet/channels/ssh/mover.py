@@ -66,7 +66,7 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[Incoming]]
 
 
 class SshMover:
-    """Moves files between here and one machine.
+    """A mover of files between here and one machine.
 
     `ask` puts a request to its supervisor; `alive` is told that bytes got through.
     """
@@ -347,7 +347,7 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 
 class Flat(Struct, frozen=True):
-    """Files only, all of them in out/ itself, none left out: nothing to be sieved."""
+    """A collection that needs no sieve: files only, all of them in out/ itself, none left out."""
 
     files: dict[str, tuple[Entry, memoryview]]
 

@@ -17,7 +17,8 @@ MOST = 64
 
 
 class FileFollower:
-    """Sends what a file of a job holds from an offset on to one client, until the job has ended."""
+    """A follower that sends what a file of a job holds from an offset on to one client, until the job has
+    ended."""
 
     def __init__(self, client: Client, number: int, job: Job, path: str, offset: int) -> None:
         self.client = client

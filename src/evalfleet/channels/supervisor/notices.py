@@ -25,7 +25,8 @@ WEB_PORT = 80
 
 
 class Notices:
-    """Asks a URL every second. `taken` is called once, when an answer says that the machine is to go.
+    """A watch on a URL, asked every second. `taken` is called once, when an answer says that the machine is
+    to go.
 
     `watch` has the `url` (plain http, an address instead of a name), the `headers` of the request, and the
     `match` that `is_taken` looks for.

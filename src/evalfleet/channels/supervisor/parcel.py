@@ -35,7 +35,7 @@ class BadParcel(OSError):
 
 
 class ForgedParcel(BadParcel):
-    """It holds what no packer of ours writes: to ask for it again would not help."""
+    """A parcel holds what no packer of ours writes: to ask for it again would not help."""
 
 
 def wire(name: str) -> str:
@@ -69,7 +69,7 @@ def file_time(mtime_ns: int) -> int:
 
 
 class Packer:
-    """Writes a parcel, record by record."""
+    """A writer of a parcel, record by record."""
 
     def __init__(self, write: Callable[[bytes], Any]) -> None:
         self._write = write
@@ -120,7 +120,7 @@ class Packer:
 
 
 class Unpacker:
-    """Makes the files of a parcel under an empty folder `top`, and nothing anywhere else.
+    """A reader of a parcel, which makes its files under an empty folder `top`, and nothing anywhere else.
 
     `feed` it; once `end` is set the parcel was whole. Raises BadParcel, or OSError if it cannot write.
     Links are made last: no record can lead through one. `expected` says what may be at the top, each name
@@ -308,7 +308,7 @@ def unpack_bundle(digest: str, chunks: Iterable[bytes]) -> None:
 
 
 class Sieve:
-    """Goes through the artefacts, by name, until the caps are reached; then not for ever."""
+    """A walk through the artefacts, by name, until the caps are reached; then not for ever."""
 
     def __init__(self, packer: Packer, top: str, bytes_cap: int, files_cap: int) -> None:
         self.left_out: list[list[Any]] = []

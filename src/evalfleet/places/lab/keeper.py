@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Answers questions about one lab, and decides when it is over."""
+    """The process that answers questions about one lab, and decides when it is over."""
 
     def __init__(self, lab: Lab, shape: Shape) -> None:
         self._shape = shape
@@ -244,7 +244,7 @@ class Tenant:
 
 
 class Tenants:
-    """Of one lab. What was begun is ended, also when nobody waits for it any more."""
+    """The machines that have hosts of one lab. A host that was handed out is always given back."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab

@@ -35,7 +35,7 @@ GIB = 1 << 30
 
 
 class LabSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Hosts cost nothing; what they use is this computer's."""
+    """The settings of a lab. Hosts cost nothing; what they use is this computer's."""
 
     max_hosts: Annotated[int, Meta(ge=1, le=500, description="never more than this at once")] = 50
     cpus: Annotated[float, Meta(ge=0, description="cores a host may use; 0: all there are")] = 0.0

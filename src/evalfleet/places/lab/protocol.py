@@ -42,7 +42,8 @@ class KeeperOrders(Struct, frozen=True):
 
 
 class Add(Struct, frozen=True, tag=True):
-    """A host for a machine, or the one that it has, until its expiry. Answered when the host is up."""
+    """An order for a host, or for the one that a machine has, until its expiry. Answered when the host is
+    up."""
 
     machine: str
     expires_s: float
@@ -57,12 +58,14 @@ class Taken(Struct, frozen=True, tag=True):
 
 
 class ExtendExpiry(Struct, frozen=True, tag="Extend"):
+    """An order to move the end of a machine."""
+
     machine: str
     expires_s: float
 
 
 class Remove(Struct, frozen=True, tag=True):
-    """Answered when its host is gone."""
+    """An order to end a machine. It is answered when its host is gone."""
 
     machine: str
 
@@ -88,7 +91,7 @@ class Seen(Struct, frozen=True):
 
 
 class KeeperAnswer(Struct, frozen=True):
-    """`refusal` is a word, `detail` is for people."""
+    """What the keeper answers. `refusal` is a word for programs, `detail` is for people."""
 
     refusal: Refusal = ""
     detail: str = ""

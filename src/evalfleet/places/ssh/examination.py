@@ -23,7 +23,7 @@ NEVER = float("inf")
 
 
 class HostHealth:
-    """One host's. `down_since` is when it first did not answer, of late; `refusal` needs somebody's hand.
+    """The health of one host. `down_since` is when it first did not answer; `refusal` needs somebody's hand.
 
     `set_aside_s`: for how long it is set aside when it did badly; each time twice as long.
     """

@@ -180,7 +180,7 @@ class HostFleet:
         return held if held is not None and held.host in self.homes else None
 
     def heard(self, machine: MachineId) -> None:
-        """Its supervisor spoke."""
+        """Note that the machine's supervisor spoke."""
         self._heard[machine] = time.monotonic()
 
     def _known(self, held: HostLease) -> Machine | None:
@@ -274,7 +274,7 @@ class HostFleet:
     # -- removal -------------------------------------------------------------------------------
 
     async def remove(self, held: HostLease) -> None:
-        """Raises HostDown, HostLost, HostRefused: then it is a debt."""
+        """Remove the machine from its host. Raises HostDown, HostLost, HostRefused: then it is a debt."""
         self.records.unwanted(held)
         self._heard.pop(held.machine, None)
         self._removing.add(held.machine)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is not given comes from ~/.ssh/config and OpenSSH's defaults."""
+    """The settings of hosts. What is not given comes from ~/.ssh/config and OpenSSH's defaults."""
 
     hosts: Annotated[tuple[str, ...], Meta(description="[user@]host[:port], each one machine")]
     user: str | None = None
@@ -210,7 +210,7 @@ class SshPlace(Preflight):
             await self._order("take", machine, held.host, expires_s)
 
     async def _look_once(self) -> None:
-        """At all hosts, in parallel: an earlier controller may have made the machine."""
+        """Look at all hosts, in parallel: an earlier controller may have made the machine."""
         if self._scan is None:
             self._scan = asyncio.create_task(self._fleet.look_everywhere())
         await asyncio.shield(self._scan)
@@ -355,7 +355,7 @@ class SshPlace(Preflight):
     async def _order(
         self, verb: Literal["take", "extend"], machine: MachineId, host: str, expires_s: float
     ) -> None:
-        """To a machine that we have."""
+        """Give an order to a machine that we have."""
         self._records.keep(machine, host, expires_s)
         try:
             answer = await self._ask(verb, machine, host, expires_s)

@@ -34,7 +34,8 @@ class HostLease(Struct, frozen=True):
 
 
 class Records:
-    """Files, one a machine, so that the next controller of this home knows as much."""
+    """What we know of machines on hosts, as one file a machine, so that the next controller of this home
+    knows it."""
 
     def __init__(self, home: Path, place: str, clock: Callable[[], float]) -> None:
         self._folder = home / FOLDER / job_name(place)
@@ -43,7 +44,8 @@ class Records:
         self._loaded = False
 
     def get(self, machine: MachineId) -> HostLease | None:
-        """Of a machine that may still be there: not after its expiry, when its host has ended it."""
+        """The lease of a machine that may still be there; None after its expiry, when its host has ended
+        it."""
         self._load()
         held = self._held.get(machine)
         return held if held is not None and not self.over(held) else None
@@ -56,12 +58,12 @@ class Records:
         return self._clock() > held.expires_at
 
     def on(self, host: str) -> Iterator[HostLease]:
-        """All of a host, also those that are over: their files may be there still."""
+        """All leases of a host, also those that are over: their files may be there still."""
         self._load()
         yield from [held for held in self._held.values() if held.host == host]
 
     def latest(self, machine: MachineId) -> HostLease | None:
-        """As `get`, also of one that is over."""
+        """The lease of a machine, also of one that is over."""
         self._load()
         return self._held.get(machine)
 

@@ -1,7 +1,6 @@
 """What every place of VMs needs, whatever the cloud.
 
 place.py       VmPlace: SSH to the machines, turns, the ceiling of vCPUs; snapshots of what exists
-ssh_access.py  keys that are made here, connections to the machines, and orders to their supervisors
-readiness.py   VMs that run, until they can be used
+ssh_access.py  keys that are made here, connections to the machines, and VMs that run, until they can be used
 price_book.py  list prices: fetched ones, and behind them those that came with evalfleet
 """

@@ -222,7 +222,7 @@ class RunningVm(Struct, frozen=True):
 
 
 class Readiness:
-    """Waits until VMs can be used, and remembers how long each took for what."""
+    """The wait until VMs can be used, which remembers how long each took for what."""
 
     def __init__(self, access: SshAccess) -> None:
         self._access = access

@@ -26,7 +26,8 @@ POINTER = "~/.evalfleet-waa"
 
 
 class HostConfig:
-    """From the job's environment; for people who look in, from the file that set-up left."""
+    """The settings of a host, from the job's environment or, for people who look in, from the file that
+    set-up left."""
 
     def __init__(self, given: dict[str, object]) -> None:
         self.given = given

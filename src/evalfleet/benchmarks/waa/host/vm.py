@@ -108,7 +108,7 @@ def last_error(lines: Iterable[str]) -> str:
 
 
 class VmWatch:
-    """Looks at the virtual machine of a container that is to become ready, and tells how it gets on."""
+    """A watch on the virtual machine of a container that is to become ready. It tells how that gets on."""
 
     def __init__(self, engine: Docker, container: str, progress: Callable[[], str] = str) -> None:
         self._engine = engine
