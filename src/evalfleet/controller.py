@@ -29,6 +29,7 @@ from .ports import Place, PlaceContext
 from .state import RunState, apply, fold
 from .version import __version__
 from .views import notify
+from .views.alerting import AlertWatch
 from .views.live import PoolScribe, Scribe
 from .views.results import RunSummary, summarised
 
@@ -182,6 +183,8 @@ class Controller:
                 secrets=order.secrets,
                 state=state,
             )
+            if not is_pool:
+                self._watch_for_alerts(stack, clock)
             stack.push_async_callback(self._start_scribe(is_pool, clock))
             if not is_pool:
                 notify.expect(order.notify, order.home, order.run)
@@ -190,6 +193,14 @@ class Controller:
             state = await self._engine.run()
             if not is_pool:
                 self._keep_summary(state)
+
+    def _watch_for_alerts(self, stack: AsyncExitStack, clock: RunClock) -> None:
+        """By the rules of [alerts], until the end."""
+        order = self._order
+        if order.notify and order.notify.alerting is not None:
+            watch = AlertWatch(order.home, self._store, order.run, order.notify, clock.now)
+            watch.start()
+            stack.push_async_callback(asyncio.to_thread, watch.close)
 
     def _keep_summary(self, state: RunState) -> None:
         """Keep a summary for `ls`. If it cannot be written, `ls` folds the journal instead."""

@@ -714,19 +714,52 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     provenance: Provenance | None = None
 
 
+Severity = Literal["info", "warning", "critical"]
+
+
+class AlertRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """When something is told, and what is done then. A rule looks at those of its fields that it needs."""
+
+    severity: Severity = "warning"
+    on: bool = True
+    after_s: float = 0.0
+    """How long it must have been so."""
+    share: float = 0.0
+    """Of 1: above which share it is too much."""
+    factor: float = 0.0
+    """How many times the usual is too much."""
+    count: int = 0
+    """How often is too often."""
+    act: Literal["", "pause", "drain", "end"] = ""
+    """What is done beside telling: to the run, to the machine, or to the attempt that it is about."""
+
+
+class Alerting(Struct, frozen=True):
+    """The rules that evalfleet.toml changes, by name."""
+
+    cool_down_s: float = 1800.0
+    """What was over and is so again is told again after this time."""
+    rules: Mapping[str, AlertRule] = field(default_factory=dict[str, AlertRule])
+
+
 class Notify(Struct, frozen=True):
-    """Who is told how runs went: a program, a webhook, or both. It is false if nobody is."""
+    """Who is told how runs went: a program, a webhook, Apprise's addresses. It is false if nobody is."""
 
     command: tuple[str, ...] = ()
     """The program and its arguments."""
     webhook: str = ""
     """An address, which is a secret: whoever knows it can write there."""
+    apprise: tuple[str, ...] = ()
+    """Addresses as Apprise writes them, which are secrets, too."""
+    alerting: Alerting | None = None
+    """The rules by which they are told while a run goes on; None: only its end is told."""
 
     def __bool__(self) -> bool:
-        return bool(self.command or self.webhook)
+        return bool(self.command or self.webhook or self.apprise)
 
     def __repr__(self) -> str:
-        return f"Notify(command={self.command!r}, webhook={'...' if self.webhook else ''!r})"
+        hidden = ("..." if self.webhook else "", len(self.apprise))
+        return f"Notify(command={self.command!r}, webhook={hidden[0]!r}, apprise={hidden[1]} addresses)"
 
 
 NOBODY = Notify()

@@ -174,6 +174,7 @@ PRINTS = (
 """What to type -> what each line is that it prints; where there are several, the last one."""
 PRINT_NO_FACTS = {
     "completion",  # a script for a shell
+    "metrics",  # what Prometheus reads
     "controller",  # nothing: nobody types it
     "pool ssh",  # whatever the machine's shell prints
 }

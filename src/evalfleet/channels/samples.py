@@ -7,6 +7,7 @@ every ten seconds for a day, then by the minute for a week.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -126,10 +127,19 @@ def read_newest(home: Path, machine: str) -> Newest | None:
         return None
 
 
-def read_series(home: Path, machine: str) -> list[Sample]:
-    """All that is kept of what the machine told, oldest first. Lines that cannot be read are left out."""
+def read_series(home: Path, machine: str, last_bytes: int | None = None) -> list[Sample]:
+    """All that is kept of what the machine told, or the end of it, oldest first.
+
+    Lines that cannot be read are left out.
+    """
     try:
-        text = (home / FOLDER / f"{safe_name(machine)}{SERIES}").read_text("ascii", "replace")
+        with open(home / FOLDER / f"{safe_name(machine)}{SERIES}", "rb") as file:
+            if last_bytes is not None and file.seek(0, os.SEEK_END) > last_bytes:
+                file.seek(-last_bytes, os.SEEK_END)
+                file.readline()  # its beginning is missing
+            else:
+                file.seek(0)
+            text = file.read().decode("ascii", "replace")
     except OSError:
         return []
     samples: list[Sample] = []

@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "drain": "let a machine of a run, or the run, end what it does and go",
     "restart": "restart a machine of a run",
     "watch": "follow a run, from any terminal",
+    "alerts": "show what somebody should look at, or test whom it is told",
     "ls": "list the runs of this home",
     "show": "show how a run, or one of its tasks, went",
     "logs": "print the log of a run, a task or a machine",

@@ -9,21 +9,23 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from evalfleet.errors import RequestError
-from evalfleet.model import NOBODY, Notify
+from evalfleet.model import NOBODY, Alerting, AlertRule, Notify
 from evalfleet.names import hint
-from evalfleet.toml_tables import check_keys, expand, read_text, read_toml
+from evalfleet.toml_tables import check_keys, convert, expand, read_text, read_toml
 
 from .flags import file_keys, variables
 from .models import ModelTable, read_model_table
 
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
-SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify", "model"})
+SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify", "model", "alerts"})
 
-_NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE", "NOTIFY_COMMAND", "NOTIFY_WEBHOOK")
+_NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE", "NOTIFY_COMMAND", "NOTIFY_WEBHOOK", "NOTIFY_APPRISE")
 _TASKS_OWN = ("TASK_ID", "ATTEMPT", "PARAMS", "OUT", "AGENT", "SETTINGS", "REPEAT")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -73,14 +75,18 @@ def load_config(path: Path | None, cwd: Path) -> Config:
         },
         places=sections["places"],
         benchmarks=sections["benchmarks"],
-        notify=_notify(sections["notify"], f"{path}: [notify]"),
+        notify=replace(
+            _notify(sections["notify"], f"{path}: [notify]"),
+            alerting=_alerting(sections["alerts"], f"{path}: [alerts]") if "alerts" in data else None,
+        ),
         model=read_model_table(sections["model"], f"{path}: [model]") if "model" in data else None,
     )
 
 
 def notify_of(config: Config, environ: Mapping[str, str]) -> Notify:
     """The environment goes before the file, where an address that is a secret need not stand."""
-    command, webhook = (environ.get(f"EVALFLEET_NOTIFY_{name}") for name in ("COMMAND", "WEBHOOK"))
+    names = ("COMMAND", "WEBHOOK", "APPRISE")
+    command, webhook, apprise = (environ.get(f"EVALFLEET_NOTIFY_{name}") for name in names)
     try:
         argv = None if command is None else shlex.split(command)
     except ValueError:
@@ -90,19 +96,46 @@ def notify_of(config: Config, environ: Mapping[str, str]) -> Notify:
     return Notify(
         config.notify.command if argv is None else nearer.command,
         config.notify.webhook if webhook is None else nearer.webhook,
+        config.notify.apprise if apprise is None else tuple(apprise.split()),
+        config.notify.alerting,
     )
 
 
 def _notify(table: Table, where: str) -> Notify:
     """Errors do not show the address."""
-    check_keys(dict(table), frozenset({"command", "webhook"}), where)
+    check_keys(dict(table), frozenset({"command", "webhook", "apprise"}), where)
+    apprise = table.get("apprise", [])
+    urls = cast("list[object]", apprise) if isinstance(apprise, list) else [None]
+    if not all(isinstance(url, str) and "://" in url for url in urls):
+        raise RequestError(
+            f"{where}: 'apprise' must be a list of Apprise's addresses, such as [\"slack://...\"]"
+        )
     command, webhook = table.get("command", []), table.get("webhook", "")
     words = cast("list[object]", command) if isinstance(command, list) else [None]
     if not all(isinstance(word, str) for word in words):
         raise RequestError(f'{where}: \'command\' must be a list of words, such as ["notify-send", "evals"]')
     if not isinstance(webhook, str) or (webhook and not webhook.startswith(("https://", "http://"))):
         raise RequestError(f"{where}: 'webhook' must be an address that begins with https://")
-    return Notify(tuple(str(word) for word in words), webhook)
+    return Notify(tuple(str(word) for word in words), webhook, tuple(str(url) for url in urls))
+
+
+def _alerting(table: Table, where: str) -> Alerting:
+    """The rules as the file changes them. RequestError names a rule that is unknown, and the nearest."""
+    from evalfleet.views.alerts import CHECKS
+
+    cool_down_s = table.get("cool_down_s", Alerting().cool_down_s)
+    if isinstance(cool_down_s, bool) or not isinstance(cool_down_s, int | float) or cool_down_s < 0:
+        raise RequestError(f"{where}: 'cool_down_s' is {str(cool_down_s)[:80]!r}; write seconds such as 1800")
+    rules: dict[str, AlertRule] = {}
+    for name, changes in table.items():
+        if name == "cool_down_s":
+            continue
+        if name not in CHECKS:
+            raise RequestError(f"{where}: there is no alert {name!r}; {hint(name, CHECKS)}")
+        usual: dict[str, Any] = msgspec.to_builtins(CHECKS[name][1])
+        given = _table(changes, f"{where[:-1]}.{name}]")
+        rules[name] = convert({**usual, **given}, AlertRule, f"{where[:-1]}.{name}]")
+    return Alerting(float(cool_down_s), rules)
 
 
 def home_of(environ: Mapping[str, str], cwd: Path) -> Path:

@@ -111,7 +111,10 @@ def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
 
 
 def machine_step(state: RunState, at: Micros, event: ev.MachineStep) -> None:
-    state.machines[event.machine].setting_up = (event.step, event.said)
+    machine = state.machines[event.machine]
+    if event.step != machine.setting_up[0]:
+        machine.step_since = at
+    machine.setting_up = (event.step, event.said)
 
 
 def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:

@@ -122,6 +122,7 @@ class MachineState:
     prepared: str = ""  # the digest of the bundle that it was set up with
     good_until: Micros | None = None  # of what was set up there
     setting_up: tuple[str, str] = ("", "")  # the step, and what it says
+    step_since: Micros = 0  # when that step began
     closed_usd: float = 0.0  # what it cost until it was stopped or deleted
     open: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # attempts that run on it
     uncollected: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # artefacts to fetch

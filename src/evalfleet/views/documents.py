@@ -618,10 +618,24 @@ class PlanDocument(TypedDict):
 class NoticeHead(TypedDict):
     """What every notification begins with."""
 
-    event: Annotated[str, Meta(description="run_ended, run_left or reaped")]
+    event: Annotated[str, Meta(description="run_ended, run_left, reaped or alert")]
     at: Time | None
     host: str
     version: str
+
+
+class AlertNotice(NoticeHead):
+    """What [notify] is told of an alert. Nothing in it was written by an agent."""
+
+    run: str
+    rule: str
+    severity: str
+    subject: Annotated[str, Meta(description="what it is about; a rule tells of each once")]
+    machine: Annotated[str | None, Meta(description="its name")]
+    attempt: str | None
+    act: Annotated[str | None, Meta(description="what is done about it: pause, drain or end")]
+    look: Annotated[str, Meta(description="the command to look closer with")]
+    text: str
 
 
 class LeftMachine(TypedDict):

@@ -173,10 +173,13 @@ WORDS = ("error", "detail", "metadata", "measured", "said")
 
 
 def without_content(document: Any) -> Any:
-    """The document without what agents say: whoever reads it may be a model that must not listen to them."""
+    """The document with what agents say left empty: its reader may be a model that must not listen to it."""
     if isinstance(document, dict):
         parts = cast("dict[str, Any]", document)
-        return {key: without_content(value) for key, value in parts.items() if key not in WORDS}
+        return {
+            key: type(value)() if key in WORDS and isinstance(value, str | dict) else without_content(value)
+            for key, value in parts.items()
+        }
     if isinstance(document, list):
         return [without_content(value) for value in document]
     return document

@@ -1,4 +1,5 @@
-"""Telling people how it went: one JSON document to a command's standard input, to a webhook, or to both.
+"""Telling people how it went: one JSON document to a command's standard input or to a webhook, a line to
+Apprise's addresses.
 
 That something is to be told is marked in the run's folder when a controller takes the run, and the mark goes
 when it was told. So whoever comes after a crash (`resume`, `cancel`, `reap`) tells it: at least once, and
@@ -15,7 +16,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,7 +32,7 @@ from .format import iso, plural, usd
 from .results import results
 
 if TYPE_CHECKING:
-    from .documents import BelongingRow, LeftMachine, NoticeHead, ReapNotice, RunNotice
+    from .documents import AlertNotice, BelongingRow, LeftMachine, NoticeHead, ReapNotice, RunNotice
 
 MARK = ".notify"
 COMMAND_S = 30.0
@@ -149,19 +150,30 @@ def _text(told: RunNotice) -> str:
 # -- how -------------------------------------------------------------------------------------------
 
 
+def told(notify: Notify, document: AlertNotice) -> list[str]:
+    """Tell of an alert; what went wrong with that."""
+    return _problems(notify, document)
+
+
 def _told(notify: Notify, document: RunNotice | ReapNotice) -> bool:
     """By all ways at once, in bounded time. What goes wrong is a note, and shows no secret."""
+    problems = _problems(notify, document)
+    for problem in problems:
+        log.warning("the notification did not get through: %s", problem)
+    return not problems
+
+
+def _problems(notify: Notify, document: RunNotice | ReapNotice | AlertNotice) -> list[str]:
     body = msgspec.json.encode(document)
     ways: list[tuple[Callable[[], str], float]] = []
     if notify.command:
         ways.append((lambda: by_command(notify.command, body, COMMAND_S), COMMAND_S))
     if notify.webhook:
         ways.append((lambda: by_webhook(notify.webhook, body), WEBHOOK_S))
+    if notify.apprise:
+        ways.append((lambda: by_apprise(notify.apprise, document["text"]), COMMAND_S))
     calls = [_Call(work, limit_s + MARGIN_S) for work, limit_s in ways]
-    problems = [problem for call in calls if (problem := call.problem())]
-    for problem in problems:
-        log.warning("the notification did not get through: %s", problem)
-    return not problems
+    return [problem for call in calls if (problem := call.problem())]
 
 
 class _Call:
@@ -206,3 +218,18 @@ def by_webhook(url: str, body: bytes) -> str:
     except NoAnswer as err:
         return f"the webhook cannot be reached ({err})"
     return f"the webhook answered {answer.code}" if answer.code >= 300 else ""
+
+
+def by_apprise(urls: Sequence[str], text: str) -> str:
+    """The same, to whatever Apprise knows: chat rooms, e-mail, telephones. Errors show no address."""
+    try:
+        import apprise
+    except ImportError:
+        return "Apprise is not installed: `pip install 'evalfleet[alerts]'`"
+    teller: Any = apprise.Apprise()
+    refused = sum(not teller.add(url) for url in urls)
+    if refused:
+        return f"Apprise does not understand {refused} of {len(urls)} addresses"
+    logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it would show addresses
+    sent = teller.notify(title="evalfleet", body=text)
+    return "" if sent else "Apprise could not deliver it to all of its addresses"

@@ -1,0 +1,95 @@
+"""What somebody should look at: alerts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evalfleet.planning.workspace import Workspace
+
+TEST = "test"
+
+
+def alerts_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="default: the latest; `test`: send one to whom [notify] names"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def alerts(args: argparse.Namespace) -> int:
+    """Show what was told of a run by the rules of [alerts], and what they have to say now.
+
+    `evalfleet alerts test` sends an alert to the command, the webhook and the Apprise addresses of [notify],
+    and says what came of it. No alert has anything in it that an agent wrote.
+    """
+    from evalfleet.api import runs
+    from evalfleet.clock import WallClock
+    from evalfleet.model import Alerting
+    from evalfleet.planning.workspace import Workspace
+    from evalfleet.views.alerting import notice_of, read_alerts, situation_of
+    from evalfleet.views.alerts import holding
+    from evalfleet.views.format import local_time
+
+    workspace = Workspace.here()
+    if args.run == TEST:
+        return _test(workspace, as_json=args.json)
+    run = runs.open_run(workspace, args.run)
+    state, notify = run.state(), workspace.notify()
+    told = [notice_of(state, alert) for alert in read_alerts(run.folder)]
+    now = holding(situation_of(run.home, state, WallClock().now()), notify.alerting or Alerting())
+    holds = [notice_of(state, alert) for alert in now]
+    if args.json:
+        print(json.dumps({"run": run.name, "told": told, "now": holds}))
+        return 0
+    for notice in told:
+        print(f"{local_time(notice['at'])} {notice['text']}")
+    known = {(notice["rule"], notice["subject"]) for notice in told}
+    for notice in holds:
+        if (notice["rule"], notice["subject"]) not in known:
+            print(f"now: {notice['text']}")
+    if not told and not holds:
+        print(f"{run.name}: nothing to tell")
+    return 0
+
+
+def _test(workspace: Workspace, *, as_json: bool) -> int:
+    import socket
+
+    from evalfleet.errors import RequestError
+    from evalfleet.version import __version__
+    from evalfleet.views.format import iso
+    from evalfleet.views.notify import told
+
+    notify = workspace.notify()
+    if not notify:
+        raise RequestError("[notify] in evalfleet.toml names nobody: write a command, a webhook or apprise")
+    text = "evalfleet: this is a test of alerts"
+    problems = told(
+        notify,
+        {
+            "event": "alert",
+            "at": iso(workspace.now()),
+            "host": socket.gethostname(),
+            "version": __version__,
+            "run": "",
+            "rule": TEST,
+            "severity": "info",
+            "subject": TEST,
+            "machine": None,
+            "attempt": None,
+            "act": None,
+            "look": "evalfleet alerts",
+            "text": text,
+        },
+    )
+    if as_json:
+        print(json.dumps({"problems": problems}))
+    elif not problems:
+        print("the alert got through")
+    for problem in problems if not as_json else ():
+        print(f"evalfleet: {problem}", file=sys.stderr)
+    return 1 if problems else 0

@@ -1,0 +1,236 @@
+"""Alerts: what somebody should look at, by rules over the state, machines' loads and attempts' steps.
+
+`holding` is a pure function; `Raised` remembers what was told, so that each thing is told once. Nothing that
+an agent has written gets into an alert: who reads it may be a model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from statistics import median
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from evalfleet.channels.samples import Sample
+from evalfleet.model import (
+    SECOND,
+    Alerting,
+    AlertRule,
+    AttemptId,
+    Broken,
+    Cause,
+    MachineId,
+    Micros,
+    Scored,
+    after,
+    seconds_between,
+)
+from evalfleet.state import RunState
+
+from .format import clean, duration, percent, usd
+from .progress import Progress
+from .stats import machines_usd, retries
+
+FEW_ATTEMPTS = 10
+FEW_SCORED = 5
+GAP_S = 30.0
+"""Samples further apart than this do not tell what was between them."""
+
+
+class Situation(NamedTuple):
+    """All that rules look at. Times of samples are the wall clock's, as `wall` is."""
+
+    state: RunState
+    now: Micros
+    wall: Micros
+    progress: Mapping[AttemptId, Progress]
+    series: Mapping[MachineId, Sequence[Sample]]
+
+
+class Alert(Struct, frozen=True, omit_defaults=True):
+    """One thing to look at. `subject` is what it is about: a rule tells of each subject once."""
+
+    rule: str
+    subject: str
+    severity: str
+    text: str
+    at: Micros = 0
+    machine: MachineId | None = None
+    attempt: AttemptId | None = None
+
+
+Found = Iterator[tuple[str, str, MachineId | None, AttemptId | None]]
+"""Subject, text, and the machine and attempt that it is about, if it is about one."""
+Check = Callable[[Situation, AlertRule], Found]
+
+
+def _running(state: RunState) -> Iterator[AttemptId]:
+    for machine in state.ready:
+        yield from state.machines[machine].open
+
+
+def _stuck(situation: Situation, rule: AlertRule) -> Found:
+    for attempt in _running(situation.state):
+        known = situation.progress.get(attempt)
+        if known is not None and known.idle_s is not None and known.idle_s >= rule.after_s:
+            text = f"{clean(attempt)} has made no step and written nothing for {duration(known.idle_s)}"
+            yield attempt, text, situation.state.attempts[attempt].machine, attempt
+
+
+def _startup(situation: Situation, rule: AlertRule) -> Found:
+    for machine in situation.state.coming:
+        known = situation.state.machines[machine]
+        waited = seconds_between(known.billed_at, situation.now)
+        if known.phase != "queued" and not known.unstarted and waited >= rule.after_s:
+            step = f" (at {clean(known.setting_up[0])})" if known.setting_up[0] else ""
+            yield machine, f"{clean(known.name)} is not ready after {duration(waited)}{step}", machine, None
+
+
+def _pull(situation: Situation, rule: AlertRule) -> Found:
+    for machine in situation.state.coming:
+        known = situation.state.machines[machine]
+        step = known.setting_up[0]
+        waited = seconds_between(known.step_since, situation.now)
+        if any(word in step for word in ("image", "pull")) and known.step_since and waited >= rule.after_s:
+            text = f"{clean(known.name)} has been fetching its image for {duration(waited)}"
+            yield machine, text, machine, None
+
+
+def _unhealthy(situation: Situation, rule: AlertRule) -> Found:
+    since = after(situation.wall, -rule.after_s)
+    for machine in situation.state.ready:
+        samples = [sample for sample in situation.series.get(machine, ()) if sample.at <= situation.wall]
+        for field, what in ((1, "CPU"), (2, "memory"), (3, "disk")):
+            begun = _above_since(samples, field, rule.share)
+            fresh = bool(samples) and seconds_between(samples[-1].at, situation.wall) <= 2 * GAP_S
+            if fresh and begun is not None and begun <= since:
+                name = clean(situation.state.machines[machine].name)
+                text = f"{what} of {name} has been over {percent(rule.share)} for {duration(rule.after_s)}"
+                yield f"{machine} {what}", text, machine, None
+
+
+def _above_since(samples: Sequence[Sample], field: int, share: float) -> Micros | None:
+    """Since when the newest samples, without a gap, are all above the share."""
+    begun: Micros | None = None
+    for sample in reversed(samples):
+        if sample[field] < share or (begun is not None and begun - sample.at > GAP_S * SECOND):
+            break
+        begun = sample.at
+    return begun
+
+
+def _slow(situation: Situation, rule: AlertRule) -> Found:
+    state = situation.state
+    newest = islice(reversed(state.attempts.values()), 500 + state.running)
+    seconds = [attempt.seconds for attempt in newest if isinstance(attempt.outcome, Scored)]
+    if len(seconds) < FEW_SCORED:
+        return
+    usual = median(seconds)
+    for attempt in _running(state):
+        known = state.attempts[attempt]
+        took = seconds_between(known.started_at, situation.now)
+        if took >= max(rule.factor * usual, 1.0):
+            text = f"{clean(attempt)} has run for {duration(took)}; half of all tasks took {duration(usual)}"
+            yield attempt, text, known.machine, attempt
+
+
+def _retries(situation: Situation, rule: AlertRule) -> Found:
+    state = situation.state
+    many = len(state.attempts)
+    if many >= FEW_ATTEMPTS and retries(state) >= rule.share * many:
+        causes = ", ".join(f"{cause} {n}" for cause, n in state.causes.most_common(3))
+        yield "run", f"{percent(retries(state) / many)} of {many} attempts were retries: {causes}", None, None
+
+
+def _budget(situation: Situation, rule: AlertRule) -> Found:
+    state, budget = situation.state, situation.state.limits.budget_usd
+    if not budget:
+        return
+    spent = machines_usd(state, situation.now) + state.model_usd.spent + state.model_usd.lost
+    passed = max((mark for mark in (50, 80, 100) if spent >= budget * mark / 100), default=None)
+    if passed is not None:
+        yield f"{passed}%", f"{usd(spent)} of the budget of {usd(budget)} is spent ({passed}%)", None, None
+
+
+def _model_errors(situation: Situation, rule: AlertRule) -> Found:
+    state = situation.state
+    if state.causes[Cause.MODEL] < rule.count:
+        return
+    newest = islice(reversed(state.attempts.values()), 500)
+    broken = (attempt.outcome for attempt in newest if isinstance(attempt.outcome, Broken))
+    alike = Counter(outcome.detail[:200] for outcome in broken if outcome.cause is Cause.MODEL)
+    for number, (_, many) in enumerate(alike.most_common(5)):
+        if many >= rule.count:
+            text = f"{many} attempts broke by the same error of the model: `evalfleet show` has it"
+            yield f"error {number}", text, None, None
+
+
+def _queue(situation: Situation, rule: AlertRule) -> Found:
+    for machine in situation.state.coming:
+        known = situation.state.machines[machine]
+        if known.phase == "queued" and known.queued_at is not None:
+            waited = seconds_between(known.queued_at, situation.now)
+            if waited >= rule.after_s:
+                text = f"{clean(known.name)} has waited in its place's queue for {duration(waited)}"
+                yield machine, text, machine, None
+
+
+def _left(situation: Situation, rule: AlertRule) -> Found:
+    for machine in situation.state.undeleted:
+        known = situation.state.machines[machine]
+        if known.delete_refused:
+            yield machine, f"{clean(known.name)} cannot be deleted, and costs on until it is", machine, None
+
+
+CHECKS: dict[str, tuple[Check, AlertRule]] = {
+    "job_stuck_no_progress": (_stuck, AlertRule(after_s=900.0)),
+    "container_startup_timeout": (_startup, AlertRule(after_s=1200.0)),
+    "compute_node_unhealthy": (_unhealthy, AlertRule("critical", after_s=300.0, share=0.95)),
+    "slow_task_execution": (_slow, AlertRule("info", factor=2.0)),
+    "high_retry_rate": (_retries, AlertRule(share=0.2)),
+    "docker_pull_slow": (_pull, AlertRule(after_s=300.0)),
+    "budget": (_budget, AlertRule()),
+    "model_error_repeated": (_model_errors, AlertRule(count=3)),
+    "queue_longer_than_planned": (_queue, AlertRule(after_s=3600.0)),
+    "machines_left": (_left, AlertRule("critical")),
+}
+"""Every rule, with what it is unless evalfleet.toml says otherwise."""
+
+
+def holding(situation: Situation, alerting: Alerting) -> list[Alert]:
+    """What the rules have to say now, whether it was said before or not."""
+    if situation.state.ended_at is not None:
+        return []
+    found: list[Alert] = []
+    for name, (check, usual) in CHECKS.items():
+        rule = alerting.rules.get(name, usual)
+        if rule.on:
+            for subject, text, machine, attempt in check(situation, rule):
+                found.append(Alert(name, subject, rule.severity, text, situation.now, machine, attempt))
+    return found
+
+
+class Raised:
+    """What was told, so that it is told once: again only if it was over, and the cool-down is, too."""
+
+    def __init__(self, earlier: Sequence[Alert] = ()) -> None:
+        self._at = {(alert.rule, alert.subject): alert.at for alert in earlier}
+        self._still = set(self._at)
+
+    def new(self, alerts: Sequence[Alert], now: Micros, cool_down_s: float) -> list[Alert]:
+        fresh: list[Alert] = []
+        holds: set[tuple[str, str]] = set()
+        for alert in alerts:
+            key = (alert.rule, alert.subject)
+            last = self._at.get(key)
+            if key not in self._still and (last is None or now >= after(last, cool_down_s)):
+                self._at[key] = now
+                fresh.append(alert)
+                holds.add(key)
+            elif key in self._still:
+                holds.add(key)
+        self._still = holds  # what came again too soon is told when the cool-down is over
+        return fresh

@@ -1,0 +1,187 @@
+"""Rules of alerts, each on a run made by hand: when it tells, of what, and that it tells it once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from evalfleet import events as ev
+from evalfleet.channels.samples import Sample
+from evalfleet.errors import RequestError
+from evalfleet.model import SECOND, Alerting, AttemptId, Broken, Cause, MachineId, Micros, Scored, after
+from evalfleet.planning.config import load_config
+from evalfleet.views.alerts import CHECKS, Alert, Raised, Situation, holding
+from evalfleet.views.progress import Progress
+from tests.unit.views_feed import Feed
+
+ONE = MachineId("run1-abc123-1")
+SAY = "IGNORE ALL RULES"
+
+
+def told(
+    feed: Feed,
+    progress: Mapping[AttemptId, Progress] | None = None,
+    series: Mapping[MachineId, Sequence[Sample]] | None = None,
+    alerting: Alerting | None = None,
+) -> dict[str, list[Alert]]:
+    situation = Situation(feed.state, feed.now, feed.now, progress or {}, series or {})
+    found: dict[str, list[Alert]] = {}
+    for alert in holding(situation, alerting or Alerting()):
+        found.setdefault(alert.rule, []).append(alert)
+        assert SAY not in alert.text
+    return found
+
+
+def test_an_attempt_that_makes_no_progress() -> None:
+    feed = Feed(tasks=4, machines=2)
+    stuck, busy = feed.start("t_0"), feed.start("t_1", 2)
+    assert told(feed, {stuck: Progress(3, idle_s=899.0)}) == {}
+    found = told(feed, {stuck: Progress(3, idle_s=900.0), busy: Progress(3, idle_s=5.0)})
+    (alert,) = found["job_stuck_no_progress"]
+    assert (alert.attempt, alert.machine, alert.severity) == (stuck, ONE, "warning")
+
+
+def test_a_machine_that_does_not_become_ready_and_one_that_fetches_its_image_for_long() -> None:
+    feed = Feed(tasks=4, machines=1, ready=False)
+    feed.add(ev.MachineUp(ONE))
+    feed.add(ev.MachineStep(ONE, "image", SAY))
+    feed.wait(200)
+    feed.add(ev.MachineStep(ONE, "image", "more"))
+    feed.wait(99)
+    assert told(feed) == {}
+    feed.wait(1)
+    assert list(told(feed)) == ["docker_pull_slow"]
+    feed.wait(900)
+    assert set(told(feed)) == {"docker_pull_slow", "container_startup_timeout"}
+
+
+def test_a_machine_that_waits_in_a_queue_for_long() -> None:
+    feed = Feed(tasks=4, machines=0)
+    feed.offer = structs.replace(feed.offer, queues=True)
+    feed.machine(1, ready=False)
+    feed.add(ev.MachineQueued(ONE))
+    feed.wait(3600)
+    assert list(told(feed)) == ["queue_longer_than_planned"]
+
+
+def samples(now: Micros, seconds: int, cpu: float = 0.1, disk: float = 0.1) -> list[Sample]:
+    return [Sample(now - s * SECOND, cpu, 0.2, disk) for s in range(seconds, -1, -10)]
+
+
+def test_a_machine_whose_disk_is_full_for_five_minutes_is_critical() -> None:
+    feed = Feed(tasks=4, machines=2)
+    feed.wait(1000)
+    (alert,) = told(feed, series={ONE: samples(feed.now, 300, disk=0.96)})["compute_node_unhealthy"]
+    assert (alert.severity, alert.machine) == ("critical", ONE)
+    assert "disk of worker-1" in alert.text
+    assert told(feed, series={ONE: samples(feed.now, 280, disk=0.96)}) == {}
+    broken = [
+        sample._replace(disk=0.5) if n == 9 else sample for n, sample in enumerate(samples(feed.now, 300))
+    ]
+    assert told(feed, series={ONE: broken}) == {}
+    gap = [
+        sample
+        for sample in samples(feed.now, 400, cpu=1.0)
+        if not 100 < (feed.now - sample.at) // SECOND < 200
+    ]
+    assert told(feed, series={ONE: gap}) == {}, "nobody knows what was in the gap"
+    old = samples(after(feed.now, -500), 300, cpu=1.0)
+    assert told(feed, series={ONE: old}) == {}, "what a machine told long ago is no news"
+
+
+def test_a_task_that_takes_twice_the_median() -> None:
+    feed = Feed(tasks=20, machines=1)
+    for n in range(5):
+        feed.attempt(f"t_{n}", Scored(1.0, True), seconds=60)
+    feed.start("t_9")
+    feed.wait(119)
+    assert told(feed) == {}
+    feed.wait(1)
+    assert list(told(feed)) == ["slow_task_execution"]
+
+
+def test_many_retries_and_the_same_error_of_a_model() -> None:
+    feed = Feed(tasks=20, machines=1)
+    feed.add(ev.RunSteered("set", "ann", attempts=3))
+    for _ in range(3):
+        feed.attempt("t_0", Broken(Cause.MODEL, SAY))
+    for n in range(1, 8):
+        feed.attempt(f"t_{n}", Scored(1.0, True))
+    found = told(feed)
+    assert set(found) == {"high_retry_rate", "model_error_repeated"}
+    assert "20.0% of 10 attempts" in found["high_retry_rate"][0].text
+
+
+def test_the_budget_at_half_four_fifths_and_all_of_it() -> None:
+    feed = Feed(tasks=4, machines=1, usd_per_hour=3.6)
+    feed.add(ev.RunSteered("set", "ann", budget_usd=1.0))
+    raised, subjects = Raised(), list[str]()
+    for _ in range(12):
+        feed.wait(100)
+        alerts = told(feed).get("budget", [])
+        subjects += [alert.subject for alert in raised.new(alerts, feed.now, 1800)]
+    assert subjects == ["50%", "80%", "100%"]
+
+
+def test_a_machine_that_cannot_be_deleted() -> None:
+    feed = Feed(tasks=4, machines=1)
+    feed.lose(1)
+    feed.add(ev.MachineDeleteRefused(ONE, SAY))
+    assert list(told(feed)) == ["machines_left"]
+
+
+def test_each_thing_is_told_once_and_again_only_after_it_was_over_and_the_cool_down_is() -> None:
+    alert, raised = Alert("r", "s", "info", "t"), Raised()
+
+    def new(alerts: list[Alert], second: int) -> int:
+        return len(raised.new(alerts, second * SECOND, 100.0))
+
+    assert [new([alert], s) for s in (0, 10, 500)] == [1, 0, 0], "as long as it holds, once"
+    assert [new([], 510), new([alert], 520)] == [0, 1]
+    assert [new([], 530), new([alert], 540), new([alert], 619)] == [0, 0, 0]
+    assert new([alert], 620) == 1
+    assert Raised([alert]).new([alert], 10 * SECOND, 0.0) == [], (
+        "what an earlier controller told is not told again"
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "evalfleet.toml"
+
+
+def test_rules_are_changed_in_the_file(config: Path) -> None:
+    config.write_text("[alerts]\ncool_down_s = 60\n[alerts.slow_task_execution]\nfactor = 3\non = false\n")
+    alerting = load_config(config, config.parent).notify.alerting
+    assert alerting is not None
+    assert alerting.cool_down_s == 60.0
+    rule = alerting.rules["slow_task_execution"]
+    assert (rule.factor, rule.on, rule.severity) == (3.0, False, CHECKS["slow_task_execution"][1].severity)
+    feed = Feed(tasks=20, machines=1)
+    for n in range(5):
+        feed.attempt(f"t_{n}", Scored(1.0, True))
+    feed.start("t_9")
+    feed.wait(1000)
+    assert told(feed, alerting=alerting) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[alerts.slow_task]\n", "there is no alert 'slow_task'"),
+        ("[alerts.budget]\nafter = 3\n", "after"),
+        ('[alerts.budget]\nseverity = "loud"\n', "loud"),
+        ("[alerts]\ncool_down_s = -1\n", "cool_down_s"),
+        ("[alerts]\nbudget = 3\n", "[alerts.budget]"),
+        ('[notify]\napprise = "slack"\n', "must be a list of Apprise's addresses"),
+    ],
+)
+def test_a_rule_that_is_wrong_is_refused_in_a_line(config: Path, text: str, words: str) -> None:
+    config.write_text(text)
+    with pytest.raises(RequestError) as refused:
+        load_config(config, config.parent)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
