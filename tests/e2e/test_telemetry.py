@@ -28,10 +28,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="Prometheus is not installed: apt-get install prometheus"
 )
-CALL = {"n": 1, "at": 1_790_000_000.5, "model": "gpt-4o", "status": 200, "in": 12, "out": 3, "ms": 250.0}
-DO = f"""
-printf '%s\\n' '{json.dumps({"n": 1, "at": CALL["at"], "model": "gpt-4o"})}' '{json.dumps(CALL)}' 'not json' \
-  > "$EVALFLEET_OUT/calls.jsonl"
+DO = """
+now=$(date +%s)
+{
+  echo "{\\"n\\": 1, \\"at\\": $((now + 1)).5, \\"model\\": \\"gpt-4o\\"}"
+  echo "{\\"n\\": 1, \\"status\\": 200, \\"in\\": 12, \\"out\\": 3, \\"ms\\": 250.0}"
+  echo "not json"
+} > "$EVALFLEET_OUT/calls.jsonl"
+echo "{\\"at\\": $((now + 2)), \\"action\\": \\"click\\"}" > "$EVALFLEET_OUT/traj.jsonl"
 score 1
 """
 
@@ -76,7 +80,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def fleet_with_run(fleet: Fleet) -> Fleet:
-    fleet.bench([task('a"\\', DO), task("b", "score 0"), task("c", "true")])
+    fleet.bench([task('a"\\', DO), task("b", "score 0"), task("c", "true")], steps="traj.jsonl")
     assert fleet.run("--workers", "2", "--attempts", "2", "--allow-broken", "1").code == 0
     return fleet
 
@@ -167,7 +171,9 @@ def test_a_run_is_sent_as_a_trace(fleet_with_run: Fleet, receiver: Receiver) -> 
     assert first == again, "sent again, they are the same spans"
     by_name = {span["name"]: span for span in first.values()}
     run, call = by_name["run r"], by_name["chat gpt-4o"]
-    attempt = first[call["parent"]]
+    step = first[call["parent"]]
+    attempt = first[step["parent"]]
+    assert (step["name"], step["evalfleet.action"]) == ("step 0", "click")
     machine = first[attempt["parent"]]
     assert (run["parent"], machine["parent"], machine["name"].split()[0]) == ("", run["id"], "machine")
     assert (attempt["name"], attempt["evalfleet.passed"]) == ('attempt a"\\.0', True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from evalfleet.controller import Controller, folder_of
 from evalfleet.errors import RequestError
 from evalfleet.events import Record, StopRequested
 from evalfleet.journal import Store
-from evalfleet.model import AttemptId, RunStatus, TaskId
+from evalfleet.model import AttemptId, RunStatus, Step, TaskId
 from evalfleet.names import artefacts_folder, hint
 from evalfleet.planning.plan import benchmark_of, result_writer_of
 from evalfleet.ports import Stepped
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalfleet.views.documents import Cost, Results, StepRow, TaskDetail, TaskResult
+    from evalfleet.views.spans import Span
     from evalfleet.views.terminal import TerminalView
 
 Observer = Callable[[RunState, Sequence[Record]], None]
@@ -163,8 +165,8 @@ class Run:
         with them is not here or cannot be read.
         """
         attempt = self._attempt(name)
-        benchmark = benchmark_of(self.state().plan)
-        if not isinstance(benchmark, Stepped) or not benchmark.steps:
+        benchmark = self._stepped()
+        if benchmark is None:
             raise RequestError(
                 f"the benchmark of run {self.name!r} does not say where its steps are: key 'steps'"
             )
@@ -173,6 +175,14 @@ class Run:
         if attempt.collected is None:
             found = read_progress(self.home, self.state(), WallClock().now()).get(attempt.id)
             return [] if found is None or found.step is None else [step_row(found.step)]
+        return [step_row(step) for step in self._read_steps(benchmark, attempt)]
+
+    def _stepped(self) -> Stepped | None:
+        """The benchmark, if it tells where its steps are."""
+        benchmark = benchmark_of(self.state().plan)
+        return benchmark if isinstance(benchmark, Stepped) and benchmark.steps else None
+
+    def _read_steps(self, benchmark: Stepped, attempt: AttemptState) -> Sequence[Step]:
         path = self.folder / artefacts_folder(attempt.task, attempt.id) / benchmark.steps
         try:
             with open(path, "rb", opener=plain_opener) as file:
@@ -181,7 +191,25 @@ class Run:
             raise RequestError(f"{path} cannot be read: {err.strerror}") from err
         if problem and not steps:
             raise RequestError(f"{path}: {problem}")
-        return [step_row(step) for step in steps]
+        return steps
+
+    def spans(self) -> list[Span]:
+        """The run as spans of a trace, with all that is here of its attempts' steps and model calls."""
+        from evalfleet.views.spans import spans
+
+        state = self.state()
+        try:
+            benchmark = self._stepped()
+        except RequestError:  # it can no longer be read: the rest of the trace does not need it
+            benchmark = None
+
+        def steps_of(attempt: AttemptState) -> Sequence[Step]:
+            if benchmark is not None and attempt.collected is not None:
+                with suppress(RequestError):
+                    return self._read_steps(benchmark, attempt)
+            return ()
+
+        return list(spans(state, self.folder, state.last_at, steps_of))
 
     def _attempt(self, name: str) -> AttemptState | None:
         """A task's newest attempt, or the attempt of this name. Raises RequestError."""

@@ -28,7 +28,7 @@ from evalfleet.views.follow import Follower
 from evalfleet.views.live import read_health
 from evalfleet.views.metrics import CONTENT_TYPE, exposition
 from evalfleet.views.results import RunSummary
-from evalfleet.views.spans import Span, spans, trace_id
+from evalfleet.views.spans import Span, trace_id
 
 from .run import Run
 
@@ -165,7 +165,7 @@ def send_trace(run: Run, endpoint: str | None = None) -> tuple[str, int]:
     except ImportError as err:
         raise RequestError(f"traces need OpenTelemetry; pip install '{requirement('otel')}'") from err
     state = run.state()
-    found = list(spans(state, run.folder, state.last_at))
+    found = run.spans()
     url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
     exporter = OTLPSpanExporter(endpoint=url, timeout=PUSH_S)
     library = logging.getLogger("opentelemetry")

@@ -63,7 +63,7 @@ def traces_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def traces(args: argparse.Namespace) -> int:
-    """Send a run as an OpenTelemetry trace: run, machines, their set-up, attempts, and metered model calls.
+    """Send a run as an OpenTelemetry trace: run, machines, set-up, attempts, steps, metered model calls.
 
     It goes to a collector by OTLP over HTTP. A run may be sent again, also while it goes on: its spans keep
     their ids.
@@ -74,12 +74,10 @@ def traces(args: argparse.Namespace) -> int:
 
     from evalfleet.api import runs, telemetry
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.spans import spans
 
     run = runs.open_run(Workspace.here(), args.run)
     if args.json:
-        state = run.state()
-        print(json.dumps([msgspec.to_builtins(span) for span in spans(state, run.folder, state.last_at)]))
+        print(json.dumps([msgspec.to_builtins(span) for span in run.spans()]))
         return 0
     trace, count = telemetry.send_trace(run, args.otlp)
     print(f"{count:,} spans sent as trace {trace}")

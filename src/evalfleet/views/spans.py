@@ -1,16 +1,17 @@
-"""A run as spans of a trace: run > machine > attempt > model call, from its state and its files."""
+"""A run as spans of a trace: run > machine > attempt > step > model call, from its state and its files."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from evalfleet.model import SECOND, Broken, Micros, Scored
+from evalfleet.model import SECOND, Broken, Micros, Scored, Step
 from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState, MachineState, RunState
 
@@ -51,7 +52,10 @@ def _digest(*parts: object) -> bytes:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
 
 
-def spans(state: RunState, folder: Path, now: Micros) -> Iterator[Span]:
+StepsOf = Callable[[AttemptState], Sequence[Step]]
+
+
+def spans(state: RunState, folder: Path, now: Micros, steps_of: StepsOf) -> Iterator[Span]:
     """Of all that has ended; what goes on is told as far as it has come."""
     at = now if state.ended_at is None else state.ended_at
     plan, seed = state.plan, (state.plan.home, state.plan.run, state.planned_at)
@@ -76,7 +80,10 @@ def spans(state: RunState, folder: Path, now: Micros) -> Iterator[Span]:
     for attempt in state.attempts.values():
         own = _span_id(*seed, attempt.id)
         yield _attempt(state, attempt, own, machines[attempt.machine], at)
-        yield from _calls(attempt, folder / artefacts_folder(attempt.task, attempt.id), own, seed)
+        steps = list(_steps(attempt, steps_of(attempt), own, seed))
+        yield from steps
+        calls = folder / artefacts_folder(attempt.task, attempt.id) / CALLS
+        yield from _calls(attempt, calls, own, steps, seed)
 
 
 def _machine(machine: MachineState, own: int, root: int, now: Micros) -> Span:
@@ -146,9 +153,33 @@ def _usage(tokens: Mapping[str, int]) -> dict[str, Value]:
     return {names[kind]: count for kind, count in tokens.items() if kind in names}
 
 
-def _calls(attempt: AttemptState, folder: Path, parent: int, seed: tuple[object, ...]) -> Iterator[Span]:
-    """Of the calls that the meter wrote down. A line that cannot be read, of a crash, is left out."""
-    for call in _read_calls(folder / CALLS):
+def _steps(
+    attempt: AttemptState, steps: Sequence[Step], parent: int, seed: tuple[object, ...]
+) -> Iterator[Span]:
+    """A step lasts from the one before it to its own time: the agent asked its model, then acted."""
+    before = attempt.started_at
+    for step in steps:
+        at = _micros(step.at)
+        if at is None or at < before:
+            continue
+        attributes: dict[str, Value] = {"evalfleet.step": step.n, "evalfleet.action": step.action[:300]}
+        if step.tokens is not None:
+            attributes["evalfleet.tokens"] = step.tokens
+        error = step.error[:300] or "it did not succeed" if step.error or step.ok is False else None
+        own = _span_id(*seed, attempt.id, "step", step.n)
+        yield Span(own, parent, f"step {step.n}", before, at, attributes, error)
+        before = at
+
+
+def _calls(
+    attempt: AttemptState, path: Path, parent: int, steps: Sequence[Span], seed: tuple[object, ...]
+) -> Iterator[Span]:
+    """Of the calls that the meter wrote down, each below the step in which it began.
+
+    A line that cannot be read, of a crash, is left out.
+    """
+    ends = [step.end for step in steps]
+    for call in _read_calls(path):
         model, status = str(call.get("model") or "unknown"), call.get("status")
         start, ms = _micros(call.get("at")), call.get("ms")
         if start is None or not isinstance(ms, int | float) or not 0 <= ms < 1e9:
@@ -165,8 +196,9 @@ def _calls(attempt: AttemptState, folder: Path, parent: int, seed: tuple[object,
             {kind: n for kind, n in call.items() if type(n) is int and kind not in ("n", "status")}
         )
         error = str(call["error"])[:300] if call.get("error") else None
-        own = _span_id(*seed, attempt.id, "call", call.get("n"))
-        yield Span(own, parent, f"chat {model}", start, start + int(ms * 1000), attributes, error)
+        own, within = _span_id(*seed, attempt.id, "call", call.get("n")), bisect_left(ends, start)
+        above = steps[within].id if within < len(steps) and steps[within].start <= start else parent
+        yield Span(own, above, f"chat {model}", start, start + int(ms * 1000), attributes, error)
 
 
 def _read_calls(path: Path) -> Iterable[dict[str, Any]]:
