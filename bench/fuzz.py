@@ -29,19 +29,25 @@ from typing import Any, NamedTuple
 from evalfleet import channels, views
 from evalfleet import events as ev
 from evalfleet.benchmarks import results as reading
+from evalfleet.channels.follow import MaskedStream
+from evalfleet.channels.link import UNREADABLE, Incoming, OpenLink, decode_line
+from evalfleet.channels.resident import Resident
 from evalfleet.channels.secrecy import Secrets
 from evalfleet.channels.ssh.host_home import HostHome
 from evalfleet.channels.ssh.hosts import SshHost
+from evalfleet.channels.ssh.mover import SshMover
 from evalfleet.channels.ssh.target import Access, target
 from evalfleet.cli import watch
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Command, Ended, Job, MachineId, Micros, Offer, Plan, Task, TaskId
+from evalfleet.places.ssh.examination import columns_of
+from evalfleet.ports import Fence
 from evalfleet.state import RunState, apply
 from evalfleet.views.report import report
 from evalfleet.views.results import results, task_detail
 from evalfleet.views.show import show_run, show_task
 from tests import parcels
-from tests.integration.test_hostile_machine import JOB, channel_to, civil, fetched, line, streamed
+from tests.integration.test_hostile_machine import CAPS, JOB, channel_to, civil, fetched, line, streamed
 
 from .result import Figures, Result, at_most, rounded
 
@@ -174,6 +180,63 @@ def shell_answer(data: bytes, folder: Path) -> None:
             raise Unfit("an answer without bounds")
 
 
+def host_told(data: bytes, folder: Path) -> None:
+    """What a host says of itself: which machines it has, what it is, and how our program ended there."""
+    home = HostHome(SshHost(target("nobody"), Access(), asyncio.Semaphore(1)), "home")
+    for machine in home.machines_in(data)[:100]:
+        printable(home.path_of(machine.folder, machine.folder))
+    try:
+        for text in columns_of(home.facts_in(data), "home").values():
+            printable(text)
+    except (ChannelError, OSError) as err:
+        printable(str(err))
+    try:
+        home.check(len(data) % 130, data)
+    except (ChannelError, OSError) as err:
+        printable(str(err))
+
+
+def pieces_of_log(data: bytes, folder: Path) -> None:
+    """A followed file whose pieces are cut, repeated and left out as the first bytes say."""
+    stream, shown, offset = MaskedStream(Secrets({"KEY": SECRET}, ("KEY",)), 0), b"", 0
+    cuts, rest = data[:8], data[8:]
+    for cut in cuts or b"\0":
+        piece, rest = rest[:cut], rest[cut:]
+        shown += stream.feed(offset, piece, False)[1]
+        offset += len(piece) + (cut % 7 == 6)
+    shown += stream.feed(offset, rest, True)[1]
+    if SECRET.encode() in shown:
+        raise Unfit("a secret is shown")
+
+
+def show_told(data: bytes, folder: Path) -> None:
+    """What a supervisor says of isolation, set-up and model calls, to the journal and to the terminal."""
+    said: list[str] = []
+    for answer in data.split(b"\n"):
+        with contextlib.suppress(*UNREADABLE):
+            said += _shown_of(decode_line(answer), folder)
+    for text in said:
+        printable(text)
+        if SECRET in text:
+            raise Unfit("a secret is shown")
+
+
+def _shown_of(message: Incoming, folder: Path) -> list[str]:
+    channel = Resident(_nobody, SshMover(_HOME, "machine", {}, CAPS), Fence("run", 1, 5.0), {"KEY": SECRET})
+    said: list[str] = []
+    state = _state()
+    ready = ev.MachineReady(MACHINE, isolated=channel.isolated_of(message))
+    told = channel.ended_of(message)
+    outcome = reading.outcome_of(TASK, told, healthy=True)
+    ended = ev.AttemptEnded(JOB, outcome, told.seconds, "node", told.metered)
+    for event in (ready, ended, ev.AttemptCollected(JOB), ev.RunEnded("done")):
+        apply(state, AT, ev.decode(written := ev.encode(event)))
+        said.append(str(written))
+    said.append(channel.said_of(message, JOB))
+    document = results(state, folder)
+    return [*said, show_run(document), show_task(task_detail(state, TASK.id)), report(document, "md")]
+
+
 def show_result(data: bytes, folder: Path) -> None:
     """From result.json and the end of the log to the journal, the report and the terminal."""
     raw, _, said = data.partition(b"\0\0")
@@ -187,6 +250,31 @@ def show_result(data: bytes, folder: Path) -> None:
     shown = (show_run(document), show_task(task_detail(state, TASK.id)), report(document, "md"))
     for text in (*shown, report(document, "csv").replace("\r", "")):
         printable(text)
+
+
+HOST_SAID = (
+    b'{"user": "u", "python": "3.8", "cpus": 2, "memory_gb": 1.5, "disk_gb": 9, "gpus": ["A"], "held": []}',
+    b'motd\nup pool-abc123-1 {"wall": 1.5}\npending pool-abc123-2 \nleft .left-pool-abc123-1-5 ',
+    b'{"user": "u", "python": "3", "cpus": 1, "memory_gb": 1, "disk_gb": 1, '
+    b'"held": [{"home": "h", "folder": "f", "owner": "o"}]}',
+    b"Traceback\nOSError: it is full",
+)
+MACHINE_SAID = (
+    line(n=1, state="user", detail="own user, own /tmp"),
+    line(push="beat", jobs={JOB: {"said": f"fetching {SECRET}"}}),
+    line(
+        **{"push": "ended", "job": JOB, "reason": "exited", "exit_code": 0, "result": '{"score": 1}'},
+        metered={
+            **{"usd": 0.5, "calls": 2, "tokens": {"in": 5, "out": 2}, "refused": f"no money {SECRET}"},
+            "models": {f"gpt-{SECRET}": {"calls": 2, "usd": 0.5, "tokens": {"in": 5}}},
+        },
+    ),
+)
+_HOME = HostHome(SshHost(target("nobody"), Access(), asyncio.Semaphore(1)), "home")
+
+
+async def _nobody(protocol: asyncio.Protocol) -> OpenLink:
+    raise ConnectionRefusedError
 
 
 AT: Micros = 1_800_000_000_000_000
@@ -231,6 +319,9 @@ def targets() -> tuple[Target, ...]:
         Target("results", told, show_result),
         Target("logs", (b"key: " + SECRET.encode(), b"a\n[... 5 bytes left out ...]\nb"), read_log),
         Target("answers of a shell", (b'{"error": "", "detail": "x"}', b"motd\n{}"), shell_answer),
+        Target("what a host is", HOST_SAID, host_told),
+        Target("pieces of a log", (b"\x05\x03\x0d\x40" * 2 + SECRET.encode() * 2,), pieces_of_log),
+        Target("what a machine tells", MACHINE_SAID, show_told),
     )
 
 

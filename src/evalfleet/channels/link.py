@@ -59,8 +59,13 @@ class Pulse(Struct):
     log_bytes: int = 0
 
 
-_decode = msgspec.json.Decoder(Incoming).decode
+decode_line = msgspec.json.Decoder(Incoming).decode
 _pulses = msgspec.json.Decoder(dict[str, Pulse]).decode
+
+
+def plain(text: str, cap: int = 500) -> str:
+    """What a host says, in one line that a terminal shows and does not obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:cap])
 
 
 def said_in(beat: Incoming, job: str) -> str:
@@ -151,7 +156,7 @@ class Link(asyncio.Protocol):
     def _hear(self, line: bytes) -> bool:
         """False: it was nonsense, or the connection was dropped for another reason."""
         try:
-            message = _decode(line)
+            message = decode_line(line)
         except UNREADABLE:
             self._give_up(f"{line[:60]!r}")
             return False

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -31,13 +31,14 @@ from evalfleet.model import (
     LargeFile,
     Metered,
     Metering,
+    ModelUse,
     Piece,
     SetupStep,
 )
 from evalfleet.ports import Fence, TellStep
 
 from .follow import Follows
-from .link import UNREADABLE, Dial, Incoming, Link, Lost, log_sizes, said_in
+from .link import UNREADABLE, Dial, Incoming, Link, Lost, log_sizes, plain, said_in
 from .program import meter_archive
 from .secrecy import Secrets, is_maskable
 from .supervisor.seals import content
@@ -56,6 +57,10 @@ NONSENSE_BORNE = 2
 RESULT_CAP = 1 << 20
 DETAIL_CAP = 4096
 ERROR_CAP = 300
+SAID_CAP = 400
+NAME_CAP = 200
+MOST_MODELS, MOST_KINDS = 100, 20
+"""Of model calls: so many models an attempt, and so many kinds of tokens, are told apart."""
 LONGEST_S = 1e9
 HIGHEST_CODE = 1 << 31
 SETUP = "setup-"
@@ -65,6 +70,7 @@ _INTERRUPTED = frozenset({"lost", "stopped", "lease"})
 
 
 SayWord = Callable[[str], None]
+U = TypeVar("U", Metered, ModelUse)
 
 
 OnLoad = Callable[[float, float, float, Mapping[str, int]], None]
@@ -237,16 +243,19 @@ class Resident:
         if answer.state == "login":  # a supervisor that is not root
             why_not = await self._elevate(wanted)
             answer = answer if why_not else await self._ask("isolation", {})
-        detail = self._secrets.mask_text(why_not or answer.detail)[:ERROR_CAP]
-        if answer.state == "user":
-            return Isolated("user", detail)
-        if wanted == "user":
+        isolated = self.isolated_of(answer, why_not)
+        if isolated.kind == "none" and wanted == "user":
             raise SetupFailed(
                 "isolation",
-                f"attempts cannot be users of their own there: {detail}; "
+                f"attempts cannot be users of their own there: {isolated.detail}; "
                 'come in on Linux as root or as who may sudo without a password, or set isolation = "none"',
             )
-        return Isolated("none", detail)
+        return isolated
+
+    def isolated_of(self, answer: Incoming, why_not: str = "") -> Isolated:
+        """How a machine says that its attempts are kept apart."""
+        detail = plain(self._secrets.mask_text(why_not or answer.detail), ERROR_CAP)
+        return Isolated("user" if answer.state == "user" else "none", detail)
 
     async def _elevate(self, wanted: Isolation) -> str:
         """Give the machine a supervisor that is root, where that can be had. Empty, or why not."""
@@ -608,7 +617,7 @@ class Resident:
             if answer.state == "running":
                 self._running.add(job)
             elif answer.state == "ended":
-                self._settle(job, self._ended_of(answer))
+                self._settle(job, self.ended_of(answer))
             else:
                 self._settle(job, Ended("lost", detail="the machine knows of no such job"), keep=False)
 
@@ -622,14 +631,14 @@ class Resident:
             self.on_nonsense("a piece of a file that nobody follows")
         if message.push == "beat":
             self._on_beat(message)
-        if message.push == "wants" and message.metered is not None:
+        if message.push == "wants" and (used := self._metered_of(message)) is not None:
             future = self._wanting.get(message.job)
             if future is None:
                 future = self._wanting[message.job] = asyncio.get_running_loop().create_future()
             if not future.done():
-                future.set_result(message.metered)
+                future.set_result(used)
         if message.push == "ended" and self.is_ours(message.job):
-            self._settle(message.job, self._ended_of(message))
+            self._settle(message.job, self.ended_of(message))
         elif message.push == "ended":
             self._running.discard(message.job)  # should we come to wait for it, the machine is asked
 
@@ -652,10 +661,14 @@ class Resident:
             self._on_load(cpu, memory, disk, sizes)
         if self._set_up_said is not None:
             job, last, tell = self._set_up_said
-            said = self._secrets.mask_end(said_in(message, job))
+            said = self.said_of(message, job)
             if said and said != last:
                 self._set_up_said = (job, said, tell)
                 tell(said)
+
+    def said_of(self, beat: Incoming, job: str) -> str:
+        """The last line of a job of set-up."""
+        return plain(self._secrets.mask_end(said_in(beat, job)[-SAID_CAP:]), SAID_CAP)
 
     def on_refusal(self, message: Incoming) -> None:
         self._error(message)
@@ -677,7 +690,7 @@ class Resident:
             if not future.done():
                 future.set_result(ended)
 
-    def _ended_of(self, message: Incoming) -> Ended:
+    def ended_of(self, message: Incoming) -> Ended:
         """How a job ended, within bounds: the machine may tell anything."""
         result = message.result.encode() if message.result is not None else message.result64
         detail, code = message.detail[-DETAIL_CAP:], message.exit_code
@@ -697,12 +710,24 @@ class Resident:
     def _metered_of(self, message: Incoming) -> Metered | None:
         """What the answers of models said may hold what agents have asked them to say."""
         used = message.metered
-        if used is None or not (used.refused or used.wedged):
-            return used
+        if used is None:
+            return None
+        models = {self._name(name): self._bounded(use) for name, use in [*used.models.items()][:MOST_MODELS]}
         mask = self._secrets.mask_text
         return msgspec.structs.replace(
-            used, refused=mask(used.refused)[:ERROR_CAP], wedged=mask(used.wedged)[:ERROR_CAP]
+            self._bounded(used),
+            models=models,
+            refused=mask(used.refused)[:ERROR_CAP],
+            wedged=mask(used.wedged)[:ERROR_CAP],
         )
+
+    def _name(self, text: str) -> str:
+        """A name that an agent may have chosen: of a model, say."""
+        return plain(self._secrets.mask_text(text), NAME_CAP)
+
+    def _bounded(self, used: U) -> U:
+        kinds = {self._name(kind): count for kind, count in [*used.tokens.items()][:MOST_KINDS]}
+        return msgspec.structs.replace(used, tokens=kinds)
 
     def _fail(self, err: BaseException) -> None:
         self._follows.on_lost()

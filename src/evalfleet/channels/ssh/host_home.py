@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-from evalfleet.channels.link import UNREADABLE
+from evalfleet.channels.link import UNREADABLE, plain
 from evalfleet.channels.program import archive
 from evalfleet.channels.resident import PROTOCOLS
 from evalfleet.channels.supervisor import facts
@@ -33,6 +33,7 @@ NO_COMMAND = (126, 127)
 ANSWER_S = 60.0
 LISTING_S = 8.0
 FACTS_S = 30.0
+MOST_GPUS, MOST_HELD = 1000, 100
 UNWRITABLE = (
     b"Read-only file system",
     b"Permission denied",
@@ -113,7 +114,7 @@ class HostHolder(Struct, frozen=True):
         run = machine.rsplit("-", 2)[0]
         whose = "this home" if self.home == own_home else self.owner or f"home {self.home}"
         since = datetime.now(UTC) - timedelta(seconds=max(0.0, self.since_s))
-        return _plain(f"{run} of {whose}, since {since.astimezone().isoformat(' ', 'minutes')}")
+        return plain(f"{run} of {whose}, since {since.astimezone().isoformat(' ', 'minutes')}")
 
 
 class HostFacts(Struct, frozen=True):
@@ -171,7 +172,7 @@ class HostHome(Struct, frozen=True):
         except UNREADABLE:
             raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
         return msgspec.structs.replace(
-            answer, error=answer.error[:80], detail=answer.detail[:1000], left=answer.left[:1000]
+            answer, error=plain(answer.error, 80), detail=plain(answer.detail, 1000), left=answer.left[:1000]
         )
 
     async def machines(self) -> list[SeenMachine]:
@@ -188,6 +189,10 @@ class HostHome(Struct, frozen=True):
                         raise self._no_shell(process.exit_status, errors or said)
         except TimeoutError:
             raise HostDown(f"{self.host.name} does not answer") from None
+        return self.machines_in(said)
+
+    def machines_in(self, said: bytes) -> list[SeenMachine]:
+        """Those that a listing shows; a login shell may have said something, too."""
         lines = [line.split(b" ", 2) for line in said.splitlines()]
         return [_sight(*line) for line in lines if len(line) == 3 and line[0] in (b"up", b"pending", b"left")]
 
@@ -203,14 +208,21 @@ class HostHome(Struct, frozen=True):
         except TimeoutError:
             raise HostDown(f"{self.host.name} does not answer") from None
         self.check(status, errors)
+        return self.facts_in(said)
+
+    def facts_in(self, said: bytes) -> HostFacts:
+        """The last line: a login shell may have said something before. Raises HostLost."""
         line = said.strip().rpartition(b"\n")[2]
         try:
-            return msgspec.json.decode(line, type=HostFacts)
+            told = msgspec.json.decode(line, type=HostFacts)
         except UNREADABLE:
             raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
+        gpus = tuple(plain(name, 80) for name in told.gpus[:MOST_GPUS])
+        user, python, held = plain(told.user, 80), plain(told.python, 80), told.held[:MOST_HELD]
+        return msgspec.structs.replace(told, user=user, python=python, gpus=gpus, held=held)
 
     def _no_shell(self, status: int, said: bytes) -> HostRefused:
-        words = said.decode("utf-8", "replace").strip()[-200:] or "silence"
+        words = plain(said.decode("utf-8", "replace").strip()[-200:]) or "silence"
         what, detail = "its login shell runs no commands", f"exit code {status}: {words}"
         return HostRefused(self.host.name, what, "give the user a shell there", detail, "login")
 
@@ -258,14 +270,14 @@ class HostHome(Struct, frozen=True):
     def check(self, status: int | None, errors: bytes | None) -> None:
         """Raise what an exit status means, if it is not 0."""
         said = (errors or b"").decode("utf-8", "replace").strip().splitlines()
-        last = said[-1][:300] if said else ""
+        last = plain(said[-1], 300) if said else ""
         name, python = self.host.name, self.host.access.python
         if status in NO_COMMAND:
             raise HostRefused(
                 name, f"it has no {python}", "install Python 3.8 or later there, or set `python`", last
             )
         if status == OLD_PYTHON:
-            what = f"its {python} is {' '.join(said)[:80]}"
+            what = f"its {python} is {plain(' '.join(said), 80)}"
             remedy = "evalfleet needs 3.8 or later there: install one and set `python`"
             raise HostRefused(name, what, remedy)
         if status == NO_MACHINE:
@@ -301,11 +313,6 @@ class HostHome(Struct, frozen=True):
     @property
     def _file(self) -> str:
         return f"supervisor-{shipped().digest[:16]}.pyz"
-
-
-def _plain(text: str) -> str:
-    """What a host tells, in one line without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:500])
 
 
 def _sight(state: bytes, folder: bytes, expiry: bytes) -> SeenMachine:

@@ -125,7 +125,7 @@ async def examine_host(host_home: HostHome, needs: Needs, most: int, trusting: s
     except (HostDown, HostLost) as err:
         why = str(err).removeprefix(f"{name} ").removeprefix(f"{name}: ")
         return Check(name, "bad", why, "switch it on, or take it out of `hosts`", facts)
-    facts |= _columns(told, host_home.home)
+    facts |= columns_of(told, host_home.home)
     if shortage := missing(told, needs):
         return Check(name, "bad", shortage, "take it out of `hosts`, or lower `needs`", facts)
     if not told.writable:
@@ -149,7 +149,8 @@ def _until(err: HostRefused) -> dict[str, str]:
     return {"key": "known", "login": "refused"} if err.stage == "login" else {"key": "known", "login": "ok"}
 
 
-def _columns(told: HostFacts, own_home: str) -> dict[str, str]:
+def columns_of(told: HostFacts, own_home: str) -> dict[str, str]:
+    """What is shown of a host that works."""
     return {
         "key": "known",
         "login": told.user,
