@@ -40,6 +40,7 @@ class Cause(StrEnum):
     MACHINE_LOST = "machine_lost"
     MODEL = "model"
     RESULT = "result"
+    GRADING = "grading"
     CANCELLED = "cancelled"
     INTERNAL = "internal"
 
@@ -72,6 +73,7 @@ CAUSES = {
     Cause.MACHINE_LOST: CauseTraits(free=True, systematic=False, unreachable=True),
     Cause.MODEL: CauseTraits(declarable=True),
     Cause.RESULT: CauseTraits(),
+    Cause.GRADING: CauseTraits(),
     Cause.CANCELLED: CauseTraits(free=True),
     Cause.INTERNAL: CauseTraits(declarable=True),
 }

@@ -102,7 +102,8 @@ class Grader(Protocol):
         It may take hours, but must not hold up the event loop: what computes belongs into a process or a
         thread. Each grade is recorded when it is given, so after a crash only the others are asked for;
         `scratch` is a folder to make and to keep things in, which is then still there. An answer without a
-        grade, or whose grade is `Broken`, is broken for good. Whatever is raised leaves the answers as they
+        grade, or whose grade is `Broken`, is broken for good; by the cause `grading`, until `resume` or
+        `grade` asks for its grade again. Whatever is raised leaves the answers as they
         are, to be graded later. Repeats of a task are told apart by their attempts only.
         """
         ...

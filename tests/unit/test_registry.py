@@ -101,7 +101,7 @@ def test_a_broken_plug_in_does_not_hide_the_others(shed: str) -> None:
 
 
 def test_the_settings_of_the_command_benchmark() -> None:
-    assert [plug_in.name for plug_in in benchmarks() if not plug_in.problem] == ["command", "waa"]
+    assert [plug_in.name for plug_in in benchmarks() if not plug_in.problem] == ["command", "hal", "waa"]
     path, given = settings_of(benchmark_kind("command"))
     assert path == Setting("path", "str", None, "the benchmark's TOML file, beside evalfleet.toml")
     assert (given.name, given.type, given.default) == ("set", "Mapping[str, str | int | float | bool]", "{}")

@@ -31,7 +31,7 @@ from evalfleet.events import (
 )
 from evalfleet.journal import Store
 from evalfleet.journal.sqlite import StreamKind
-from evalfleet.model import IMPORTED, Limits, Task
+from evalfleet.model import IMPORTED, AttemptId, Limits, Task
 from evalfleet.named_pools import read_pool
 from evalfleet.planning import values
 from evalfleet.planning.flags import Count, Number
@@ -53,7 +53,7 @@ from evalfleet.planning.plan import (
 )
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
-from evalfleet.state import RunState
+from evalfleet.state import RunState, is_ungradable
 from evalfleet.views import notify
 from evalfleet.views.notable import new_files
 from evalfleet.views.tasks import by_outcome
@@ -394,6 +394,7 @@ def grade_order(
         raise RequestError(f"run {found.name!r} is not over: {finish}")
     scored = tuple(known.decided_by for known in state.tasks.values() if known.status == "scored")
     attempts = tuple(attempt for attempt in scored if attempt is not None) if again else ()
+    attempts += _ungradable(state)
     if not attempts and not state.answered:
         hint = "; `--again` grades once more what has a score" if scored and not again else ""
         raise RequestError(f"run {found.name!r} has no answers to grade{hint}")
@@ -438,17 +439,30 @@ async def tell_reaped(workspace: Workspace, found: Sequence[BelongingRow], probl
 
 def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float]) -> list[Event]:
     """Events that reopen a run. A run whose controller merely died needs none: it goes on."""
-    broken = tuple(task for task, known in state.tasks.items() if known.status == "broken")
+    ungradable = _ungradable(state)
+    grade = [GradingRequested(ungradable)] if ungradable else []
     if only_broken:
-        if not broken:
+        if not state.broken:
             raise RequestError(f"run {state.plan.run!r} has no broken tasks")
-        return [TasksReopened(broken), RunResumed(_limits(state, limits), only=broken)]
+        broken = tuple(
+            task
+            for task, known in state.tasks.items()
+            if known.status == "broken" and not is_ungradable(known)
+        )
+        reopened = [TasksReopened(broken)] if broken else []
+        return [*reopened, RunResumed(_limits(state, limits), only=broken), *grade]
     unrun = state.waiting + state.answered + state.counts["held"]
-    if state.ended_at is not None and not unrun:
+    if state.ended_at is not None and not unrun and not grade:
         return []
     if state.ended_at is not None or state.stop is not None or limits:
-        return [RunResumed(_limits(state, limits))]
+        return [RunResumed(_limits(state, limits)), *grade]
     return [RunSteered("unpause", whoami(), "resumed")] if state.paused is not None else []
+
+
+def _ungradable(state: RunState) -> tuple[AttemptId, ...]:
+    """The answers on which the grader failed: it is asked again, and no agent is."""
+    decided = (known.decided_by for known in state.tasks.values() if is_ungradable(known))
+    return tuple(attempt for attempt in decided if attempt is not None)
 
 
 def _limits(state: RunState, changes: Mapping[str, float]) -> Limits | None:

@@ -58,7 +58,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
 from evalfleet.ports import Answer, Channel, FileBenchmark, HostChannel
-from evalfleet.state import AttemptState, MachineState, exceeds, is_ungraded, steered_by
+from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, is_ungraded, steered_by
 
 from .machines import forged, report_gone, silent_since
 from .steps import following_steps
@@ -539,10 +539,11 @@ async def _grade(tools: Tools, hidden: Secrets) -> None:
 
 
 def _answers_of(tools: Tools) -> list[Answer]:
-    """All that the run's tasks were answered or scored by; those that are to be graded now are wanted."""
+    """All answers that the run's tasks were settled by; those that are to be graded now are wanted."""
     state, answers = tools.state, list[Answer]()
     for known in state.tasks.values():
-        if known.decided_by is not None and known.status in ("answered", "scored"):
+        graded = known.status in ("answered", "scored") or is_ungradable(known)
+        if known.decided_by is not None and graded:
             attempt = state.attempts[known.decided_by]
             wanted = attempt.id in state.regrading or is_ungraded(state, attempt)
             answers.append(Answer(known.task, attempt.id, _home_of(tools, attempt), wanted))

@@ -35,6 +35,7 @@ BUILT_IN: Mapping[Group, Mapping[str, str]] = {
     },
     "benchmark": {
         "command": "evalfleet.benchmarks.command:CommandBenchmark",
+        "hal": "evalfleet.benchmarks.hal.benchmark:HalBenchmark",
         "waa": "evalfleet.benchmarks.waa.benchmark:WaaBenchmark",
     },
 }

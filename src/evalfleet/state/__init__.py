@@ -17,6 +17,7 @@ from .nouns import (
     RunState,
     TaskState,
     exceeds,
+    is_ungradable,
     is_ungraded,
 )
 from .run import lane_of
@@ -38,6 +39,7 @@ __all__ = [
     "apply_record",
     "exceeds",
     "fold",
+    "is_ungradable",
     "is_ungraded",
     "lane_of",
     "objection",

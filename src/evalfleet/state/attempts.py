@@ -8,7 +8,7 @@ from evalfleet import events as ev
 from evalfleet.model import Answered, Broken, Cause, Limits, Metered, Micros, Scored, after
 
 from .machines import heard, refresh_idle
-from .nouns import AttemptState, MachineState, RunState, TaskState
+from .nouns import AttemptState, MachineState, RunState, TaskState, is_ungradable
 from .run import dequeue, enqueue, set_status
 
 
@@ -218,16 +218,17 @@ def _answer_lost(
 
 
 def attempt_graded(state: RunState, at: Micros, event: ev.AttemptGraded) -> None:
-    """The first grade settles the task. Later ones are kept, and change nothing."""
+    """The first grade settles the task, unless it says that the grader failed. Later ones change nothing."""
     attempt = state.attempts[event.attempt]
     attempt.grades.append(event.grade)
     state.regrading.pop(event.attempt, None)
     known = state.tasks[attempt.task]
-    if known.status != "answered" or known.decided_by != attempt.id:
+    failed_before = is_ungradable(known)
+    if not (known.status == "answered" or failed_before) or known.decided_by != attempt.id:
         return
     if isinstance(event.grade, Scored):
         _scored(state, attempt, known, event.grade)
     else:
-        state.causes[event.grade.cause] += 1
+        state.causes[event.grade.cause] += not failed_before
         known.outcome = event.grade
         set_status(state, known, "broken")

@@ -14,6 +14,7 @@ from evalfleet.model import (
     NOT_SAID,
     Allowance,
     AttemptId,
+    Broken,
     Cause,
     Collected,
     Grade,
@@ -353,3 +354,9 @@ def is_ungraded(state: RunState, attempt: AttemptState) -> bool:
     """Is it the answer of a task that waits for its grade?"""
     known = state.tasks[attempt.task]
     return known.status == "answered" and known.decided_by == attempt.id
+
+
+def is_ungradable(known: TaskState) -> bool:
+    """Is the task broken only because the grader failed on its answer? That can be graded again."""
+    broken = known.outcome
+    return known.status == "broken" and isinstance(broken, Broken) and broken.cause is Cause.GRADING

@@ -1,0 +1,206 @@
+"""One attempt at a HAL task on a machine, and the agent's environment. Python 3.8, standard library alone.
+
+    python3 attempt.py prepare    build the agent's environment, once a machine and agent
+    python3 attempt.py            run the agent, as EVALFLEET_HAL says
+
+The agent gets a work directory with its own files, the task's files, `input.json` and `agent_args.json`.
+What it leaves there comes back below `task/`, but for what was only sent; `submission.json` is what HAL's
+grader is to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+TYPE_CHECKING = False  # importing typing would cost 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    Stamp = tuple[int, int]
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ENVIRONMENT = "hal_env"
+LONGEST_OUTPUT = 64 << 20
+LONGEST_ERROR = 20000
+NO_OUTPUT = "ERROR: No output file generated"
+
+
+def prepare() -> int:
+    """Install the agent's requirements, if it has any, with uv where there is one. Ends with pip's code."""
+    requirements = os.path.join(HERE, "agent", "requirements.txt")
+    if not wants_packages(requirements):
+        return 0
+    shutil.rmtree(ENVIRONMENT, ignore_errors=True)
+    python = os.path.join(ENVIRONMENT, "bin", "python")
+    uv = shutil.which("uv")
+    if uv:
+        make = [uv, "venv", ENVIRONMENT]
+        install = [uv, "pip", "install", "--python", python, "-r", requirements]
+    else:
+        make = [sys.executable, "-m", "venv", ENVIRONMENT]
+        install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", "-r", requirements]
+    return subprocess.call(make) or subprocess.call(install)
+
+
+def wants_packages(requirements: str) -> bool:
+    try:
+        with open(requirements, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except OSError:
+        return False
+    return any(lines)
+
+
+def attempt() -> int:
+    order = json.loads(os.environ.pop("EVALFLEET_HAL"))
+    out = os.environ["EVALFLEET_OUT"]
+    work = os.path.abspath("hal_work")
+    sent = furnish(work, order)
+    fault = os.path.abspath("hal_fault")
+    began = time.monotonic()
+    code = run_agent(work, order, fault)
+    seconds = time.monotonic() - began
+    answer, error = read_output(work, order, code)
+    result: dict[str, Any] = {"seconds": seconds, "timed_out": code is None}
+    if error:
+        result["error"] = error
+        if os.path.exists(fault):
+            with open(fault, encoding="utf-8", errors="replace") as file:
+                result["broken"] = "model"
+                result["error"] = file.read(2000)
+        answer = {order["task"]: error}
+    told = answer[order["task"]]
+    if isinstance(told, dict) and isinstance(told.get("metrics"), dict):
+        result["metrics"] = told["metrics"]
+    bring_home(work, os.path.join(out, "task"), sent)
+    write_json(os.path.join(out, "submission.json"), answer)
+    write_json(os.path.join(out, "result.json"), result)
+    return 0
+
+
+def furnish(work: str, order: dict[str, Any]) -> dict[str, Stamp]:
+    """Fill the work directory. What of it was only sent: path -> its size and time."""
+    shutil.copytree(os.path.join(HERE, "agent"), work)
+    files = os.path.join("hal_task", "files")
+    if os.path.isdir(files):
+        copy_over(files, work)
+    shutil.copyfile(os.path.join("hal_task", "input.json"), os.path.join(work, "input.json"))
+    write_json(os.path.join(work, "agent_args.json"), order["args"])
+    shutil.copyfile(os.path.join(HERE, "run_agent.py"), os.path.join(work, "run_agent.py"))
+    sent = {path: stamp(path) for path in files_in(work)}
+    for name in ("input.json", "agent_args.json"):  # HAL keeps these with the results
+        del sent[os.path.join(work, name)]
+    for folder, _, _ in os.walk(work):
+        os.chmod(folder, 0o755)
+    for path in sent:
+        os.chmod(path, os.stat(path).st_mode | 0o200)
+    return sent
+
+
+def copy_over(source: str, target: str) -> None:
+    for folder, _, names in os.walk(source):
+        into = os.path.join(target, os.path.relpath(folder, source))
+        os.makedirs(into, exist_ok=True)
+        for name in names:
+            shutil.copy2(os.path.join(folder, name), os.path.join(into, name))
+
+
+def files_in(top: str) -> Iterator[str]:
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path) and not os.path.islink(path):
+                yield path
+
+
+def stamp(path: str) -> Stamp:
+    about = os.stat(path)
+    return about.st_size, about.st_mtime_ns
+
+
+def run_agent(work: str, order: dict[str, Any], fault: str) -> int | None:
+    """Its exit code; None if it reached its time limit. All that it has started is ended with it."""
+    environ = dict(os.environ, EVALFLEET_HAL_FAULT=fault)
+    python = order["python"] or sys.executable
+    if not order["python"] and os.path.isdir(ENVIRONMENT):
+        folder = os.path.join(os.path.realpath(ENVIRONMENT), "bin")
+        python = os.path.join(folder, "python")
+        environ["VIRTUAL_ENV"] = os.path.dirname(folder)
+        environ["PATH"] = folder + os.pathsep + environ.get("PATH", os.defpath)
+    words = [python, "run_agent.py", order["function"]]
+    sys.stdout.flush()
+    agent = subprocess.Popen(words, cwd=work, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return agent.wait(order["timeout_s"])
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.wait()
+
+
+def read_output(work: str, order: dict[str, Any], code: int | None) -> tuple[dict[str, Any], str]:
+    """What the agent submits, and why that is nothing: one of both."""
+    if code is None:
+        return {}, "ERROR: Task timed out after {:g} seconds".format(order["timeout_s"])
+    if code != 0:
+        return {}, crash(work, code)
+    path = os.path.join(work, "output.json")
+    try:
+        if os.path.islink(path) or not os.path.isfile(path):
+            return {}, NO_OUTPUT
+        if os.path.getsize(path) > LONGEST_OUTPUT:
+            return {}, f"ERROR: output.json is longer than {LONGEST_OUTPUT} bytes"
+        with open(path, encoding="utf-8") as file:
+            output = json.load(file)
+    except (OSError, ValueError, RecursionError) as err:
+        return {}, f"ERROR: output.json cannot be read: {err}"
+    if not isinstance(output, dict) or order["task"] not in output:
+        return {}, "ERROR: the agent's output has no answer for {}".format(order["task"])
+    return output, ""
+
+
+def crash(work: str, code: int) -> str:
+    try:
+        with open(os.path.join(work, "error.log"), encoding="utf-8", errors="replace") as file:
+            text = file.read(LONGEST_ERROR)
+    except OSError:
+        text = ""
+    if text.startswith("ERROR"):
+        return text
+    what = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"ERROR: the agent ended with {what}"
+
+
+def bring_home(work: str, target: str, sent: dict[str, Stamp]) -> None:
+    """What the agent has made or changed. Links stay: what they point to is not its own."""
+    for path in files_in(work):
+        try:
+            if path in sent and sent[path] == stamp(path):
+                continue
+            if "__pycache__" in path.split(os.sep):
+                continue
+            into = os.path.join(target, os.path.relpath(path, work))
+            os.makedirs(os.path.dirname(into), exist_ok=True)
+            shutil.copy2(path, into)
+        except OSError as err:
+            print(f"not kept: {path}: {err}", file=sys.stderr)
+
+
+def write_json(path: str, value: object) -> None:
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(path + ".new", path)
+
+
+if __name__ == "__main__":
+    sys.exit(prepare() if sys.argv[1:] == ["prepare"] else attempt())

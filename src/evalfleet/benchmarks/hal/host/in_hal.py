@@ -1,0 +1,116 @@
+"""Asks HAL itself, in HAL's own Python, with its checkout as the current folder.
+
+    python in_hal.py list|grade|args ORDER ANSWER
+
+ORDER and ANSWER are JSON files. An answer has `problem` if nothing came of it, and `stage`: what was under
+way. It ends with whoever started it, who holds its standard input open.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+
+
+def main():
+    verb, order_file, answer_file = sys.argv[1:]
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    sys.path[0] = os.getcwd()
+    with open(order_file, encoding="utf-8") as file:
+        order = json.load(file)
+    answer = {"stage": "import"}
+    try:
+        {"list": list_tasks, "grade": grade, "args": parse_args}[verb](order, answer)
+        text = json.dumps(answer, default=plain)
+    except (Exception, SystemExit) as err:
+        traceback.print_exc()
+        told = {"stage": answer["stage"], "problem": str(err) or type(err).__name__}
+        told["kind"] = type(err).__name__
+        told["module"] = getattr(err, "name", "") or "" if isinstance(err, ImportError) else ""
+        told["known"] = answer.get("known", [])
+        text = json.dumps(told)
+    with open(answer_file + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(answer_file + ".new", answer_file)
+
+
+def end_with_parent():
+    sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
+
+
+def plain(value):
+    """What graders give beside JSON: numbers of numpy, sets, objects."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    if hasattr(value, "__dict__"):
+        return vars(value)
+    return str(value)
+
+
+def made(order, answer):
+    from hal.benchmark_manager import BenchmarkManager
+
+    answer["stage"] = "benchmark"
+    manager = BenchmarkManager(order["agent_dir"], {})
+    answer["known"] = list(manager.list_benchmarks())
+    benchmark = manager.get_benchmark(order["benchmark"])
+    benchmark.agent_args = order.get("args", {})
+    return benchmark
+
+
+def list_tasks(order, answer):
+    benchmark = made(order, answer)
+    answer["stage"] = "tasks"
+    answer["tasks"] = benchmark.get_dataset()
+    script = getattr(benchmark, "setup_script", None)
+    answer["setup_script"] = os.path.abspath(script) if script and os.path.exists(script) else ""
+    answer["requires_sandbox"] = bool(getattr(benchmark, "requires_sandbox", False))
+
+
+def grade(order, answer):
+    benchmark = made(order, answer)
+    benchmark.base_results_dir = order["results_dir"]
+    benchmark.benchmark_results_dir = os.path.join(order["results_dir"], order["benchmark"])
+    benchmark.get_run_dir(order["run_id"])
+    answer["stage"] = "grading"
+    answer["results"] = benchmark.evaluate_output(order["submissions"], order["run_id"])
+    answer["stage"] = "metrics"
+    answer["metrics"] = benchmark.get_metrics(answer["results"]) or {}
+    prompts = benchmark.get_task_prompts() if hasattr(benchmark, "get_task_prompts") else {}
+    answer["prompts"] = {task: prompts[task] for task in order["submissions"] if task in prompts}
+
+
+def parse_args(order, answer):
+    """As HAL's command line reads `-A`: YAML, then lists with commas, words and numbers."""
+    import yaml
+
+    answer["args"] = {}
+    for key, text in order["args"].items():
+        try:
+            value = yaml.safe_load(text)
+            if isinstance(value, str):
+                value = as_word(text)
+        except yaml.YAMLError:
+            value = text
+        answer["args"][key.replace("-", "_")] = value
+
+
+def as_word(text):
+    if "," in text:
+        return text.split(",")
+    if text.lower() in ("none", "null", "nan"):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+main()

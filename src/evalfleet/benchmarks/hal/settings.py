@@ -1,0 +1,137 @@
+"""What `--set` may say to HAL, and what of it is checked before HAL is asked."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from evalfleet.errors import RequestError
+from evalfleet.names import hint
+from evalfleet.toml_tables import expand
+
+TIMEOUT_S = 2700.0
+"""HAL's own default."""
+RUNS_CODE = ("usaco", "swebench_", "scicode", "scienceagentbench", "colbench_")
+"""Benchmarks whose graders execute what agents have written."""
+_SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of `[benchmarks.hal]` and of `--set`."""
+
+    hal_repo: Annotated[str, Meta(description="a checkout of hal-harness")] = "hal-harness"
+    hal_python: Annotated[
+        str, Meta(description="the Python that HAL is installed in; default: .venv/bin/python in hal_repo")
+    ] = ""
+    benchmark: Annotated[str, Meta(description="as HAL calls it, such as corebench_easy")] = ""
+    agent_dir: Annotated[str, Meta(description="the agent's folder, in hal_repo or anywhere else")] = ""
+    agent_function: Annotated[str, Meta(description="FILE.FUNCTION in that folder")] = "main.run"
+    agent_python: Annotated[
+        str,
+        Meta(
+            description="the Python on the machine that runs the agent as it is; default: one with the "
+            "agent's requirements.txt, made once a machine"
+        ),
+    ] = ""
+    secrets: Annotated[tuple[str, ...], Meta(description="variables that the agent needs, by name")] = ()
+    setup_script: Annotated[
+        bool, Meta(description="run the benchmark's own set-up script on each machine, once")
+    ] = False
+    grade_on: Annotated[
+        Literal["", "here"],
+        Meta(description="here: let a grader that executes the agents' code do so on this computer"),
+    ] = ""
+    grader_secrets: Annotated[
+        tuple[str, ...], Meta(description="variables that the grader needs, by name (a judge's key)")
+    ] = ()
+    grade_timeout_s: Annotated[float, Meta(gt=0, description="of one call of HAL's grader")] = 7200.0
+    gpu_tasks: Annotated[
+        Literal["refuse", "run"],
+        Meta(description="run: tasks that ask for a GPU, too; your machines have one"),
+    ] = "refuse"
+
+
+def runs_code(benchmark: str) -> bool:
+    return benchmark.startswith(RUNS_CODE)
+
+
+def resolved(settings: HalSettings, base: Path, where: str) -> HalSettings:
+    """With absolute paths. Raises RequestError for what can be seen without asking HAL."""
+    names = (*settings.secrets, *settings.grader_secrets)
+    if any(not _SECRET.fullmatch(name) for name in names):
+        # The value itself may have been written here by mistake: it is not shown.
+        raise RequestError(f"{where}: secrets and grader_secrets are names of variables, never values")
+    if not settings.benchmark:
+        raise RequestError(f"{where}: say which of HAL's benchmarks: --set benchmark=NAME")
+    repo = (base / expand(settings.hal_repo)).resolve()
+    if not (repo / "hal" / "benchmark_manager.py").is_file():
+        raise RequestError(
+            f"{where}: {repo} is no checkout of HAL: git clone --recursive "
+            "https://github.com/princeton-pli/hal-harness, and name it with --set hal_repo=PATH"
+        )
+    python = _python(settings, base, repo, where)
+    agent = _agent_dir(settings, base, repo, where)
+    _check_function(settings.agent_function, agent, where)
+    if runs_code(settings.benchmark) and settings.grade_on != "here":
+        raise RequestError(
+            f"{where}: HAL's grader for {settings.benchmark} executes what agents have written: "
+            "--set grade_on=here lets it do so on this computer"
+        )
+    return replace(settings, hal_repo=str(repo), hal_python=str(python), agent_dir=str(agent))
+
+
+def _python(settings: HalSettings, base: Path, repo: Path, where: str) -> Path:
+    """Not resolved: a virtual environment's Python is a link."""
+    python = base / expand(settings.hal_python) if settings.hal_python else repo / ".venv/bin/python"
+    if not python.is_file():
+        raise RequestError(
+            f"{where}: there is no Python at {python}: name the one that HAL is installed in with "
+            "--set hal_python=PATH"
+        )
+    return python.absolute()
+
+
+def _agent_dir(settings: HalSettings, base: Path, repo: Path, where: str) -> Path:
+    if not settings.agent_dir:
+        raise RequestError(f"{where}: say which agent: --set agent_dir=FOLDER")
+    named = expand(settings.agent_dir)
+    for folder in (base / named, repo / named):
+        if folder.is_dir():
+            return folder.resolve()
+    raise RequestError(f"{where}: agent_dir: there is no folder {base / named}, nor {repo / named}")
+
+
+def _check_function(function: str, agent: Path, where: str) -> None:
+    module, _, name = function.rpartition(".")
+    if not module or not name:
+        raise RequestError(f"{where}: agent_function is {function[:80]!r}; write FILE.FUNCTION, as main.run")
+    path = agent.joinpath(*module.split(".")).with_suffix(".py")
+    try:
+        tree = ast.parse(path.read_bytes())
+    except OSError:
+        raise RequestError(f"{where}: agent_function: the agent has no file {path}") from None
+    except (SyntaxError, ValueError) as err:
+        raise RequestError(f"{where}: {path} is no Python ({err})") from None
+    if any(isinstance(node, ast.ImportFrom) and any(n.name == "*" for n in node.names) for node in tree.body):
+        return  # it may come from there
+    there = sorted(_names(tree))
+    if name not in there:
+        raise RequestError(f"{where}: agent_function: {path} has no {name!r}; {hint(name, there)}")
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """All that is bound anywhere in the file: what it binds under an `if` counts, too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+    return found

@@ -1,0 +1,1 @@
+"""HAL's package, as far as a run needs it."""

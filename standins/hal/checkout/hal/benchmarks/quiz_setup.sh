@@ -1,0 +1,1 @@
+touch quiz_was_set_up

@@ -1,0 +1,132 @@
+"""A run of HAL's agents on this computer, from a checkout with HAL's interface to HAL's own grades."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.events import AttemptGraded, AttemptStarted, MachineDeleted
+from standins.hal import copy_to
+from tests.e2e.harness import Fleet
+
+GIVEN = ("hal_repo=hal-harness", "agent_dir=agents/quiz", "benchmark=gaia")
+
+
+class Hal:
+    """A fleet with a checkout of HAL in its folder."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.repo = copy_to(fleet.folder / "hal-harness")
+
+    def words(self, *more: str, **settings: str) -> list[str]:
+        given = dict(each.split("=") for each in GIVEN)
+        given |= {"hal_python": sys.executable, "agent_python": sys.executable, **settings}
+        return ["run", "hal", "--name", "r", *(f"--set={key}={value}" for key, value in given.items()), *more]
+
+    def out(self, task: str, attempt: int = 0) -> Path:
+        return self.fleet.home / "r" / task / f"{task}.{attempt}"
+
+    def read(self, task: str, name: str) -> Any:
+        return json.loads((self.out(task) / name).read_text("utf-8"))
+
+
+@pytest.fixture
+def hal(fleet: Fleet) -> Hal:
+    return Hal(fleet)
+
+
+def test_every_way_an_agent_can_end_has_its_outcome(fleet: Fleet, hal: Hal) -> None:
+    args = ("-A", "model_name=gpt-4o", "-A", "some-list=a,b", "--task-timeout", "5", "--exclude", "model")
+    done = fleet(*hal.words("--workers", "3", *args), "--json")
+    assert done.code == 0, done
+    results = done.json
+    tasks = {task["task_id"]: task for task in results["tasks"]}
+    scores = {name: task["score"] for name, task in tasks.items()}
+    assert scores == dict.fromkeys(scores, 0.0) | {"right": 1.0, "measured": 1.0, "more": 1.0}
+    assert results["attempts"] == len(tasks)
+    assert (tasks["measured"]["num_steps"], results["cost"]["models_usd"]) == (7, 0.25)
+    errors = {name: task["error"] for name, task in tasks.items() if task["error"]}
+    assert errors == {
+        "crash": "ERROR: the agent's own fault",
+        "exit": "ERROR: No output file generated",
+        "nothing": "ERROR: the agent's output has no answer for nothing",
+        "other": "ERROR: the agent's output has no answer for other",
+        "stdin": "ERROR: EOF when reading a line",
+        "slow": "ERROR: Task timed out after 5 seconds",
+    }
+    # as HAL's own runner: what the agent finds, and what it leaves
+    assert hal.read("right", "task/agent_args.json") == {
+        "model_name": "gpt-4o",
+        "some_list": ["a", "b"],
+        "benchmark_name": "gaia",
+    }
+    assert hal.read("right", "task/input.json") == {
+        "right": {
+            "prompt": "What is 2 + 3?",
+            "do": "answer 5",
+            "files": {"/root/environment/note.txt": "note.txt"},
+        }
+    }
+    seen = (hal.out("right") / "task/seen.txt").read_text("utf-8").split()
+    assert {"./environment/note.txt", "./input.json", "./agent_args.json", "./helper.py"} <= set(seen)
+    left = {path.name for path in (hal.out("right") / "task").iterdir()}
+    assert left == {"agent_args.json", "input.json", "output.json", "seen.txt"}
+    assert (hal.out("crash") / "task/error.log").read_text("utf-8").startswith("ERROR: the agent's own fault")
+    assert hal.read("more", "submission.json") == {"notes": "kept", "more": "6"}
+    # no machine has the answers, nor where they are
+    kept = [path for path in (fleet.home / "r/.files").rglob("*") if path.is_file()]
+    assert kept
+    assert not any(
+        b"truth" in path.read_bytes() or str(hal.repo).encode() in path.read_bytes() for path in kept
+    )
+    # graded at once, after the machines were gone
+    assert (hal.repo / "graded.jsonl").read_text("utf-8").count("\n") == 1
+    events = [record.event for record in fleet.records("r")]
+    kinds = [type(event) for event in events]
+    assert kinds.index(AttemptGraded) > max(n for n, kind in enumerate(kinds) if kind is MachineDeleted)
+    fleet.settled()
+
+
+def test_what_the_grader_failed_on_is_graded_again_and_no_agent_runs_again(fleet: Fleet, hal: Hal) -> None:
+    quiz = json.loads((hal.repo / "data/quiz.json").read_text("utf-8"))
+    quiz["wrong"]["do"] = "answer poison"
+    (hal.repo / "data/quiz.json").write_text(json.dumps(quiz), "utf-8")
+    chosen = ("--task", "right", "--task", "wrong", "--task", "model", "--attempts", "2", "--workers", "2")
+    done = fleet(*hal.words(*chosen), "--json")
+    assert done.code == 1, done
+    causes = {task["task_id"]: (task["status"], task["cause"]) for task in done.json["tasks"]}
+    assert causes == {"right": ("scored", None), "wrong": ("broken", "grading"), "model": ("broken", "model")}
+    model = done.json["tasks"][-1]
+    assert (model["attempts"], model["broken_attempts"]) == (2, {"model": 2})
+    assert "APIConnectionError" in model["error"]
+    again = fleet("resume", "r", "--json")
+    assert again.code == 1, again
+    assert again.json["causes"] == {"grading": 1, "model": 2}
+    (hal.repo / "antidote").touch()
+    mended = fleet("resume", "r", "--json")
+    assert mended.code == 1, mended
+    assert {task["task_id"]: task["score"] for task in mended.json["tasks"]} == {
+        "right": 1.0,
+        "wrong": 0.0,
+        "model": None,
+    }
+    started = [record.event for record in fleet.records("r") if isinstance(record.event, AttemptStarted)]
+    assert len(started) == 4
+    fleet("resume", "r").refused("no unrun tasks")
+    fleet("grade", "r").refused("no answers to grade")
+    fleet.settled()
+
+
+def test_bad_input_is_told_in_one_line_before_anything_is_made(fleet: Fleet, hal: Hal) -> None:
+    fleet(*hal.words("--task", "unheard")).refused("unheard")
+    fleet(*hal.words("-A", "model_name")).refused("-A must be followed by KEY=VALUE")
+    fleet.environ["OPENAI_API_KEY"] = "sk-a-secret-of-somebody"
+    shown = fleet(*hal.words("-A", "key=sk-a-secret-of-somebody", secrets="OPENAI_API_KEY"))
+    shown.refused("OPENAI_API_KEY")
+    assert "sk-a-secret" not in shown.said
+    assert not fleet.home.exists() or not list(fleet.home.glob("r*"))

@@ -1,0 +1,243 @@
+"""HAL asked in HAL's Python: what is refused beforehand, and every shape of its graders' results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.benchmarks.hal.benchmark import HalBenchmark
+from evalfleet.benchmarks.hal.checkout import listing, parsed_args
+from evalfleet.benchmarks.hal.contents import task_files
+from evalfleet.benchmarks.hal.grading import HalGrader
+from evalfleet.benchmarks.hal.host import attempt
+from evalfleet.benchmarks.hal.settings import HalSettings, resolved
+from evalfleet.errors import FleetError, RequestError
+from evalfleet.model import AttemptId, Broken, Cause, Grade, Scored, Task, TaskId
+from evalfleet.ports import Answer
+from standins.hal import copy_to
+
+PARTLY = {"corebench_easy": 0.5, "usaco": 0.5, "colbench_backend_programming": 0.25, "replicatorbench": 0.75}
+"""What a wrong answer is worth there."""
+
+
+class Hal:
+    """A checkout, and answers to be graded there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.repo = copy_to(folder / "hal-harness")
+
+    def settings(self, **keys: Any) -> HalSettings:
+        given = {"benchmark": "gaia", "agent_dir": "agents/quiz", "grade_on": "here", **keys}
+        return HalSettings(**{"hal_repo": str(self.repo), "hal_python": sys.executable, **given})
+
+    def resolved(self, **keys: Any) -> HalSettings:
+        return resolved(self.settings(**keys), self.folder, "hal")
+
+    def answer(self, task: str, told: Any, *, wanted: bool = True, number: int = 0, **more: Any) -> Answer:
+        folder = self.folder / "answers" / f"{task}.{number}"
+        folder.mkdir(parents=True)
+        (folder / "submission.json").write_text(json.dumps({task: told, **more}), "utf-8")
+        return Answer(Task(TaskId(task), timeout_s=60.0), AttemptId(f"{task}.{number}"), folder, wanted)
+
+    def grade(self, answers: list[Answer], **keys: Any) -> dict[str, Grade]:
+        grader = HalGrader(self.resolved(**keys), {})
+
+        async def all_of_them() -> dict[str, Grade]:
+            graded = grader.grade(answers, self.folder / "scratch", {})
+            return {attempt: grade async for attempt, grade in graded}
+
+        return asyncio.run(all_of_them())
+
+    def batches(self) -> list[list[str]]:
+        lines = (self.repo / "graded.jsonl").read_text("utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def hal(tmp_path: Path) -> Hal:
+    return Hal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "benchmark",
+    ["gaia", "swebench_verified_mini", "scicode", "scienceagentbench", "assistantbench", *PARTLY],
+)
+def test_every_shape_of_results_becomes_a_score(hal: Hal, benchmark: str) -> None:
+    answers = [hal.answer("wrong", "5"), hal.answer("right", "5"), hal.answer("crash", "ERROR: it fell")]
+    graded = hal.grade(answers, benchmark=benchmark)
+    half = PARTLY.get(benchmark, 0.0)
+    assert graded == {
+        "right.0": Scored(1.0, success=True),
+        "wrong.0": Scored(half),
+        "crash.0": Scored(half, error="ERROR: it fell"),
+    }
+    assert hal.batches() == [["crash", "right", "wrong"]]
+
+
+def test_scores_that_the_agents_own_process_reported_are_marked(hal: Hal) -> None:
+    told = hal.grade(
+        [
+            hal.answer("right", {"reward": 1.0}),
+            hal.answer("wrong", {"reward": 0.0}),
+            hal.answer("crash", "ERROR"),
+        ],
+        benchmark="taubench_airline",
+    )
+    assert [told[name].score for name in ("right.0", "wrong.0", "crash.0")] == [1.0, 0.0, 0.0]  # type: ignore[union-attr]
+    evaluation = {"individual": {"more": {"success": True}}}
+    told |= hal.grade(
+        [hal.answer("more", "Completed", evaluation=evaluation)], benchmark="appworld_test_normal"
+    )
+    assert told["more.0"].score == 1.0  # type: ignore[union-attr]
+    assert all(
+        grade.measured and grade.measured.metadata == {"score_from": "agent"} for grade in told.values()
+    )
+
+
+def test_a_batch_is_halved_until_the_answers_are_known_that_cannot_be_graded(hal: Hal) -> None:
+    tasks = ["right", "wrong", "measured", "more"]
+    answers = [hal.answer(task, "poison" if task in ("wrong", "more") else "5") for task in tasks]
+    graded = hal.grade(answers)
+    culprits = {task for task, grade in graded.items() if isinstance(grade, Broken)}
+    assert culprits == {"wrong.0", "more.0"}
+    for name in culprits:
+        grade = graded[name]
+        assert isinstance(grade, Broken)
+        assert grade.cause is Cause.GRADING
+        assert "the grader did not expect that" in grade.detail
+    assert graded["right.0"] == Scored(1.0, success=True)
+    assert len(graded) == len(tasks)
+    assert hal.batches()[0] == sorted(tasks)
+
+
+def test_only_what_is_wanted_is_told_but_the_grader_sees_all_answers(hal: Hal) -> None:
+    graded = hal.grade([hal.answer("right", "5", wanted=False), hal.answer("wrong", "5")])
+    assert list(graded) == ["wrong.0"]
+    assert hal.batches() == [["right", "wrong"]]
+
+
+def test_repeats_of_a_task_are_graded_one_after_another(hal: Hal) -> None:
+    answers = [hal.answer("right", "5"), hal.answer("right", "6", number=1), hal.answer("wrong", "4")]
+    assert hal.grade(answers) == {
+        "right.0": Scored(1.0, success=True),
+        "right.1": Scored(0.0),
+        "wrong.0": Scored(1.0, success=True),
+    }
+    assert hal.batches() == [["right", "wrong"], ["right"]]
+
+
+def test_a_grader_that_works_for_nothing_is_given_up_and_no_answer_is_broken(hal: Hal) -> None:
+    (hal.repo / "no_docker").touch()
+    tasks = list(json.loads((hal.repo / "data/quiz.json").read_text("utf-8")))
+    with pytest.raises(FleetError, match=r"docker is not there; see .*log"):
+        hal.grade([hal.answer(task, "5") for task in tasks])
+    assert len(hal.batches()) == 8
+    (hal.repo / "data/quiz.json").unlink()
+    with pytest.raises(FleetError, match="HAL cannot grade gaia"):
+        hal.grade([hal.answer("again", "5")])
+
+
+def test_an_answer_that_did_not_come_home_is_an_error_for_the_grader(hal: Hal) -> None:
+    late, hidden = hal.answer("slow", ""), hal.answer("more", "")
+    for answer in (late, hidden):
+        (answer.folder / "submission.json").unlink()
+    (hidden.folder / "left_out.json").write_text("[]", "utf-8")
+    assert hal.grade([late, hidden]) == {
+        "slow.0": Scored(0.0, error="ERROR: Task timed out after 60 seconds", limit_s=60.0),
+        "more.0": Scored(0.0, error="ERROR: the answer was left out, as left_out.json says"),
+    }
+
+
+def test_arguments_are_read_as_hal_reads_them(hal: Hal) -> None:
+    read = {
+        "gpt-4o": "gpt-4o",
+        "true": True,
+        "off": False,
+        "3": 3,
+        "1e5": 100000.0,
+        "a,b": ["a", "b"],
+        "[1, b]": [1, "b"],
+        "none": None,
+        "{broken": "{broken",
+        "a=b": "a=b",
+    }
+    given = {f"key-{n}": text for n, text in enumerate(read)}
+    assert list(parsed_args(hal.resolved(), given).items()) == [
+        (f"key_{n}", value) for n, value in enumerate(read.values())
+    ]
+
+
+def test_a_task_goes_to_machines_without_the_paths_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "secret_answer_5").mkdir()
+    (tmp_path / "secret_answer_5/a.txt").write_text("a", "utf-8")
+    task = {
+        "prompt": "p",
+        "files": {"/root/environment/a": str(tmp_path / "secret_answer_5/a.txt"), "b": "secret_answer_5"},
+    }
+    sent = task_files("t", task, tmp_path)
+    assert sorted(sent) == ["files/b/a.txt", "files/environment/a", "input.json"]
+    given = sent["input.json"]
+    assert isinstance(given, bytes)
+    shown = {"/root/environment/a": "a.txt", "b": "secret_answer_5"}
+    assert json.loads(given)["t"]["files"] == shown
+    with pytest.raises(RequestError, match="outside its work directory"):
+        task_files("t", {"files": {"../../a": "secret_answer_5"}}, tmp_path)
+    with pytest.raises(RequestError, match="which is not there"):
+        task_files("t", {"files": {"a": "gone"}}, tmp_path)
+
+
+def test_what_hal_cannot_do_is_refused_in_one_line(hal: Hal) -> None:
+    def refused(words: str, **keys: Any) -> None:
+        listing.cache_clear()
+        with pytest.raises(RequestError) as told:
+            HalBenchmark.load("hal", hal.settings(**keys), hal.folder, hal.folder / "home")
+        assert words in str(told.value)
+        assert "\n" not in str(told.value)
+
+    refused("is no checkout of HAL", hal_repo="elsewhere")
+    refused("there is no Python at", hal_python="no/python")
+    refused("HAL has no benchmark 'gaja'; did you mean 'gaia'?", benchmark="gaja")
+    refused("lacks 'hal.benchmarks.mlagentbench'", benchmark="mlagentbench")
+    refused("executes what agents have written: --set grade_on=here", benchmark="usaco", grade_on="")
+    refused("agent_dir: there is no folder", agent_dir="agents/none")
+    refused("has no 'go'", agent_function="main.go")
+    refused("the agent has no file", agent_function="go.run")
+    refused("write FILE.FUNCTION", agent_function="run")
+    refused("names of variables, never values", secrets=("sk-secret-1",))
+    (hal.repo / "data/quiz.json").rename(hal.repo / "data/quiz.json.gpg")
+    refused("HAL cannot list the tasks of gaia: Have you decrypted quiz.json.gpg? Use the following")
+    (hal.repo / "hal/__init__.py").write_text("import weave.trace_server_that_is_gone\n", "utf-8")
+    (hal.repo / "weave").mkdir()
+    refused("pip install 'weave<0.54'")
+
+
+def test_tasks_that_need_a_gpu_are_refused_unless_told_otherwise(hal: Hal) -> None:
+    quiz = json.loads((hal.repo / "data/quiz.json").read_text("utf-8"))
+    quiz["right"]["gpu"] = True
+    (hal.repo / "data/quiz.json").write_text(json.dumps(quiz), "utf-8")
+    listing.cache_clear()
+    loaded = HalBenchmark.load("hal", hal.settings(), hal.folder, hal.folder / "home")
+    with pytest.raises(RequestError, match=r"1 of the chosen tasks need a GPU \(right\)"):
+        loaded.settled(loaded.tasks)
+    assert len(loaded.settled(loaded.tasks[1:])) == len(loaded.tasks) - 1
+    loaded = HalBenchmark.load("hal", hal.settings(gpu_tasks="run"), hal.folder, hal.folder / "home")
+    assert len(loaded.settled(loaded.tasks)) == len(loaded.tasks)
+
+
+def test_requirements_that_cannot_be_installed_fail_with_pips_words(tmp_path: Path) -> None:
+    program = Path(attempt.__file__)
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "attempt.py").write_bytes(program.read_bytes())
+    words = [sys.executable, str(tmp_path / "attempt.py"), "prepare"]
+    assert subprocess.run(words, cwd=tmp_path, check=False).returncode == 0  # it has none
+    (tmp_path / "agent/requirements.txt").write_text("# none\nos-none @ file:///no/such/folder\n", "utf-8")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "/no/such/folder" in done.stderr
