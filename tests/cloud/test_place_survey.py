@@ -240,6 +240,8 @@ def test_what_others_own_is_asked_about(azure: StandIn, tmp_path: Path) -> None:
 
 def test_doctor_prints_each_check(azure: StandIn, tmp_path: Path) -> None:
     desk = AzureDesk(azure, tmp_path / "desk", "tester")
-    assert "ok    credentials" in desk.say("doctor", "azure", "--nested", "--set", "regions=eastus")
+    said = desk.say("doctor", "azure", "--nested", "--workers", "3", "--set", "regions=eastus")
+    assert "ok    credentials" in said
+    assert "3 of 3 machines can be had (100 in eastus)" in said
     azure.identity.refuses = True
     assert "-> run `az login`" in desk.say("doctor", code=4)
