@@ -58,7 +58,7 @@ class Release:
         package = folder / "evalfleet"
         shutil.copytree(Path(evalfleet.__file__).parent, package)
         channels = package / "channels"
-        for file in (channels / "resident.py", channels / "supervisor" / "server.py"):
+        for file in (channels / "session.py", channels / "supervisor" / "server.py"):
             source = file.read_text()
             assert SPOKEN in source
             file.write_text(source.replace(SPOKEN, f"PROTOCOLS = ({protocol},)  # as of another release\n"))

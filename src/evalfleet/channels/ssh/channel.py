@@ -13,7 +13,8 @@ import asyncssh
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
 from evalfleet.channels.link import Incoming, OpenLink
-from evalfleet.channels.resident import OnLoad, Resident
+from evalfleet.channels.resident import Resident
+from evalfleet.channels.session import OnLoad
 from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Ended, Isolation, Job
 from evalfleet.ports import Fence, TellStep

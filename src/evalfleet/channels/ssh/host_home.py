@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from evalfleet.channels.link import UNREADABLE, plain
 from evalfleet.channels.program import archive
-from evalfleet.channels.resident import PROTOCOLS
+from evalfleet.channels.session import PROTOCOLS
 from evalfleet.channels.supervisor import facts
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.machine import LEFT
