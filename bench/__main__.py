@@ -32,6 +32,7 @@ BENCHES: dict[str, str] = {
     "ssh-scale": "500 lab hosts held by one controller; a reconnect storm",
     "lost-host": "from power loss or partition of a host to its task running on another one",
     "waa-154": "the 154 tasks of Windows Agent Arena on 10 lab hosts, beside slices and openadapt-evals",
+    "watching": "a picture of 100 machines, and a look by the rules of alerts: shares of a core",
     "meter": "model calls through the meter beside direct ones: time, CPU, memory, and every token counted",
     "budget-overshoot": "dollars over a budget of machines and models: 1,000 simulated runs, and a real one",
     "waa-faults": "WAA's own client and what goes wrong around it: whose zeros are scored (WAA_CHECKOUT)",

@@ -1,0 +1,140 @@
+"""What watching costs: a picture of 100 machines, and a look by the rules of alerts, as shares of a core.
+
+Also how long after its cause two of the rules tell, on a run made by hand.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from evalfleet.channels.samples import Sample, Samples
+from evalfleet.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    MachineReady,
+    MachineRequested,
+    MachineUp,
+    RunPlanned,
+    TasksPlanned,
+)
+from evalfleet.model import (
+    SECOND,
+    Alerting,
+    AttemptId,
+    Limits,
+    MachineId,
+    Micros,
+    Offer,
+    Plan,
+    Scored,
+    Task,
+    TaskId,
+    after,
+)
+from evalfleet.names import machine_id
+from evalfleet.state import RunState, apply
+from evalfleet.views.alerting import LOOK_S, situation_of
+from evalfleet.views.alerts import Situation, holding
+from evalfleet.views.frame import FrameSize, frame
+from evalfleet.views.progress import Progress, ProgressReader
+from evalfleet.views.terminal import SELDOM_S
+
+from .result import Result, at_most, below, rounded
+
+MACHINES, TASKS, SCORED = 100, 1000, 300
+START: Micros = 1_767_364_252 * SECOND
+LATEST_S = 300.0
+
+
+def run(quick: bool) -> Result:
+    times = 2 if quick else 50
+    state, now = _busy_run()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        samples = Samples(home)
+        for machine in state.ready:
+            logged = dict.fromkeys(state.machines[machine].open, 5)
+            for n in range(60):
+                samples.keep(machine, 0.5, 0.5, 0.5, logged, now=START + 10 * n * SECOND)
+        reader = ProgressReader(home, every_s=0.0)
+        progress = reader(state)
+        read_s = _cpu_s(lambda: reader(state), times)
+        draw_s = _cpu_s(lambda: frame(state, now, FrameSize(80, 120), (), False, progress), times)
+        look_s = _cpu_s(lambda: holding(situation_of(home, state, now), Alerting()), times)
+    often = max(0.1, min(51 * draw_s, SELDOM_S + draw_s))  # as the display does
+    watch_share = read_s + draw_s / often
+    alerts_share = look_s / LOOK_S
+    delays = _delays()
+    figures = {
+        "machines": MACHINES,
+        "read_progress_ms": rounded(read_s * 1000),
+        "draw_ms": rounded(draw_s * 1000),
+        "watch_share_of_a_core": rounded(watch_share),
+        "alerts_look_ms": rounded(look_s * 1000),
+        "alerts_share_of_a_core": rounded(alerts_share),
+        "alert_seconds_after_its_cause": delays,
+    }
+    aims = {
+        "watch_share_of_a_core": below(watch_share, 0.03),
+        "alerts_share_of_a_core": below(alerts_share, 0.01),
+        "alert_seconds_after_its_cause": at_most(max(delays.values()), LATEST_S),
+    }
+    return Result("watching", figures, aims)
+
+
+def _cpu_s(work: Callable[[], object], times: int) -> float:
+    begun = time.process_time()
+    for _ in range(times):
+        work()
+    return (time.process_time() - begun) / times
+
+
+def _busy_run() -> tuple[RunState, Micros]:
+    state, now = RunState(), START
+
+    def tell(event: Event) -> None:
+        apply(state, now, event)
+
+    offer = Offer("cloud", "D4", "east", 0.2)
+    tell(RunPlanned(Plan("r", "b", ("cloud",), limits=Limits(workers=MACHINES), home="abcdef"), TASKS))
+    tell(TasksPlanned(tuple(Task(TaskId(f"t_{n}")) for n in range(TASKS))))
+    machines: list[MachineId] = []
+    for n in range(MACHINES):
+        machine = machine_id("r", "abcdef", n + 1)
+        machines.append(machine)
+        tell(MachineRequested(machine, f"worker-{n + 1}", n, offer, after(now, 14_400)))
+        tell(MachineUp(machine))
+        tell(MachineReady(machine))
+    for n in range(SCORED + MACHINES):
+        attempt = AttemptId(f"t_{n}.0")
+        tell(AttemptStarted(attempt, TaskId(f"t_{n}"), machines[n % MACHINES]))
+        if n < SCORED:
+            now = after(now, 1.0)
+            tell(AttemptEnded(attempt, Scored(1.0, True), 60.0 + n % 30))
+    return state, now
+
+
+WAITS = {"job_stuck_no_progress": 900.0, "compute_node_unhealthy": 300.0}
+"""Rules, and for how long it must have been so before they tell."""
+
+
+def _delays() -> dict[str, float]:
+    """Seconds until it is told, from when it has been so for as long as the rule wants."""
+    state, begun = _busy_run()
+    attempt = next(iter(state.machines[next(iter(state.ready))].open))
+    machine = state.attempts[attempt].machine
+    found: dict[str, float] = {}
+    second = LOOK_S / 2  # looks do not fall on the moment
+    while len(found) < len(WAITS) and second <= 2 * max(WAITS.values()):
+        now = after(begun, second)
+        full = [Sample(now - s * SECOND, 0.1, 0.1, 0.99) for s in range(0, int(second), 10)][::-1]
+        progress = {attempt: Progress(3, idle_s=second)}
+        for alert in holding(Situation(state, now, now, progress, {machine: full}), Alerting()):
+            if alert.rule in WAITS:
+                found.setdefault(alert.rule, second - WAITS[alert.rule])
+        second += LOOK_S
+    return {rule: found.get(rule, 1e9) for rule in WAITS}
