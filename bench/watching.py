@@ -57,7 +57,7 @@ def run(quick: bool) -> Result:
         home = Path(folder)
         samples = Samples(home)
         for machine in state.ready:
-            logged = dict.fromkeys(state.machines[machine].open, 5)
+            logged = {str(attempt): 5 for attempt in state.machines[machine].open}
             for n in range(60):
                 samples.keep(machine, 0.5, 0.5, 0.5, logged, now=START + 10 * n * SECOND)
         reader = ProgressReader(home, every_s=0.0)
