@@ -137,7 +137,7 @@ PRINTS = (
     ("results", "show r"),
     ("task", "show r t"),
     ("results", "report r"),
-    ("results", "watch r"),
+    ("results", "watch r --content"),
     ("log", "watch r t"),
     ("log", "logs r t"),
     ("events", "logs r"),
@@ -148,6 +148,7 @@ PRINTS = (
     ("exported", "export r -o r.tgz"),
     ("results", "import r.tgz --name back"),
     ("comparisons", "compare r back again"),
+    ("", "traces r"),
     ("deleted", "rm again --yes"),
     ("deleted", "gc --older 1s --keep-scores --dry-run"),
     ("deleted", "gc --older 300d"),
@@ -183,12 +184,7 @@ TRIED_ELSEWHERE = {
     *("pause", "unpause", "set", "end", "drain", "restart"),  # of live runs: tests/e2e/test_steering.py
     "demo",  # it fetches packages: tests/demo
     *("pool do", "pool reset", "pool clean"),  # of a benchmark's own: tests/e2e/test_pool_appliance.py
-    *(
-        "pool stop",
-        "pool tunnel",
-        "pool vnc",
-        "pool screenshot",
-    ),  # of hosts: tests/ssh, tests/waa, tests/cloud
+    *("pool stop", "pool tunnel", "pool vnc", "pool screenshot"),  # of hosts: tests/lab/test_tunnels.py
 }
 
 
