@@ -6,9 +6,11 @@ With LITELLM_PYTHON set to the Python of an environment that has `litellm[proxy]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import secrets
 import socket
 import subprocess
 import sys
@@ -29,7 +31,7 @@ KEY = "sk-real-key-of-the-stand-in"
 PRICES = {"any": {"in": 2e-6, "cached": 1e-6, "cache_write": 3e-6, "out": 8e-6}}
 CALLS, STREAMS, MIXED, AT_ONCE = 600, 200, 10_000, 32
 MESSAGES = [{"role": "user", "content": "say words"}]
-READY_S = 120.0
+READY_S = 600.0
 
 
 class Way(NamedTuple):
@@ -126,7 +128,11 @@ async def _litellm(python: str, models: Way) -> AsyncIterator[Way]:
         port = free.getsockname()[1]
         free.close()
         parameters = {"model": "openai/any", "api_base": f"{models.url}/v1", "api_key": KEY}
-        config = {"model_list": [{"model_name": "any", "litellm_params": parameters}]}
+        model_list = [{"model_name": "any", "litellm_params": parameters}]
+        slow = {**parameters, "model": "openai/any+slow"}
+        model_list.append({"model_name": "any+slow", "litellm_params": slow})
+        key = f"sk-{secrets.token_hex(32)}"  # newer versions do not start without one
+        config = {"model_list": model_list, "general_settings": {"master_key": key}}
         path = Path(folder, "config.yaml")
         path.write_text(json.dumps(config))
         program = str(Path(python).with_name("litellm"))
@@ -134,9 +140,10 @@ async def _litellm(python: str, models: Way) -> AsyncIterator[Way]:
         process = await asyncio.create_subprocess_exec(*command, stdout=-3, stderr=-3, cwd=folder)
         try:
             await _until_up(f"http://127.0.0.1:{port}/health/liveliness")
-            yield Way(f"http://127.0.0.1:{port}", "sk-1", process.pid)
+            yield Way(f"http://127.0.0.1:{port}", key, process.pid)
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
 
 

@@ -11,10 +11,13 @@ import msgspec
 
 LATEST = 5
 LOOKED_AT = 100
+FEW_ATTEMPTS = 5
 
 
 class _Task(msgspec.Struct, frozen=True):
     task_id: str
+    model_usd: float | None = None
+    attempts: int = 1
     origin: str = ""
     score: float | None = None
     duration_seconds: float | None = None
@@ -32,6 +35,7 @@ class _Run(msgspec.Struct, frozen=True):
 
     benchmark: str
     tasks: tuple[_Task, ...]
+    model: str | None = None
     machines: tuple[_Machine, ...] = ()
 
 
@@ -44,6 +48,18 @@ def known_durations(home: Path, benchmark: str) -> dict[str, float]:
                 known.setdefault(task.task_id, task.duration_seconds)
                 known.setdefault(task.origin or task.task_id, task.duration_seconds)
     return known
+
+
+def known_attempt_usd(home: Path, benchmark: str, model: str) -> float | None:
+    """What 95 of 100 attempts of the latest runs with this model cost at most; None if few were metered."""
+    found = sorted(
+        task.model_usd / max(1, task.attempts)
+        for run in _latest(home, benchmark)
+        if (run.model or "") == model
+        for task in run.tasks
+        if task.model_usd is not None
+    )
+    return found[int(0.95 * (len(found) - 1))] if len(found) >= FEW_ATTEMPTS else None
 
 
 def known_machine_s(home: Path, benchmark: str, places: Collection[str], borrowed: str) -> float | None:

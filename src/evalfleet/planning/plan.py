@@ -39,6 +39,7 @@ from .config import (
     notify_of,
     readable_by_others,
 )
+from .history import known_attempt_usd
 from .models import metering_of
 from .plugins import benchmark_kind, place_kind
 from .provenance import provenance, selection_of
@@ -194,6 +195,9 @@ def resolve(
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
     metering, unmetered = _metering(flags, loaded, config, merged, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering)
+    if metering is not None and plan.limits.budget_usd is not None:
+        usual_usd = known_attempt_usd(home, loaded.name, plan.model)
+        plan = msgspec.structs.replace(plan, attempt_usd=usual_usd or None)
     _refuse_given_to_setup(plan)
     names = setup_secrets(plan) if only_setup else secret_names(plan)
     secrets = {} if secrets_elsewhere else secret_values(names, merged)

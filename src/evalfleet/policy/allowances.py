@@ -76,6 +76,8 @@ def _step(state: RunState, purse: Purse, whole: float) -> float:
     """What most attempts were content with; while that is not known, a part of what each could have."""
     if len(purse.each) >= LEARNED_FROM:
         return max(purse.each[int(MOST * (len(purse.each) - 1))], SMALLEST * whole)
+    if purse is state.model_usd and state.plan.attempt_usd is not None:
+        return min(whole, max(state.plan.attempt_usd, SMALLEST * whole))
     return whole / max(1, min(FIRST_SHARES * state.plan.slots * state.limits.workers, state.total))
 
 
@@ -150,6 +152,8 @@ def at_once(state: RunState) -> int | None:
     if metering is None:
         return None
     most = [metering.concurrency] if metering.concurrency is not None else []
+    if state.throttled_at is not None:
+        most.append(int(state.throttled_at))
     minutes = state.metered_seconds / 60
     if state.metered_calls >= FEW_CALLS and minutes > 0:
         if metering.rpm is not None:

@@ -11,6 +11,10 @@ from .machines import heard, refresh_idle
 from .nouns import AttemptState, MachineState, RunState, TaskState, is_ungradable
 from .run import dequeue, enqueue, set_status
 
+OFTEN = 0.1
+"""Of an attempt's calls, this part answered by 429 is a sign that too many attempts run at once."""
+FEWER, MORE = 0.7, 0.25
+
 
 def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> None:
     known, machine = state.tasks[event.task], state.machines[event.machine]
@@ -64,8 +68,27 @@ def _used(state: RunState, attempt: AttemptState, metered: Metered) -> None:
         purse.spent += used
         insort(purse.each, float(used))
     state.metered_calls += metered.calls
+    _heed_throttling(state, attempt, metered)
     state.metered_seconds += attempt.seconds
     state.model_refused = metered.refused or state.model_refused
+
+
+def _heed_throttling(state: RunState, attempt: AttemptState, metered: Metered) -> None:
+    """Learn how many attempts at once the models bear: fewer after one whose calls were often refused for
+    their number, and a little more after each one whose calls were not.
+
+    Those that ran at the same time tell the same once.
+    """
+    if metered.throttled > OFTEN * metered.calls:
+        if state.throttled_at is not None and attempt.started_at < state.throttled_since:
+            return
+        state.throttled_since = attempt.ended_at or attempt.started_at
+        now = state.running if state.throttled_at is None else min(state.throttled_at, state.running)
+        state.throttled_at = max(1.0, FEWER * now)
+    elif state.throttled_at is not None:
+        state.throttled_at += MORE
+        if state.throttled_at > state.limits.workers * state.plan.slots:
+            state.throttled_at = None
 
 
 def _never_told(state: RunState, attempt: AttemptState) -> None:

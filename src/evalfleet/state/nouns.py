@@ -288,6 +288,8 @@ class RunState:
     model_refused: str = ""  # why calls were refused for want of money
     budget_told: int = 0  # percent of the budget, as was told last
     metered_calls: int = 0
+    throttled_at: float | None = None  # so many attempts at once the models bear, as 429s have shown
+    throttled_since: Micros = 0
     metered_seconds: float = 0.0  # of the attempts that made them
 
     longest_s: float = 0.0  # of all tasks: how long the longest may take
