@@ -136,6 +136,7 @@ def test_times_and_tags_in_text_and_in_json(fleet: Fleet) -> None:
     shown = flat(said["show r a_1"])
     assert "tags quick, new" in shown
     assert 'metadata {"author": "Ada"}' in shown
+    assert fleet("show", "on").out.startswith("one: done"), "the beginning of a run's name"
     chosen = fleet("show", "r", "--tag", "new").out
     assert ("a_1" in chosen, "a_2" in chosen) == (True, False)
     fleet("show", "r", "--tag", "old").refused("has no tag 'old'", "new, quick")
