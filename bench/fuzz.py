@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from evalfleet import channels, views
 from evalfleet import events as ev
 from evalfleet.benchmarks import results as reading
+from evalfleet.benchmarks.steps import read_steps
 from evalfleet.channels.follow import MaskedStream
 from evalfleet.channels.link import UNREADABLE, Incoming, OpenLink, decode_line
 from evalfleet.channels.resident import Resident
@@ -43,6 +44,7 @@ from evalfleet.model import AttemptId, Command, Ended, Job, MachineId, Micros, O
 from evalfleet.places.ssh.examination import columns_of
 from evalfleet.ports import Fence
 from evalfleet.state import RunState, apply
+from evalfleet.views.progress import Progress, progress_entry, progress_words, step_row, steps_table
 from evalfleet.views.report import report
 from evalfleet.views.results import results, task_detail
 from evalfleet.views.show import show_run, show_task
@@ -209,6 +211,14 @@ def pieces_of_log(data: bytes, folder: Path) -> None:
         raise Unfit("a secret is shown")
 
 
+def show_steps(data: bytes, folder: Path) -> None:
+    """What an agent writes down of its steps, to the table of them and the line about the newest."""
+    steps, problem = read_steps(data)
+    printable(steps_table([step_row(step) for step in steps[:MOST_TOLD]]))
+    newest = Progress(len(steps), steps[-1] if steps else None, 1.0, problem)
+    printable(progress_words(progress_entry(newest)))
+
+
 def show_told(data: bytes, folder: Path) -> None:
     """What a supervisor says of isolation, set-up and model calls, to the journal and to the terminal."""
     said: list[str] = []
@@ -270,6 +280,12 @@ MACHINE_SAID = (
         },
     ),
 )
+STEPS = (
+    b'{"step_num": 1, "action_timestamp": "20260102@143052", "action": "click", "x": 1, "tokens": 5}\n',
+    b'{"n": 2, "at": 1.5e9, "action": {"a": 1}, "ok": true, "screenshot": "a.png", "error": "x"}\n{"n"',
+    b'{"steps": [{"step_id": 1, "timestamp": "0001-01-01T00:00:00+23:59", "metrics": {"prompt_tokens": 7}, '
+    b'"tool_calls": [{"function_name": "f", "arguments": {"k": "v"}}]}]}',
+)
 _HOME = HostHome(SshHost(target("nobody"), Access(), asyncio.Semaphore(1)), "home")
 
 
@@ -322,6 +338,7 @@ def targets() -> tuple[Target, ...]:
         Target("what a host is", HOST_SAID, host_told),
         Target("pieces of a log", (b"\x05\x03\x0d\x40" * 2 + SECRET.encode() * 2,), pieces_of_log),
         Target("what a machine tells", MACHINE_SAID, show_told),
+        Target("steps", STEPS, show_steps),
     )
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -51,6 +52,43 @@ def test_a_value_across_two_chunks_is_masked(before: int) -> None:
     SECRETS.copy_masked(io.BytesIO(data), masked)
     assert masked.getvalue() == b"x" * before + b"***" + b"y" * 10
     assert SECRETS.found_in(io.BytesIO(data))
+
+
+def test_a_log_of_50_mb_is_masked_in_no_more_memory_than_some_chunks() -> None:
+    """Ten values in all their forms; what is read at once is bounded, and so is what is kept of it."""
+    secrets = Secrets({f"KEY_{n}": f"sk-{n}-0123456789" for n in range(10)}, [f"KEY_{n}" for n in range(10)])
+    block = (b"sk-1-012345678 " * (1 << 16) + base64.b64encode(b"sk-3-0123456789") + b"\n")[-(1 << 20) :]
+    log, written = Endless(block, 50), Counted()
+    secrets.copy_masked(log, written)
+    assert written.total == 50 * (len(block) - len(base64.b64encode(b"sk-3-0123456789")) + len(b"***"))
+    assert max(log.asked) <= 4 << 20
+    assert written.longest <= 8 << 20
+
+
+class Endless(io.BytesIO):
+    """The same block, so many times; `asked`: how much was asked for at once."""
+
+    def __init__(self, block: bytes, count: int) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+        self._block = block
+        self._left = count
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.asked.append(1 << 62 if size is None or size < 0 else size)
+        self._left -= 1
+        return self._block if self._left >= 0 else b""
+
+
+class Counted(io.BytesIO):
+    """How much was written in all, and at most at once."""
+
+    total = longest = 0
+
+    def write(self, data: Any, /) -> int:
+        self.total += len(data)
+        self.longest = max(self.longest, len(data))
+        return len(data)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,13 @@ def test_lines_in_our_own_words() -> None:
     )
 
 
+def test_absurd_times_and_numbers_are_left_out() -> None:
+    times = ("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "1960-01-01", 1e300, -5, 10**30)
+    for at in times:
+        found = read_steps(lines({"n": 1, "at": at, "x": 10**400, "y": -1e300, "tokens": 10**400}))
+        assert found.steps == (Step(1),)
+
+
 def test_lines_as_the_client_of_windows_agent_arena_writes_them() -> None:
     taken = {
         "step_num": 1,

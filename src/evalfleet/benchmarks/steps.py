@@ -6,7 +6,6 @@ the same things; and ATIF, one JSON document with `steps`, as Harbor's agents wr
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,6 +17,9 @@ from evalfleet.model import Step, Trajectory
 
 MOST_BYTES = 64 << 20
 LONGEST = 2000
+HIGHEST = 1e15
+LATEST = 1e11
+"""Seconds since 1970: in the year 5138."""
 _COMPACT = re.compile(r"(\d{8})@(\d{6})\d*")
 _N = ("n", "step_num", "step", "step_id", "index")
 _AT = ("at", "action_timestamp", "timestamp", "time")
@@ -120,24 +122,26 @@ def _text(value: Any) -> str:
 
 def _number(value: Any) -> float | None:
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and math.isfinite(value) else None
+    return float(value) if plain and abs(value) < HIGHEST else None  # False for nan, too
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < HIGHEST else None
 
 
 def _time(value: Any) -> float | None:
     """Seconds since 1970 of a number, of ISO 8601, or of 20260102@143052; a zone that is not said is UTC."""
-    if isinstance(value, int | float):
-        seconds = _number(value)
-        return None if seconds is None or not 0 < seconds < 1e11 else seconds
+    seconds = _number(value) if isinstance(value, int | float) else _told(value)
+    return None if seconds is None or not 0 < seconds < LATEST else seconds
+
+
+def _told(value: Any) -> float | None:
     if not isinstance(value, str):
         return None
     compact = _COMPACT.fullmatch(value)
     text = f"{compact[1]}T{compact[2]}" if compact else value.replace("Z", "+00:00")
     try:
         told = datetime.fromisoformat(text)
-    except ValueError:
+        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         return None
-    return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
