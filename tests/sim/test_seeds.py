@@ -12,7 +12,7 @@ from msgspec import structs
 from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
 from evalfleet.sim.checks import check_seed, run_seeds, violations
-from evalfleet.sim.scenario import OFFERS, Scenario, Span, Step, draw
+from evalfleet.sim.scenario import OFFERS, ClockStep, Period, Scenario, draw
 from evalfleet.sim.simulate import Parts, Simulated, simulate
 from evalfleet.sim.world import Faults, World
 
@@ -84,7 +84,7 @@ def test_answers_stay_when_the_grader_fails_and_are_graded_when_the_run_is_resum
 
 @pytest.mark.parametrize("seed", range(8))
 def test_an_outage_of_our_own_network_costs_no_machine_and_no_attempt(seed: int) -> None:
-    sim = checked(replace(calm(seed), outage=Span(60.0 + 90 * seed, 60.0 + 40 * seed)))
+    sim = checked(replace(calm(seed), outage=Period(60.0 + 90 * seed, 60.0 + 40 * seed)))
     assert sim.state.scored == len(sim.scenario.tasks) == len(sim.state.attempts)
     assert not any(machine.cause for machine in sim.state.machines.values() if machine.ready_at)
 
@@ -96,7 +96,7 @@ def test_an_outage_while_machines_come_up_does_not_refuse_the_run(seed: int) -> 
     vms = structs.replace(
         scenario.plan, places=("vms",), limits=structs.replace(scenario.plan.limits, canary=0)
     )
-    sim = checked(replace(scenario, plan=vms, outage=Span(25.0 + 5 * seed, 300.0)))
+    sim = checked(replace(scenario, plan=vms, outage=Period(25.0 + 5 * seed, 300.0)))
     assert sim.state.scored == len(sim.scenario.tasks)
     assert not any(machine.cause is Cause.CONNECTION for machine in sim.state.machines.values())
 
@@ -123,7 +123,7 @@ def test_a_service_that_does_not_answer_for_a_while_costs_no_machine_and_no_atte
     scenario = at_the_service(seed, Faults(queue_s=(0.0, 60.0)), canary=0)
     plan = structs.replace(scenario.plan, places=("vms", "service"), schedule="dynamic")
     offers = {**OFFERS, "vms": (structs.replace(OFFERS["vms"][0], spot=False, capacity=1),)}
-    loss = Span(300.0 + 50 * seed, 60.0 + 40 * seed)
+    loss = Period(300.0 + 50 * seed, 60.0 + 40 * seed)
     sim = checked(replace(scenario, plan=plan, offers=offers, api_loss=loss))
     assert sim.state.scored == len(sim.scenario.tasks) == len(sim.state.attempts)
     assert not any(machine.cause for machine in sim.state.machines.values() if machine.ready_at)
@@ -140,14 +140,14 @@ def test_what_a_service_starts_anew_is_tried_again_and_uses_up_no_attempt() -> N
 @pytest.mark.parametrize("seed", range(8))
 def test_a_controller_whose_computer_slept_keeps_what_ended_meanwhile(seed: int) -> None:
     """Shorter than the lease: machines live on, and what they finished counts."""
-    sim = checked(replace(calm(seed), nap=Span(100.0 + 50 * seed, 2500.0)))
+    sim = checked(replace(calm(seed), nap=Period(100.0 + 50 * seed, 2500.0)))
     assert sim.state.scored == len(sim.scenario.tasks)
     assert not any(machine.cause is Cause.STUCK for machine in sim.state.machines.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_controller_that_slept_past_every_expiry_starts_over(seed: int) -> None:
-    sim = checked(replace(calm(seed), nap=Span(300.0, 100_000.0)))
+    sim = checked(replace(calm(seed), nap=Period(300.0, 100_000.0)))
     assert sim.state.scored == len(sim.scenario.tasks)
 
 
@@ -157,7 +157,7 @@ def test_a_wall_clock_that_is_set_changes_nothing(seed: int, strobe: tuple[float
     """Hours either way, while a controller runs and between two of them: the same journal, byte for byte."""
     crashes = Faults(controller_crashes=3, crash_every_s=300.0)
     plain = replace(calm(seed), faults=crashes)
-    steps = tuple(Step(200.0 + 400 * n, hours * 3600.0) for n, hours in enumerate((-2, 5, -100, 0, 9)))
+    steps = tuple(ClockStep(200.0 + 400 * n, hours * 3600.0) for n, hours in enumerate((-2, 5, -100, 0, 9)))
     assert checked(plain).crashes
     assert checked(replace(plain, steps=steps, strobe=strobe)).store.digest() == checked(plain).store.digest()
 
@@ -183,7 +183,7 @@ def test_after_a_reboot_with_a_clock_that_went_back_no_absurd_life_is_asked_for(
     crashes = Faults(controller_crashes=4, crash_every_s=300.0, reboots=1.0)
     asked: list[float] = []
     for seed in range(8):
-        scenario = replace(calm(seed), faults=crashes, steps=(Step(1.0, hours * 3600.0),))
+        scenario = replace(calm(seed), faults=crashes, steps=(ClockStep(1.0, hours * 3600.0),))
         sim = simulate(scenario, Parts(world=Asked))
         assert violations(sim) == []
         assert sim.state.scored == len(scenario.tasks)

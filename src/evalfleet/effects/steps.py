@@ -51,7 +51,7 @@ async def following_steps(tools: Tools, channel: Channel, attempt: AttemptState)
 async def _follow(benchmark: Stepped, channel: Channel, attempt: AttemptId, path: Path) -> None:
     """Until it is cancelled. Whatever goes wrong is nobody's trouble but that of those who watch."""
     file, teller = f"out/{benchmark.steps}", _Teller(path)
-    lines = _Lines(benchmark)
+    lines = _TrajectoryLines(benchmark)
     while True:
         with suppress(ChannelError, OSError):
             if benchmark.steps.endswith(".json"):
@@ -80,7 +80,7 @@ async def _whole(channel: Channel, attempt: AttemptId, file: str) -> bytes | Non
     return bytes(read)
 
 
-class _Lines:
+class _TrajectoryLines:
     """A trajectory of lines, read as it grows: only its newest step is kept."""
 
     def __init__(self, benchmark: Stepped) -> None:

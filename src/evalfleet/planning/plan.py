@@ -169,9 +169,7 @@ def resolve(
     attempt will be run, so that no tasks are needed or chosen. `secrets_elsewhere`: values of secrets are not
     needed here. `earlier` tells the tasks of earlier runs.
     """
-    if pool is not None:
-        request = request.but(workers=request.options.get("workers", max(1, pool.machines)))
-    request = with_listed_tasks(request, cwd)
+    request = with_listed_tasks(_with_all_machines(request, pool), cwd)
     config = _config(request.options.get("config"), environ, cwd)
     merged = environment(environ, cwd, config, request.options.get("env_file"))
     profile = request.options.get("profile") or merged.get("EVALFLEET_PROFILE", "")
@@ -208,8 +206,7 @@ def resolve(
     notify = notify_of(config, merged)
     origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
     known = facts()
-    if chosen is not None and name in known.taken:
-        raise RequestError(f"the name {name!r} is taken; choose another with --name")
+    _refuse_taken(chosen, known)
     if loaded.setup_missing and not only_setup and pool is None:
         raise RequestError(loaded.setup_missing)
     return Resolved(
@@ -225,6 +222,18 @@ def resolve(
         keep=flags.keep and pool is None,
         notify=notify,
     ).named(name if chosen is not None else free_name(name, known.taken))
+
+
+def _with_all_machines(request: RunRequest, pool: LentPool | None) -> RunRequest:
+    """The request, with as many workers as the pool has machines, unless it says how many."""
+    if pool is None:
+        return request
+    return request.but(workers=request.options.get("workers", max(1, pool.machines)))
+
+
+def _refuse_taken(chosen: str | None, known: HomeFacts) -> None:
+    if chosen is not None and chosen in known.taken:
+        raise RequestError(f"the name {chosen!r} is taken; choose another with --name")
 
 
 def _oracle(loaded: Loaded, flags: Flags) -> tuple[Loaded, Flags]:

@@ -144,7 +144,7 @@ class SimBenchmark:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Period:
     """A time in a run: seconds from its start, and for how long."""
 
     start_s: float
@@ -152,7 +152,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ClockStep:
     """The wall clock of the controllers' computer is set at `at_s`: so far from the truth it is then."""
 
     at_s: float
@@ -187,10 +187,10 @@ class Scenario:
     faults: Faults
     cancel_after_s: float | None = None
     abandoned: bool = False
-    outage: Span | None = None
-    api_loss: Span | None = None
-    nap: Span | None = None
-    steps: tuple[Step, ...] = ()
+    outage: Period | None = None
+    api_loss: Period | None = None
+    nap: Period | None = None
+    steps: tuple[ClockStep, ...] = ()
     strobe: tuple[float, float] | None = None
     resumes: tuple[Resumption, ...] = ()
     steering: tuple[Steer, ...] = ()
@@ -252,14 +252,16 @@ def _tasks(rng: random.Random, stall_s: float) -> tuple[Task, ...]:
     return tuple(make(i) for i in range(rng.randint(1, 40)))
 
 
-def _span(rng: random.Random, chance: float, length_s: tuple[float, float]) -> Span | None:
-    return Span(rng.uniform(100, 4000), rng.uniform(*length_s)) if rng.random() < chance else None
+def _span(rng: random.Random, chance: float, length_s: tuple[float, float]) -> Period | None:
+    return Period(rng.uniform(100, 4000), rng.uniform(*length_s)) if rng.random() < chance else None
 
 
-def _steps(rng: random.Random) -> tuple[Step, ...]:
+def _steps(rng: random.Random) -> tuple[ClockStep, ...]:
     """Hours either way, days now and then."""
     hours = rng.choice((0.0, 2.0, 5.0, 100.0)) * 3600
-    return tuple(Step(rng.uniform(0, 8000), rng.uniform(-hours, hours)) for _ in range(rng.randint(0, 4)))
+    return tuple(
+        ClockStep(rng.uniform(0, 8000), rng.uniform(-hours, hours)) for _ in range(rng.randint(0, 4))
+    )
 
 
 def _steering(rng: random.Random) -> tuple[Steer, ...]:

@@ -87,7 +87,7 @@ _ENVIRONMENT: tuple[tuple[str, Part], ...] = (
 _ENTRANCES: dict[str, Part] = {"evaluate": "evaluator", "reset": "set-up"}
 
 
-class Raised:
+class RaisedError:
     """One exception of a chain."""
 
     def __init__(self, block: str) -> None:
@@ -104,7 +104,7 @@ class Raised:
 
 def part_of(traceback: str) -> Part:
     """Which part of WAA, or of what it stands on, the exception came out of."""
-    chain = [Raised(block) for block in _CHAINED.split(traceback)]
+    chain = [RaisedError(block) for block in _CHAINED.split(traceback)]
     final = chain[-1]
     if not final.frames:
         return _by_words(chain)
@@ -117,7 +117,7 @@ def part_of(traceback: str) -> Part:
 
 def summary_of(traceback: str, exception: str) -> str:
     """The exception in a line: for a retried call what it ended with, not that it was retried."""
-    chain = [Raised(block) for block in _CHAINED.split(traceback)] if traceback else []
+    chain = [RaisedError(block) for block in _CHAINED.split(traceback)] if traceback else []
     told = [raised for raised in chain if raised.name and raised.short != "RetryError"]
     if told:
         raised = told[-1]
@@ -125,7 +125,7 @@ def summary_of(traceback: str, exception: str) -> str:
     return exception.partition("\n")[0].strip()
 
 
-def _agents(chain: list[Raised]) -> Part:
+def _agents(chain: list[RaisedError]) -> Part:
     """Raised while the agent was thinking: its model, the guest it looked at, or itself."""
     for raised in chain:
         if _is_models(raised, chain[-1]):
@@ -135,7 +135,7 @@ def _agents(chain: list[Raised]) -> Part:
     return "agent"
 
 
-def _is_models(raised: Raised, final: Raised) -> bool:
+def _is_models(raised: RaisedError, final: RaisedError) -> bool:
     if raised.name.startswith(_MODEL_CLIENTS) or raised.short in _MODEL_ERRORS:
         return True
     retried = _RETRIED.search(raised.words)
@@ -146,19 +146,19 @@ def _is_models(raised: Raised, final: Raised) -> bool:
     return asks and _is_network(raised) and not _GUEST.search(raised.words)
 
 
-def _is_guests(raised: Raised) -> bool:
+def _is_guests(raised: RaisedError) -> bool:
     return _is_network(raised) and bool(_GUEST.search(raised.words))
 
 
-def _is_network(raised: Raised) -> bool:
+def _is_network(raised: RaisedError) -> bool:
     return raised.package in _NETWORK or raised.short in _NETWORK_ERRORS
 
 
-def _is_machine(raised: Raised) -> bool:
+def _is_machine(raised: RaisedError) -> bool:
     return raised.short in _MACHINE_ERRORS or any(word in raised.words for word in _MACHINE_WORDS)
 
 
-def _environments(final: Raised) -> Part:
+def _environments(final: RaisedError) -> Part:
     for path, entrance in final.frames:
         if "/desktop_env/" in path and entrance in _ENTRANCES:
             return _ENTRANCES[entrance]
@@ -169,7 +169,7 @@ def _environments(final: Raised) -> Part:
     return "client"
 
 
-def _by_words(chain: list[Raised]) -> Part:
+def _by_words(chain: list[RaisedError]) -> Part:
     """No frames were kept: only what names itself can be told."""
     models = any(_is_models(raised, chain[-1]) for raised in chain)
     return "model" if models else "controller" if any(_is_guests(raised) for raised in chain) else "unknown"
