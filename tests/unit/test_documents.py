@@ -181,6 +181,7 @@ PRINT_NO_FACTS = {
 }
 TRIED_ELSEWHERE = {
     "resume",  # tests/e2e/test_resume.py
+    "alerts",  # of runs that have some: tests/e2e/test_alerts.py
     *("pause", "unpause", "set", "end", "drain", "restart"),  # of live runs: tests/e2e/test_steering.py
     "demo",  # it fetches packages: tests/demo
     *("pool do", "pool reset", "pool clean"),  # of a benchmark's own: tests/e2e/test_pool_appliance.py
