@@ -90,6 +90,36 @@ def test_every_way_an_agent_can_end_has_its_outcome(fleet: Fleet, hal: Hal) -> N
     kinds = [type(event) for event in events]
     assert kinds.index(AttemptGraded) > max(n for n, kind in enumerate(kinds) if kind is MachineDeleted)
     fleet.settled()
+    check_tree(fleet, scores)
+
+
+def check_tree(fleet: Fleet, scores: dict[str, float]) -> None:
+    """What HAL's tools read is written, and read again as the same run."""
+    told = fleet("report", "r", "--format", "hal", "-o", "results")
+    assert "10 submissions in results/gaia/r; HAL's accuracy: " in told.out
+    run = fleet.folder / "results/gaia/r"
+    lines = [json.loads(line) for line in (run / "r_RAW_SUBMISSIONS.jsonl").read_text("utf-8").splitlines()]
+    assert [next(iter(line)) for line in lines] == list(scores)
+    assert {"more": "6", "notes": "kept"} in lines
+    timed = (run / "r_WALL_CLOCK_TIMES.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["task_id"] for line in timed] == list(scores)
+    upload = json.loads((run / "r_UPLOAD.json").read_text("utf-8"))
+    assert upload["raw_eval_results"] == json.loads((run / "r.json").read_text("utf-8"))
+    assert upload["results"]["successful_tasks"] == ["right", "measured", "more"]
+    assert upload["total_cost"] is None  # one task tells its cost, nine do not
+    assert upload["task_step_counts"] == {"measured": 7}
+    assert (run / "r.log").is_file()
+    assert sorted(path.name for path in (run / "right").iterdir()) == [
+        "agent_args.json",
+        "input.json",
+        "output.json",
+        "seen.txt",
+    ]
+    fleet("report", "r", "--format", "hal", "-o", "results").refused("is not empty")
+    again = fleet("import", "hal", "results", "--name", "again", "--json")
+    assert again.code == 0, again
+    assert {task["task_id"]: task["score"] for task in again.json["tasks"]} == scores
+    assert (fleet.home / "again/right/right.0/output.json").is_file()
 
 
 def test_what_the_grader_failed_on_is_graded_again_and_no_agent_runs_again(fleet: Fleet, hal: Hal) -> None:

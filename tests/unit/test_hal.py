@@ -17,6 +17,7 @@ from evalfleet.benchmarks.hal.contents import task_files
 from evalfleet.benchmarks.hal.grading import HalGrader
 from evalfleet.benchmarks.hal.host import attempt
 from evalfleet.benchmarks.hal.settings import HalSettings, resolved
+from evalfleet.benchmarks.hal.tree import HalResultReader, read_run
 from evalfleet.errors import FleetError, RequestError
 from evalfleet.model import AttemptId, Broken, Cause, Grade, Scored, Task, TaskId
 from evalfleet.ports import Answer
@@ -241,3 +242,34 @@ def test_requirements_that_cannot_be_installed_fail_with_pips_words(tmp_path: Pa
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "/no/such/folder" in done.stderr
+
+
+def test_a_tree_with_damaged_files_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = tmp_path / "results/corebench_easy/c_1"
+    run.mkdir(parents=True)
+    lines = [
+        '{"a": {"q": 1}}',
+        "no json",
+        '{"b": "ERROR: it fell\\nand broke"}',
+        '{"c": 1}',
+        '{"a": {"q": 2}}',
+        "[]",
+    ]
+    (run / "c_1_RAW_SUBMISSIONS.jsonl").write_text("\n".join(lines), "utf-8")
+    (run / "c_1_WALL_CLOCK_TIMES.jsonl").write_text('{"task_id": "a", "wall_clock_time": 2.5}\n{', "utf-8")
+    reader = HalResultReader()
+    found = reader.find([tmp_path])
+    assert [(each.task, each.domain, each.trial) for each in found] == [
+        (task, "corebench_easy", "c_1") for task in "abc"
+    ]
+    ungraded = reader.read(run / "a").outcome
+    assert isinstance(ungraded, Broken)
+    assert ungraded.cause is Cause.GRADING
+    read_run.cache_clear()
+    grades = {"a": {"correct_x": 1, "total_x": 2}, "b": {"correct_x": 0, "total_x": 2}}
+    (run / "c_1.json").write_text(json.dumps(grades), "utf-8")
+    assert reader.read(run / "a") == (Scored(0.5), None, 2.5)
+    assert reader.read(run / "b").outcome == Scored(0.0, error="ERROR: it fell")
+    assert isinstance(reader.read(run / "c").outcome, Broken)
+    with pytest.raises(RequestError, match="holds no results of HAL"):
+        reader.find([run / "a"])

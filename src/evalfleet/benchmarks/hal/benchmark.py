@@ -33,6 +33,7 @@ from .checkout import Told, listing, parsed_args
 from .contents import Contents, agent_files, kept_bundle, task_files
 from .grading import HalGrader
 from .settings import TIMEOUT_S, HalSettings, resolved
+from .tree import HalResultReader, HalResultWriter
 
 HOST = Path(__file__).parent / "host"
 READY_S = 600.0
@@ -73,6 +74,8 @@ class HalBenchmark:
 
     Settings = HalSettings
     machine_names = "hal"
+    result_reader = HalResultReader()
+    result_writer = HalResultWriter()
 
     def __init__(
         self,

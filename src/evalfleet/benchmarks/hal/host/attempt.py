@@ -89,20 +89,27 @@ def attempt() -> int:
 def furnish(work: str, order: dict[str, Any]) -> dict[str, Stamp]:
     """Fill the work directory. What of it was only sent: path -> its size and time."""
     shutil.copytree(os.path.join(HERE, "agent"), work)
+    make_writable(work)  # what machines share is read-only
     files = os.path.join("hal_task", "files")
     if os.path.isdir(files):
         copy_over(files, work)
+        make_writable(work)
     shutil.copyfile(os.path.join("hal_task", "input.json"), os.path.join(work, "input.json"))
     write_json(os.path.join(work, "agent_args.json"), order["args"])
     shutil.copyfile(os.path.join(HERE, "run_agent.py"), os.path.join(work, "run_agent.py"))
     sent = {path: stamp(path) for path in files_in(work)}
     for name in ("input.json", "agent_args.json"):  # HAL keeps these with the results
         del sent[os.path.join(work, name)]
-    for folder, _, _ in os.walk(work):
-        os.chmod(folder, 0o755)
-    for path in sent:
-        os.chmod(path, os.stat(path).st_mode | 0o200)
     return sent
+
+
+def make_writable(top: str) -> None:
+    for folder, _, names in os.walk(top):
+        os.chmod(folder, 0o755)
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                os.chmod(path, os.stat(path).st_mode | 0o200)
 
 
 def copy_over(source: str, target: str) -> None:

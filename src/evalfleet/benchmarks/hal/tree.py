@@ -1,0 +1,264 @@
+"""Results as HAL leaves them: read for `evalfleet import hal`, written for HAL's own tools.
+
+`<results_dir>/<benchmark>/<run_id>/` has `<run_id>_RAW_SUBMISSIONS.jsonl`, `<run_id>_WALL_CLOCK_TIMES.jsonl`,
+`<run_id>.json` (what the grader gave), `<run_id>_UPLOAD.json` and a folder for each task. Any folder of such
+a tree may be given, down to that of one run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard, cast
+
+from evalfleet.benchmarks.loaded import PastResult, ResultFolder, SettledTask
+from evalfleet.errors import RequestError
+from evalfleet.model import Broken, Cause, Measured, Outcome, Plan, Scored
+
+from .checkout import first_line
+from .grading import SUBMISSION
+from .scores import BY_AGENT, score_of
+
+RAW, TIMES, UPLOAD = "_RAW_SUBMISSIONS.jsonl", "_WALL_CLOCK_TIMES.jsonl", "_UPLOAD.json"
+LAYOUT = "<benchmark>/<run_id>/<run_id>" + RAW
+MOST_DEEP = 8
+GRADED = ".grading/hal/0"
+"""In a run's folder: the calls of HAL's grader, each in a folder called by its number."""
+
+
+class HalRun(NamedTuple):
+    """The files of one run of HAL."""
+
+    benchmark: str
+    submissions: Mapping[str, Any]
+    """Task -> the last that was submitted for it."""
+    extras: Mapping[str, Mapping[str, Any]]
+    """Task -> the whole line of it."""
+    seconds: Mapping[str, float]
+    results: Any
+    metrics: Mapping[str, Any]
+    model: str
+
+
+class HalResultReader:
+    """A reader of the trees that hal-eval leaves, of any number of runs."""
+
+    result_file = "output.json"
+
+    def find(self, roots: Sequence[Path]) -> Sequence[ResultFolder]:
+        found = list[ResultFolder]()
+        for root in roots:
+            runs = sorted(_run_folders(root))
+            if not runs:
+                raise RequestError(f"{root} holds no results of HAL: name a folder with {LAYOUT}")
+            for folder in runs:
+                run = read_run(folder)
+                about = (("benchmark", run.benchmark),)
+                found += [
+                    ResultFolder(folder / task, about, run.model, folder.name, run.benchmark, task, "hal")
+                    for task in run.submissions
+                    if not _leaves(task)
+                ]
+        return found
+
+    def read(self, folder: Path) -> PastResult:
+        run_folder = next(above for above in folder.parents if (above / f"{above.name}{RAW}").is_file())
+        run, task = read_run(run_folder), folder.relative_to(run_folder).as_posix()
+        return PastResult(_outcome(run, task), None, run.seconds.get(task))
+
+
+def _leaves(task: str) -> bool:
+    return not task or task.startswith("/") or ".." in task.split("/")
+
+
+def _run_folders(root: Path) -> list[Path]:
+    found = list[Path]()
+    for above, names, files in os.walk(root):
+        folder = Path(above).resolve()
+        if f"{folder.name}{RAW}" in files:
+            found.append(folder)
+            names.clear()
+        elif len(Path(above).relative_to(root).parts) >= MOST_DEEP:
+            names.clear()
+    return found
+
+
+@lru_cache(maxsize=64)
+def read_run(folder: Path) -> HalRun:
+    """What its files say; those that are missing or damaged say nothing."""
+    upload = _json(folder / f"{folder.name}{UPLOAD}")
+    config = _table(upload.get("config"))
+    lines = _lines(folder / f"{folder.name}{RAW}")
+    extras = {task: line for line in lines for task in list(line)[:1]}
+    times = _lines(folder / f"{folder.name}{TIMES}")
+    seconds = {str(line.get("task_id")): line.get("wall_clock_time") for line in times}
+    try:
+        results = json.loads((folder / f"{folder.name}.json").read_bytes())
+    except (OSError, ValueError):
+        results = upload.get("raw_eval_results")
+    return HalRun(
+        str(config.get("benchmark_name") or folder.parent.name),
+        {task: line[task] for task, line in extras.items()},
+        extras,
+        {task: float(told) for task, told in seconds.items() if _is_duration(told)},
+        results,
+        _table(upload.get("results")),
+        str(_table(config.get("agent_args")).get("model_name") or ""),
+    )
+
+
+def _is_duration(told: object) -> TypeGuard[float]:
+    return isinstance(told, int | float) and math.isfinite(told) and 0 <= told < 31_536_000
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return _table(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Lines that are no JSON objects are passed over, as HAL does."""
+    found = list[dict[str, Any]]()
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError:
+        return found
+    for line in text.splitlines():
+        try:
+            if told := _table(json.loads(line)):
+                found.append(told)
+        except (ValueError, RecursionError):
+            continue
+    return found
+
+
+def _table(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _outcome(run: HalRun, task: str) -> Outcome:
+    if run.results is None:
+        return Broken(Cause.GRADING, "HAL has left no grades")
+    place = list(run.submissions).index(task)
+    score = score_of(run.benchmark, task, place, run.results, run.metrics, run.extras[task])
+    if score is None:
+        return Broken(Cause.GRADING, "HAL's grades say nothing about it")
+    told, error = run.submissions[task], None
+    if isinstance(told, str) and told.startswith("ERROR"):
+        error = first_line(told)
+    marked = Measured(metadata={"score_from": "agent"}) if run.benchmark.startswith(BY_AGENT) else None
+    return Scored(score, success=score == 1.0, error=error, measured=marked)
+
+
+# -- writing ---------------------------------------------------------------------------------------------
+
+
+class HalResultWriter:
+    """A writer of the tree that hal-eval would have left."""
+
+    format = "hal"
+
+    def write(self, plan: Plan, tasks: Sequence[SettledTask], folder: Path) -> Sequence[str]:
+        if any(task.folder.name.count("~") for task in tasks):
+            raise RequestError(f"run {plan.run!r} has repeats of tasks, which HAL has no folders for")
+        settings = _table(_table(plan.benchmark_spec.get("spec")).get("settings"))
+        benchmark = str(settings.get("benchmark") or plan.settings.get("benchmark") or plan.benchmark)
+        target = folder / benchmark / plan.run
+        target.mkdir(parents=True)
+        lines, times, args = dict[str, dict[str, Any]](), dict[str, float](), dict[str, Any]()
+        for task in tasks:
+            submission = _json(task.folder / SUBMISSION)
+            if task.task not in submission:
+                continue  # hal-eval --continue_run will run it
+            own = {task.task: submission.pop(task.task)}
+            lines[task.task] = {**own, **submission}  # HAL takes the first key for the task
+            seconds = _json(task.folder / "result.json").get("seconds")
+            if _is_duration(seconds):
+                times[task.task] = float(seconds)
+            if (task.folder / "task").is_dir():
+                shutil.copytree(task.folder / "task", target / task.task, symlinks=True)
+                args = args or _json(task.folder / "task/agent_args.json")
+        _write_lines(target / f"{plan.run}{RAW}", list(lines.values()))
+        told = [{"task_id": task, "wall_clock_time": seconds} for task, seconds in times.items()]
+        _write_lines(target / f"{plan.run}{TIMES}", told)
+        graded = _graded(tasks, lines)
+        (target / f"{plan.run}.log").write_text(f"{plan.run}: {len(lines)} of {len(tasks)} tasks submitted\n")
+        if graded is None:
+            return [f"{len(lines)} submissions in {target}; HAL's grades are not there for the whole run"]
+        _write_json(target / f"{plan.run}.json", graded["results"])
+        upload = _upload(plan, benchmark, args, lines, times, graded)
+        _write_json(target / f"{plan.run}{UPLOAD}", upload)
+        accuracy = upload["results"].get("accuracy")
+        return [f"{len(lines)} submissions in {target}; HAL's accuracy: {accuracy}"]
+
+
+def _graded(tasks: Sequence[SettledTask], lines: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What HAL's grader gave for all of them at once, with its metrics."""
+    for task in tasks:
+        calls = task.folder.parent.parent / GRADED
+        told, order = _json(calls / "1/answer.json"), _json(calls / "1/order.json")
+        submitted = _table(order.get("submissions"))
+        if "results" in told and all(each in submitted for each in lines if _is_answer(lines[each][each])):
+            return {**told, "at": (calls / "1/answer.json").stat().st_mtime}
+    return None
+
+
+def _is_answer(told: object) -> bool:
+    return not (isinstance(told, str) and told.startswith("ERROR"))
+
+
+def _upload(
+    plan: Plan,
+    benchmark: str,
+    args: Mapping[str, Any],
+    lines: Mapping[str, Mapping[str, Any]],
+    times: Mapping[str, float],
+    graded: Mapping[str, Any],
+) -> dict[str, Any]:
+    metrics = {
+        task: line[task]["metrics"]
+        for task, line in lines.items()
+        if isinstance(line[task], dict) and isinstance(line[task].get("metrics"), dict)
+    }
+    costs = [metrics[task].get("total_cost") for task in metrics]
+    known = len(costs) == len(lines) and all(_is_duration(cost) for cost in costs)
+    total = sum(costs) if known else None  # unknown is unknown, not nothing
+    commit = plan.provenance.commit if plan.provenance else ""
+    return {
+        "config": {
+            "agent_name": plan.run,
+            "benchmark_name": benchmark,
+            "date": datetime.datetime.fromtimestamp(graded["at"], datetime.UTC).strftime("%Y-%m-%d"),
+            "run_id": plan.run,
+            "agent_args": args,
+            "run_command": f"evalfleet run hal --name {plan.run}",
+            "prompt_sensitivity": False,
+        },
+        "results": {**_table(graded.get("metrics")), "total_cost": total, "latencies": {}},
+        "raw_eval_results": graded["results"],
+        "raw_logging_results": {},
+        "task_prompts": _table(graded.get("prompts")),
+        "total_usage": {},
+        "total_cost": total,
+        "git_info": {"commit": commit} if commit else None,
+        "agent_hash": None,
+        "wall_clock_times": times,
+        "task_step_counts": {t: told["step_count"] for t, told in metrics.items() if "step_count" in told},
+        "task_metrics": metrics,
+    }
+
+
+def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2), "utf-8")
