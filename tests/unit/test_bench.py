@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 FIGURES = {
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
+    "budget-overshoot": {"simulated", "real"},
+    "watching": {"machines", "draw_ms", "alerts_look_ms"},
     "ls": {"runs", "ls_cpu_s", "ls_wall_s", "first_ls_cpu_s", "verify_all_cpu_s"},
     "sim-scale": {"400_tasks_on_20_machines", "steady_us_at_10_machines"},
     "shape": {"files", "lines", "class_names_used_twice", "optional_protocols"},
@@ -43,6 +45,8 @@ FIGURES = {
 }
 AGAINST = {
     "startup": {"python_pass", "python_import_argparse"},
+    "budget-overshoot": set[str](),
+    "watching": set[str](),
     "ls": set[str](),
     "sim-scale": set[str](),
     "shape": set[str](),

@@ -149,6 +149,7 @@ PRINTS = (
     ("results", "import r.tgz --name back"),
     ("comparisons", "compare r back again"),
     ("", "traces r"),
+    ("", "alerts r"),
     ("deleted", "rm again --yes"),
     ("deleted", "gc --older 1s --keep-scores --dry-run"),
     ("deleted", "gc --older 300d"),
