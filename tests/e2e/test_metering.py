@@ -340,6 +340,21 @@ def test_the_budget_bounds_what_a_score_command_asks_of_models(fleet: Fleet, mod
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
+def test_an_owners_runs_of_a_month_stay_within_their_cap(fleet: Fleet, models: Served) -> None:
+    """Three calls cost $0.0024; the cap of a month pays four."""
+    tasks = [task("a", "[call() for _ in range(3)]; score(1)")]
+    metered(fleet, models, tasks, PRICES + '[owners]\nann = 0.0032\n"*" = 100\n')
+    fleet.environ["EVALFLEET_OWNER"] = "ann"
+    assert fleet.run("--name", "first").code == 0
+    second = fleet.run("--name", "second")
+    assert second.code == 3, second
+    assert "$0.00 are left of ann's $0.0032" in second.out + second.err
+    assert models.usd() <= 0.0032 + 0.0008
+    fleet.run("--name", "third").refused("ann may spend this month are spent")
+    fleet("resume", "second", "--budget", "1").refused("are left of ann's $0.0032")
+    assert fleet.run("--name", "other", env={"EVALFLEET_OWNER": "bob"}).code == 0
+
+
 def test_tokens_are_bounded(fleet: Fleet, models: Served) -> None:
     metered(fleet, models, [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in (1, 2, 3)])
     assert fleet.run("--max-tokens", "1000").code == 3
@@ -396,6 +411,8 @@ def test_a_run_that_is_not_metered_says_so(fleet: Fleet) -> None:
             ("--budget", "1", "--model", "anything"),
             "--model anything costs",
         ),
+        ("[owners]\nann = 0", (), "write dollars a month, above 0"),
+        ("[owners]\nann = 5", (), "[owners] does not name"),
         ("", ("--max-tokens", "5"), "nobody has said which secret"),
     ],
 )

@@ -55,9 +55,11 @@ from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState, is_ungradable
 from evalfleet.views import notify
+from evalfleet.views.format import iso
 from evalfleet.views.notable import new_files
 from evalfleet.views.tasks import by_outcome
 
+from .home import list_runs
 from .pools import keep_plan, tend
 from .run import Run
 from .steering import whoami
@@ -83,7 +85,7 @@ def resolve_request(
     `dry`: nothing is written. `only_setup`: machines are set up, and no attempt is run. `secrets_elsewhere`:
     it will run on another computer, which has the values of secrets.
     """
-    return resolve(
+    resolved = resolve(
         request,
         environ=workspace.environ,
         cwd=workspace.cwd,
@@ -95,6 +97,47 @@ def resolve_request(
         secrets_elsewhere=secrets_elsewhere,
         earlier=functools.partial(_earlier_tasks, workspace),
     )
+    return resolved if resolved.cap_usd is None else _within_cap(workspace, resolved, resolved.cap_usd)
+
+
+def _within_cap(workspace: Workspace, resolved: Resolved, cap_usd: float) -> Resolved:
+    """The run with no more budget than is left of its owner's month. RequestError if nothing is."""
+    plan = resolved.plan
+    left = cap_usd - _month_usd(workspace, plan.owner)
+    if left <= 0:
+        raise RequestError(
+            f"[owners]: the ${cap_usd:g} that {plan.owner} may spend this month are spent, or reserved by "
+            "runs that are not over; raise the cap, or end those runs"
+        )
+    if plan.limits.budget_usd is not None and plan.limits.budget_usd <= left:
+        return resolved
+    limits = msgspec.structs.replace(plan.limits, budget_usd=left)
+    told = f"[owners]: ${left:.2f} are left of {plan.owner}'s ${cap_usd:g} this month: that is the budget"
+    plan = msgspec.structs.replace(plan, limits=limits)
+    return replace(resolved, plan=plan, warnings=(*resolved.warnings, told))
+
+
+def _month_usd(workspace: Workspace, owner: str, but: str = "") -> float:
+    """What an owner's runs of this month have cost; of one that is not over, what it may cost."""
+    month = str(iso(workspace.now()))[:7]
+    spent = 0.0
+    for run in list_runs(workspace):
+        if run.owner == owner and run.run != but and str(run.started_at).startswith(month):
+            cost = (run.machines_usd or 0.0) + (run.models_usd or 0.0)
+            spent += max(cost, run.budget_usd or 0.0) if run.status in ("running", "left") else cost
+    return spent
+
+
+def _refuse_over_cap(workspace: Workspace, state: RunState, budget_usd: float | None) -> None:
+    """A budget that is raised counts for the month of its owner as a new one does."""
+    owners, owner = workspace.config.owners, state.plan.owner
+    cap_usd = owners.get(owner, owners.get("*")) if owner else None
+    if cap_usd is not None and budget_usd is not None:
+        left = cap_usd - _month_usd(workspace, owner, but=state.plan.run)
+        if budget_usd > left:
+            raise RequestError(
+                f"[owners]: ${max(0.0, left):.2f} are left of {owner}'s ${cap_usd:g} this month"
+            )
 
 
 def _earlier_tasks(workspace: Workspace, name: str, only: Sequence[str]) -> list[str]:
@@ -295,6 +338,7 @@ def resume_order(
         raise RequestError(
             f"run {found.name!r} was made in another home, where its machines are: take it up there"
         )
+    _refuse_over_cap(workspace, state, (limits or {}).get("budget_usd"))
     first = tuple(_resumption(state, only_broken, limits or {}))
     if state.ended_at is not None and not first:
         hint = "; `--only broken` runs the broken ones again" if state.broken else ""

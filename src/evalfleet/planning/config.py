@@ -23,9 +23,18 @@ from .models import ModelTable, read_model_table
 
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
-SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify", "model", "alerts"})
+SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify", "model", "owners", "alerts"})
 
-_NOT_FLAGS = ("HOME", "CONFIG", "PROFILE", "ENV_FILE", "NOTIFY_COMMAND", "NOTIFY_WEBHOOK", "NOTIFY_APPRISE")
+_NOT_FLAGS = (
+    "HOME",
+    "CONFIG",
+    "PROFILE",
+    "ENV_FILE",
+    "NOTIFY_COMMAND",
+    "NOTIFY_WEBHOOK",
+    "NOTIFY_APPRISE",
+    "OWNER",
+)
 _TASKS_OWN = ("TASK_ID", "ATTEMPT", "PARAMS", "OUT", "AGENT", "SETTINGS", "REPEAT")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,6 +54,15 @@ class Config(Struct, frozen=True):
     benchmarks: Mapping[str, Table] = field(default_factory=dict[str, Table])
     notify: Notify = NOBODY
     model: ModelTable | None = None
+    owners: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Who may spend how many dollars a month in this home; `*` is everybody else, each."""
+
+
+def _owners(table: Table, where: str) -> dict[str, float]:
+    for name, usd in table.items():
+        if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 < usd < 1e9:
+            raise RequestError(f"{where}: {name!r} is {usd!r}; write dollars a month, above 0")
+    return {name: float(usd) for name, usd in table.items()}
 
 
 def find_config(cwd: Path, environ: Mapping[str, str] | None = None) -> Path | None:
@@ -80,6 +98,7 @@ def load_config(path: Path | None, cwd: Path) -> Config:
             alerting=_alerting(sections["alerts"], f"{path}: [alerts]") if "alerts" in data else None,
         ),
         model=read_model_table(sections["model"], f"{path}: [model]") if "model" in data else None,
+        owners=_owners(sections["owners"], f"{path}: [owners]"),
     )
 
 

@@ -7,6 +7,7 @@ arguments.
 from __future__ import annotations
 
 import functools
+import getpass
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -126,6 +127,8 @@ class Resolved:
     keep: bool = False
     """Its machines shall stay, as the pool that the plan names."""
     notify: Notify = NOBODY
+    cap_usd: float | None = None
+    """What its owner may spend a month, if somebody has said."""
 
     @property
     def borrowed(self) -> str:
@@ -174,6 +177,7 @@ def resolve(
     merged = environment(environ, cwd, config, request.options.get("env_file"))
     profile = request.options.get("profile") or merged.get("EVALFLEET_PROFILE", "")
     flags = settle(request, merged, config, profile)
+    flags, owner, cap_usd = _owned(flags, config, merged)
     source = benchmark_source(request.benchmark, config, cwd)
     lent = None if pool is None else pool.plan
     home = home or home_of(environ, cwd)
@@ -211,7 +215,7 @@ def resolve(
         raise RequestError(loaded.setup_missing)
     return Resolved(
         plan=msgspec.structs.replace(
-            plan, settings=given.free, home=known.id, provenance=None if only_setup else origin
+            plan, settings=given.free, home=known.id, owner=owner, provenance=None if only_setup else origin
         ),
         tasks=weigh(tasks, known.durations(loaded.name)),
         home=home,
@@ -221,6 +225,7 @@ def resolve(
         made_up=chosen is None,
         keep=flags.keep and pool is None,
         notify=notify,
+        cap_usd=cap_usd,
     ).named(name if chosen is not None else free_name(name, known.taken))
 
 
@@ -234,6 +239,20 @@ def _with_all_machines(request: RunRequest, pool: LentPool | None) -> RunRequest
 def _refuse_taken(chosen: str | None, known: HomeFacts) -> None:
     if chosen is not None and chosen in known.taken:
         raise RequestError(f"the name {chosen!r} is taken; choose another with --name")
+
+
+def _owned(flags: Flags, config: Config, environ: Mapping[str, str]) -> tuple[Flags, str, float | None]:
+    """Flags with a budget of no more than a month's, who starts the run, and what they may spend a month;
+    nobody where `[owners]` says nothing."""
+    if not config.owners:
+        return flags, "", None
+    owner = environ.get("EVALFLEET_OWNER") or getpass.getuser()
+    cap_usd = config.owners.get(owner, config.owners.get("*"))
+    if cap_usd is None:
+        known = hint(owner, config.owners)
+        raise RequestError(f"{config.path}: [owners] does not name {owner!r} ($EVALFLEET_OWNER); {known}")
+    capped = msgspec.structs.replace(flags, budget=min(cap_usd, flags.budget or cap_usd))
+    return capped, owner, cap_usd
 
 
 def _oracle(loaded: Loaded, flags: Flags) -> tuple[Loaded, Flags]:

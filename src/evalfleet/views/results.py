@@ -137,7 +137,7 @@ def _provenance(state: RunState) -> ProvenanceDocument:
 class RunSummary(Struct, frozen=True):
     """A run in the few figures that `ls` shows. The store keeps it, so that a list folds no journals."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     """To be raised when a field changes: what was kept before is then computed anew."""
 
     run: str
@@ -158,6 +158,8 @@ class RunSummary(Struct, frozen=True):
     machines_usd: float | None = None
     models_usd: float | None = None
     places: tuple[str, ...] = ()
+    owner: str = ""
+    budget_usd: float | None = None
     events: int = 0
     """How many events it was made of."""
 
@@ -179,6 +181,8 @@ def summarised(state: RunState) -> RunSummary:
         machines_usd=cost["machines_usd"],
         models_usd=cost["models_usd"],
         places=state.plan.places,
+        owner=state.plan.owner,
+        budget_usd=state.limits.budget_usd,
         events=state.events,
     )
 
