@@ -384,6 +384,23 @@ def test_the_report_tells_what_retries_and_models_cost(fleet: Fleet, models: Ser
     assert "went to attempts that did not decide" in report
 
 
+def test_an_agent_that_goes_round_the_meter_is_noticed(fleet: Fleet, models: Served) -> None:
+    went_round = (
+        "json.dump({'score': 1, 'cost_usd': 0.5}, open(os.environ['EVALFLEET_OUT'] + '/result.json', 'w'))"
+    )
+    metered(fleet, models, [task("a", went_round), task("b", "call(); score(1)")])
+    assert fleet.run().code == 0
+    assert fleet.results()["models"]["unseen"] == ["a.0"]
+    assert "1 attempts tell of calls that the meter did not see" in fleet("report", "r").out
+
+
+def test_a_budget_below_one_call_ends_as_any_budget_does(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task("a", "call(); call(); score(1)")])
+    done = fleet.run("--budget", "0.000001")
+    assert done.code == 3, done
+    assert (models.sums()["calls"], fleet.results()["unrun"]) == (1, 1)
+
+
 def test_a_run_that_is_not_metered_says_so(fleet: Fleet) -> None:
     fleet.bench([task("a")])
     done = fleet.run("--budget", "5")
