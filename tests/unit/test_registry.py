@@ -110,7 +110,7 @@ def test_the_settings_of_the_command_benchmark() -> None:
 def test_unknown_names_are_refused_with_the_nearest(shed: str) -> None:
     with pytest.raises(RequestError, match="place 'shde' is unknown; did you mean 'shed'"):
         place_kind("shde")
-    with pytest.raises(RequestError, match="benchmark 'zz' is unknown; there are command, waa"):
+    with pytest.raises(RequestError, match="benchmark 'zz' is unknown; there are command, hal, waa"):
         benchmark_kind("zz")
 
 
