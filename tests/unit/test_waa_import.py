@@ -336,7 +336,7 @@ def test_folders_are_found_in_order(tmp_path: Path) -> None:
 
 
 def test_results_of_a_benchmark_that_reads_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"results of command cannot be imported; .* whose can: waa"):
+    with pytest.raises(RequestError, match=r"results of command cannot be imported; .* whose can: hal, waa"):
         import_results(Workspace.here(), "command", [tmp_path])
 
 
