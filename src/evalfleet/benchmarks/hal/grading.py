@@ -22,7 +22,7 @@ from .scores import BY_AGENT, score_of
 from .settings import HalSettings
 
 SUBMISSION = "submission.json"
-HOPELESS = 8
+HOPELESS = 12
 """So many calls that failed, and none that did not: the grader itself does not work."""
 NEEDS_ALL = ("scienceagentbench",)
 TIMED_OUT = "timed out after"
