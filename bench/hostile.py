@@ -184,7 +184,7 @@ def run(quick: bool) -> Result:
     figures: Figures = {}
     rows: dict[str, dict[str, str]] = {}
     cannot = "not in a quick look" if quick else lacking(PROGRAMS)
-    kinds = [kind for kind in KINDS if kind != "container" or not cannot]
+    kinds: list[Isolation] = [kind for kind in KINDS if kind != "container" or not cannot]
     for kind in kinds:
         with contextlib.ExitStack() as stack:
             if kind == "container":

@@ -24,7 +24,7 @@ class Hal:
         self.repo = copy_to(fleet.folder / "hal-harness")
 
     def words(self, *more: str, **settings: str) -> list[str]:
-        given = dict(each.split("=") for each in GIVEN)
+        given: dict[str, str] = dict(tuple(each.split("=", 1)) for each in GIVEN)  # type: ignore[misc]
         given |= {"hal_python": sys.executable, "agent_python": sys.executable, **settings}
         return ["run", "hal", "--name", "r", *(f"--set={key}={value}" for key, value in given.items()), *more]
 

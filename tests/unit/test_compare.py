@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,15 +26,15 @@ def corners(both: int, first: int, second: int, neither: int) -> Corners:
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 1), (3, 3), (1, 9), (12, 30), (400, 460)])
 def test_mcnemar_is_that_of_statsmodels(first: int, second: int) -> None:
-    theirs = their_mcnemar([[50, first], [second, 40]], exact=True).pvalue
-    assert mcnemar(first, second) == pytest.approx(theirs, abs=1e-12)
+    theirs: Any = their_mcnemar([[50, first], [second, 40]], exact=True)
+    assert mcnemar(first, second) == pytest.approx(theirs.pvalue, abs=1e-12)
 
 
 @pytest.mark.parametrize("cells", [(10, 0, 0, 5), (40, 3, 9, 60), (1, 0, 2, 1), (300, 70, 45, 900)])
 def test_the_interval_of_rates_is_that_of_half_a_task_more_in_each_corner(cells: tuple[int, ...]) -> None:
     found = paired_rates(corners(*cells))
     adjusted = np.array(cells) + 0.5
-    theirs = DescrStatsW(np.array([0.0, -1.0, 1.0, 0.0]), weights=adjusted)
+    theirs: Any = DescrStatsW(np.array([0.0, -1.0, 1.0, 0.0]), weights=adjusted)
     # theirs divides by one less than the number of tasks, which is for samples from their own variance
     half = 1.959964 * theirs.std_mean * np.sqrt((adjusted.sum() - 1) / adjusted.sum())
     assert found["mean"] == pytest.approx((cells[2] - cells[1]) / sum(cells), abs=1e-6)

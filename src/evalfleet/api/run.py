@@ -33,7 +33,7 @@ from .live_log import LiveLog
 from .steering import whoami
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     from evalfleet.views.documents import Cost, Results, StepRow, TaskDetail, TaskResult
     from evalfleet.views.spans import Span
@@ -132,13 +132,14 @@ class Run:
     def df(self) -> pd.DataFrame:
         """The tasks as a pandas DataFrame, indexed by `task_id`, with a column for each metric."""
         try:
-            import pandas as pd
+            import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
         except ImportError:
             raise RequestError(
                 "df() needs pandas: pip install pandas; tasks() has the same rows without it"
             ) from None
         rows = [flat(task) for task in self.tasks()]
-        return pd.DataFrame(rows).set_index("task_id") if rows else pd.DataFrame()
+        frame: Any = pd.DataFrame(rows)
+        return frame.set_index("task_id") if rows else frame
 
     def _repr_html_(self) -> str:
         """How it looks when a notebook shows it."""

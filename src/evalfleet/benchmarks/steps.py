@@ -90,7 +90,7 @@ def _of_atif(steps: Sequence[Any]) -> Iterator[Step]:
 def _calls(calls: Any) -> str:
     """`name(argument=value, ...)` for each tool that was called."""
     words: list[str] = []
-    for call in calls if isinstance(calls, list) else ():
+    for call in cast("list[object]", calls) if isinstance(calls, list) else ():
         if isinstance(call, dict):
             given = cast("dict[str, Any]", call)
             arguments: Any = given.get("arguments")

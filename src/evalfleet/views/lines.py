@@ -172,16 +172,20 @@ WORDS = ("error", "detail", "metadata", "measured", "said")
 """Keys of outcomes, and of what machines say, whose values an agent can have written."""
 
 
+def _empty(value: Any) -> Any:
+    """What is said, without a word; whether anything was said at all may be known."""
+    return "" if isinstance(value, str) else dict[str, Any]() if isinstance(value, dict) else value
+
+
 def without_content(document: Any) -> Any:
     """The document with what agents say left empty: its reader may be a model that must not listen to it."""
     if isinstance(document, dict):
         parts = cast("dict[str, Any]", document)
         return {
-            key: type(value)() if key in WORDS and isinstance(value, str | dict) else without_content(value)
-            for key, value in parts.items()
+            key: _empty(value) if key in WORDS else without_content(value) for key, value in parts.items()
         }
     if isinstance(document, list):
-        return [without_content(value) for value in document]
+        return [without_content(value) for value in cast("list[object]", document)]
     return document
 
 

@@ -112,10 +112,12 @@ def _machine(machine: MachineState, own: int, root: int, now: Micros) -> Span:
 
 def _set_up(machine: MachineState, parent: int, seed: tuple[object, ...]) -> Iterator[Span]:
     """Its steps to readiness ran one after another, and ended when it was ready."""
+    if machine.ready_at is None:
+        return
     at = machine.ready_at
-    for step, seconds in reversed(machine.timings.items()) if at is not None else ():
-        start = at - int(seconds * SECOND)  # type: ignore[operator]
-        yield Span(_span_id(*seed, machine.id, step), parent, f"set-up {step}", start, at or 0)
+    for step, seconds in reversed(machine.timings.items()):
+        start = at - int(seconds * SECOND)
+        yield Span(_span_id(*seed, machine.id, step), parent, f"set-up {step}", start, at)
         at = start
 
 

@@ -201,7 +201,7 @@ class NotebookDisplay:
         self._shown = html
         bundle = {"text/html": html, "text/plain": picture(state, now, NOTEBOOK_SIZE)}
         if self._cell is None:
-            show: Any = IPython.display.display  # which has no types
+            show: Any = vars(IPython.display)["display"]  # which has no types
             self._cell = show(bundle, raw=True, display_id=True)
         else:
             self._cell.update(bundle, raw=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -287,7 +287,7 @@ def _fit(settings: HalSettings, told: Told, chosen: Sequence[Task]) -> Sequence[
 
 
 def _wants_gpu(task: object) -> bool:
-    return isinstance(task, dict) and bool(task.get("gpu"))
+    return isinstance(task, dict) and bool(cast("dict[str, Any]", task).get("gpu"))
 
 
 def _warnings(settings: HalSettings, told: Told) -> list[str]:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -108,9 +108,11 @@ def task_files(task_id: str, task: Any, repo: Path) -> dict[str, Entry]:
     No source path is in it: those of some benchmarks tell the answer. Raises RequestError.
     """
     shown, found = task, dict[str, Entry]()
-    if isinstance(task, dict) and isinstance(task.get("files"), dict):
-        shown = {**task, "files": {to: os.path.basename(str(by)) for to, by in task["files"].items()}}
-        for target, source in task["files"].items():
+    fields = cast("dict[str, Any]", task) if isinstance(task, dict) else {}
+    if isinstance(fields.get("files"), dict):
+        files = cast("dict[str, Any]", fields["files"])
+        shown = {**fields, "files": {to: os.path.basename(str(by)) for to, by in files.items()}}
+        for target, source in files.items():
             found |= _sent(task_id, target, repo / str(source))
     return {**found, "input.json": msgspec.json.encode({task_id: shown})}
 

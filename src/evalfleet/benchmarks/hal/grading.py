@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -147,7 +147,7 @@ def submission_of(answer: Answer) -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         found = None
     if isinstance(found, dict) and task in found:
-        return found
+        return cast("dict[str, Any]", found)
     if (answer.folder / "left_out.json").exists():
         return {task: "ERROR: the answer was left out, as left_out.json says"}
     return {task: f"ERROR: Task {TIMED_OUT} {answer.task.timeout_s:g} seconds"}

@@ -31,8 +31,18 @@ def score_of(
     return _share(_field(results, task, "score", "reward", "correct"))
 
 
+def _table(value: object) -> dict[str, Any]:
+    """Empty if it is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _rows(value: object) -> list[Any]:
+    """Empty if it is no list."""
+    return list(cast("list[object]", value)) if isinstance(value, list) else []
+
+
 def _ids(listed: object) -> set[str]:
-    return {str(each) for each in listed} if isinstance(listed, list) else set()
+    return set(map(str, _rows(listed)))
 
 
 def _share(value: object) -> float | None:
@@ -45,10 +55,11 @@ def _share(value: object) -> float | None:
 
 
 def _field(results: Any, task: str, *names: str) -> object:
-    found = cast("dict[str, Any]", results).get(task) if isinstance(results, dict) else None
-    if isinstance(found, dict):
-        return next((found[name] for name in names if name in found), None)
-    return found
+    found: Any = _table(results).get(task)
+    if not isinstance(found, dict):
+        return found
+    fields = cast("dict[str, Any]", found)
+    return next((fields[name] for name in names if name in fields), None)
 
 
 def _gaia(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
@@ -56,61 +67,50 @@ def _gaia(task: str, place: int, results: Any, submission: Mapping[str, Any]) ->
 
 
 def _taubench(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
-    told = _field(results, task, "answer", "reward")
+    told: Any = _field(results, task, "answer", "reward")
     if isinstance(told, dict):
-        told = told.get("reward")
+        told = cast("dict[str, Any]", told).get("reward")
     return 0.0 if isinstance(told, str) else told
 
 
 def _appworld(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
     """The agent returns its evaluation beside its answer."""
-    told = submission.get("evaluation")
-    if not isinstance(told, dict):
+    if not isinstance(submission.get("evaluation"), dict):
         return 0.0
-    individual = told.get("individual")
-    own = individual.get(task) if isinstance(individual, dict) else told
-    return own.get("success") if isinstance(own, dict) else None
+    told = _table(submission["evaluation"])
+    own = _table(told["individual"]).get(task) if isinstance(told.get("individual"), dict) else told
+    return _table(own).get("success")
 
 
 def _usaco(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
-    tries = results.get("sdict", {}).get(task) if isinstance(results, dict) else None
-    if isinstance(tries, list) and tries and isinstance(tries[0], dict):
-        result = tries[0].get("result")
-        return result.get("fraction_passed") if isinstance(result, dict) else None
-    return None
+    tries = _rows(_table(_table(results).get("sdict")).get(task))
+    return _table(_table(tries[0]).get("result")).get("fraction_passed") if tries else None
 
 
 def _swebench(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
-    if not isinstance(results, dict) or "resolved_ids" not in results:
-        return None
-    return task in _ids(results["resolved_ids"])
+    told = _table(results)
+    return task in _ids(told["resolved_ids"]) if "resolved_ids" in told else None
 
 
 def _corebench(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
-    told = results.get(task) if isinstance(results, dict) else None
-    if not isinstance(told, dict):
+    if not isinstance(_table(results).get(task), dict):
         return None
-    right = sum(
-        value for key, value in told.items() if key.startswith("correct_") and _share(value) is not None
-    )
-    total = sum(
-        value for key, value in told.items() if key.startswith("total_") and _share(value) is not None
-    )
+    counts = {key: n for key, n in _table(_table(results)[task]).items() if _share(n) is not None}
+    right = sum(n for key, n in counts.items() if key.startswith("correct_"))
+    total = sum(n for key, n in counts.items() if key.startswith("total_"))
     return right / total if total else 0.0
 
 
 def _scienceagentbench(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
-    told = results.get("eval_result") if isinstance(results, dict) else None
-    return _field(told, task, "success_rate")
+    return _field(_table(results).get("eval_result"), task, "success_rate")
 
 
 def _assistantbench(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
-    scores = results.get("scores") if isinstance(results, dict) else None
-    return scores[place] if isinstance(scores, list) and place < len(scores) else None
+    return dict(enumerate(_rows(_table(results).get("scores")))).get(place)
 
 
 def _colbench(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:
-    return results[place] if isinstance(results, list) and place < len(results) else None
+    return dict(enumerate(_rows(results))).get(place)
 
 
 def _replicatorbench(task: str, place: int, results: Any, submission: Mapping[str, Any]) -> object:

@@ -77,8 +77,8 @@ def attempt() -> int:
                 result["broken"] = "model"
                 result["error"] = file.read(2000)
         answer = {order["task"]: error}
-    told = answer[order["task"]]
-    if isinstance(told, dict) and isinstance(told.get("metrics"), dict):
+    told = table(answer[order["task"]])
+    if isinstance(told.get("metrics"), dict):
         result["metrics"] = told["metrics"]
     bring_home(work, os.path.join(out, "task"), sent)
     write_json(os.path.join(out, "submission.json"), answer)
@@ -168,12 +168,17 @@ def read_output(work: str, order: dict[str, Any], code: int | None) -> tuple[dic
         if os.path.getsize(path) > LONGEST_OUTPUT:
             return {}, f"ERROR: output.json is longer than {LONGEST_OUTPUT} bytes"
         with open(path, encoding="utf-8") as file:
-            output = json.load(file)
+            output: Any = json.load(file)
     except (OSError, ValueError, RecursionError) as err:
         return {}, f"ERROR: output.json cannot be read: {err}"
     if not isinstance(output, dict) or order["task"] not in output:
         return {}, "ERROR: the agent's output has no answer for {}".format(order["task"])
-    return output, ""
+    return table(output), ""
+
+
+def table(value: Any) -> dict[str, Any]:
+    """Empty if it is none."""
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def crash(work: str, code: int) -> str:
