@@ -138,7 +138,7 @@ def test_help_of_every_verb(fleet: Fleet, verb: str) -> None:
     assert done.out.startswith(f"usage: evalfleet {verb}")
     needed = {"run": ["x"], "rerun": ["x"], "cancel": ["x"], "pool": ["ls"], "import": ["waa", "x"]}
     needed |= {"rm": ["x"], "gc": ["--older", "30d"], "end": ["x", "y"], "restart": ["x", "y"]}
-    needed |= {steering: ["x"] for steering in ("pause", "unpause", "set", "drain")}
+    needed |= {each: ["x"] for each in ("pause", "unpause", "set", "drain", "compare")}
     fleet(verb, *needed.get(verb, []), "--no-such-flag").refused("--no-such-flag")
 
 
@@ -270,7 +270,8 @@ def test_json_lines_are_the_whole_journal(fleet: Fleet) -> None:
     """While following, and for who comes later."""
     fleet.bench(tasks(2))
     run = [json.loads(line) for line in fleet.run("--json").out.splitlines()]
-    watch = [json.loads(line) for line in fleet("watch", "r", "--json").out.splitlines()]
+    watched = fleet("watch", "r", "--json", "--content").out
+    watch = [json.loads(line) for line in watched.splitlines()]
     assert [line["seq"] for line in run[:-1]] == list(range(1, len(fleet.events()) + 1))
     assert run == watch
 

@@ -230,8 +230,7 @@ def test_a_spare_keeper_is_not_taken_for_what_another_job_left(host: Host) -> No
     peer = host.peer()
     run(peer, "a.0", "true")
     supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
-    until(lambda: len(descendants(supervisor)) >= 2, "keepers get ready for the jobs to come")
-    spares = descendants(supervisor)
+    spares = until(lambda: spares_of(supervisor), "keepers get ready for the jobs to come")
     peer.run("plain.0", "setsid sleep 1000 & true")
     assert not [pid for pid in spares if dead(pid)]
     assert peer.run("c.0", "id -u", isolation="user")["exit_code"] == 0
@@ -251,6 +250,12 @@ def test_a_job_whose_keeper_lost_its_child_has_not_run(host: Host) -> None:
     assert "exit_code" not in ended
     assert "whoever waited to become it was killed" in str(ended["detail"])
     assert peer.run("c.0", "true", isolation="user")["exit_code"] == 0
+
+
+def spares_of(supervisor: int) -> list[int]:
+    """Keepers that wait, each with who will become the job. The one of a job that ended may be going."""
+    kids = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
+    return [pid for kid in kids if (below := descendants(kid)) for pid in (kid, *below)]
 
 
 def descendants(pid: int) -> list[int]:
