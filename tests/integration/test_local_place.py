@@ -19,7 +19,7 @@ import pytest
 
 from evalfleet.channels.artefacts import Caps, bring_home
 from evalfleet.channels.secrecy import Secrets
-from evalfleet.channels.supervisor.processes import birth, marked, parse_stat
+from evalfleet.channels.supervisor.processes import birth, marked, marker, parse_stat
 from evalfleet.errors import ChannelError, PlaceError, RequestError, SetupFailed, StaleController
 from evalfleet.model import (
     WANTS_FILE,
@@ -38,7 +38,7 @@ from evalfleet.model import (
 from evalfleet.names import NOTE
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
-from tests.waiting import PATIENCE_S, suspend, until_seen
+from tests.waiting import PATIENCE_S, suspend, until, until_seen
 
 ONE = MachineId("pool-abc-1")
 SECRETS = {"KEY": "hush-hush", "OTHER": "unused-value", "SHORT": "x"}
@@ -670,3 +670,30 @@ def test_caps(tmp_path: Path) -> None:
     (out / "small").write_bytes(b"x" * 10)
     collected = bring_home(tmp_path / "job", tmp_path / "light", Secrets({}, ()), Caps(bytes=50))
     assert (collected.files, collected.bytes, collected.left_out) == (1, 10, 1)
+
+
+@pytest.mark.parametrize("turns", range(10))
+def test_a_create_that_is_cancelled_as_its_starter_ends_is_cancelled(tmp_path: Path, turns: int) -> None:
+    """It became an error that is tried again: the machine was made anew after it had been deleted."""
+
+    async def test() -> None:
+        place = LocalPlace("local", LocalSettings(), tmp_path)
+        directory = tmp_path / ONE
+        directory.mkdir()
+        os.mkfifo(directory / "supervisor.log")  # who becomes the supervisor waits for its reader
+        (offer,) = await place.offers(Needs())
+        creating = asyncio.create_task(place.create(ONE, offer, 600.0))
+        mark = marker("EVALFLEET_MACHINE", str(directory))
+        starter, heir = await until_seen(lambda: sorted(both) if len(both := marked(mark)) == 2 else None)
+        os.kill(heir, signal.SIGKILL)
+        os.kill(starter, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{starter}").exists(), "the end of the starter")
+        for _ in range(turns):  # the loop hears of it step by step
+            await asyncio.sleep(0)
+        under_way = creating.cancel()
+        with pytest.raises(asyncio.CancelledError if under_way else PlaceError):
+            await creating
+        await place.delete(ONE)
+        assert await place.list("pool-abc") == ()
+
+    asyncio.run(test())

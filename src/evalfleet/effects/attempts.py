@@ -62,7 +62,7 @@ from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, 
 
 from .machines import forged, report_gone, silent_since
 from .steps import following_steps
-from .tools import Tools
+from .tools import Tools, check_wanted
 
 COLLECT_LIMIT_S = 600.0
 COLLECT_TRIES = 3
@@ -454,6 +454,7 @@ async def _to_the_end(tools: Tools, channel: Channel, job: Job, machine: Machine
 
 
 async def _fell_silent(tools: Tools, machine: MachineState) -> None:
+    check_wanted()
     tools.report(MachineSilent(machine.id, silent_since(tools, machine)))
     await asyncio.sleep(tools.pace.poll_s * 5)
 

@@ -52,7 +52,7 @@ from evalfleet.policy import proven_online
 from evalfleet.ports import Channel, FileBenchmark, HostChannel, Hosts, Place
 from evalfleet.state import MachineState
 
-from .tools import Tools
+from .tools import Tools, check_wanted
 
 PROVISIONING_TRIES = 3
 OFFER_TRIES = 5
@@ -260,6 +260,7 @@ async def _patiently(tools: Tools, call: Callable[[], Awaitable[T]]) -> T:
         except ChannelError:
             if tools.clock.now() >= until:
                 raise
+            check_wanted()
             await asyncio.sleep(tools.pace.poll_s * 5)
 
 

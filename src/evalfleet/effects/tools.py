@@ -106,7 +106,16 @@ class Tools:
                 tried += 1
                 if not err.transient or tried == tries:
                     raise
+                check_wanted()
                 await asyncio.sleep(max(err.retry_after_s or 0.0, next(delays)))
+
+
+def check_wanted() -> None:
+    """Raises CancelledError if this effect was cancelled, and what it called has answered with an error
+    instead: what is tried once more then, such as a create, would come after what replaced it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _list(place: Place, prefix: str) -> Mapping[MachineId, Machine]:

@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, cast
 from urllib.parse import unquote
@@ -229,7 +230,8 @@ async def start_supervisor(directory: Path) -> None:
     try:
         _, said = await process.communicate()
     except asyncio.CancelledError:
-        process.kill()
+        with suppress(ProcessLookupError):  # which would hide that we are cancelled
+            process.kill()
         await process.wait()
         raise
     if process.returncode:

@@ -234,8 +234,8 @@ def draw_metered(seed: int) -> Scenario:
 class Overshoot:
     """How far a run passed its budget, beyond the billing steps of its machines, and the calls in flight.
 
-    Those are the calls under way at one moment, and of attempts of which nobody ever heard more, because
-    their machine or the last controller was gone, those under way when their allowance was used up.
+    Those are the calls under way at one moment; or, where that is more, the calls of each attempt that were
+    under way when its allowance was used up, if it got no more: attempts come to their end one after another.
     """
 
     over_usd: float
@@ -258,8 +258,12 @@ def overshoot(sim: Simulated) -> Overshoot:
     if limits.max_tokens is not None:
         over = max(over, world.model_usd - limits.max_tokens / TOKENS_A_DOLLAR)
     known = {attempt.id for attempt in sim.state.attempts.values() if attempt.metered is not None}
-    untold = sum(account.last_usd for job, account in world.accounts.items() if job not in known)
-    in_flight = world.peak_in_flight_usd + untold
+    last = {
+        job: account.last_usd
+        for job, account in world.accounts.items()
+        if job not in known or not account.has_room()
+    }
+    in_flight = max(world.peak_in_flight_usd, sum(last.values()))
     return Overshoot(max(0.0, over), in_flight, max(0.0, world.model_usd - purse.taken))
 
 

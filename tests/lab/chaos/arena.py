@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import signal
+import sqlite3
 import time
 from collections.abc import Iterable
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from evalfleet.planning.plan import HomeFacts, resolve
 from evalfleet.planning.request import RunRequest
 from evalfleet.state import AttemptState, MachineState, RunState
 from tests.desk import Desk, FollowedRun, Process
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from . import workload
 
@@ -83,6 +86,20 @@ class Arena(FollowedRun):
         """Wait for the latest controller: it ends by itself, content, and so does the run."""
         self.desk.processes[-1].finish()
         self.look()
+
+    def suspend_between_writes(self, controller: Process) -> None:
+        """As if its computer slept. One that is stopped while it writes keeps others from writing, too."""
+
+        def stopped() -> bool:
+            controller.suspend()
+            journal = sqlite3.connect(self.home / "fleet.db", timeout=0.1)
+            with closing(journal), suppress(sqlite3.OperationalError):
+                journal.execute("BEGIN IMMEDIATE").close()
+                return True
+            controller.signal(signal.SIGCONT)
+            return False
+
+        until(stopped, "a moment in which it does not write")
 
     # -- the journal -----------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def test_two_controllers(arena: Arena) -> None:
     refused = arena.resume()
     assert refused.wait().code == 2
     assert "is held by" in refused.said
-    first.suspend()
+    arena.suspend_between_writes(first)
     arena.resume("--take-over")
     arena.until(lambda _: arena.records[-1].epoch > 1, "another controller to write")
     first.signal(signal.SIGCONT)
