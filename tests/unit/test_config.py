@@ -257,28 +257,28 @@ def test_flags_then_environment_then_profile_then_defaults_then_built_in(tmp_pat
     environ = {"EVALFLEET_WORKERS": "3", "EVALFLEET_MODEL": ""}
 
     def workers(request: RunRequest, env: dict[str, str], profile: str) -> int | None:
-        return settle(request, env, config, profile).workers
+        return settle(request, {**env, "EVALFLEET_PROFILE": profile}, config).workers
 
     assert workers(RunRequest(benchmark="b", workers=4), environ, "p") == 4
     assert workers(RunRequest(benchmark="b"), environ, "p") == 3
     assert workers(RunRequest(benchmark="b"), {}, "p") == 2
     assert workers(RunRequest(benchmark="b"), {}, "") == 1
-    flags = settle(RunRequest(benchmark="b"), environ, config, "p")
+    flags = settle(RunRequest(benchmark="b", profile="p"), environ, config)
     assert (flags.model, flags.attempts, flags.on) == (("p",), 9, ("local",))
-    assert settle(RunRequest(benchmark="b"), {}, Config(base=tmp_path), "") == Flags()
+    assert settle(RunRequest(benchmark="b"), {}, Config(base=tmp_path)) == Flags()
 
 
 def test_tables_are_joined_and_a_nearer_choice_of_tasks_replaces_a_farther_one(tmp_path: Path) -> None:
     config = config_of(tmp_path, "[defaults]\ntasks = 5\nset = {a = 1, b = true}\nagent = {x = 1.5}\n")
     request = RunRequest(benchmark="b", first=2, settings={"a": "2"}, domains=["d"])
-    flags = settle(request, {}, config, "")
+    flags = settle(request, {}, config)
     assert (flags.first, flags.tasks, flags.domain) == (2, None, ("d",))
     assert flags.set == {"a": "2", "b": "true"}
     assert flags.agent == {"x": "1.5"}
 
 
 def test_ids_may_hold_commas(tmp_path: Path) -> None:
-    flags = settle(RunRequest(benchmark="b", task_ids=["a,b"]), {}, Config(base=tmp_path), "")
+    flags = settle(RunRequest(benchmark="b", task_ids=["a,b"]), {}, Config(base=tmp_path))
     assert flags.task == ("a,b",)
 
 
@@ -351,19 +351,19 @@ def test_a_wrong_value_is_refused_with_who_gave_it(
     tmp_path: Path, text: str, request_of: Callable[[], RunRequest], environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        settle(request_of(), environ, config_of(tmp_path, text), "")
+        settle(request_of(), environ, config_of(tmp_path, text))
     assert str(caught.value).replace(str(tmp_path / "evalfleet.toml"), "@") == message
 
 
 def test_an_unknown_profile_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"evalfleet\.toml: profile 'q1' is unknown; there is only p"):
-        settle(RunRequest(benchmark="b"), {}, config_of(tmp_path, LAYERED), "q1")
+        settle(RunRequest(benchmark="b", profile="q1"), {}, config_of(tmp_path, LAYERED))
     with pytest.raises(RequestError, match=r"no evalfleet\.toml: profile 'q' is unknown; there are none"):
-        settle(RunRequest(benchmark="b"), {}, Config(base=tmp_path), "q")
+        settle(RunRequest(benchmark="b", profile="q"), {}, Config(base=tmp_path))
 
 
 def test_every_key_of_the_file_is_a_flag_that_can_be_settled(tmp_path: Path) -> None:
     assert set(Flags.__struct_fields__) == file_keys()
     sample: dict[str, Any] = {"set": {}, "agent": {}, "schedule": "slices", "keep": False, "fail_under": 1}
     for key in file_keys():
-        settle(RunRequest(benchmark="b"), {}, Config(base=tmp_path, defaults={key: sample.get(key, "1")}), "")
+        settle(RunRequest(benchmark="b"), {}, Config(base=tmp_path, defaults={key: sample.get(key, "1")}))

@@ -175,9 +175,7 @@ def resolve(
     request = with_listed_tasks(_with_all_machines(request, pool), cwd)
     config = _config(request.options.get("config"), environ, cwd)
     merged = environment(environ, cwd, config, request.options.get("env_file"))
-    profile = request.options.get("profile") or merged.get("EVALFLEET_PROFILE", "")
-    flags = settle(request, merged, config, profile)
-    flags, owner, cap_usd = _owned(flags, config, merged)
+    flags, owner, cap_usd = _owned(settle(request, merged, config), config, merged)
     source = benchmark_source(request.benchmark, config, cwd)
     lent = None if pool is None else pool.plan
     home = home or home_of(environ, cwd)
@@ -187,8 +185,8 @@ def resolve(
     loaded = declaring or given.benchmark.load(home)
     if request.options.get("oracle"):
         loaded, flags = _oracle(loaded, flags)
-    if loaded.tasks_missing and not only_setup:
-        raise RequestError(loaded.tasks_missing)
+    if not only_setup:
+        _refuse_without(loaded.tasks_missing)
     env_file = _checked(env_file_of(request.options.get("env_file"), environ, cwd), loaded)
     among = None if only_setup else earlier_tasks(request, earlier)
     selection = Selection(()) if only_setup else _selected(flags, loaded, among)
@@ -197,22 +195,19 @@ def resolve(
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
     metering, unmetered = _metering(flags, loaded, config, merged, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering)
-    if metering is not None and plan.limits.budget_usd is not None:
-        usual_usd = known_attempt_usd(home, loaded.name, plan.model)
-        plan = msgspec.structs.replace(plan, attempt_usd=usual_usd or None)
+    plan = _with_usual_cost(plan, home)
     _refuse_given_to_setup(plan)
     names = setup_secrets(plan) if only_setup else secret_names(plan)
     secrets = {} if secrets_elsewhere else secret_values(names, merged)
     _refuse_shown(flags, secrets)
     doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers is not None)
-    doubts += unmetered + _weak_secrets(secrets) + readable_by_others(secrets, config, env_file)
-    doubts += [pool.warning] if pool is not None and pool.warning else []
-    notify = notify_of(config, merged)
+    doubts += [*unmetered, *_weak_secrets(secrets), *readable_by_others(secrets, config, env_file)]
+    doubts += _doubts_of(pool)
     origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
     known = facts()
     _refuse_taken(chosen, known)
-    if loaded.setup_missing and not only_setup and pool is None:
-        raise RequestError(loaded.setup_missing)
+    if not only_setup and pool is None:
+        _refuse_without(loaded.setup_missing)
     return Resolved(
         plan=msgspec.structs.replace(
             plan, settings=given.free, home=known.id, owner=owner, provenance=None if only_setup else origin
@@ -224,9 +219,26 @@ def resolve(
         environ=merged,
         made_up=chosen is None,
         keep=flags.keep and pool is None,
-        notify=notify,
+        notify=notify_of(config, merged),
         cap_usd=cap_usd,
     ).named(name if chosen is not None else free_name(name, known.taken))
+
+
+def _doubts_of(pool: LentPool | None) -> tuple[str, ...]:
+    return (pool.warning,) if pool is not None and pool.warning else ()
+
+
+def _refuse_without(missing: str) -> None:
+    if missing:
+        raise RequestError(missing)
+
+
+def _with_usual_cost(plan: Plan, home: Path) -> Plan:
+    """The plan with what attempts at its benchmark have cost before, where a budget is for models, too."""
+    if plan.metering is None or plan.limits.budget_usd is None:
+        return plan
+    usual_usd = known_attempt_usd(home, plan.benchmark, plan.model)
+    return msgspec.structs.replace(plan, attempt_usd=usual_usd or None)
 
 
 def _with_all_machines(request: RunRequest, pool: LentPool | None) -> RunRequest:

@@ -80,12 +80,13 @@ _CHOICE = frozenset({"tasks", "first", "task"})
 """Ways to choose tasks, of which a run has one: a nearer layer's replaces all of a farther one's."""
 
 
-def settle(request: RunRequest, environ: Mapping[str, str], config: Config, profile: str) -> Flags:
+def settle(request: RunRequest, environ: Mapping[str, str], config: Config) -> Flags:
     """Flags, then EVALFLEET_* variables, then the profile, then [defaults], then built in.
 
     `set` and `agent` are joined key by key; of everything else the nearest that was given counts.
     """
     layers = [_from_request(request), _from_environ(environ)]
+    profile = request.options.get("profile") or environ.get("EVALFLEET_PROFILE", "")
     if profile:
         table = values.choose(profile, config.profiles, str(config.path or "no evalfleet.toml"), "profile")
         layers.append(_from_table(table, f"{config.path}: [profiles.{profile}]"))
