@@ -6,8 +6,8 @@
 It writes down what it served (`models.served`), so that what a meter counted can be held against it. A
 model's name says how its calls go, after a `+`: `any+cut` breaks its streams off, `+stall` stops answering,
 `+500`, `+429`, `+400` fail, `+nonsense` answers what is no JSON, `+negative` and `+absurd` tell usage that
-cannot be, `+silent` tells none, `+slow` waits between the events of a stream. By hand:
-`python -m standins.models`.
+cannot be, `+silent` tells none, `+slow` waits between the events of a stream, `+hold` stops in the midst of
+one until somebody asks for `/go`. By hand: `python -m standins.models`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Models:
         self.keys_seen: set[str] = set()
         self.requests: list[dict[str, Any]] = []
         self.cancelled = 0
+        self.go = asyncio.Event()
         self._pause_s = pause_s
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -49,6 +50,7 @@ class Models:
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=256 << 20)
         app.router.add_get("/served", self._sums)
+        app.router.add_get("/go", self._go)
         app.router.add_get("/{rest:.*}", self._models)
         app.router.add_post("/{rest:.*}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True)
@@ -103,6 +105,10 @@ class Models:
         if call.tells:
             self.served.append(Served(call.model, call.tokens))
 
+    async def _go(self, request: web.Request) -> web.Response:
+        self.go.set()
+        return web.Response()
+
     async def _stream(self, request: web.Request, call: _Call) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
@@ -121,6 +127,8 @@ class Models:
         for position, event in enumerate(events):
             if call.mood == "cut" and position == len(events) // 2:
                 return
+            if call.mood == "hold" and position == len(events) // 2:
+                await self.go.wait()
             if call.mood == "slow" or self._pause_s:
                 await asyncio.sleep(self._pause_s or PAUSE_S)
             yield event

@@ -36,6 +36,16 @@ def call(model="any", path="/chat/completions"):
     except urllib.error.HTTPError as error:
         return error.code
 
+def stream(model):
+    body = {"model": model, "messages": [], "stream": True, "stream_options": {"include_usage": True}}
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+        lines = [answer.readline()]
+        open("FOLDER/marks/streams.%s.%s" % (attempt, os.getpid()), "w").close()
+        return lines + answer.readlines()
+
 def score(value):
     with open(os.environ["EVALFLEET_OUT"] + "/result.json", "w") as file:
         json.dump({"score": value}, file)
@@ -192,6 +202,26 @@ def test_the_meter_outlives_supervisor_and_controller_and_is_found_again(
     assert sorted(each.metered.calls for each in ended if each.metered) == [1, 2]
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
     assert len(before) == 1
+    fleet.settled()
+
+
+def test_a_stream_goes_on_though_controller_and_supervisor_are_killed_in_its_midst(
+    fleet: Fleet, models: Served
+) -> None:
+    metered(fleet, models, [task("a", "lines = stream('any+hold'); score(int(b'DONE' in b''.join(lines)))")])
+    run = fleet.start_run()
+    fleet.started("streams.0")
+    run.kill()
+    ((_, supervisor),) = fleet.supervisors().items()
+    os.kill(supervisor, signal.SIGKILL)
+    assert models.sums()["calls"] == 0, "it is not over"
+    urlopen(f"{models.url}/go").close()
+    until(lambda: models.sums()["calls"] == 1)
+    assert fleet("resume", "r").code == 0
+    assert [task["score"] for task in fleet.results()["tasks"]] == [1.0]
+    (ended,) = fleet.recorded(AttemptEnded)
+    assert ended.metered is not None
+    assert dict(ended.metered.tokens) == models.sums()["tokens"]
     fleet.settled()
 
 
