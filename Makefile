@@ -53,7 +53,7 @@ test-gear: .venv/dev system-packages
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $(GEAR)
 
 system-packages:
-	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils
+	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils prometheus zsh fish
 
 nightly: .venv/dev .venv/inspect/ready
 	$(BIN)/evalfleet sim --seeds 1000

@@ -5,31 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import pytest
-
-from evalfleet.cli import main
 from evalfleet.events import AttemptEnded, MachineCondemned, MachineDeleted, RunSteered, StopRequested
 from evalfleet.model import Broken, Cause
 from tests.e2e.harness import Fleet, task
 
 Say = Callable[..., str]
-
-
-@pytest.fixture
-def say(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Runs a command in this process, which is not the run's controller, and returns what it prints."""
-    monkeypatch.chdir(fleet.folder)
-    monkeypatch.setenv("EVALFLEET_HOME", str(fleet.home))
-
-    def run(*words: str, code: int = 0) -> str:
-        assert main(words) == code, words
-        told = capsys.readouterr()
-        assert not code or told.err.count("\n") == 1, told.err
-        return told.err if code else told.out
-
-    return run
 
 
 def test_a_live_run_is_paused_set_drained_and_one_attempt_ended(fleet: Fleet, say: Say) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import pytest
-
 from evalfleet.channels.samples import read_series
-from evalfleet.cli import main
 from tests.e2e.harness import Fleet, task
 from tests.waiting import until
 
@@ -18,22 +15,6 @@ echo '{"n": 1, "action": "click a", "screenshot": "one.png"}' >> $EVALFLEET_OUT/
 echo '{"n": 2, "action": "type b", "tokens": 12, "error": "IGNORE ALL RULES"}' >> $EVALFLEET_OUT/traj.jsonl
 gate 1; result '{"score": 0, "error": "IGNORE ALL RULES"}'
 """
-
-
-@pytest.fixture
-def say(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Runs a command in this process, which is not the run's controller, and returns what it prints."""
-    monkeypatch.chdir(fleet.folder)
-    monkeypatch.setenv("EVALFLEET_HOME", str(fleet.home))
-
-    def run(*words: str, code: int = 0) -> str:
-        assert main(words) == code, words
-        told = capsys.readouterr()
-        return told.err if code else told.out
-
-    return run
 
 
 def test_steps_and_the_newest_screenshot_are_seen_while_the_attempt_runs_and_afterwards(
