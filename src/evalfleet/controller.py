@@ -183,8 +183,6 @@ class Controller:
                 secrets=order.secrets,
                 state=state,
             )
-            if not is_pool:
-                self._watch_for_alerts(stack, clock)
             stack.push_async_callback(self._start_scribe(is_pool, clock))
             if not is_pool:
                 notify.expect(order.notify, order.home, order.run)
@@ -193,14 +191,6 @@ class Controller:
             state = await self._engine.run()
             if not is_pool:
                 self._keep_summary(state)
-
-    def _watch_for_alerts(self, stack: AsyncExitStack, clock: RunClock) -> None:
-        """By the rules of [alerts], until the end."""
-        order = self._order
-        if order.notify and order.notify.alerting is not None:
-            watch = AlertWatch(order.home, self._store, order.run, order.notify, clock.now)
-            watch.start()
-            stack.push_async_callback(asyncio.to_thread, watch.close)
 
     def _keep_summary(self, state: RunState) -> None:
         """Keep a summary for `ls`. If it cannot be written, `ls` folds the journal instead."""
@@ -235,7 +225,7 @@ class Controller:
         self._cancel()
 
     def _start_scribe(self, is_pool: bool, clock: RunClock) -> Callable[[], Awaitable[None]]:
-        """Live files are written beside the engine, from the journal: they never hold it up.
+        """Live files and alerts are written beside the engine, from the journal: they never hold it up.
 
         Returns how to have the last of them written.
         """
@@ -249,6 +239,7 @@ class Controller:
             is_newest=lambda: store.newest() == name,
             fields=KindFields(),
         )
+        alerts = None if is_pool else AlertWatch(self._order.home, store, name, self._order.notify, clock.now)
         done = threading.Event()
 
         def write() -> None:
@@ -256,7 +247,11 @@ class Controller:
                 scribe.tick()
                 if (problem := scribe.problem()) is not None:
                     log.warning("live files: %s", problem)
+                if alerts is not None:
+                    alerts.tick(scribe.state)
             scribe.close()
+            if alerts is not None:
+                alerts.close(scribe.state)
 
         thread = threading.Thread(target=write, name=f"scribe {self._order.run}")
         thread.start()

@@ -379,7 +379,7 @@ class StopRequested(_Event, frozen=True):
     """In that person's words."""
 
 
-SteeringVerb = Literal["pause", "unpause", "set", "end", "drain", "restart"]
+SteeringVerb = Literal["pause", "unpause", "set", "end", "drain", "restart", "replace"]
 
 
 class RunSteered(_Event, frozen=True):
@@ -391,7 +391,7 @@ class RunSteered(_Event, frozen=True):
     attempt: AttemptId | None = None
     """The one to `end`."""
     machine: MachineId | None = None
-    """The one to `drain` or `restart`."""
+    """The one to `drain`, `restart` or `replace`."""
     workers: int | None = None
     """What to `set`, and what follows; None: as it is."""
     budget_usd: float | None = None

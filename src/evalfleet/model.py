@@ -736,7 +736,7 @@ class AlertRule(Struct, frozen=True, forbid_unknown_fields=True):
     """How many times the usual is too much."""
     count: int = 0
     """How often is too often."""
-    act: Literal["", "pause", "drain", "end"] = ""
+    act: Literal["", "pause", "drain", "replace", "end"] = ""
     """What is done beside telling: to the run, to the machine, or to the attempt that it is about."""
 
 
@@ -746,6 +746,8 @@ class Alerting(Struct, frozen=True):
     cool_down_s: float = 1800.0
     """What was over and is so again is told again after this time."""
     rules: Mapping[str, AlertRule] = field(default_factory=dict[str, AlertRule])
+    dashboard: str = ""
+    """The address of the dashboard, for links in alerts; empty: they have none."""
 
 
 class Notify(Struct, frozen=True):

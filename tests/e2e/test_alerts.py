@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from evalfleet.events import AttemptEnded, RunSteered
+from evalfleet.model import Alerting, AttemptId
+from evalfleet.views.alerting import read_notices
 from tests.e2e.harness import Fleet, task, tasks
 from tests.planted import UNIQUE
 from tests.waiting import until
@@ -83,10 +85,35 @@ def test_an_alert_is_told_once_to_all_and_acts(fleet: Fleet, receiver: Receiver)
     by_apprise = [body for path, body in receiver.got if path == f"/apprise-{SECRET}"]
     assert by_apprise[0]["message"] == alerts[0]["text"]
     shown = fleet.done("alerts", "r", "--json").json
-    assert [each["rule"] for each in shown["told"]] == ["slow_task_execution"]
+    assert [each["rule"] for each in shown["told"]] == ["slow_task_execution", "run_ended"]
+    assert shown["told"][0] == alerts[0], "what was done about it, and where to look, can be read back"
     assert "IGNORE" not in json.dumps(shown) + json.dumps(alerts)
     assert SECRET not in run.said
     assert "the alert got through" in fleet.say("alerts", "test")
+
+
+def test_a_rule_replaces_a_machine_and_alerts_are_kept_though_nobody_is_told(fleet: Fleet) -> None:
+    fleet.config(
+        '[alerts]\ndashboard = "http://127.0.0.1:1/"\n[alerts.slow_task_execution]\nact = "replace"\n'
+    )
+    fleet.bench([*tasks(5, "sleep 0.5; score 1"), task("z_1", "gate 1; score 1")])
+    run = fleet.start_run("--workers", "1", "--attempts", "1")
+    (steered,) = fleet.recorded(RunSteered)
+    assert (steered.verb, steered.by) == ("replace", "alert slow_task_execution")
+    fleet.started("z_1.1")
+    fleet.open_gate("1")
+    assert run.wait().code == 0, "what ran on the machine has used up no attempt"
+    first, second = (fleet.state().attempts[AttemptId(f"z_1.{n}")] for n in (0, 1))
+    assert first.machine != second.machine
+    told = read_notices(fleet.home / "r", fleet.state(), Alerting(dashboard="http://127.0.0.1:1"))
+    assert [(each["rule"], each["act"]) for each in told] == [
+        ("slow_task_execution", "replace"),
+        ("run_ended", None),
+    ]
+    assert "the machine is replaced" in told[0]["text"]
+    assert told[0]["link"] == "http://127.0.0.1:1/runs/r/tasks/z_1?attempt=0"
+    (entry,) = fleet.results()["steering"]
+    assert entry["what"].startswith("worker-1 to be replaced by alert slow_task_execution")
 
 
 def test_a_notifier_that_hangs_does_not_hold_up_a_run(fleet: Fleet, receiver: Receiver) -> None:

@@ -133,6 +133,20 @@ def test_a_machine_that_cannot_be_deleted() -> None:
     assert list(told(feed)) == ["machines_left"]
 
 
+def test_a_machine_that_is_not_deleted_for_long_and_the_end_of_a_run() -> None:
+    feed = Feed(tasks=1, machines=1)
+    feed.attempt("t_0", Scored(1.0, True))
+    feed.add(ev.MachineCondemned(ONE, "the run is over"))
+    feed.wait(1199)
+    assert told(feed) == {}
+    feed.wait(1)
+    assert list(told(feed)) == ["machines_left"]
+    feed.add(ev.MachineDeleted(ONE, feed.now))
+    feed.add(ev.RunEnded("done"))
+    (alert,) = told(feed)["run_ended"]
+    assert (alert.severity, alert.text) == ("info", "the run has ended (done): 1 of 1 scored")
+
+
 def test_each_thing_is_told_once_and_again_only_after_it_was_over_and_the_cool_down_is() -> None:
     alert, raised = Alert("r", "s", "info", "t"), Raised()
 
@@ -176,6 +190,8 @@ def test_rules_are_changed_in_the_file(config: Path) -> None:
         ('[alerts.budget]\nseverity = "loud"\n', "loud"),
         ("[alerts]\ncool_down_s = -1\n", "cool_down_s"),
         ("[alerts]\nbudget = 3\n", "[alerts.budget]"),
+        ('[alerts]\ndashboard = "here"\n', "'dashboard' must be an address"),
+        ('[alerts.budget]\nact = "explode"\n', "explode"),
         ('[notify]\napprise = "slack"\n', "must be a list of Apprise's addresses"),
     ],
 )

@@ -151,6 +151,19 @@ def test_a_machine_that_is_restarted_spares_its_attempt() -> None:
     assert "was restarted before" in again
 
 
+def test_a_machine_that_is_replaced_goes_at_once_spares_its_attempt_and_another_one_comes() -> None:
+    run = at_work(offer=PRICED)
+    decided = run.tell(RunSteered("replace", "ann", "odd", machine=ONE))
+    (ended,) = of(AttemptEnded, decided)
+    assert ended.outcome == Broken(Cause.CANCELLED, "its machine was replaced by ann: odd")
+    assert condemned(decided) == [ONE]
+    assert "is leaving already" in objection(run.state, RunSteered("replace", "ann", machine=ONE))
+    assert len(requested([*decided, *run.gone(ONE)])) == 1
+    run = Run(8, (PRICED,), workers=1)
+    run.turn()
+    assert condemned(run.tell(RunSteered("replace", "ann", machine=ONE))) == [ONE], "also before it is ready"
+
+
 def test_what_cannot_be_done_is_said_and_dropped() -> None:
     run = at_work()
     said = {

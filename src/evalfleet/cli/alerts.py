@@ -30,7 +30,7 @@ def alerts(args: argparse.Namespace) -> int:
     from evalfleet.clock import WallClock
     from evalfleet.model import Alerting
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.alerting import notice_of, read_alerts, situation_of
+    from evalfleet.views.alerting import ENDED, notice_of, read_notices, situation_of
     from evalfleet.views.alerts import holding
     from evalfleet.views.format import local_time
 
@@ -39,9 +39,10 @@ def alerts(args: argparse.Namespace) -> int:
         return _test(workspace, as_json=args.json)
     run = runs.open_run(workspace, args.run)
     state, notify = run.state(), workspace.notify()
-    told = [notice_of(state, alert) for alert in read_alerts(run.folder)]
-    now = holding(situation_of(run.home, state, WallClock().now()), notify.alerting or Alerting())
-    holds = [notice_of(state, alert) for alert in now]
+    alerting = notify.alerting or Alerting()
+    told = read_notices(run.folder, state, alerting)
+    now = holding(situation_of(run.home, state, WallClock().now()), alerting)
+    holds = [notice_of(state, alert, alerting) for alert in now if alert.rule != ENDED]
     if args.json:
         print(json.dumps({"run": run.name, "told": told, "now": holds}))
         return 0
@@ -83,6 +84,7 @@ def _test(workspace: Workspace, *, as_json: bool) -> int:
             "attempt": None,
             "act": None,
             "look": "evalfleet alerts",
+            "link": notify.alerting.dashboard or None if notify.alerting is not None else None,
             "text": text,
         },
     )

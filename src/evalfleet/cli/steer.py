@@ -1,4 +1,4 @@
-"""Changing a run while it goes on: pause, unpause, set, end, drain, restart."""
+"""Changing a run while it goes on: pause, unpause, set, end, drain, restart, replace."""
 
 from __future__ import annotations
 
@@ -109,6 +109,22 @@ def restart(args: argparse.Namespace) -> int:
 
     run = _run(args)
     return _steer(args, run, "restart", machine=machine_of(run.state(), args.machine))
+
+
+def replace_arguments(parser: argparse.ArgumentParser) -> None:
+    _common_arguments(parser)
+    parser.add_argument("machine", metavar="MACHINE", help="its name or id")
+
+
+def replace(args: argparse.Namespace) -> int:
+    """Give a machine up now. If work is left for it, another one takes its place.
+
+    What runs on it is tried again, and uses up no attempt. `evalfleet drain` waits for it to end instead.
+    """
+    from evalfleet.api.steering import machine_of
+
+    run = _run(args)
+    return _steer(args, run, "replace", machine=machine_of(run.state(), args.machine))
 
 
 def _run(args: argparse.Namespace) -> Run:

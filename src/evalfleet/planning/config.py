@@ -145,16 +145,19 @@ def _alerting(table: Table, where: str) -> Alerting:
     cool_down_s = table.get("cool_down_s", Alerting().cool_down_s)
     if isinstance(cool_down_s, bool) or not isinstance(cool_down_s, int | float) or cool_down_s < 0:
         raise RequestError(f"{where}: 'cool_down_s' is {str(cool_down_s)[:80]!r}; write seconds such as 1800")
+    dashboard = table.get("dashboard", "")
+    if not isinstance(dashboard, str) or (dashboard and not dashboard.startswith(("https://", "http://"))):
+        raise RequestError(f"{where}: 'dashboard' must be an address that begins with https://")
     rules: dict[str, AlertRule] = {}
     for name, changes in table.items():
-        if name == "cool_down_s":
+        if name in ("cool_down_s", "dashboard"):
             continue
         if name not in CHECKS:
             raise RequestError(f"{where}: there is no alert {name!r}; {hint(name, CHECKS)}")
         usual: dict[str, Any] = msgspec.to_builtins(CHECKS[name][1])
         given = _table(changes, f"{where[:-1]}.{name}]")
         rules[name] = convert({**usual, **given}, AlertRule, f"{where[:-1]}.{name}]")
-    return Alerting(float(cool_down_s), rules)
+    return Alerting(float(cool_down_s), rules, dashboard.rstrip("/"))
 
 
 def home_of(environ: Mapping[str, str], cwd: Path) -> Path:

@@ -27,7 +27,7 @@ RULES: tuple[Rule, ...] = (
     limits.renew_or_end,
     finish.wind_down,
     health.let_go_drained,
-    health.restart,
+    health.restart_or_replace,
     scale.trim,
     schedule.hand_out,
     schedule.let_go_short_lived,

@@ -105,19 +105,22 @@ def let_go_drained(state: RunState, now: Micros, offers: Sequence[Offer]) -> lis
     return decided
 
 
-def restart(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """What runs on a machine that somebody restarts is not to blame: it is tried again for nothing."""
-    for machine in state.restarting:
+def restart_or_replace(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """What runs on a machine that somebody restarts or replaces is not to blame: it is tried again for
+    nothing."""
+    for machine in (*state.replacing, *state.restarting):
         known = state.machines[machine]
         if known.steered is None or state.stop is not None:
             continue
-        detail = f"restarted {steered_by(known.steered)}"
+        replaced = machine in state.replacing
+        detail = f"{'replaced' if replaced else 'restarted'} {steered_by(known.steered)}"
         spared = Broken(Cause.CANCELLED, f"its machine was {detail}")
         innocent: list[Event] = [
             AttemptEnded(attempt, spared, seconds_between(state.attempts[attempt].started_at, now))
             for attempt in known.open
         ]
-        return [*innocent, MachineMending(machine, RESTART, detail)]
+        last = MachineCondemned(machine, detail) if replaced else MachineMending(machine, RESTART, detail)
+        return [*innocent, last]
     return []
 
 

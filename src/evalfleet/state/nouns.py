@@ -264,6 +264,7 @@ class RunState:
     unreachable: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # to be decided about
     draining: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # takes no more work
     restarting: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # somebody asked for it
+    replacing: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # somebody asked for it
     lines: dict[str, Line] = field(default_factory=dict[str, Line])  # by place
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
     orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # their machine is given up

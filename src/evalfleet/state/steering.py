@@ -32,7 +32,7 @@ def objection(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
             return _objection_to_limits(state, event)
         case "end":
             return _objection_to_end(state, event)
-        case "drain" | "restart":
+        case "drain" | "restart" | "replace":
             return _objection_about_machine(state, event)
 
 
@@ -64,9 +64,9 @@ def _objection_about_machine(state: RunState, event: ev.RunSteered) -> str:
     if machine is None:
         return f"has no machine {event.machine}"
     known = f"has a machine {machine.name} that"
-    if event.verb == "drain":
-        if machine.id in state.draining:
-            return f"{known} is draining already"
+    if event.verb in ("drain", "replace"):
+        if machine.id in (state.draining if event.verb == "drain" else state.replacing):
+            return f"{known} is {'draining' if event.verb == 'drain' else 'being replaced'} already"
         at_work = machine.id in state.coming or machine.id in state.ready or machine.id in state.mending
         return "" if at_work else f"{known} is leaving already"
     if machine.id not in state.ready:
@@ -102,10 +102,11 @@ def run_steered(state: RunState, at: Micros, event: ev.RunSteered) -> None:
         case "end" if event.attempt is not None:
             state.attempts[event.attempt].ending = event
             state.touched_attempts[event.attempt] = None
-        case "drain" | "restart" if event.machine is not None:
+        case "drain" | "restart" | "replace" if event.machine is not None:
             machine = state.machines[event.machine]
             machine.steered = event
-            (state.draining if event.verb == "drain" else state.restarting)[event.machine] = None
+            asked = {"drain": state.draining, "restart": state.restarting, "replace": state.replacing}
+            asked[event.verb][event.machine] = None
             refresh_idle(state, machine)
         case _:
             pass

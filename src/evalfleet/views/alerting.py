@@ -14,8 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
+from msgspec import structs
 
 from evalfleet.channels.samples import Sample, read_series
 from evalfleet.errors import FleetError
@@ -28,7 +30,6 @@ from evalfleet.version import __version__
 
 from . import notify as telling
 from .alerts import CHECKS, Alert, Raised, Situation, holding
-from .follow import Follower
 from .format import iso
 from .progress import read_progress
 
@@ -42,6 +43,8 @@ SERIES_BYTES = 4096
 PATIENCE_S = 5.0
 """How long the end of a run waits for what is still to be told."""
 MOST_WAITING = 100
+ENDED = "run_ended"
+"""Whom [notify] names is told it in any case, in a document of its own: see `notify.run_over`."""
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +71,29 @@ def read_alerts(folder: Path) -> list[Alert]:
     return alerts
 
 
-def notice_of(state: RunState, alert: Alert, act: str = "") -> AlertNotice:
+def read_notices(folder: Path, state: RunState, alerting: Alerting | None = None) -> list[AlertNotice]:
+    """What was told of a run, oldest first, as documents. For views: it reads the run's folder only."""
+    return [notice_of(state, alert, alerting) for alert in read_alerts(folder) if _is_of(state, alert)]
+
+
+def _is_of(state: RunState, alert: Alert) -> bool:
+    machine = alert.machine is None or alert.machine in state.machines
+    return machine and (alert.attempt is None or alert.attempt in state.attempts)
+
+
+DONE = {
+    "pause": "the run is paused",
+    "drain": "the machine is drained",
+    "replace": "the machine is replaced",
+    "end": "the attempt is ended",
+}
+
+
+def notice_of(state: RunState, alert: Alert, alerting: Alerting | None = None) -> AlertNotice:
+    """The alert as it is told. It says what was done about it."""
     run = state.plan.run
     task = f" {state.attempts[alert.attempt].task}" if alert.attempt is not None else ""
-    does = {"pause": "the run is paused", "drain": "the machine is drained", "end": "the attempt is ended"}
-    done = f"; {does[act]}" if act else ""
+    done = f"; {DONE[alert.act]}" if alert.act in DONE else ""
     return {
         "event": "alert",
         "at": iso(alert.at),
@@ -84,14 +105,31 @@ def notice_of(state: RunState, alert: Alert, act: str = "") -> AlertNotice:
         "subject": alert.subject,
         "machine": None if alert.machine is None else state.machines[alert.machine].name,
         "attempt": alert.attempt,
-        "act": act or None,
+        "act": alert.act or None,
         "look": f"evalfleet show {run}{task}",
+        "link": _link(state, alert, alerting.dashboard) if alerting and alerting.dashboard else None,
         "text": f"evalfleet {run}: {alert.severity}: {alert.text} ({alert.rule}){done}",
     }
 
 
+def _link(state: RunState, alert: Alert, dashboard: str) -> str:
+    """The dashboard's page of what the alert is about."""
+    page = f"{dashboard}/runs/{quote(state.plan.run, safe='')}"
+    if alert.attempt is not None:
+        attempt = state.attempts[alert.attempt]
+        number = alert.attempt.rpartition(".")[2]
+        return f"{page}/tasks/{quote(attempt.task, safe='')}?attempt={number}"
+    return page if alert.machine is None else f"{page}/machines/{quote(alert.machine, safe='')}"
+
+
 class AlertWatch:
-    """Looks at a run by the rules every few seconds, tells what is new, and does what a rule says."""
+    """Looks at a run by the rules every few seconds, writes down what is new, tells it to whom [notify]
+    names, and does what a rule says.
+
+    What is new is written down for every run, so that `evalfleet alerts` and the dashboard show it. It is
+    told while the run goes on only if evalfleet.toml has a section [alerts]. `tick` and `close` are called
+    from one thread; telling has a thread of its own.
+    """
 
     def __init__(
         self, home: Path, store: Store, run: str, notify: Notify, clock: Callable[[], Micros]
@@ -100,67 +138,72 @@ class AlertWatch:
         self._notify, self._alerting = notify, notify.alerting or Alerting()
         self._clock = clock
         self._folder = home / safe_name(run)
-        self._follower = Follower(store, run)
         self._raised = Raised(read_alerts(self._folder))
-        self._done = threading.Event()
-        self._letters: queue.Queue[AlertNotice | None] = queue.Queue(MOST_WAITING)
-        self._watcher = threading.Thread(target=self._watch, name=f"alerts {run}", daemon=True)
-        self._teller = threading.Thread(target=self._tell, name=f"alerts {run}: telling", daemon=True)
+        self._next = time.monotonic() + LOOK_S
+        self._letters: queue.Queue[AlertNotice | None] | None = None
+        if notify and notify.alerting is not None:
+            self._letters = queue.Queue(MOST_WAITING)
+            self._teller = threading.Thread(
+                target=self._tell, args=(self._letters,), name=f"alerts {run}: telling", daemon=True
+            )
+            self._teller.start()
 
-    def start(self) -> None:
-        self._watcher.start()
-        self._teller.start()
-
-    def close(self) -> None:
-        """Look once more, and give what is to be told a moment. Never raises."""
-        self._done.set()
-        self._watcher.join(PATIENCE_S)
-        with suppress(queue.Full):
-            self._letters.put_nowait(None)
-        self._teller.join(PATIENCE_S)
-
-    def _watch(self) -> None:
-        while True:
-            over = self._done.wait(LOOK_S)
+    def tick(self, state: RunState) -> None:
+        """Look, if it is time for it. Never raises for what goes wrong with a file or the store."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LOOK_S
             try:
-                self._look()
+                self._look(state)
             except (FleetError, OSError) as err:
                 log.warning("alerts: %s", err)
-            if over:
-                return
 
-    def _look(self) -> None:
-        self._follower.poll()
-        state, now = self._follower.state, self._clock()
+    def close(self, state: RunState) -> None:
+        """Look once more, and give what is to be told a moment. Never raises."""
+        self._next = 0.0
+        self.tick(state)
+        if self._letters is not None:
+            with suppress(queue.Full):
+                self._letters.put_nowait(None)
+            self._teller.join(PATIENCE_S)
+
+    def _look(self, state: RunState) -> None:
+        if state.planned_at == 0:
+            return  # nothing of the run was read yet
+        now = self._clock()
         alerts = holding(situation_of(self._home, state, now), self._alerting)
         for alert in self._raised.new(alerts, now, self._alerting.cool_down_s):
-            self._raise(state, alert)
+            rule = self._alerting.rules.get(alert.rule, CHECKS[alert.rule][1])
+            act = rule.act if self._can(rule.act, alert) else ""
+            self._raise(state, structs.replace(alert, act=act))
 
     def _raise(self, state: RunState, alert: Alert) -> None:
-        rule = self._alerting.rules.get(alert.rule, CHECKS[alert.rule][1])
-        act = rule.act if self._can(rule.act, alert) else ""
+        self._folder.mkdir(parents=True, exist_ok=True)
         with open(self._folder / FILE, "ab") as file:
             file.write(msgspec.json.encode(alert) + b"\n")
-        try:
-            self._letters.put_nowait(notice_of(state, alert, act))
-        except queue.Full:
-            log.warning("alerts: whom they are told to is too slow; `evalfleet alerts %s` has all", self._run)
-        if act:
-            self._store.ask(self._run, self._steering(act, alert), self._clock())
+        if alert.rule != ENDED and self._letters is not None:
+            try:
+                self._letters.put_nowait(notice_of(state, alert, self._alerting))
+            except queue.Full:
+                log.warning("alerts: whom they are told to is too slow; see `evalfleet alerts %s`", self._run)
+        if alert.act:
+            self._store.ask(self._run, self._steering(alert), self._clock())
 
     def _can(self, act: str, alert: Alert) -> bool:
-        wanted = {"pause": True, "drain": alert.machine is not None, "end": alert.attempt is not None}
-        return wanted.get(act, False)
+        about_a_machine = alert.machine is not None
+        wanted = {"pause": True, "drain": about_a_machine, "replace": about_a_machine}
+        return wanted.get(act, alert.attempt is not None if act == "end" else False)
 
-    def _steering(self, act: str, alert: Alert) -> RunSteered:
+    def _steering(self, alert: Alert) -> RunSteered:
         by, why = f"alert {alert.rule}", alert.text
-        if act == "drain":
-            return RunSteered("drain", by, why, machine=alert.machine)
-        if act == "end":
-            return RunSteered("end", by, why, attempt=alert.attempt)
-        return RunSteered("pause", by, why)
+        match alert.act:
+            case "drain" | "replace":
+                return RunSteered(alert.act, by, why, machine=alert.machine)
+            case "end":
+                return RunSteered("end", by, why, attempt=alert.attempt)
+            case _:
+                return RunSteered("pause", by, why)
 
-    def _tell(self) -> None:
-        while (letter := self._letters.get()) is not None:
+    def _tell(self, letters: queue.Queue[AlertNotice | None]) -> None:
+        while (letter := letters.get()) is not None:
             for problem in telling.told(self._notify, letter):
                 log.warning("an alert did not get through: %s", problem)

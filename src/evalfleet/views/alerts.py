@@ -30,7 +30,7 @@ from evalfleet.model import (
 )
 from evalfleet.state import RunState
 
-from .format import clean, duration, percent, usd
+from .format import clean, duration, iso, percent, usd
 from .progress import Progress
 from .stats import machines_usd, retries
 
@@ -60,6 +60,8 @@ class Alert(Struct, frozen=True, omit_defaults=True):
     at: Micros = 0
     machine: MachineId | None = None
     attempt: AttemptId | None = None
+    act: str = ""
+    """What was done about it: pause, drain, replace or end."""
 
 
 Found = Iterator[tuple[str, str, MachineId | None, AttemptId | None]]
@@ -181,8 +183,25 @@ def _queue(situation: Situation, rule: AlertRule) -> Found:
 def _left(situation: Situation, rule: AlertRule) -> Found:
     for machine in situation.state.undeleted:
         known = situation.state.machines[machine]
-        if known.delete_refused:
+        leaving_s = seconds_between(known.condemned_at or situation.now, situation.now)
+        if known.delete_refused or situation.state.ended_at is not None:
             yield machine, f"{clean(known.name)} cannot be deleted, and costs on until it is", machine, None
+        elif leaving_s >= rule.after_s:
+            text = f"{clean(known.name)} is not deleted after {duration(leaving_s)}, and costs on until it is"
+            yield machine, text, machine, None
+
+
+def _ended(situation: Situation, rule: AlertRule) -> Found:
+    state = situation.state
+    if state.ended_at is not None:
+        parts = [f"{state.scored:,} of {state.total:,} scored"]
+        parts += [f"{state.broken:,} broken"] if state.broken else []
+        yield (
+            f"at {iso(state.ended_at)}",
+            f"the run has ended ({state.status}): {', '.join(parts)}",
+            None,
+            None,
+        )
 
 
 CHECKS: dict[str, tuple[Check, AlertRule]] = {
@@ -195,19 +214,21 @@ CHECKS: dict[str, tuple[Check, AlertRule]] = {
     "budget": (_budget, AlertRule()),
     "model_error_repeated": (_model_errors, AlertRule(count=3)),
     "queue_longer_than_planned": (_queue, AlertRule(after_s=3600.0)),
-    "machines_left": (_left, AlertRule("critical")),
+    "machines_left": (_left, AlertRule("critical", after_s=1200.0)),
+    "run_ended": (_ended, AlertRule("info")),
 }
 """Every rule, with what it is unless evalfleet.toml says otherwise."""
+AFTER_THE_END = ("machines_left", "run_ended")
+"""The rules that have something to say of a run that is over."""
 
 
 def holding(situation: Situation, alerting: Alerting) -> list[Alert]:
     """What the rules have to say now, whether it was said before or not."""
-    if situation.state.ended_at is not None:
-        return []
+    over = situation.state.ended_at is not None
     found: list[Alert] = []
     for name, (check, usual) in CHECKS.items():
         rule = alerting.rules.get(name, usual)
-        if rule.on:
+        if rule.on and (not over or name in AFTER_THE_END):
             for subject, text, machine, attempt in check(situation, rule):
                 found.append(Alert(name, subject, rule.severity, text, situation.now, machine, attempt))
     return found

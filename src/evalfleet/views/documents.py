@@ -47,7 +47,7 @@ class Steered(TypedDict):
     """What somebody changed of a run while it went on."""
 
     at: Time
-    verb: Literal["pause", "unpause", "set", "end", "drain", "restart", "cancel"]
+    verb: Literal["pause", "unpause", "set", "end", "drain", "restart", "replace", "cancel"]
     by: Annotated[str, Meta(description="user@host")]
     reason: str | None
     what: Annotated[str, Meta(description="all of it, in words")]
@@ -633,8 +633,9 @@ class AlertNotice(NoticeHead):
     subject: Annotated[str, Meta(description="what it is about; a rule tells of each once")]
     machine: Annotated[str | None, Meta(description="its name")]
     attempt: str | None
-    act: Annotated[str | None, Meta(description="what is done about it: pause, drain or end")]
+    act: Annotated[str | None, Meta(description="what is done about it: pause, drain, replace or end")]
     look: Annotated[str, Meta(description="the command to look closer with")]
+    link: Annotated[str | None, Meta(description="its page of the dashboard, if [alerts] names that")]
     text: str
 
 

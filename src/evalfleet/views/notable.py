@@ -281,9 +281,10 @@ def _change(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
             return f"set to {', '.join(parts)}"
         case "end":
             return f"attempt {clean(event.attempt or '')} to be ended"
-        case "drain" | "restart":
+        case "drain" | "restart" | "replace":
             name = _name(state, event.machine) if event.machine is not None else ""
-            return f"{name} to be {'drained' if event.verb == 'drain' else 'restarted'}"
+            done = {"drain": "drained", "restart": "restarted", "replace": "replaced"}
+            return f"{name} to be {done[event.verb]}"
 
 
 def steering(state: RunState) -> list[documents.Steered]:
