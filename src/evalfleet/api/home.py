@@ -9,6 +9,7 @@ import glob
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,12 +34,18 @@ if TYPE_CHECKING:
 
 
 def list_runs(
-    workspace: Workspace, *, since_s: float | None = None, **wanted: str | None
+    workspace: Workspace,
+    follow: Callable[[str], RunSummary] | None = None,
+    /,
+    *,
+    since_s: float | None = None,
+    **wanted: str | None,
 ) -> list[RunSummary]:
     """The runs of a home, newest first, each in a few figures.
 
     `since_s`: only those that were started so many seconds ago, or later. `wanted`: only those whose
-    `benchmark`, `model` or `status` is this.
+    `benchmark`, `model` or `status` is this. `follow`: sums up a run that goes on, for one who lists often
+    and need not read its journal from the beginning each time.
     """
     refuse_file(workspace.home)
     if not (workspace.home / FILE).exists():
@@ -52,7 +59,10 @@ def list_runs(
     for info, body in reversed(runs):
         if since is not None and info.created_at < since:
             continue
-        summary = _stored(body) or _computed(store, info, fresh)
+        summary = _stored(body)
+        if summary is None and follow is not None and store.held(info, now) is not None:
+            summary = follow(info.name)
+        summary = summary or _computed(store, info, fresh)
         if summary.status == "running" and store.held(info, now) is None:
             summary = msgspec.structs.replace(summary, status="left")
         if all(getattr(summary, key) == value for key, value in wanted.items() if value is not None):

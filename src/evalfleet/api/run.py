@@ -69,11 +69,18 @@ class Run:
     `await run` waits for its results, and `async for event in run` follows it.
     """
 
-    def __init__(self, home: Path, name: str, controller: Controller | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        controller: Controller | None = None,
+        follower: Follower | None = None,
+    ) -> None:
+        """`follower`: one that has read the run's journal already."""
         self.home = home
         self.name = name
         self._controller = controller
-        self._follower = Follower(Store.open(home, create=False, read_only=True), name)
+        self._follower = follower or self._new_follower()
         self._follower.poll()
 
     def __repr__(self) -> str:

@@ -32,6 +32,7 @@ VERBS: dict[str, str] = {
     "logs": "print the log of a run, a task or a machine",
     "report": "write a run's report",
     "compare": "compare runs task by task, and say what may be concluded",
+    "serve": "serve a dashboard of all runs to a browser",
     "metrics": "serve runs to Prometheus",
     "traces": "send a run to OpenTelemetry",
     "grade": "grade the answers of a run, or grade them again",

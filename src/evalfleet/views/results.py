@@ -87,14 +87,14 @@ def results(state: RunState, run_dir: Path, now: Micros | None = None) -> Result
         },
         **_by_repeats(state, tasks),
         "causes": {str(cause): n for cause, n in state.causes.most_common()},
-        "cost": _cost(state, at),
+        "cost": run_cost(state, at),
         "models": model_costs(state),
         "tasks": tasks,
         "metrics": figures(task["metrics"] for task in tasks if task["success"] is not None),
         "tokens": figures(map(_tokens, state.attempts.values())),
         **_beyond(state, at),
         "machines": [machine_entry(machine, at) for machine in state.machines.values()],
-        "provenance": _provenance(state),
+        "provenance": provenance(state),
     }
 
 
@@ -111,7 +111,7 @@ def _by_repeats(state: RunState, tasks: Sequence[TaskResult]) -> ResultsRepeats:
     return {"by_model": models, "by_task": repeated, "pass_at_k": pass_at_k(repeated)}
 
 
-def _provenance(state: RunState) -> ProvenanceDocument:
+def provenance(state: RunState) -> ProvenanceDocument:
     plan, made = state.plan, state.plan.provenance or Provenance()
     spec: Mapping[str, Any] = plan.benchmark_spec.get("spec") or {}
     digests = {
@@ -137,7 +137,7 @@ def _provenance(state: RunState) -> ProvenanceDocument:
 class RunSummary(Struct, frozen=True):
     """A run in the few figures that `ls` shows. The store keeps it, so that a list folds no journals."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     """To be raised when a field changes: what was kept before is then computed anew."""
 
     run: str
@@ -162,12 +162,17 @@ class RunSummary(Struct, frozen=True):
     budget_usd: float | None = None
     events: int = 0
     """How many events it was made of."""
+    agent: str | None = None
+    succeeded: int = 0
+    running: int = 0
+    success_rate_ci: tuple[float, float] | None = None
+    """95%."""
 
 
 def summarised(state: RunState) -> RunSummary:
     """The run as of its last event."""
     at, whole = state.last_at, tally(state.tasks.values(), state.plan.verdict.strict)
-    cost = _cost(state, at)
+    cost = run_cost(state, at)
     return RunSummary(
         **_head(state),
         total_tasks=state.total,
@@ -184,7 +189,18 @@ def summarised(state: RunState) -> RunSummary:
         owner=state.plan.owner,
         budget_usd=state.limits.budget_usd,
         events=state.events,
+        agent=agent_of(state.plan),
+        succeeded=whole.succeeded,
+        running=state.running,
+        success_rate_ci=None if whole.ci is None else (round(whole.ci[0], 6), round(whole.ci[1], 6)),
     )
+
+
+def agent_of(plan: Plan) -> str | None:
+    """The agent's name, where the plan has one."""
+    settings: Mapping[str, Any] = (plan.benchmark_spec.get("spec") or {}).get("settings", {})
+    named = plan.agent.get("name") or plan.settings.get("agent") or settings.get("agent")
+    return str(named) if named else None
 
 
 def _duration(state: RunState, now: Micros) -> float | None:
@@ -237,9 +253,11 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def _cost(state: RunState, now: Micros) -> Cost:
+def run_cost(state: RunState, now: Micros) -> Cost:
     machines = machines_usd(state, now)
-    prices = [price for attempt in state.attempts.values() if (price := _model_usd(attempt)) is not None]
+    prices = [
+        price for attempt in state.attempts.values() if (price := attempt_model_usd(attempt)) is not None
+    ]
     models = sum(prices) if prices else None  # a sum of nothing is no price
     each = (machines + (models or 0.0)) / state.scored if state.scored else None
     cost: Cost = {
@@ -258,10 +276,10 @@ def _cost(state: RunState, now: Micros) -> Cost:
 def _unpriced(state: RunState) -> int:
     """Attempts that asked a model, as far as we know, and did not tell what that cost."""
     ended = (attempt for attempt in state.attempts.values() if attempt.outcome is not None)
-    return sum(_model_usd(attempt) is None for attempt in ended)
+    return sum(attempt_model_usd(attempt) is None for attempt in ended)
 
 
-def _model_usd(attempt: AttemptState) -> float | None:
+def attempt_model_usd(attempt: AttemptState) -> float | None:
     """What its model cost, as the meter saw it, else as it told itself: money spent on attempts that broke,
     or came too late, is spent."""
     if attempt.metered is not None:
@@ -338,7 +356,7 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResul
         "task_id": known.task.id,
         "domain": known.task.domain,
         **_verdict(known.outcome, _answer(attempt)),
-        "duration_seconds": _seconds(attempt),
+        "duration_seconds": attempt_seconds(attempt),
         "attempts": len(known.attempts),
         "broken_attempts": _broken_attempts(state, known),
         "machine_usd": _rounded(sum(attempt_usd(state, state.attempts[a], now) for a in known.attempts)),
@@ -403,7 +421,7 @@ def _measured(outcomes: Sequence[Outcome]) -> Told:
     return {"cost_usd": cost_usd, "tokens": tokens, "metrics": metrics, "metadata": metadata}
 
 
-def _seconds(attempt: AttemptState | None) -> float | None:
+def attempt_seconds(attempt: AttemptState | None) -> float | None:
     """What the machine measured; where it could not tell, by our own clock."""
     if attempt is None or attempt.ended_at is None:
         return None
@@ -445,7 +463,7 @@ def attempt_entry(state: RunState, attempt: AttemptState) -> Attempt:
         "node": attempt.node or state.machines[attempt.machine].node or None,
         "started_at": iso(attempt.started_at),
         "ended_at": iso(attempt.ended_at),
-        "duration_seconds": _seconds(attempt),
+        "duration_seconds": attempt_seconds(attempt),
         "machine_usd": _rounded(attempt_usd(state, attempt, state.last_at)),
         **_verdict(outcome, _answer(attempt)),
         "grades": [_verdict(grade) for grade in attempt.grades],

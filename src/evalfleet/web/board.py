@@ -1,0 +1,307 @@
+"""One run as browsers see it: a fold of its journal that is kept current, and the tables made of it.
+
+A table's rows are lists of cells. What changes is sent as whole rows; what time alone changes (how long
+something has taken) is left to the browser.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evalfleet import events as ev
+from evalfleet.controller import folder_of
+from evalfleet.journal import Store
+from evalfleet.model import Answered, AttemptId, Broken, MachineId, Micros, Scored, TaskId
+from evalfleet.names import attempt_number
+from evalfleet.state import AttemptState, MachineState, RunState, TaskState, apply_record
+from evalfleet.views.progress import Progress, read_progress
+from evalfleet.views.results import attempt_model_usd, attempt_seconds, task_status
+from evalfleet.views.stats import attempt_usd, machine_usd
+
+from .phases import Phases
+
+Row = list[Any]
+
+TASK_COLUMNS = (
+    *("id", "domain", "outcome", "score", "attempts", "seconds", "machine", "cause", "steps", "tokens"),
+    *("usd", "model", "repeat", "attempt"),
+)
+ATTEMPT_COLUMNS = (
+    *("id", "task", "number", "machine", "lane", "outcome", "cause", "score", "started", "ended", "usd"),
+    "group",
+)
+MACHINE_COLUMNS = (
+    *("id", "name", "place", "offer", "region", "phase", "phases", "usd", "attempt", "step", "idle_since"),
+    *("screen", "why"),
+)
+TASK_DICTIONARIES = ("domain", "outcome", "machine", "cause", "model")
+ATTEMPT_DICTIONARIES = ("task", "machine", "outcome", "cause")
+
+
+class Touched:
+    """The keys of rows that some events have changed."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[TaskId, None] = {}
+        self.attempts: dict[AttemptId, None] = {}
+        self.machines: dict[MachineId, None] = {}
+        self.unsettled = False
+        """All tasks without an outcome: whether they still wait depends on whether the run goes on."""
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.attempts or self.machines or self.unsettled)
+
+    def note(self, state: RunState, event: ev.Event) -> None:
+        """What `event`, which is part of the state already, has changed."""
+        match event:
+            case ev.RunPlanned() | ev.RunResumed() | ev.RunEnded() | ev.TasksPlanned():
+                self.unsettled = True
+            case ev.TasksReopened(tasks):
+                self.tasks |= dict.fromkeys(tasks)
+            case _:
+                attempt = getattr(event, "attempt", None)
+                if attempt is not None and attempt in state.attempts:
+                    known = state.attempts[attempt]
+                    self.attempts[attempt] = None
+                    self.tasks[known.task] = None
+                    self.machines[known.machine] = None
+                machine = getattr(event, "machine", None)
+                if machine is not None and machine in state.machines:
+                    self.machines[machine] = None
+
+
+class Board:
+    """A run's fold, shared by all who look at it. May be used from any thread."""
+
+    def __init__(self, home: Path, store: Store, run: str) -> None:
+        self.home, self.run = home, run
+        self.folder = folder_of(home, run)
+        self.state = RunState()
+        self.seq = 0
+        self.lock = threading.RLock()
+        self._store = store
+        self._phases = Phases()
+        self._progress: dict[AttemptId, Progress] = {}
+        self._machine_rows: dict[MachineId, Row] = {}
+
+    def advance(self) -> Touched:
+        """Take in what was recorded since. Raises RequestError: there is no such run; JournalError."""
+        touched = Touched()
+        with self.lock, _uncollected(self.seq == 0):
+            first = self.seq == 0
+            for record in self._store.read(self.run, self.seq):
+                apply_record(self.state, record)
+                self._phases.note(self.state, record)
+                self.seq = record.seq
+                if not first:
+                    touched.note(self.state, record.event)
+            self.state.touched_machines.clear()
+            self.state.touched_attempts.clear()
+            return touched
+
+    def since(self, seq: int) -> Touched:
+        """What has changed since event number `seq`, up to now."""
+        touched = Touched()
+        with self.lock:
+            for record in self._store.read(self.run, seq):
+                if record.seq > self.seq:
+                    break
+                touched.note(self.state, record.event)
+        return touched
+
+    def is_live(self, now: Micros) -> bool:
+        """Is a controller at work on it, anywhere?"""
+        return self._store.held(self._store.stream(self.run), now) is not None
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def look_at_progress(self, now: Micros) -> None:
+        """Read anew how far the attempts that run have come."""
+        with self.lock:
+            self._progress = read_progress(self.home, self.state, now) if self.state.ready else {}
+
+    def changed_machines(self, now: Micros) -> list[Row]:
+        """Rows of machines that differ from when this was last asked: also by what is not in the journal."""
+        with self.lock:
+            rows = {machine: self.machine_row(machine, now) for machine in self.state.machines}
+            changed = [row for machine, row in rows.items() if self._machine_rows.get(machine) != row]
+            self._machine_rows = rows
+            return changed
+
+    def changes(self, touched: Touched, now: Micros) -> dict[str, list[Row]]:
+        """The rows of what was touched, as a part of an event for browsers."""
+        with self.lock:
+            state = self.state
+            tasks = dict(touched.tasks)
+            if touched.unsettled:
+                tasks |= {id: None for id, known in state.tasks.items() if known.outcome is None}
+            parts = {
+                "tasks": [task_row(state, state.tasks[task], now) for task in tasks],
+                "attempts": [attempt_row(state, state.attempts[a], now) for a in touched.attempts],
+                "machines": [self.machine_row(machine, now) for machine in touched.machines],
+            }
+            return {name: rows for name, rows in parts.items() if rows}
+
+    def tables(self, now: Micros) -> dict[str, Any]:
+        """All rows, as the snapshot has them: cells that repeat are numbers of a dictionary's entries."""
+        with self.lock, _uncollected(True):
+            state = self.state
+            tasks = [task_row(state, known, now) for known in state.tasks.values()]
+            attempts = [attempt_row(state, attempt, now) for attempt in state.attempts.values()]
+            machines = [self.machine_row(machine, now) for machine in state.machines]
+            indexes = {
+                "tasks": {row[0]: n for n, row in enumerate(tasks)},
+                "machines": {row[0]: n for n, row in enumerate(machines)},
+            }
+            return {
+                "tasks": _table(TASK_COLUMNS, tasks, TASK_DICTIONARIES, indexes),
+                "attempts": _table(ATTEMPT_COLUMNS, attempts, ATTEMPT_DICTIONARIES, indexes),
+                "machines": {"columns": MACHINE_COLUMNS, "rows": machines},
+            }
+
+    def machine_row(self, id: MachineId, now: Micros) -> Row:
+        machine = self.state.machines[id]
+        attempt = next(iter(machine.open), None)
+        progress = None if attempt is None else self._progress.get(attempt)
+        step = None if progress is None else progress.count
+        screen = progress is not None and progress.step is not None and bool(progress.step.screenshot)
+        idle_since = None
+        if progress is not None and progress.idle_s is not None:
+            idle_since = round(now / 1000 - progress.idle_s * 1000, -3)
+        seen = progress.step.at if screen and progress is not None and progress.step is not None else None
+        offer = machine.offer
+        return [
+            *(id, machine.name, offer.place, offer.size, offer.region or None, machine.phase),
+            self._phases.of(id),
+            round(machine_usd(machine, now), 4),
+            attempt,
+            step,
+            idle_since,
+            (round(seen * 1000) if seen else idle_since) if screen else None,
+            _why(machine),
+        ]
+
+
+def _why(machine: MachineState) -> str | None:
+    if machine.cause is None:
+        return machine.detail[:300] or None
+    return f"{machine.cause}: {machine.detail}"[:300]
+
+
+def outcome_word(state: RunState, known: TaskState) -> str:
+    """`pass`, `fail`, or what a task is while, or because, it has no score."""
+    if isinstance(known.outcome, Scored):
+        return "pass" if known.outcome.success else "fail"
+    return task_status(state, known)
+
+
+def task_row(state: RunState, known: TaskState, now: Micros) -> Row:
+    shown = known.decided_by or (known.attempts[-1] if known.attempts else None)
+    attempt = None if shown is None else state.attempts[shown]
+    outcome, task = known.outcome, known.task
+    scored = outcome if isinstance(outcome, Scored) else None
+    answer = attempt.outcome if attempt is not None and isinstance(attempt.outcome, Answered) else None
+    told = answer or scored
+    return [
+        task.id,
+        task.domain,
+        outcome_word(state, known),
+        None if scored is None else scored.score,
+        len(known.attempts),
+        attempt_seconds(attempt),
+        None if attempt is None else attempt.machine,
+        str(outcome.cause) if isinstance(outcome, Broken) else None,
+        None if told is None else told.num_steps,
+        None if attempt is None else _tokens(attempt),
+        _usd(state, [state.attempts[a] for a in known.attempts], now),
+        task.model or state.plan.model or None,
+        task.repeat or None,
+        None if not known.attempts else attempt_number(known.attempts[-1]),
+    ]
+
+
+def attempt_row(state: RunState, attempt: AttemptState, now: Micros) -> Row:
+    outcome = attempt.outcome
+    scored = outcome if isinstance(outcome, Scored) else None
+    if scored is not None:
+        word = "pass" if scored.success else "fail"
+    else:
+        word = {Broken: "broken", Answered: "answered"}.get(type(outcome), "running")  # type: ignore[arg-type]
+    number = attempt_number(attempt.id)
+    return [
+        None if attempt.id == f"{attempt.task}.{number}" else attempt.id,
+        attempt.task,
+        number,
+        attempt.machine,
+        state.machines[attempt.machine].lane,
+        word,
+        str(outcome.cause) if isinstance(outcome, Broken) else None,
+        None if scored is None else scored.score,
+        attempt.started_at // 1000,
+        None if attempt.ended_at is None else attempt.ended_at // 1000,
+        _usd(state, [attempt], now),
+        None,
+    ]
+
+
+def _tokens(attempt: AttemptState) -> int | None:
+    """As the meter counted them, else as the attempt told."""
+    if attempt.metered is not None:
+        tokens: Mapping[str, int] = attempt.metered.tokens
+        return tokens.get("in", 0) + tokens.get("out", 0)
+    measured = None if attempt.outcome is None else attempt.outcome.measured
+    if measured is None or not measured.tokens:
+        return None
+    tokens = measured.tokens
+    return tokens["total"] if "total" in tokens else tokens.get("in", 0) + tokens.get("out", 0)
+
+
+def _usd(state: RunState, attempts: Sequence[AttemptState], now: Micros) -> float | None:
+    """What machines and models cost for these attempts, as far as that is known; None: it was free."""
+    usd = 0.0
+    for attempt in attempts:
+        usd += attempt_usd(state, attempt, now) + (attempt_model_usd(attempt) or 0.0)
+    return round(usd, 5) or None
+
+
+def _table(
+    columns: Sequence[str],
+    rows: list[Row],
+    dictionaries: Sequence[str],
+    indexes: Mapping[str, Mapping[str, int]],
+) -> dict[str, Any]:
+    """The rows themselves are changed: cells of these columns become numbers."""
+    named: dict[str, Any] = {}
+    for column in dictionaries:
+        place = columns.index(column)
+        other = indexes.get(f"{column}s")
+        if other is not None:
+            named[column] = f"{column}s"
+            for row in rows:
+                if row[place] is not None:
+                    row[place] = other[row[place]]
+            continue
+        numbers: dict[str, int] = {}
+        for row in rows:
+            if row[place] is not None:
+                row[place] = numbers.setdefault(row[place], len(numbers))
+        named[column] = list(numbers)
+    return {"columns": columns, "rows": rows, "dictionaries": named}
+
+
+@contextmanager
+def _uncollected(large: bool) -> Generator[None]:
+    """Without the garbage collector, which would walk all that was read, again and again."""
+    if not large or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,379 @@
+"""Runs that are looked at: each is folded once, whoever looks, and what changes goes to all watchers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evalfleet.api.home import list_runs
+from evalfleet.api.run import Run
+from evalfleet.errors import FleetError, JournalError, RequestError
+from evalfleet.files import replace
+from evalfleet.model import Alerting
+from evalfleet.planning.workspace import Workspace
+from evalfleet.state import RunState
+from evalfleet.views.alerting import situation_of
+from evalfleet.views.alerts import Alert, holding
+from evalfleet.views.follow import Follower
+from evalfleet.views.results import RunSummary, summarised
+from evalfleet.views.stats import eta_s
+
+from .board import Board, Touched
+from .head import RUN_COLUMNS, head, run_row
+
+LOOK_S = 0.25
+"""How often the journal of a run that somebody watches is looked at."""
+CALM_S = 2.0
+"""The same of one that has ended: it may be taken up again, or deleted. Machines' loads are read as often."""
+HEAD_S = 5.0
+"""Figures that time alone changes are sent as often."""
+SHARE = 0.05
+"""Of the time: at most so much goes into figures that cost more the more tasks a run has."""
+COMMENT_S = 10.0
+BEHIND = 200
+"""A watcher who has not taken so many messages is cut off: it comes back, and is told what it has missed."""
+KEPT = ".dashboard.json.gz"
+KEPT_VERSION = 1
+MOST_TASKS = 250_000
+"""So many tasks of runs that nobody watches are kept in memory, together."""
+
+log = logging.getLogger(__name__)
+
+
+class _Kept(msgspec.Struct):
+    """The beginning of a snapshot that is kept as a file."""
+
+    version: int
+    seq: int
+
+
+class _Paced:
+    """Something that is made anew at most for a small share of the time."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s, self._next = least_s, 0.0
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def took(self, since: float) -> None:
+        end = time.monotonic()
+        self._next = end + max(self._least_s, (end - since) / SHARE)
+
+
+class _FoldedRun(Follower):
+    """A follower whose state is a board's."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.run, self.seq = board.run, board.seq
+
+    @property
+    def state(self) -> RunState:  # type: ignore[override]
+        return self._board.state
+
+    def poll(self) -> list[Any]:
+        return []
+
+
+class WatchedRun:
+    """A run with its watchers. Methods with `look` or `snapshot` in their names are for threads."""
+
+    def __init__(self, workspace: Workspace, board: Board, created_at: int, alerting: Alerting) -> None:
+        self.board = board
+        self.created_at = created_at
+        self.used_at = time.monotonic()
+        self.watchers: set[asyncio.Queue[bytes | None]] = set()
+        self.follower: asyncio.Task[None] | None = None
+        self._workspace = workspace
+        self._alerting = alerting
+        self._snapshot: tuple[int, bytes] | None = None
+        self._snapshot_pace, self._head_pace = _Paced(1.0), _Paced(1.0)
+        self._summary: RunSummary | None = None
+        self._summary_pace = _Paced(1.0)
+        self._calm_at = self._head_at = 0.0
+        self._head_is_old = True
+        self._live = False
+
+    def run(self) -> Run:
+        """The same run, for what `api` does with one."""
+        return Run(self.board.home, self.board.run, follower=_FoldedRun(self.board))
+
+    # -- for threads -----------------------------------------------------------------------------
+
+    def look(self) -> bytes | None:
+        """What is new, as an event for browsers. Raises RequestError: the run is gone; JournalError."""
+        now = self._workspace.now()
+        touched = self.board.advance()
+        parts: dict[str, Any] = self.board.changes(touched, now)
+        calm = time.monotonic() >= self._calm_at
+        if calm:
+            self._calm_at = time.monotonic() + CALM_S
+            live = self._look_at_controller()
+            self._head_is_old |= live != self._live
+            self._live = live
+            self.board.look_at_progress(now)
+        if calm or "machines" in parts:
+            self._add_machines(parts, now)
+        self._head_is_old |= bool(touched)
+        aged = self._live and time.monotonic() >= self._head_at + HEAD_S
+        if (self._head_is_old or aged) and self._head_pace.due:
+            parts["run"] = self.head()
+            self._head_is_old = False
+        return _event(self.board.seq, now, parts) if parts else None
+
+    def _look_at_controller(self) -> bool:
+        store = self._workspace.records()
+        info = store.stream(self.board.run)
+        if info.created_at != self.created_at:
+            raise RequestError(f"run {self.board.run!r} was deleted, and another one has its name")
+        return store.held(info, self._workspace.now()) is not None
+
+    def _add_machines(self, parts: dict[str, Any], now: int) -> None:
+        """Also those whose step, load or cost has changed, which no event tells."""
+        rows = {row[0]: row for row in (*parts.get("machines", ()), *self.board.changed_machines(now))}
+        if rows:
+            parts["machines"] = list(rows.values())
+
+    def head(self) -> dict[str, Any]:
+        begun, now = time.monotonic(), self._workspace.now()
+        with self.board.lock:
+            state = self.board.state
+            alerts = self._alerts(now) if self._live else []
+            found = head(state, now, self._live, alerts)
+        self._head_at = time.monotonic()
+        self._head_pace.took(begun)
+        return found
+
+    def _alerts(self, now: int) -> list[Alert]:
+        return holding(situation_of(self.board.home, self.board.state, now), self._alerting)
+
+    def snapshot(self) -> bytes:
+        """All of the run, compressed. It may be as of a moment ago: the events that follow tell the rest."""
+        if self._snapshot is not None and (
+            self._snapshot[0] == self.board.seq or not self._snapshot_pace.due
+        ):
+            return self._snapshot[1]
+        begun, now = time.monotonic(), self._workspace.now()
+        self._live = self._look_at_controller()
+        with self.board.lock:
+            self.board.look_at_progress(now)
+            seq = self.board.seq
+            document = {
+                "seq": seq,
+                "now": now // 1000,
+                "run": self.head(),
+                **self.board.tables(now),
+            }
+            settled = self.board.state.ended_at is not None and not self.board.state.undeleted
+        packed = gzip.compress(msgspec.json.encode(document), compresslevel=5 if settled else 1)
+        self._snapshot = (seq, packed)
+        self._snapshot_pace.took(begun)
+        if settled and not self._live:
+            keep_snapshot(self.board.folder, seq, packed)
+        return packed
+
+    def summary(self) -> RunSummary:
+        """As `ls` has it."""
+        if self._summary is None or (self._summary.events != self.board.seq and self._summary_pace.due):
+            begun = time.monotonic()
+            with self.board.lock:
+                self.board.advance()
+                self._summary = summarised(self.board.state)
+            self._summary_pace.took(begun)
+        return self._summary
+
+    def missed(self, seq: int) -> bytes:
+        """What has changed since event number `seq`, for a watcher who was there then."""
+        now = self._workspace.now()
+        with self.board.lock:
+            touched = self.board.since(seq) if seq < self.board.seq else Touched()
+            parts: dict[str, Any] = self.board.changes(touched, now)
+            parts["run"] = self.head()
+            return _event(self.board.seq, now, parts)
+
+
+def _event(seq: int, now: int, parts: dict[str, Any]) -> bytes:
+    data = msgspec.json.encode({"seq": seq, "now": now // 1000, **parts})
+    return b"id: %d\ndata: %s\n\n" % (seq, data)
+
+
+GONE = b"event: gone\ndata: {}\n\n"
+
+
+# -- snapshots of settled runs, as files -------------------------------------------------------------
+
+
+def keep_snapshot(folder: Path, seq: int, packed: bytes) -> None:
+    """For the next time, where that may be written."""
+    head = msgspec.json.encode(_Kept(KEPT_VERSION, seq))
+    with suppress(OSError):
+        if folder.is_dir():
+            replace(folder / KEPT, head + b"\n" + packed)
+
+
+def kept_snapshot(folder: Path) -> tuple[int, bytes] | None:
+    """The number of its last event, and the snapshot, if one of this version is kept."""
+    try:
+        first, _, packed = (folder / KEPT).read_bytes().partition(b"\n")
+        kept = msgspec.json.decode(first, type=_Kept)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return (kept.seq, packed) if kept.version == KEPT_VERSION else None
+
+
+# -- all runs ------------------------------------------------------------------------------------------
+
+
+class Hub:
+    """All runs of a home that are looked at, or were a moment ago."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self._alerting = workspace.notify().alerting or Alerting()
+        self._runs: dict[str, WatchedRun] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def open(self, run: str) -> WatchedRun:
+        """The run, folded up to now. Raises RequestError: there is none; JournalError: it cannot be read."""
+        async with self._opening.setdefault(run, asyncio.Lock()):
+            known = self._runs.get(run)
+            try:
+                watched = await asyncio.to_thread(self._opened, run, known)
+            except FleetError:
+                if known is not None and not known.watchers:
+                    self._runs.pop(run, None)
+                raise
+            self._runs[run] = watched
+            watched.used_at = time.monotonic()
+            self._forget_some()
+            return watched
+
+    def _opened(self, run: str, known: WatchedRun | None) -> WatchedRun:
+        store = self.workspace.records()
+        info = store.stream(run)
+        if info.kind == "pool":
+            raise RequestError(f"{run!r} is a pool, not a run")
+        if known is None or known.created_at != info.created_at:
+            board = Board(self.workspace.home, store, run)
+            known = WatchedRun(self.workspace, board, info.created_at, self._alerting)
+        if not known.watchers:  # else the one who tells them takes in what is new
+            known.board.advance()
+        return known
+
+    def _forget_some(self) -> None:
+        """Runs that nobody watches, the one that was looked at longest ago first."""
+        idle = sorted((run for run in self._runs.values() if not run.watchers), key=lambda run: run.used_at)
+        room = sum(len(run.board.state.tasks) for run in idle)
+        for run in idle[:-1]:
+            if room <= MOST_TASKS and len(idle) <= 50:
+                return
+            room -= len(run.board.state.tasks)
+            del self._runs[run.board.run]
+
+    async def snapshot(self, run: str) -> bytes:
+        """The run's snapshot, compressed: of a settled one as it was kept, without a fold."""
+        packed = await asyncio.to_thread(self._kept, run) if run not in self._runs else None
+        if packed is None:
+            watched = await self.open(run)
+            packed = await asyncio.to_thread(watched.snapshot)
+        return packed
+
+    def _kept(self, run: str) -> bytes | None:
+        store = self.workspace.records()
+        store.stream(run)
+        kept = kept_snapshot(self.workspace.home / run)
+        if kept is None or next(iter(store.read(run, kept[0])), None) is not None:
+            return None
+        return kept[1]
+
+    def runs(self) -> dict[str, Any]:
+        """For a thread: the table of runs."""
+        summaries = list_runs(self.workspace, self._summary)
+        return {"runs": {"columns": RUN_COLUMNS, "rows": [self._run_row(each) for each in summaries]}}
+
+    def _summary(self, run: str) -> RunSummary:
+        known = self._runs.get(run)
+        if known is None:
+            known = self._runs.setdefault(run, self._opened(run, None))
+        return known.summary()
+
+    def _run_row(self, summary: RunSummary) -> list[Any]:
+        known = self._runs.get(summary.run) if summary.status == "running" else None
+        left_s = None if known is None else eta_s(known.board.state, self.workspace.now())
+        return run_row(summary, left_s)
+
+    # -- watchers --------------------------------------------------------------------------------
+
+    async def events(self, run: str, after: int | None) -> AsyncGenerator[bytes]:
+        """The stream of one watcher, from event number `after` on."""
+        watched = await self.open(run)
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND)
+        watched.watchers.add(queue)
+        if watched.follower is None or watched.follower.done():
+            watched.follower = asyncio.create_task(self._follow(watched))
+        try:
+            yield b"retry: 1000\n\n"
+            if after is not None:
+                yield await asyncio.to_thread(watched.missed, after)
+            while True:
+                try:
+                    message = await asyncio.wait_for(queue.get(), COMMENT_S)
+                except TimeoutError:
+                    message = b": still here\n\n"
+                if message is None:
+                    return
+                yield message
+                if message is GONE:
+                    return
+        finally:
+            watched.watchers.discard(queue)
+            watched.used_at = time.monotonic()
+
+    async def _follow(self, watched: WatchedRun) -> None:
+        """Tells all watchers of one run what is new, until there are none."""
+        told = ""
+        while watched.watchers:
+            try:
+                message = await asyncio.to_thread(watched.look)
+            except RequestError:
+                message = GONE
+            except (JournalError, OSError) as err:
+                message = None
+                if str(err) != told:
+                    told = str(err)
+                    log.warning("%s: %s", watched.board.run, err)
+            if message is not None:
+                for queue in list(watched.watchers):
+                    _give(queue, message, watched)
+            if message is GONE:
+                self._runs.pop(watched.board.run, None)
+                return
+            await asyncio.sleep(LOOK_S if watched.board.state.ended_at is None else CALM_S)
+
+    async def close(self) -> None:
+        """End all streams."""
+        for watched in self._runs.values():
+            for queue in list(watched.watchers):
+                _give(queue, None, watched)
+            if watched.follower is not None:
+                watched.follower.cancel()
+
+
+def _give(queue: asyncio.Queue[bytes | None], message: bytes | None, watched: WatchedRun) -> None:
+    try:
+        queue.put_nowait(message)
+    except asyncio.QueueFull:
+        watched.watchers.discard(queue)
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
