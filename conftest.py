@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("evalfleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("evalfleet")
+
+# Where Python is told not to keep what it compiled, as in many container images, each of the thousands of
+# processes that the tests start would compile all it imports, which doubles what it takes to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Under `nohup`, or in the background of a script, these are ignored, and every process started from here
 # would inherit that: Ctrl-C would do nothing to it. A handler, even an idle one, is not inherited.

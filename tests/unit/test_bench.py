@@ -80,8 +80,8 @@ def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=170)
 
 
-SLOW = (*NEED_LAB, "azure-leak", "azure-first-run")
-ALL = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BENCHES]
+NIGHTLY = (*NEED_LAB, "azure-leak", "azure-first-run", "budget-overshoot", "fuzz", "hostile", "watching")
+ALL = [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in BENCHES]
 
 
 @pytest.mark.parametrize("name", ALL)
