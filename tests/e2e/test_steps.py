@@ -40,7 +40,8 @@ def test_steps_and_the_newest_screenshot_are_seen_while_the_attempt_runs_and_aft
     assert isinstance(step, dict)
     assert (step["n"], step["action"], step["tokens"]) == (2, "type b", 12)
     assert "step 2: type b, idle " in say("show", "r", "a_1")
-    assert "no step with a screenshot" in say("show", "r", "a_1", "--screenshot", "now.png", code=2)
+    assert [row["n"] for row in json.loads(say("show", "r", "a_1", "--steps", "--json"))] == [1, 2]
+    assert "one.png of a_1" in say("show", "r", "a_1", "--screenshot", "now.png"), "the newest that there is"
 
     (machine,) = fleet.state().machines
     until(lambda: read_series(fleet.home, machine), "a beat of the machine")

@@ -12,7 +12,8 @@ import pytest
 
 from evalfleet.events import AttemptEnded, MachineCondemned, MachinePrepared, MachineReady
 from evalfleet.lab import NamespaceHost
-from evalfleet.model import Broken, Cause, Scored
+from evalfleet.model import AttemptId, Broken, Cause, Scored
+from evalfleet.views.progress import Progress, read_progress
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, HANG, KEY, Arena
 from tests.waiting import PATIENCE_S, until
@@ -104,6 +105,33 @@ def test_a_score_comes_with_its_steps_files_and_last_screenshot(arena: Arena) ->
     assert {name for name in ready.timings if "." in name} == {f"setup.{step}" for step in STEPS}
     cost = arena.results("one")["cost"]
     assert (cost["models_usd"], cost["models_usd_range"]) == (None, [0.097403, 0.649351])
+
+
+def test_steps_and_the_newest_screenshot_are_seen_while_the_client_runs(arena: Arena) -> None:
+    run = arena.start_run("live", *tasks("hang"), "--workers", "1", "--task-timeout", "600")
+
+    def newest() -> Progress | None:
+        progress = read_progress(arena.home, arena.state("live"), 0).get(AttemptId("hang.0"))
+        return progress if progress is not None and progress.count == 2 else None
+
+    step = until(newest, "the client's first step, which is its second line").step
+    assert step is not None
+    assert (bool(step.action), bool(step.screenshot)) == (True, True)
+    shown = json.loads(arena.start("show", "live", "hang", "--steps", "--json").finish())
+    assert [row["n"] for row in shown] == [0, 1]
+    shot = arena.folder / "newest.png"
+    arena.start("show", "live", "hang", "--screenshot", str(shot)).finish()
+    assert shot.read_bytes()[1:4] == b"PNG"
+    arena.start("end", "live", "hang").finish()
+    run.finish()
+    assert isinstance(ends(arena, "live")["hang.1"].outcome, Scored)
+    lines = (folder_of(arena, "live", "hang.1") / "traj.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step_num"] for line in lines] == [0, 1, 2], "no line came twice"
+    until(lambda: not any(map(looks_on, arena.lab.hosts)), "nobody to look on any more")
+
+
+def looks_on(host: NamespaceHost) -> bool:
+    return any("file=$2 left=$3" in " ".join(process.argv) for process in host.processes())
 
 
 def test_every_way_to_end_is_told_apart_and_what_broke_is_tried_again(arena: Arena) -> None:

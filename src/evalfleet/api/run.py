@@ -166,10 +166,11 @@ class Run:
                     entry["progress"] = progress_entry(found)
         return detail
 
-    def steps(self, name: str) -> list[StepRow]:
-        """The steps of a task's newest attempt, or of the attempt named: all that are here.
+    def steps(self, name: str, seconds: float = 60.0) -> list[StepRow]:
+        """The steps of a task's newest attempt, or of the attempt named.
 
-        Of one that runs, that is the newest. Raises RequestError if its benchmark tells no steps, or the file
+        Those of one that runs are fetched from its machine. If they do not come within so many seconds, it is
+        the newest alone, as it is with 0. Raises RequestError if its benchmark tells no steps, or the file
         with them is not here or cannot be read.
         """
         attempt = self._attempt(name)
@@ -181,6 +182,8 @@ class Run:
         if attempt is None:
             return []
         if attempt.collected is None:
+            if seconds and (steps := self._live_steps(benchmark, attempt, seconds)):
+                return [step_row(step) for step in steps]
             found = read_progress(self.home, self.state(), WallClock().now()).get(attempt.id)
             return [] if found is None or found.step is None else [step_row(found.step)]
         return [step_row(step) for step in self._read_steps(benchmark, attempt)]
@@ -200,6 +203,11 @@ class Run:
         if problem and not steps:
             raise RequestError(f"{path}: {problem}")
         return steps
+
+    def _live_steps(self, benchmark: Stepped, attempt: AttemptState, seconds: float) -> Sequence[Step]:
+        with suppress(RequestError):
+            return benchmark.read_steps(self._fetch(attempt, f"out/{benchmark.steps}", seconds)).steps
+        return ()
 
     def spans(self) -> list[Span]:
         """The run as spans of a trace, with all that is here of its attempts' steps and model calls."""
@@ -232,8 +240,11 @@ class Run:
 
         Of one that runs, it is fetched from its machine. Raises RequestError if there is none.
         """
-        attempt, steps = self._attempt(name), self.steps(name)
-        shown = next((row["screenshot"] for row in reversed(steps) if row["screenshot"]), None)
+        attempt, shown = self._attempt(name), None
+        for patience_s in (0.0, seconds):  # the newest step often has one, and is here already
+            if shown is None:
+                rows = self.steps(name, patience_s)
+                shown = next((row["screenshot"] for row in reversed(rows) if row["screenshot"]), None)
         if attempt is None or shown is None:
             raise RequestError(f"{name} of run {self.name!r} has no step with a screenshot yet")
         folder = PurePosixPath(self._steps_file()).parent

@@ -70,7 +70,7 @@ def show(args: argparse.Namespace) -> int:
 
     A task that was run several times is shown by all its repeats. With --failed, --broken, --domain, --tag
     or --sort: those tasks alone, in that order. Steps and screenshots are there if the benchmark says where
-    its steps are; of an attempt that runs, the newest.
+    its steps are; those of an attempt that runs come from its machine.
     """
     import json
 

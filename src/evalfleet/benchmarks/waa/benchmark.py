@@ -137,7 +137,7 @@ class WaaBenchmark:
     result_reader = WaaResultReader()
     result_writer = WaaResultWriter()
     steps = TRAJECTORY
-    """The client's. It is in the container until the attempt has ended: nobody can follow it."""
+    """The client's. It is copied out of the container as it grows: see `host/results.py`."""
 
     def __init__(
         self,

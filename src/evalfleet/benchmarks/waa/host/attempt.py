@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import tarfile
 import threading
 import time
 from itertools import takewhile
@@ -18,6 +17,7 @@ from ..task_folder import TRAJECTORY, Reading, read_task  # noqa: TID252 there i
 from . import guest
 from .config import CONTAINER
 from .container import ensure_clean, mark_clean, mark_dirty
+from .results import LiveTrajectory, bring_out
 from .shell import Failed, say
 
 TYPE_CHECKING = False
@@ -96,9 +96,12 @@ class AttemptOrder:
         parts = (self.action_space, self.observation_type, self.model, self.attempt, self.domain, self.task)
         return "/".join(parts)
 
+    @property
+    def results(self) -> str:
+        return f"{self.folder}/results"
+
     def words(self) -> list[str]:
-        results = f"{self.folder}/results"
-        own = {"result_dir": results, "test_all_meta_path": f"{self.folder}/task.json"}
+        own = {"result_dir": self.results, "test_all_meta_path": f"{self.folder}/task.json"}
         own.update(trial_id=self.attempt, domain="all", worker_id="0", num_workers="1")
         return [*self.flags, *(word for name, value in own.items() for word in (f"--{name}", value))]
 
@@ -147,9 +150,10 @@ def attempt(config: HostConfig, engine: Docker) -> int:
         )
         return _write_result(out, {"broken": "readiness", "error": f"this Windows lacks {told}: {remedy}"})
     mark_dirty(config, f"attempt {order.attempt} did not end well")
-    ending = _run_client(engine, order)
+    with LiveTrajectory(engine, order.folder, f"{order.results}/{order.inside}", out, order.limit_s + END_S):
+        ending = _run_client(engine, order)
     try:
-        _bring_out(engine, order, out)
+        bring_out(engine, order.results, order.inside, out)
     except Failed as err:
         return _write_result(
             out, {"broken": "readiness", "error": f"the task's files could not be had: {err}"}
@@ -267,41 +271,6 @@ def _end_client(engine: Docker) -> None:
 
 
 # -- what it left --------------------------------------------------------------------------------
-
-
-def _bring_out(engine: Docker, order: AttemptOrder, out: str) -> None:
-    """The task's files to the top, the client's logs beside them; as a stream, so that all is ours."""
-    argv = engine.argv("cp", f"{CONTAINER}:{order.folder}/results", "-")
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
-            for member in archive:
-                _take(archive, member, order, out)
-    except (tarfile.TarError, OSError) as err:
-        process.kill()
-        told = process.stderr.read(2000).decode("utf-8", "replace").strip()
-        raise Failed(told or str(err)) from None
-    finally:
-        process.stdout.close()
-        process.stderr.close()
-        process.wait()
-
-
-def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, order: AttemptOrder, out: str) -> None:
-    inside = member.name.lstrip("./").partition("/")[2]  # below `results`
-    for folder, target in ((order.inside, ""), ("logs", "client_logs")):
-        name = inside[len(folder) + 1 :] if inside.startswith(folder + "/") else ""
-        source = archive.extractfile(member) if name and member.isfile() else None
-        if source is None or ".." in name.split("/"):
-            continue
-        path = os.path.join(out, target, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with source, open(path, "wb") as file:
-            while block := source.read(1 << 20):
-                file.write(block)
-        os.utime(path, (member.mtime, member.mtime))
 
 
 def _look_around(order: AttemptOrder, ending: Ending, reading: Reading, out: str) -> None:
