@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from evalfleet.events import AttemptGraded, AttemptStarted, MachineDeleted
 from standins.hal import copy_to
+from tests.desk import Done
 from tests.e2e.harness import Fleet
 
 GIVEN = ("hal_repo=hal-harness", "agent_dir=agents/quiz", "benchmark=gaia")
@@ -160,3 +163,138 @@ def test_bad_input_is_told_in_one_line_before_anything_is_made(fleet: Fleet, hal
     shown.refused("OPENAI_API_KEY")
     assert "sk-a-secret" not in shown.said
     assert not fleet.home.exists() or not list(fleet.home.glob("r*"))
+
+
+def test_a_grader_that_executes_agents_code_runs_on_a_machine_of_its_own(
+    fleet: Fleet, hal: Hal, say: Callable[..., str]
+) -> None:
+    (hal.repo / ".gitignore").write_text("data\n", "utf-8")  # what was downloaded is needed there, too
+    words = hal.words("--task", "right", "--task", "wrong", "--workers", "2", benchmark="usaco")
+    told = say(*words, "--set=grade_on=loacl", code=2)
+    assert "grade_on: there is no place 'loacl'; did you mean 'local'?" in told
+    assert "--set grade_on=PLACE for a fresh machine" in say(*words, code=2)
+    done = fleet(*words, "--set=grade_on=local", f"--set=grade_python={sys.executable}", "--json")
+    assert done.code == 0, done
+    assert {task["task_id"]: task["score"] for task in done.json["tasks"]} == {"right": 1.0, "wrong": 0.5}
+    assert not (hal.repo / "graded.jsonl").exists()  # it was not graded here
+    (grading,) = fleet.home.glob("r-grading-*")
+    assert (grading / "grading/grading.0/answer.json").is_file()
+    events = [record.event for record in fleet.records(grading.name)]
+    assert any(isinstance(event, MachineDeleted) for event in events)
+    fleet.settled()
+
+
+class HalEval:
+    """HAL's own command line, typed in a checkout."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        copy_to(fleet.folder / "hal-harness")
+        for path in (fleet.folder / "hal-harness").iterdir():
+            path.rename(fleet.folder / path.name)
+        (fleet.folder / "agents/quiz/requirements.txt").unlink()
+        self.fleet = fleet
+
+    def words(self, *more: str, benchmark: str = "gaia") -> list[str]:
+        agent = ("--agent_dir", "agents/quiz", "--agent_function", "main.run")
+        named = ("--agent_name", "Quiz (GPT-4o)", "--benchmark", benchmark)
+        return ["hal-eval", *named, *agent, f"--set=hal_python={sys.executable}", *more]
+
+    def __call__(self, *more: str) -> Done:
+        return self.fleet(*self.words(*more))
+
+    def tree(self, run_id: str, end: str) -> Any:
+        text = (self.fleet.folder / f"results/gaia/{run_id}/{run_id}{end}").read_text("utf-8")
+        return [json.loads(line) for line in text.splitlines()] if end.endswith("l") else json.loads(text)
+
+
+@pytest.fixture
+def hal_eval(fleet: Fleet) -> HalEval:
+    return HalEval(fleet)
+
+
+def test_hals_own_command_line_runs_and_goes_on_with_what_has_no_answer(
+    fleet: Fleet, hal_eval: HalEval
+) -> None:
+    fleet.environ["OPENAI_API_KEY"] = "sk-a-secret-of-somebody"
+    chosen = ("--run_id", "r", "--task_ids", "crash, right,measured", "--max_concurrent", "2")
+    done = hal_eval(*chosen, "-A", "some-list=a,b", "-B", "x=1", "--upload", "--json")
+    assert done.code == 0, done
+    assert "-B, --upload: HAL's command line takes this and does nothing with it" in done.err
+    assert {task["task_id"]: task["score"] for task in done.json["tasks"]} == {
+        "right": 1.0,
+        "measured": 1.0,
+        "crash": 0.0,
+    }
+    spec = fleet.state("r").plan.benchmark_spec["spec"]["settings"]
+    assert spec["secrets"] == ["OPENAI_API_KEY"]  # as HAL, which gives agents all there is
+    upload = hal_eval.tree("r", "_UPLOAD.json")
+    assert upload["config"]["agent_name"] == "Quiz (GPT-4o)"
+    assert upload["config"]["agent_args"] == {"some_list": ["a", "b"], "benchmark_name": "gaia"}
+    assert upload["evalfleet"]["task_costs"] == {"right": None, "measured": 0.25, "crash": None}
+    assert upload["evalfleet"]["cost"]["models_usd"] == 0.25
+    hal_eval("--run_id", "r").refused("has results: --continue_run goes on with them")
+    # the agent has been mended: only what has no answer runs, and all of it is graded at once
+    quiz = fleet.folder / "agents/quiz/main.py"
+    quiz.write_text(
+        quiz.read_text("utf-8").replace('raise ValueError("the agent\'s own fault")', "return {'crash': '-'}")
+    )
+    go_on = ("--run_id", "r", "--continue_run", "--json")
+    more = hal_eval(*go_on, "--task_ids", "crash,right,wrong", "--max_tasks", "2")
+    assert more.code == 0, more
+    assert [task["task_id"] for task in more.json["tasks"]] == ["wrong", "crash"]
+    lines = hal_eval.tree("r", "_RAW_SUBMISSIONS.jsonl")
+    assert lines[-1] == {"wrong": "5"}
+    assert {"crash": "-"} in lines
+    assert len(lines) == 4
+    upload = hal_eval.tree("r", "_UPLOAD.json")
+    assert upload["results"]["successful_tasks"] == ["right", "measured", "crash"]
+    assert sorted(hal_eval.tree("r", ".json")) == ["crash", "measured", "right", "wrong"]
+    graded = hal_eval("--run_id", "r", "--continue_run", "--ignore_errors")
+    assert graded.code == 0, graded
+    assert "4 submissions in" in graded.out
+    assert sorted(path.name for path in fleet.home.glob("r*")) == ["r", "r-2"]
+    fleet.settled()
+
+
+def test_an_evaluation_whose_controller_was_killed_is_gone_on_with(fleet: Fleet, hal_eval: HalEval) -> None:
+    gate = fleet.folder / "open"
+    quiz = fleet.folder / "agents/quiz/main.py"
+    wait = f"    while not os.path.exists({str(gate)!r}): time.sleep(0.05)\n    do = "
+    quiz.write_text(quiz.read_text("utf-8").replace("    do = ", wait))
+    words = hal_eval.words("--run_id", "r", "--task_ids", "right,wrong")
+    process = fleet.start(*words)
+    fleet.recorded(AttemptStarted)
+    process.kill()
+    gate.touch()
+    done = fleet(*words, "--continue_run", "--json")
+    assert done.code == 0, done
+    assert sorted(map(list, hal_eval.tree("r", "_RAW_SUBMISSIONS.jsonl"))) == [["right"], ["wrong"]]
+    assert len([r for r in fleet.records("r") if isinstance(r.event, AttemptStarted)]) == 2
+    fleet.settled()
+
+
+def test_what_hal_eval_cannot_do_is_refused_in_one_line(
+    fleet: Fleet, hal_eval: HalEval, say: Callable[..., str]
+) -> None:
+    refusals = {
+        "--vm --google-cloud": "--vm and --google-cloud exclude each other",
+        "--vm": "--vm: say whose machines, with --on PLACE",
+        "--continue_run": "name it with --run_id ID",
+        "--prompt_sensitivity": "--prompt_sensitivity: variations of prompts are not there",
+        "--variation_index 0": "--variation_index",
+        "--docker": "--set image=IMAGE",
+        "--conda_env_name no-such": "no conda environment 'no-such'",
+        "--google-cloud --on local": "say where machines come from once",
+        "--max_concurrent none": "--max_concurrent",
+        "--task_ids rihgt": "'rihgt' is no task of it; did you mean 'right'",
+        "-A model_name": "-A must be followed by KEY=VALUE",
+        "--run_id .a": "--run_id '.a' cannot be used",
+        "--set hal_repo=elsewhere": "is no checkout of HAL",
+    }
+    for words, told in refusals.items():
+        assert told in say(*hal_eval.words(*words.split()), code=2), words
+    assert "HAL has no benchmark 'gaja'" in say(*hal_eval.words(benchmark="gaja"), code=2)
+    plan = json.loads(say(*hal_eval.words("--dry-run", "--max_tasks", "3", "--json")))["plan"]
+    assert re.fullmatch(r"gaia_quiz_gpt4o_\d{10}", plan["run"])
+    assert not (fleet.folder / "results").exists()
+    assert not list(fleet.home.glob("*"))

@@ -182,6 +182,7 @@ PRINT_NO_FACTS = {
 }
 TRIED_ELSEWHERE = {
     "resume",  # tests/e2e/test_resume.py
+    "hal-eval",  # in a checkout of HAL: tests/e2e/test_hal.py
     "alerts",  # of runs that have some: tests/e2e/test_alerts.py
     *("pause", "unpause", "set", "end", "drain", "restart"),  # of live runs: tests/e2e/test_steering.py
     "demo",  # it fetches packages: tests/demo

@@ -206,7 +206,7 @@ def test_what_hal_cannot_do_is_refused_in_one_line(hal: Hal) -> None:
     refused("there is no Python at", hal_python="no/python")
     refused("HAL has no benchmark 'gaja'; did you mean 'gaia'?", benchmark="gaja")
     refused("lacks 'hal.benchmarks.mlagentbench'", benchmark="mlagentbench")
-    refused("executes what agents have written: --set grade_on=here", benchmark="usaco", grade_on="")
+    refused("executes what agents have written: say --set grade_on=PLACE", benchmark="usaco", grade_on="")
     refused("agent_dir: there is no folder", agent_dir="agents/none")
     refused("has no 'go'", agent_function="main.go")
     refused("the agent has no file", agent_function="go.run")

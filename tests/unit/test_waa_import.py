@@ -392,7 +392,7 @@ def test_repeats_are_trials_of_which_waas_script_reads_one_at_a_time(scores: Run
         SettledTask(name, "vlc", score, tmp_path / "gone")
         for name, score in (("a", 1.0), ("b", 0.0), ("a~2", 1.0), ("b~2", 1.0))
     ]
-    told = list(WaaResultWriter().write(scores.state().plan, settled, tmp_path / "tree"))
+    told = list(WaaResultWriter().write(scores.state().plan, settled, tmp_path / "tree", {}))
     assert told[0].startswith("WAA's own rate: 75.00%, the mean of 4 scores")
     assert [line for line in told if line.endswith("%:")] == [
         "that script reads one repeat at a time; of this one it says 50.00%:",

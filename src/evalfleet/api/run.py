@@ -121,15 +121,22 @@ class Run:
             raise RequestError(f"report format {format!r} is unknown for this run; write one of {known}")
         if plan.models:
             raise RequestError(f"run {self.name!r} has several models, which {format!r} has no folders for")
+        results = self.results()
         settled = [
-            SettledTask(task["task_id"], task["domain"], task["score"], self.home / (task["artifacts"] or ""))
-            for task in self.tasks()
+            SettledTask(
+                task["task_id"],
+                task["domain"],
+                task["score"],
+                self.home / (task["artifacts"] or ""),
+                task["cost_usd"] if task["model_usd"] is None else task["model_usd"],
+            )
+            for task in results["tasks"]
         ]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise RequestError(f"{folder} is not empty; name another folder")
-            return list(writer.write(plan, settled, folder))
+            return list(writer.write(plan, settled, folder, results["cost"]))
         except OSError as err:
             raise RequestError(f"cannot write {folder}: {err.strerror}") from err
 

@@ -84,6 +84,8 @@ class SettledTask(NamedTuple):
     """None: it was not scored."""
     folder: Path
     """The files of the attempt that decided it, or of the last one; it may be missing."""
+    model_usd: float | None = None
+    """What its models cost, as they were metered, else as it told itself. None: nobody knows."""
 
 
 class ResultWriter(Protocol):
@@ -94,8 +96,13 @@ class ResultWriter(Protocol):
         """What `--format` calls it."""
         ...
 
-    def write(self, plan: Plan, tasks: Sequence[SettledTask], folder: Path) -> Sequence[str]:
-        """Write into a folder that is empty; return what there is to say about it. Raises OSError."""
+    def write(
+        self, plan: Plan, tasks: Sequence[SettledTask], folder: Path, cost: Mapping[str, Any]
+    ) -> Sequence[str]:
+        """Write into a folder that is empty; return what there is to say about it. Raises OSError.
+
+        `cost` is what the run has cost, as `results.json` tells it.
+        """
         ...
 
 

@@ -15,6 +15,7 @@ from evalfleet.errors import FleetError, RequestError
 VERBS: dict[str, str] = {
     "init": "write a benchmark to begin with, from a dataset",
     "run": "run a benchmark on a fleet of machines",
+    "hal-eval": "run an evaluation of HAL by its own command line",
     "resume": "take up a run that stopped, or run again what broke",
     "rerun": "run tasks of an earlier run again, in a new run",
     "cancel": "stop a run and clean up after it",
@@ -61,6 +62,7 @@ DEVELOPER_VERBS: dict[str, str] = {
 
 MODULES: dict[str, str] = {
     "init": "results",
+    "hal-eval": "hal_eval",
     "resume": "run",
     "rerun": "run",
     "cancel": "run",
@@ -96,7 +98,7 @@ MODULES: dict[str, str] = {
     "controller": "developer",
 }
 """Where a verb is, if not in a module of its name: a function, and one that adds its arguments."""
-FUNCTIONS = {"import": "import_results", "set": "set_limits"}
+FUNCTIONS = {"import": "import_results", "set": "set_limits", "hal-eval": "hal_eval"}
 """What Python cannot call by its name."""
 
 USAGE_ERROR = 2

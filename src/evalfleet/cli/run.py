@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         resolved = runs.resolve_request(workspace, request, dry=True, secrets_elsewhere=True)
         print(run_workflow(resolved.plan, _words(args)), end="")
         return 0
-    return _start(workspace, runs.resolve_request(workspace, request, dry=args.dry_run), args)
+    return start_run(workspace, runs.resolve_request(workspace, request, dry=args.dry_run), args)
 
 
 def _words(args: argparse.Namespace) -> list[str]:
@@ -133,10 +133,10 @@ def rerun(args: argparse.Namespace) -> int:
         keep=args.keep,
         env_file=args.env_file,
     )
-    return _start(workspace, resolved, args)
+    return start_run(workspace, resolved, args)
 
 
-def _start(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> int:
+def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> int:
     """Once all doubts were told, and nobody said no."""
     import asyncio
 

@@ -31,6 +31,7 @@ from evalfleet.ports import Grader
 
 from .checkout import Told, listing, parsed_args
 from .contents import Contents, agent_files, kept_bundle, task_files
+from .elsewhere import check_place
 from .grading import HalGrader
 from .settings import TIMEOUT_S, HalSettings, resolved
 from .tree import HalResultReader, HalResultWriter
@@ -53,10 +54,13 @@ class HalSpec(Struct, frozen=True):
     digest: str
     """Of the agent and the program that runs it."""
     root: str
+    """HAL's checkout, whose commit the run records."""
     has_packages: bool = False
     """The agent's requirements.txt names some."""
     runs_script: bool = False
     needs: Needs = Needs()
+    base: str = ""
+    """Where evalfleet.toml is looked for, which tells about places."""
 
 
 class HalResult(Struct, frozen=True):
@@ -94,12 +98,13 @@ class HalBenchmark:
     @classmethod
     def load(cls, name: str, settings: HalSettings, base: Path, home: Path) -> Loaded:
         settings = resolved(settings, base, f"benchmark {name!r}")
+        check_place(settings, base)
         told = listing(settings)
         if not told.tasks:
             raise RequestError(f"HAL lists no tasks for {settings.benchmark}")
         has_packages = not settings.agent_python and _names_packages(Path(settings.agent_dir))
         runs_script = settings.setup_script and bool(told.setup_script)
-        spec = HalSpec(settings, "", settings.hal_repo, has_packages, runs_script)
+        spec = HalSpec(settings, "", settings.hal_repo, has_packages, runs_script, base=str(base.resolve()))
         spec = msgspec.structs.replace(spec, digest=_program(spec).digest(_steps(spec)))
         return Loaded(
             name=f"hal-{settings.benchmark}",
@@ -217,7 +222,7 @@ class HalBenchmark:
 
     @property
     def grader(self) -> Grader | None:
-        return HalGrader(self._spec.settings, self.args)
+        return HalGrader(self._spec.settings, self.args, Path(self._spec.base))
 
 
 def _is_number(value: object) -> bool:

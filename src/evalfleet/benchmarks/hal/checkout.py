@@ -69,7 +69,7 @@ def _words(settings: HalSettings, verb: str, folder: Path) -> list[str]:
     return [settings.hal_python, str(IN_HAL), verb, str(folder / "order.json"), str(folder / "answer.json")]
 
 
-def _read(folder: Path, log: str) -> Told:
+def read_answer(folder: Path, log: str) -> Told:
     try:
         return msgspec.json.decode((folder / "answer.json").read_bytes(), type=Told)
     except OSError:
@@ -109,7 +109,7 @@ def _ask(settings: HalSettings, verb: str, order: Mapping[str, Any]) -> Told:
                 child.wait()
                 assert child.stdin is not None
                 child.stdin.close()
-        return _read(folder, (folder / "log").read_text("utf-8", "replace"))
+        return read_answer(folder, (folder / "log").read_text("utf-8", "replace"))
 
 
 async def ask_in_background(
@@ -137,7 +137,7 @@ async def ask_in_background(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
-    told = _read(folder, (folder / "log").read_text("utf-8", "replace"))
+    told = read_answer(folder, (folder / "log").read_text("utf-8", "replace"))
     return msgspec.structs.replace(told, stage=told.stage or "grading")
 
 

@@ -18,22 +18,27 @@ from evalfleet.model import AttemptId, Broken, Cause, Grade, Measured, Scored
 from evalfleet.ports import Answer
 
 from .checkout import Told, ask_in_background, first_line, last_line
+from .elsewhere import grade_elsewhere
 from .scores import BY_AGENT, score_of
-from .settings import HalSettings
+from .settings import HERE, HalSettings
 
 SUBMISSION = "submission.json"
 HOPELESS = 12
 """So many calls that failed, and none that did not: the grader itself does not work."""
+HOPELESS_ELSEWHERE = 5
+"""The same where each call costs a machine."""
 NEEDS_ALL = ("scienceagentbench",)
 TIMED_OUT = "timed out after"
 
 
 class HalGrader:
-    """A grader that asks HAL's own, in HAL's Python, on this computer."""
+    """A grader that asks HAL's own, in HAL's Python, on this computer or on a machine made for it."""
 
-    def __init__(self, settings: HalSettings, args: Mapping[str, Any]) -> None:
+    def __init__(self, settings: HalSettings, args: Mapping[str, Any], base: Path = Path()) -> None:
+        """`base` is where evalfleet.toml is looked for, which tells about places."""
         self._settings = settings
         self._args = args
+        self._base = base
 
     async def grade(
         self, answers: Sequence[Answer], scratch: Path, secrets: Mapping[str, str]
@@ -43,7 +48,8 @@ class HalGrader:
             if any(answer.wanted for answer in round_):
                 folder = scratch / "hal" / str(number)
                 shutil.rmtree(folder, ignore_errors=True)
-                async for graded in _Round(self._settings, self._args, folder, given).grade(round_):
+                one = _Round(self._settings, self._args, self._base, folder, given)
+                async for graded in one.grade(round_):
                     yield graded
 
 
@@ -51,10 +57,16 @@ class _Round:
     """Answers of one run, at most one a task."""
 
     def __init__(
-        self, settings: HalSettings, args: Mapping[str, Any], folder: Path, secrets: Mapping[str, str]
+        self,
+        settings: HalSettings,
+        args: Mapping[str, Any],
+        base: Path,
+        folder: Path,
+        secrets: Mapping[str, str],
     ) -> None:
         self._settings = settings
         self._args = args
+        self._base = base
         self._folder = folder
         self._secrets = secrets
         self._calls = 0
@@ -85,9 +97,10 @@ class _Round:
         """Raises FleetError: all answers stay as they are, and can be graded later."""
         name = self._settings.benchmark
         where = f"see {self._folder / str(self._calls) / 'log'}"
-        if told.stage in ("import", "benchmark"):
+        if told.stage in ("import", "benchmark", "machine"):
             raise FleetError(f"HAL cannot grade {name}: {last_line(told.problem)}; {where}")
-        if name in NEEDS_ALL or (not self._worked and self._calls >= HOPELESS):
+        hopeless = HOPELESS_ELSEWHERE if self._is_elsewhere else HOPELESS
+        if name in NEEDS_ALL or (not self._worked and self._calls >= hopeless):
             raise FleetError(f"HAL's grader for {name} fails: {last_line(told.problem)}; {where}")
 
     async def _ask(self, submissions: Mapping[str, Mapping[str, Any]]) -> Told:
@@ -104,7 +117,13 @@ class _Round:
             "run_id": "evalfleet",
             "results_dir": str(folder / "results"),
         }
+        if self._is_elsewhere:
+            return await grade_elsewhere(self._settings, self._base, order, folder, self._secrets)
         return await ask_in_background(self._settings, "grade", order, folder, self._secrets)
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self._settings.grade_on not in ("", HERE)
 
     def _grade(
         self, answer: Answer, place: int, submissions: Mapping[str, Mapping[str, Any]], told: Told

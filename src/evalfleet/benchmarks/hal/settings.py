@@ -18,6 +18,8 @@ TIMEOUT_S = 2700.0
 """HAL's own default."""
 RUNS_CODE = ("usaco", "swebench_", "scicode", "scienceagentbench", "colbench_")
 """Benchmarks whose graders execute what agents have written."""
+HERE = "here"
+"""What `grade_on` calls this computer."""
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -43,9 +45,19 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
         bool, Meta(description="run the benchmark's own set-up script on each machine, once")
     ] = False
     grade_on: Annotated[
-        Literal["", "here"],
-        Meta(description="here: let a grader that executes the agents' code do so on this computer"),
+        str,
+        Meta(
+            description="a place: grade on a fresh machine of it; here: let also a grader that executes the "
+            "agents' code do so on this computer"
+        ),
     ] = ""
+    grade_python: Annotated[
+        str,
+        Meta(description="the Python with HAL on the machine of grade_on; default: one is made there"),
+    ] = ""
+    grade_budget_usd: Annotated[
+        float, Meta(ge=0, description="what one call of the grader on grade_on may cost; 0: no limit")
+    ] = 0.0
     grader_secrets: Annotated[
         tuple[str, ...], Meta(description="variables that the grader needs, by name (a judge's key)")
     ] = ()
@@ -54,6 +66,8 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["refuse", "run"],
         Meta(description="run: tasks that ask for a GPU, too; your machines have one"),
     ] = "refuse"
+    agent_name: Annotated[str, Meta(description="what HAL's own files call the agent")] = ""
+    agent_version: Annotated[str, Meta(description="the agent's version, for HAL's own files")] = ""
 
 
 def runs_code(benchmark: str) -> bool:
@@ -77,10 +91,10 @@ def resolved(settings: HalSettings, base: Path, where: str) -> HalSettings:
     python = _python(settings, base, repo, where)
     agent = _agent_dir(settings, base, repo, where)
     _check_function(settings.agent_function, agent, where)
-    if runs_code(settings.benchmark) and settings.grade_on != "here":
+    if runs_code(settings.benchmark) and not settings.grade_on:
         raise RequestError(
-            f"{where}: HAL's grader for {settings.benchmark} executes what agents have written: "
-            "--set grade_on=here lets it do so on this computer"
+            f"{where}: HAL's grader for {settings.benchmark} executes what agents have written: say "
+            "--set grade_on=PLACE for a fresh machine, or --set grade_on=here for this computer"
         )
     return replace(settings, hal_repo=str(repo), hal_python=str(python), agent_dir=str(agent))
 

@@ -166,38 +166,97 @@ class HalResultWriter:
 
     format = "hal"
 
-    def write(self, plan: Plan, tasks: Sequence[SettledTask], folder: Path) -> Sequence[str]:
+    def write(
+        self, plan: Plan, tasks: Sequence[SettledTask], folder: Path, cost: Mapping[str, Any]
+    ) -> Sequence[str]:
         if any(task.folder.name.count("~") for task in tasks):
             raise RequestError(f"run {plan.run!r} has repeats of tasks, which HAL has no folders for")
-        settings = _table(_table(plan.benchmark_spec.get("spec")).get("settings"))
+        settings = settings_of(plan)
         benchmark = str(settings.get("benchmark") or plan.settings.get("benchmark") or plan.benchmark)
         target = folder / benchmark / plan.run
         target.mkdir(parents=True)
-        lines, times, args = dict[str, dict[str, Any]](), dict[str, float](), dict[str, Any]()
+        tree, args = Tree({}, {}, {}, dict(cost)), dict[str, Any]()
         for task in tasks:
             submission = _json(task.folder / SUBMISSION)
             if task.task not in submission:
                 continue  # hal-eval --continue_run will run it
             own = {task.task: submission.pop(task.task)}
-            lines[task.task] = {**own, **submission}  # HAL takes the first key for the task
+            tree.lines[task.task] = {**own, **submission}  # HAL takes the first key for the task
+            tree.costs[task.task] = task.model_usd
             seconds = _json(task.folder / "result.json").get("seconds")
             if _is_duration(seconds):
-                times[task.task] = float(seconds)
+                tree.times[task.task] = float(seconds)
             if (task.folder / "task").is_dir():
                 shutil.copytree(task.folder / "task", target / task.task, symlinks=True)
                 args = args or _json(task.folder / "task/agent_args.json")
-        _write_lines(target / f"{plan.run}{RAW}", list(lines.values()))
-        told = [{"task_id": task, "wall_clock_time": seconds} for task, seconds in times.items()]
-        _write_lines(target / f"{plan.run}{TIMES}", told)
-        graded = _graded(tasks, lines)
-        (target / f"{plan.run}.log").write_text(f"{plan.run}: {len(lines)} of {len(tasks)} tasks submitted\n")
+        graded = _graded(tasks, tree.lines)
+        about = config_of(plan, benchmark, args)
+        write_tree(target, tree, graded, about)
+        said = f"{len(tree.lines)} submissions in {target}"
         if graded is None:
-            return [f"{len(lines)} submissions in {target}; HAL's grades are not there for the whole run"]
-        _write_json(target / f"{plan.run}.json", graded["results"])
-        upload = _upload(plan, benchmark, args, lines, times, graded)
-        _write_json(target / f"{plan.run}{UPLOAD}", upload)
-        accuracy = upload["results"].get("accuracy")
-        return [f"{len(lines)} submissions in {target}; HAL's accuracy: {accuracy}"]
+            return [f"{said}; HAL's grades are not there for the whole run"]
+        return [f"{said}; HAL's accuracy: {_table(graded.get('metrics')).get('accuracy')}"]
+
+
+class Tree(NamedTuple):
+    """What the tasks of one run of HAL have left."""
+
+    lines: dict[str, dict[str, Any]]
+    """Task -> what it submitted, under its own id first."""
+    times: dict[str, float]
+    costs: dict[str, float | None]
+    """Task -> what its models cost in US dollars; None: nobody knows."""
+    run_cost: dict[str, Any]
+    """What the run cost, machines and all, as `results.json` has it."""
+
+
+def read_tree(folder: Path) -> Tree:
+    """What a tree says that we, or hal-eval, have left."""
+    run, upload = read_run(folder), _json(folder / f"{folder.name}{UPLOAD}")
+    ours = _table(upload.get("evalfleet"))
+    costs = {task: _usd(told) for task, told in _table(ours.get("task_costs")).items()}
+    return Tree(
+        {task: dict(line) for task, line in run.extras.items()},
+        dict(run.seconds),
+        {task: costs.get(task) for task in run.extras},
+        _table(ours.get("cost")),
+    )
+
+
+def write_tree(folder: Path, tree: Tree, graded: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
+    """Write the files of a run, whose id is the folder's name; those of its tasks are there."""
+    run, lines = folder.name, tree.lines
+    _write_lines(folder / f"{run}{RAW}", list(lines.values()))
+    times = [{"task_id": task, "wall_clock_time": seconds} for task, seconds in tree.times.items()]
+    _write_lines(folder / f"{run}{TIMES}", times)
+    (folder / f"{run}.log").write_text(f"{run}: {len(lines)} tasks submitted\n", "utf-8")
+    for name in (f"{run}.json", f"{run}{UPLOAD}"):
+        (folder / name).unlink(missing_ok=True)
+    if graded is not None:
+        _write_json(folder / f"{run}.json", graded["results"])
+        _write_json(folder / f"{run}{UPLOAD}", _upload(run, tree, graded, config))
+
+
+def settings_of(plan: Plan) -> dict[str, Any]:
+    """What `HalSettings` were when the run was planned."""
+    return _table(_table(plan.benchmark_spec.get("spec")).get("settings"))
+
+
+def config_of(plan: Plan, benchmark: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` of `_UPLOAD.json`, but for what the grades tell."""
+    settings = settings_of(plan)
+    commit = plan.provenance.commit if plan.provenance else ""
+    config: dict[str, Any] = {
+        "agent_name": settings.get("agent_name") or plan.run,
+        "benchmark_name": benchmark,
+        "agent_args": args,
+        "run_command": f"evalfleet run hal --name {plan.run}",
+        "prompt_sensitivity": False,
+        "commit": commit,
+    }
+    if version := settings.get("agent_version"):
+        config["agent_version"] = version
+    return config
 
 
 def _graded(tasks: Sequence[SettledTask], lines: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -206,42 +265,32 @@ def _graded(tasks: Sequence[SettledTask], lines: Mapping[str, Any]) -> dict[str,
         calls = task.folder.parent.parent / GRADED
         told, order = _json(calls / "1/answer.json"), _json(calls / "1/order.json")
         submitted = _table(order.get("submissions"))
-        if "results" in told and all(each in submitted for each in lines if _is_answer(lines[each][each])):
+        if "results" in told and all(each in submitted for each in lines if is_answer(lines[each][each])):
             return {**told, "at": (calls / "1/answer.json").stat().st_mtime}
     return None
 
 
-def _is_answer(told: object) -> bool:
+def is_answer(told: object) -> bool:
+    """Whether hal-eval --continue_run would leave the task as it is."""
     return not (isinstance(told, str) and told.startswith("ERROR"))
 
 
-def _upload(
-    plan: Plan,
-    benchmark: str,
-    args: Mapping[str, Any],
-    lines: Mapping[str, Mapping[str, Any]],
-    times: Mapping[str, float],
-    graded: Mapping[str, Any],
-) -> dict[str, Any]:
+def _usd(told: object) -> float | None:
+    return float(told) if _is_duration(told) else None
+
+
+def _upload(run: str, tree: Tree, graded: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     metrics = {
         task: line[task]["metrics"]
-        for task, line in lines.items()
+        for task, line in tree.lines.items()
         if isinstance(line[task], dict) and isinstance(line[task].get("metrics"), dict)
     }
-    costs = [metrics[task].get("total_cost") for task in metrics]
-    known = len(costs) == len(lines) and all(_is_duration(cost) for cost in costs)
-    total = sum(costs) if known else None  # unknown is unknown, not nothing
-    commit = plan.provenance.commit if plan.provenance else ""
+    known = [usd for usd in tree.costs.values() if usd is not None]
+    total = sum(known) if len(known) == len(tree.lines) else None  # unknown is unknown, not nothing
+    date = datetime.datetime.fromtimestamp(graded["at"], datetime.UTC).strftime("%Y-%m-%d")
+    commit = config.get("commit")
     return {
-        "config": {
-            "agent_name": plan.run,
-            "benchmark_name": benchmark,
-            "date": datetime.datetime.fromtimestamp(graded["at"], datetime.UTC).strftime("%Y-%m-%d"),
-            "run_id": plan.run,
-            "agent_args": args,
-            "run_command": f"evalfleet run hal --name {plan.run}",
-            "prompt_sensitivity": False,
-        },
+        "config": {**{k: v for k, v in config.items() if k != "commit"}, "date": date, "run_id": run},
         "results": {**_table(graded.get("metrics")), "total_cost": total, "latencies": {}},
         "raw_eval_results": graded["results"],
         "raw_logging_results": {},
@@ -250,9 +299,10 @@ def _upload(
         "total_cost": total,
         "git_info": {"commit": commit} if commit else None,
         "agent_hash": None,
-        "wall_clock_times": times,
+        "wall_clock_times": tree.times,
         "task_step_counts": {t: told["step_count"] for t, told in metrics.items() if "step_count" in told},
         "task_metrics": metrics,
+        "evalfleet": {"cost": tree.run_cost, "task_costs": tree.costs},
     }
 
 

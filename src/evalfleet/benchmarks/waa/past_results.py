@@ -171,7 +171,9 @@ class WaaResultWriter:
 
     format = "waa"
 
-    def write(self, plan: Plan, tasks: Sequence[SettledTask], folder: Path) -> Sequence[str]:
+    def write(
+        self, plan: Plan, tasks: Sequence[SettledTask], folder: Path, cost: Mapping[str, object]
+    ) -> Sequence[str]:
         settings = _settings(plan)
         model = plan.model or "model"
         spaces = tuple(str(settings.get(key, usual)) for key, usual in USUAL_SPACES.items())

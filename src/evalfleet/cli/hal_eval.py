@@ -1,0 +1,390 @@
+"""HAL's own command line, word for word: hal-eval."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalfleet.errors import RequestError
+
+if TYPE_CHECKING:
+    from evalfleet.api.run import Run
+    from evalfleet.benchmarks.hal.settings import HalSettings
+    from evalfleet.benchmarks.hal.tree import Tree
+    from evalfleet.planning.request import RunRequest
+    from evalfleet.planning.workspace import Workspace
+
+GOOGLE = "gce"
+"""The place that --google-cloud stands for."""
+LONGEST_ID = 60
+SUFFIX = 4
+"""Of a run id: room for the number of a run that goes on with it."""
+
+
+def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
+    own = parser.add_argument_group("as hal-eval has them")
+    for name, metavar, help in (
+        ("agent_name", "NAME", "what the results call the agent"),
+        ("agent_function", "FILE.FUNCTION", "such as main.run"),
+        ("agent_dir", "FOLDER", "the agent's folder, seen from here or from the checkout"),
+        ("benchmark", "NAME", "such as corebench_easy"),
+    ):
+        own.add_argument(f"--{name}", metavar=metavar, required=True, help=help)
+    own.add_argument("-A", metavar="KEY=VALUE", action="append", dest="agent", help="for the agent")
+    own.add_argument("--max_concurrent", metavar="N", default="1", help="machines at once (default: 1)")
+    own.add_argument("--max_tasks", metavar="N", help="the first N tasks; of those that are left, N more")
+    own.add_argument("--task_ids", metavar="ID,ID...", help="only these tasks")
+    own.add_argument("--task_timeout", metavar="SECONDS", help="of one task (default: 2700)")
+    own.add_argument("--run_id", metavar="ID", help="default: <benchmark>_<agent name>_<time>")
+    own.add_argument("--continue_run", action="store_true", help="run what has no answer yet in --run_id")
+    own.add_argument("--ignore_errors", action="store_true", help="with --continue_run: only grade it")
+    own.add_argument("--results_dir", metavar="FOLDER", default="results", help="default: results")
+    own.add_argument("--agent_version", metavar="TEXT", help="for the results")
+    own.add_argument("--conda_env_name", metavar="ENV", help="run agents in this conda environment, here")
+    own.add_argument("--docker", action="store_true", help="run agents in containers of --set image=IMAGE")
+    own.add_argument("--vm", action="store_true", help="run agents on machines of --on PLACE")
+    for name in ("-B", "-I"):
+        own.add_argument(name, metavar="KEY=VALUE", action="append", help="nothing: HAL ignores it")
+    own.add_argument("--config", metavar="FILE", help="nothing: HAL ignores it")
+    own.add_argument("--upload", action="store_true", help="nothing: HAL ignores it")
+    own.add_argument("--no-download-environment", action="store_true", help="nothing: for HAL's own VMs")
+    own.add_argument("--prompt_sensitivity", action="store_true", help="refused: not there")
+    for name in ("num_variations", "variation_strength", "variation_index"):
+        own.add_argument(f"--{name}", metavar="X", help="refused: not there")
+    ours = parser.add_argument_group("where, and how much")
+    ours.add_argument("--google-cloud", action="store_true", help="on machines of Google Cloud")
+    ours.add_argument("--on", metavar="PLACE", help="where machines come from (default: this computer)")
+    ours.add_argument("--spot", action="store_true", default=None, help="cheaper ones that may be taken back")
+    ours.add_argument("--budget", metavar="USD", help="stop before machines, and metered models, cost more")
+    ours.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", dest="settings", help="as `evalfleet run hal` has it"
+    )
+    ours.add_argument("--env-file", metavar="FILE", help="read secrets from here (default: .env, if there)")
+    ours.add_argument("--dry-run", action="store_true", help="print the plan and its estimate, start nothing")
+    ours.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
+    ours.add_argument("--quiet", action="store_true", help="say nothing before the summary, or the results")
+    ours.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+    parser.set_defaults(detach=False)
+
+
+def hal_eval(args: argparse.Namespace) -> int:
+    """Run an evaluation of HAL by its own command line, on machines of any place.
+
+    Call it in a checkout of hal-harness, or name one with --set hal_repo=PATH. The results are where HAL
+    leaves them, <results_dir>/<benchmark>/<run_id>, and in evalfleet's home, as the run <run_id>.
+    """
+    from evalfleet.benchmarks.hal.continued import tasks_left, tree_in
+    from evalfleet.planning.workspace import Workspace
+
+    _refuse(args)
+    for note in _ignored(args):
+        print(f"evalfleet: note: {note}", file=sys.stderr)
+    workspace = Workspace.here()
+    run_id = _run_id(args, workspace)
+    request = _request(args, workspace)
+    settings = _settings(workspace, request)
+    folder = workspace.cwd / args.results_dir / settings.benchmark / run_id
+    earlier = tree_in(folder)
+    if earlier is not None and not args.continue_run:
+        raise RequestError(
+            f"{folder} has results: --continue_run goes on with them, another --run_id begins anew"
+        )
+    evaluation = _Evaluation(args, workspace, settings, request, folder, earlier)
+    if args.continue_run and (unfinished := evaluation.unfinished_run()):
+        return evaluation.resume(unfinished)
+    left = tasks_left(settings, earlier) if not args.ignore_errors or not args.continue_run else []
+    chosen = _chosen(args, left, settings)
+    if chosen:
+        return evaluation.run(chosen)
+    if earlier is None:
+        raise RequestError(f"there is no task to run, and {folder} has nothing to grade")
+    print(evaluation.grade_again(), file=sys.stderr if args.json else sys.stdout)
+    return evaluation.print_results() if args.json else 0
+
+
+class _Evaluation:
+    """One call of hal-eval: a run of ours, and the tree that it leaves or adds to."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        workspace: Workspace,
+        settings: HalSettings,
+        request: RunRequest,
+        folder: Path,
+        earlier: Tree | None,
+    ) -> None:
+        self._args = args
+        self._workspace = workspace
+        self._settings = settings
+        self._request = request
+        self._folder = folder
+        self._earlier = earlier
+
+    def _runs(self) -> list[str]:
+        """All runs of this id, in the order in which they were started."""
+        store = self._workspace.records_if_any()
+        names = [] if store is None else [info.name for info in store.streams() if info.kind == "run"]
+        own = re.compile(re.escape(self._folder.name) + r"(-\d+)?")
+        return sorted((name for name in names if own.fullmatch(name)), key=lambda name: (len(name), name))
+
+    def unfinished_run(self) -> str | None:
+        from evalfleet.api import runs
+
+        if not (names := self._runs()):
+            return None
+        state = runs.open_run(self._workspace, names[-1]).state()
+        over = state.ended_at is not None and state.scored + state.broken == state.total
+        return None if over else names[-1]
+
+    def resume(self, name: str) -> int:
+        import asyncio
+
+        from evalfleet.api import runs
+
+        from .follow import follow
+
+        args = self._args
+        order = asyncio.run(
+            runs.ready_to_resume(
+                self._workspace,
+                name,
+                tell=lambda note: print(f"evalfleet: note: {note}", file=sys.stderr),
+                with_new_files=False,
+                take_over=False,
+                limits=runs.new_limits(args.budget, None, args.max_concurrent),
+                env_file=self._request.options.get("env_file"),
+            )
+        )
+        run = asyncio.run(runs.control(self._workspace, order))
+        code = follow(run, as_json=args.json, quiet=args.quiet)
+        self._write(run)
+        return code
+
+    def run(self, tasks: Sequence[str]) -> int:
+        from evalfleet.api import runs
+        from evalfleet.benchmarks.hal.checkout import listing
+        from evalfleet.planning.plan import free_name
+
+        from .run import start_run
+
+        name = free_name(self._folder.name, self._runs()) if self._args.continue_run else self._folder.name
+        request = self._request.but(name=name)
+        if len(tasks) < len(listing(self._settings).tasks):
+            request = request.but(task_ids=tasks)
+        dry = self._args.dry_run
+        resolved = runs.resolve_request(self._workspace, request, dry=dry)
+        code = start_run(self._workspace, resolved, self._args)
+        if not dry and name in self._runs():
+            self._write(runs.open_run(self._workspace, name))
+        return code
+
+    def _write(self, run: Run) -> None:
+        """Leave the tree where HAL would have left it."""
+        from evalfleet.benchmarks.hal.continued import take_task_folders
+        from evalfleet.benchmarks.hal.tree import read_tree
+
+        results = self._folder.parent.parent
+        try:
+            results.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".evalfleet-", dir=results) as scratch:
+                said = "\n".join(run.export("hal", Path(scratch) / "new"))
+                new = Path(scratch) / "new" / self._settings.benchmark / run.name
+                if self._earlier is None and run.name == self._folder.name:
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    self._folder.parent.mkdir(parents=True, exist_ok=True)
+                    new.rename(self._folder)
+                    said = said.replace(str(new), str(self._folder))
+                else:
+                    later = read_tree(new)
+                    take_task_folders(new, self._folder, later.lines)
+                    said = self.grade_again(later)
+        except OSError as err:
+            raise RequestError(f"cannot write {self._folder}: {err.strerror}") from err
+        print(said, file=sys.stderr if self._args.json else sys.stdout)
+
+    def grade_again(self, later: Tree | None = None) -> str:
+        """Grade all answers of the id, earlier and later ones, and write the tree. What there is to say."""
+        from evalfleet.benchmarks.hal.checkout import parsed_args
+        from evalfleet.benchmarks.hal.continued import continued_tree, regrade
+        from evalfleet.benchmarks.hal.tree import Tree
+
+        options = self._request.options
+        given = parsed_args(self._settings, options.get("agent") or {})
+        config = {
+            "agent_name": self._args.agent_name,
+            "benchmark_name": self._settings.benchmark,
+            "agent_args": {**given, "benchmark_name": self._settings.benchmark},
+            "run_command": f"evalfleet hal-eval --continue_run --run_id {self._folder.name}",
+            "prompt_sensitivity": False,
+        }
+        tree = continued_tree(self._earlier or Tree({}, {}, {}, {}), later)
+        merged = self._workspace.environment(options.get("env_file"))
+        secrets = {name: merged[name] for name in self._settings.grader_secrets if merged.get(name)}
+        now_s = self._workspace.now() / 1e6
+        return regrade(self._settings, config, tree, self._folder, secrets, now_s)
+
+    def print_results(self) -> int:
+        """The results of the newest run of the id, for --json where nothing was run."""
+        import json
+
+        from evalfleet.api import runs
+
+        names = self._runs()
+        print(json.dumps(runs.open_run(self._workspace, names[-1]).results() if names else {}))
+        return 0
+
+
+# -- what was typed --------------------------------------------------------------------------------------
+
+
+def _refuse(args: argparse.Namespace) -> None:
+    """Raises RequestError for what HAL refuses, too, or does and we cannot."""
+    variations = ("prompt_sensitivity", "num_variations", "variation_strength", "variation_index")
+    if found := [name for name in variations if getattr(args, name)]:
+        raise RequestError(
+            f"--{found[0]}: variations of prompts are not there: leave it out, or use hal-eval"
+        )
+    if args.vm and args.google_cloud:
+        raise RequestError("--vm and --google-cloud exclude each other: say where machines come from once")
+    if args.google_cloud and args.on:
+        raise RequestError(f"--google-cloud is --on {GOOGLE}: say where machines come from once")
+    if sum(map(bool, (args.conda_env_name, args.vm or args.google_cloud, args.docker))) > 1:
+        raise RequestError("only one of --conda_env_name, --vm, --google-cloud and --docker can be given")
+    if args.vm and not args.on:
+        raise RequestError("--vm: say whose machines, with --on PLACE; `evalfleet places` lists them")
+    if args.continue_run and not args.run_id:
+        raise RequestError("--continue_run goes on with an earlier run: name it with --run_id ID")
+
+
+def _ignored(args: argparse.Namespace) -> list[str]:
+    given = {
+        "-B": args.B,
+        "-I": args.I,
+        "--config": args.config,
+        "--upload": args.upload,
+        "--no-download-environment": args.no_download_environment,
+    }
+    flags = [flag for flag, value in given.items() if value]
+    notes = [f"{', '.join(flags)}: HAL's command line takes this and does nothing with it"] if flags else []
+    if args.upload:
+        notes.append("hal-upload, HAL's own, uploads results: it takes the tree that this run leaves")
+    if args.ignore_errors and not args.continue_run:
+        notes.append("--ignore_errors: a task that fails never ends a run here")
+    return notes
+
+
+def _run_id(args: argparse.Namespace, workspace: Workspace) -> str:
+    """As HAL makes it: `<benchmark>_<agent name>_<unix time>`, the name cut to what fits."""
+    from evalfleet.names import check_run_name
+
+    if args.run_id:
+        try:
+            return check_run_name(args.run_id)
+        except RequestError as err:
+            told = str(err).replace("run name", "--run_id", 1).replace("--name", "it")
+            raise RequestError(told) from None
+    time = str(int(workspace.now() // 1_000_000))
+    agent = re.sub(r"[^a-zA-Z0-9_]", "", args.agent_name.replace(" ", "_")).lower()
+    benchmark = re.sub(r"[^A-Za-z0-9._-]", "", args.benchmark.rpartition("/")[2])[:40]
+    room = LONGEST_ID - SUFFIX - len(benchmark) - len(time) - 2
+    return check_run_name(f"{benchmark}_{agent[:room]}_{time}")
+
+
+def _request(args: argparse.Namespace, workspace: Workspace) -> RunRequest:
+    from evalfleet.planning.request import RunRequest
+    from evalfleet.planning.values import parse_count, parse_pairs
+
+    given: dict[str, Any] = dict(parse_pairs(args.settings or (), "--set"))
+    if (workspace.cwd / "hal/benchmark_manager.py").is_file():
+        given.setdefault("hal_repo", str(workspace.cwd))
+    agent_dir = workspace.cwd / os.path.expanduser(args.agent_dir)
+    given |= {
+        "benchmark": args.benchmark,
+        "agent_dir": str(agent_dir) if agent_dir.is_dir() else args.agent_dir,
+        "agent_function": args.agent_function,
+        "agent_name": args.agent_name,
+    }
+    if args.agent_version:
+        given["agent_version"] = args.agent_version
+    if args.conda_env_name:
+        given["agent_python"] = _conda_python(args.conda_env_name, workspace)
+    if args.docker and "image" not in given:
+        raise RequestError("--docker: say which image agents run in: --set image=IMAGE")
+    env_file = args.env_file or (".env" if (workspace.cwd / ".env").is_file() else None)
+    if "secrets" not in given and (names := _model_keys(workspace, env_file)):
+        given["secrets"] = ",".join(names)
+    timeout = args.task_timeout
+    options: dict[str, Any] = {
+        "settings": given,
+        "agent": parse_pairs(args.agent or (), "-A") or None,
+        "workers": parse_count(args.max_concurrent, "--max_concurrent", 1, 10_000),
+        "on": GOOGLE if args.google_cloud else args.on,
+        "spot": args.spot,
+        "budget": args.budget,
+        "env_file": env_file,
+        "task_timeout": parse_count(timeout, "--task_timeout", 1, 10**7) if timeout else None,
+    }
+    return RunRequest("hal", **options)
+
+
+def _model_keys(workspace: Workspace, env_file: str | None) -> list[str]:
+    """Keys of models that are set here: HAL gives its agents the whole environment, we give them these."""
+    from evalfleet.planning.models import vendors
+
+    merged = workspace.environment(env_file)
+    return sorted({key for vendor in vendors().values() for key in vendor.keys if merged.get(key)})
+
+
+def _conda_python(name: str, workspace: Workspace) -> str:
+    environ = workspace.environ
+    homes = [
+        Path(conda).parent.parent for conda in (environ.get("CONDA_EXE"), shutil.which("conda")) if conda
+    ]
+    homes += [Path.home() / each for each in ("miniconda3", "anaconda3", "miniforge3", ".conda")]
+    pythons = (home / "envs" / name / "bin/python" for home in homes)
+    if found := next((python for python in pythons if python.is_file()), None):
+        return str(found)
+    raise RequestError(
+        f"there is no conda environment {name!r} here: --set agent_python=PATH names a Python on the machine"
+    )
+
+
+def _settings(workspace: Workspace, request: RunRequest) -> HalSettings:
+    """What the run's settings would be, with all that evalfleet.toml says. Raises RequestError."""
+    import msgspec
+
+    from evalfleet.api import runs
+    from evalfleet.benchmarks.hal.settings import HalSettings
+    from evalfleet.benchmarks.hal.tree import settings_of
+
+    given = {**request.options.get("settings", {}), "gpu_tasks": "run"}
+    resolved = runs.resolve_request(
+        workspace, request.but(settings=given, first=1), dry=True, secrets_elsewhere=True
+    )
+    return msgspec.convert(settings_of(resolved.plan), HalSettings)
+
+
+def _chosen(args: argparse.Namespace, left: Sequence[str], settings: HalSettings) -> list[str]:
+    """Of the tasks that are left those that were asked for, as HAL takes them. Raises RequestError."""
+    from evalfleet.benchmarks.hal.checkout import listing
+    from evalfleet.names import hint
+    from evalfleet.planning.values import parse_count
+
+    chosen = list(left)
+    if args.task_ids:
+        wanted = [task.strip() for task in args.task_ids.split(",") if task.strip()]
+        known = listing(settings).tasks
+        if strange := [task for task in wanted if task not in known]:
+            raise RequestError(f"--task_ids: {strange[0]!r} is no task of it; {hint(strange[0], known)}")
+        chosen = [task for task in left if task in wanted]
+    if args.max_tasks:
+        chosen = chosen[: parse_count(args.max_tasks, "--max_tasks", 1, 10**9)]
+    return chosen
