@@ -1,0 +1,72 @@
+// What every module of the client is made with: Preact, its hooks, and htm bound to it.
+import { h, render, Fragment } from "./vendor/preact.js";
+import { useState, useEffect, useLayoutEffect, useMemo, useRef, useCallback } from "./vendor/hooks.js";
+import htm from "./vendor/htm.js";
+
+export const html = htm.bind(h);
+
+/** State that outlives a page, whose watchers are told when it changes; at most once a frame. */
+export class Signal {
+  constructor(value) {
+    this.value = value;
+    this.watchers = new Set();
+    this.told = true;
+  }
+
+  set(value) {
+    this.value = value;
+    this.changed();
+  }
+
+  changed() {
+    if (!this.told) return;
+    this.told = false;
+    const tell = () => {
+      this.told = true;
+      for (const watcher of [...this.watchers]) watcher();
+    };
+    // A tab in the background gets no frames, and must not gather what it would draw.
+    document.hidden ? setTimeout(tell, 500) : requestAnimationFrame(tell);
+  }
+
+  watch(watcher) {
+    this.watchers.add(watcher);
+    return () => this.watchers.delete(watcher);
+  }
+}
+
+/** Render again whenever the signal changes, but not more often than every `least` milliseconds. */
+export function useSignal(signal, least = 0) {
+  const [, again] = useState(0);
+  useEffect(() => {
+    let last = 0;
+    let timer = null;
+    const stop = signal.watch(() => {
+      if (timer) return;
+      const wait = Math.max(0, last + least - performance.now());
+      timer = setTimeout(() => {
+        timer = null;
+        last = performance.now();
+        again((n) => n + 1);
+      }, wait);
+    });
+    return () => {
+      stop();
+      clearTimeout(timer);
+    };
+  }, [signal, least]);
+  return signal.value;
+}
+
+/** The time, in steps of `every` milliseconds; `null` stands for a document whose time is past. */
+export function useNow(every = 1000, stopped = null) {
+  const [now, set] = useState(() => stopped ?? Date.now());
+  useEffect(() => {
+    if (stopped !== null) return undefined;
+    const timer = setInterval(() => set(Date.now()), every);
+    return () => clearInterval(timer);
+  }, [every, stopped]);
+  return stopped ?? now;
+}
+
+export { h, render, Fragment, useState, useEffect, useLayoutEffect, useMemo, useRef, useCallback };

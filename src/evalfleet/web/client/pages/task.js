@@ -1,0 +1,88 @@
+// One task, one of its attempts at a time: the page people stay on.
+import { html, useEffect, useState } from "../base.js";
+import { api } from "../data.js";
+import { DASH, count, duration, instant, plain, plural, usd, words } from "../format.js";
+import { keys } from "../keys.js";
+import { Facts, Mark, Picture, Problem, Skeleton, Text, attemptLink, useDocument, useRun } from "../parts.js";
+import { Calls, Files, Log, Shot, StepWords, Steps, imagePath } from "../replay.js";
+import { go, link, setQuery } from "../route.js";
+import { RunHead } from "./run.js";
+
+const PLAY_MS = 900;
+const OUTCOME = { scored: (attempt) => (attempt.success ? "pass" : "fail"), broken: () => "broken", answered: () => "answered" };
+const shape = (attempt) => OUTCOME[attempt.outcome]?.(attempt) ?? (attempt.ended_at ? "unrun" : "running");
+
+export function TaskPage({ name, id, query }) {
+  const store = useRun(name, 1000);
+  const version = store.value ? (store.tasks.row(id)?.join("|") ?? "") : "";
+  const { value: task, error } = useDocument(api("runs", name, "tasks", id), store.run?.live ? 10_000 : 0, version);
+  if (error && !task) return html`<main id="main" tabindex="-1"><h1><${Text}>${id}</${Text}></h1><${Problem} error=${error} /></main>`;
+  if (!task) return html`<main id="main" tabindex="-1"><h1><${Text}>${id}</${Text}></h1><${Skeleton} rows=${10} /></main>`;
+  return html`<${TaskView} ...${{ name, id, query, store, task }} />`;
+}
+
+function TaskView({ name, id, query, store, task }) {
+  const asked = query.get("attempt");
+  const attempts = task.attempts;
+  const numberOf = (attempt) => attempt.attempt.slice(attempt.attempt.lastIndexOf(".") + 1);
+  const decided = attempts.findIndex((attempt) => attempt.attempt === task.decided_by);
+  const found = attempts.findIndex((attempt) => numberOf(attempt) === asked);
+  const at = found >= 0 ? found : decided >= 0 ? decided : attempts.length - 1;
+  const attempt = attempts[at];
+  const to = (n) => attempts[n] && go(attemptLink(name, id, numberOf(attempts[n])), { replace: true });
+  useEffect(() => keys({ "[": () => to(at - 1), "]": () => to(at + 1) }));
+  return html`<main id="main" tabindex="-1" class="task-page">${store.value && html`<${RunHead} store=${store} here="task" />`}
+    <div class="head sub"><h2><${Text} most=${120}>${id}</${Text}></h2>${attempt && html`<${Verdict} task=${task} attempt=${attempt} at=${at} store=${store} />`}<span class="spring"></span>
+      ${attempts.length > 1 && html`<nav class="tabs" aria-label="attempts">${attempts.map((each, n) => html`<a key=${n} href=${attemptLink(name, id, numberOf(each))} aria-current=${n === at ? "page" : undefined}><${Mark} outcome=${shape(each)} /> attempt ${n + 1}${each.cause ? ` ${words(each.cause)}` : ""}</a>`)}</nav>`}</div>
+    ${attempt ? html`<${AttemptView} key=${attempt.attempt} run=${name} attempt=${attempt} query=${query} store=${store} />` : html`<p class="empty">This task has not run${task.status === "unrun" || store.run?.live === false ? "" : " yet"}.</p>`}
+    <details class="panel"><summary>what the task is</summary><${Facts} value=${{ domain: task.domain || null, tags: task.tags, time_limit: task.timeout_seconds === null ? null : duration(task.timeout_seconds), model: task.model, params: task.params, metadata: task.task_metadata }} /></details>
+  </main>`;
+}
+
+function Verdict({ task, attempt, at, store }) {
+  const outcome = shape(attempt);
+  const machine = attempt.machine_id ?? attempt.machine;
+  const cost = attempt.cost_usd ?? task.model_usd;
+  const facts = [
+    attempt.num_steps === null || attempt.num_steps === undefined ? null : plural(attempt.num_steps, "step"),
+    attempt.duration_seconds === null ? null : duration(attempt.duration_seconds),
+    cost === null || cost === undefined ? null : usd(cost),
+  ].filter(Boolean);
+  return html`<span class="verdict"><span class="quiet">attempt ${at + 1} of ${task.attempts.length}</span><span><${Mark} outcome=${outcome} word />${attempt.score === null || attempt.score === undefined ? "" : html` <b>${attempt.score}</b>`}${attempt.cause ? html` <b>${words(attempt.cause)}</b>` : ""}</span>
+    ${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}<a href=${link(["runs", store.name, "machines", machine])}><${Text} most=${60}>${attempt.machine}</${Text}></a></span>`;
+}
+
+function AttemptView({ run, attempt, query, store }) {
+  const running = shape(attempt) === "running";
+  const { value, error } = useDocument(api("runs", run, "attempts", attempt.attempt), running ? 3000 : 0);
+  const [playing, setPlaying] = useState(false);
+  const steps = value?.steps ?? [];
+  const asked = query.get("step");
+  const last = steps.length - 1;
+  const found = steps.findIndex((step) => String(step.n) === asked);
+  const at = found >= 0 ? found : last;
+  const move = (n) => steps.length && setQuery({ step: n >= last && running ? null : steps[Math.max(0, Math.min(last, n))].n });
+  useEffect(() => keys({ ArrowLeft: () => move(at - 1), ArrowRight: () => move(at + 1), Home: () => move(0), End: () => move(last), " ": () => setPlaying(!playing) }));
+  useEffect(() => {
+    if (!playing) return undefined;
+    if (at >= last && found >= 0) {
+      setPlaying(false);
+      return undefined;
+    }
+    const timer = setTimeout(() => move(found < 0 ? 0 : at + 1), PLAY_MS);
+    return () => clearTimeout(timer);
+  }, [playing, at, found]);
+  const images = (value?.files ?? []).filter(([path]) => /\.(png|jpe?g|webp)$/i.test(path));
+  return html`${error && html`<${Problem} error=${error} />`}
+    ${attempt.error && html`<p class="problem"><${Text} most=${2000}>${attempt.error}</${Text}></p>`}${attempt.problem && html`<p class="problem"><${Text}>${attempt.problem}</${Text}></p>`}
+    ${!value && !error && html`<${Skeleton} rows=${10} />`}
+    ${value && html`<div class="replay"><div class="replay-left">
+        ${steps.length ? html`<${Shot} run=${run} attempt=${attempt.attempt} step=${steps[at]} eager />${steps[at + 1]?.image && html`<span class="ahead"><${Picture} path=${imagePath(run, attempt.attempt, steps[at + 1].image)} alt="" lazy=${false} /></span>`}
+          <div class="replay-bar"><button type="button" onClick=${() => move(at - 1)} disabled=${at <= 0} aria-label="previous step">←</button><button type="button" onClick=${() => setPlaying(!playing)} aria-label=${playing ? "stop" : "play"}>${playing ? "stop" : "play"}</button><button type="button" onClick=${() => move(at + 1)} disabled=${at >= last} aria-label="next step">→</button><b aria-live="polite">step ${steps[at].n} of ${steps[last].n}</b></div>
+          <${Steps} steps=${steps} at=${at} move=${move} /><${StepWords} step=${steps[at]} before=${steps[at - 1]} />`
+        : html`<p class="quiet panel">No steps: ${running ? "none was taken yet" : "its benchmark tells none, or none was taken"}.</p>${images.length > 0 && html`<ul class="wall small">${images.slice(0, 12).map(([path]) => html`<li key=${path}><span class="screen"><${Picture} path=${imagePath(run, attempt.attempt, path)} alt=${plain(path, 100)} /></span><span class="caption"><${Text} most=${60}>${path}</${Text}></span></li>`)}</ul>`}`}
+      </div><div class="replay-right"><section class="panel log-panel" aria-labelledby="log-head"><header><h2 id="log-head">Log</h2></header><${Log} key=${attempt.attempt} run=${run} attempt=${attempt.attempt} /></section></div></div>
+      <div class="cards"><section class="panel" aria-labelledby="calls-head"><header><h2 id="calls-head">Model calls</h2><span class="quiet">${value.calls?.length ? count(value.calls.length) : ""}</span></header><${Calls} calls=${value.calls ?? []} /></section>
+        <section class="panel" aria-labelledby="files-head"><header><h2 id="files-head">Files</h2><span class="quiet">${value.files?.length ? count(value.files.length) : ""}</span></header><${Files} run=${run} attempt=${attempt.attempt} files=${value.files ?? []} /></section>
+        <section class="panel" aria-labelledby="result-head"><header><h2 id="result-head">Result</h2></header>${value.result ? html`<${Facts} value=${value.result} />` : html`<p class="quiet">${running ? "It is not there yet." : "No result.json was written."}</p>`}</section></div>`}`;
+}
