@@ -329,7 +329,7 @@ class Hub:
                 try:
                     message = await asyncio.wait_for(queue.get(), COMMENT_S)
                 except TimeoutError:
-                    message = b": still here\n\n"
+                    message = b"event: ping\ndata: {}\n\n"  # a comment would not reach the page
                 if message is None:
                     return
                 yield message

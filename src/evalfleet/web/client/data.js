@@ -77,3 +77,11 @@ export async function picture(path) {
 export async function about() {
   return embedded ? (await documents()).about : null;
 }
+
+let known = null;
+
+/** What this server allows: asked once. A file, or a server that does not tell, allows nothing. */
+export function session() {
+  known ??= embedded ? Promise.resolve({ read_only: true }) : get("/api/session").catch(() => ({ read_only: true }));
+  return known;
+}

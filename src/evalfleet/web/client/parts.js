@@ -1,7 +1,7 @@
 // Small parts that all pages share: marks, bars, dots, times, dashes with a reason.
 import { html, useEffect, useState, useSignal, useNow } from "./base.js";
 import { DASH, clock, count, duration, percent, plain, span, usd, utc, words } from "./format.js";
-import { get, picture } from "./data.js";
+import { get, picture, session } from "./data.js";
 import { embedded, link } from "./route.js";
 import { LATE_MS, runStore } from "./store.js";
 
@@ -93,6 +93,15 @@ export function useRun(name, least = 250) {
   useEffect(() => store.use(), [store]);
   useSignal(store, least);
   return store;
+}
+
+/** True where a page may change a run. */
+export function useControl() {
+  const [may, set] = useState(false);
+  useEffect(() => {
+    session().then(({ read_only }) => set(read_only === false));
+  }, []);
+  return may;
 }
 
 export function Problem({ error }) {

@@ -2,12 +2,13 @@
 import { html, useEffect, useRef, useState } from "../base.js";
 import { api, post } from "../data.js";
 import { bytes, clock, count, duration, instant, percent, plain, usd, words } from "../format.js";
-import { At, Figure, Mark, Panel, Picture, Problem, Skeleton, Text, attemptLink, useDocument, useRun } from "../parts.js";
+import { At, Figure, Mark, Panel, Picture, Problem, Skeleton, Text, attemptLink, useControl, useDocument, useRun } from "../parts.js";
 import { embedded } from "../route.js";
 import { RunHead } from "./run.js";
 
 export function MachinePage({ name, id }) {
   const store = useRun(name, 1000);
+  const may = useControl();
   const { value, error } = useDocument(api("runs", name, "machines", id), store.run?.live ? 10_000 : 0);
   const row = store.value && store.machines.item(id);
   const machine = value && !Array.isArray(value.machine) ? { ...row, ...value.machine } : row;
@@ -15,7 +16,7 @@ export function MachinePage({ name, id }) {
   const now = store.value ? store.now() : Date.now();
   const own = store.value ? attemptsOf(store, id) : [];
   return html`<main id="main" tabindex="-1">${store.value && html`<${RunHead} store=${store} here="machine" />`}
-    <div class="head sub"><h2><${Text} most=${80}>${machine?.name ?? id}</${Text}></h2>${machine && html`<span class="quiet">${[machine.place, machine.offer, machine.region, words(machine.phase)].filter(Boolean).map((word) => plain(word, 60)).join(" · ")}</span><span><${Figure} value=${machine.usd} of=${usd} why="its place tells no prices" /></span>`}<span class="spring"></span>${machine?.vnc && !embedded && html`<${Vnc} run=${name} id=${id} />`}</div>
+    <div class="head sub"><h2><${Text} most=${80}>${machine?.name ?? id}</${Text}></h2>${machine && html`<span class="quiet">${[machine.place, machine.offer, machine.region, words(machine.phase)].filter(Boolean).map((word) => plain(word, 60)).join(" · ")}</span><span><${Figure} value=${machine.usd} of=${usd} why="its place tells no prices" /></span>`}<span class="spring"></span>${may && store.run?.live && machine && !machine.why && html`<${Vnc} run=${name} id=${id} />`}</div>
     ${error && html`<${Problem} error=${error} />`}${machine?.why && html`<p><${Text} most=${600}>${machine.why}</${Text}></p>`}
     ${!machine && !error && html`<${Skeleton} rows=${8} />`}
     <div class="cards">
@@ -37,7 +38,7 @@ function Vnc({ run, id }) {
   const open = async () => {
     set({ busy: true });
     try {
-      set({ url: (await post(`${api("runs", run, "machines", id)}/vnc`, {})).url });
+      set({ url: (await post(`${api("runs", run, "machines", id)}/screen-tunnel`, {})).url });
     } catch (error) {
       set({ error });
     }

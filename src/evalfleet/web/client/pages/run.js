@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../base.js";
 import { api, post } from "../data.js";
 import { clock, count, duration, instant, number, percent, plain, plural, usd, words } from "../format.js";
-import { At, Bar, Dot, Facts, Figure, Interval, Mark, Panel, Problem, Rate, Skeleton, Text, Unknown, attemptLink, useRun } from "../parts.js";
+import { At, Bar, Dot, Facts, Figure, Interval, Mark, Panel, Problem, Rate, Skeleton, Text, Unknown, attemptLink, useControl, useRun } from "../parts.js";
 import { embedded, link, setQuery } from "../route.js";
 import { Tasks } from "../tasks.js";
 import { Timeline } from "../timeline.js";
@@ -43,7 +43,7 @@ const VERBS = { pause: "No more attempts are handed out; those that run go on.",
 function Controls({ store }) {
   const [asked, ask] = useState(null);
   const { run } = store;
-  if (embedded || !run.live || run.read_only !== false) return null;
+  if (!useControl() || !run.live) return null;
   const verbs = [run.paused ? "unpause" : "pause", "drain", "cancel"];
   return html`<span class="buttons">${verbs.map((verb) => html`<button key=${verb} type="button" onClick=${() => ask(verb)}>${verb}</button>`)}</span>
     ${asked && html`<${Confirm} run=${store.name} verb=${asked} what=${VERBS[asked]} close=${() => ask(null)} />`}`;
