@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Protocol
 
-from .model import Micros
+from .model import SECOND, Micros
 
 
 class WallClock:
@@ -83,6 +83,20 @@ class RunClock:
 
     def now(self) -> Micros:
         return self._clocks.steady() + self.zero
+
+
+@functools.cache
+def _process_clock() -> RunClock:
+    return RunClock()
+
+
+def wall_seconds() -> float:
+    """Seconds since 1970, as the wall clock had it when this process first asked, and steady since then.
+
+    For whatever is compared with an earlier answer: a lease would end too soon, or a machine be told to live
+    for hours more, if somebody set the wall clock in between.
+    """
+    return _process_clock().now() / SECOND
 
 
 def pauses(first_s: float, longest_s: float, factor: float = 1.5) -> Generator[float]:

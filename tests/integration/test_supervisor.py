@@ -20,7 +20,7 @@ import pytest
 
 from evalfleet.channels.program import FOLDER, archive
 from evalfleet.channels.supervisor.files import job_name, read_key
-from evalfleet.channels.supervisor.host import expiry_in, seconds_to
+from evalfleet.channels.supervisor.host import HostClock, expiry_in, seconds_to
 from evalfleet.channels.supervisor.machine import open_socket, remove_machine
 from evalfleet.channels.supervisor.processes import birth, marked, marker, parse_stat
 from evalfleet.names import safe_name
@@ -515,14 +515,57 @@ def test_an_expiry_outlives_the_supervisor(host: Host) -> None:
     assert (host.directory / "expired").exists()
 
 
+class Clock(HostClock):
+    """Clocks that a test sets."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.steady_s, self.name = 1e9, 5000.0, "first boot"
+
+    @property
+    def boot(self) -> str:
+        return self.name
+
+    def wall(self) -> float:
+        return self.wall_s
+
+    def steady(self) -> float:
+        return self.steady_s
+
+
 def test_after_a_reboot_a_wall_clock_that_was_set_back_prolongs_no_life() -> None:
-    expiry = expiry_in(60.0)
-    assert 59 < seconds_to(expiry) <= 60
-    set_back = {**expiry, "boot": "an earlier one", "wall": expiry["wall"] + 7200}
-    assert seconds_to(set_back) == 60
-    assert 59 < seconds_to({**expiry, "boot": "an earlier one"}) <= 60
-    of_an_earlier_version = {"mono": time.monotonic() + 60, "wall": 0.0, "boot": expiry["boot"]}
+    clock = Clock()
+    expiry = expiry_in(600.0, clock)
+    clock.steady_s += 100
+    clock.wall_s -= 7200
+    assert seconds_to(expiry, clock) == 500, "in the same boot nobody asks the wall clock"
+    clock.name, clock.steady_s = "second boot", 20.0
+    assert seconds_to(expiry, clock) == 580, "it has been up for 20 s since, at least"
+    assert seconds_to(expiry, clock, 500.0) == 480, "500 were left when it went down"
+    assert seconds_to({**expiry, "host": "another one that shares our home"}, clock) == 600
+    clock.wall_s += 7200 + 300
+    assert seconds_to(expiry, clock) == 300
+    of_an_earlier_version = {"mono": time.monotonic() + 60, "wall": 0.0, "boot": HostClock().boot}
     assert 59 < seconds_to(of_an_earlier_version) <= 60
+
+
+def test_a_machine_keeps_how_long_it_was_to_live_and_counts_by_the_boot_that_it_is_in(host: Host) -> None:
+    host.peer(run=None).ask("expire", seconds=3600)
+    beat, expiry = host.directory / "beat.json", host.directory / "expiry"
+    until(lambda: beat.exists() and "life" in json.loads(beat.read_text()), "a beat")
+    assert 0 < json.loads(beat.read_text())["life"] <= 3600
+    host.kill()
+    earlier = {
+        **json.loads(expiry.read_text()),
+        "boot": "an earlier one",
+        "host": "this host, which was renamed",
+    }
+    expiry.write_text(json.dumps(earlier))
+    beat.write_text(json.dumps({"life": 1800.0}))
+    host.supervise()
+    host.peer(run=None).ask("ping")
+    kept = json.loads(expiry.read_text())
+    assert kept["boot"] == HostClock().boot
+    assert 0 < seconds_to(kept) <= 1800
 
 
 def test_secrets_are_only_in_the_jobs_environment(host: Host) -> None:

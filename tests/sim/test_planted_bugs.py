@@ -171,6 +171,23 @@ class NeverExpires(World):
         return
 
 
+class CountsByTheWallClock(World):
+    """Hosts whose supervisors count how long jobs run by the time of day."""
+
+    def seconds_of(self, machine: SimMachine) -> float:
+        return machine.clock.wall()
+
+
+class ExpiresByTheWallClock(World):
+    def life_left_s(self, machine: SimMachine) -> float:
+        return (
+            super().life_left_s(machine) if machine.expiry is None else self._by_wall(machine.expiry, machine)
+        )
+
+    def _by_wall(self, expiry: dict[str, Any], machine: SimMachine) -> float:
+        return float(expiry["wall"]) - machine.clock.wall()
+
+
 # -- the places ----------------------------------------------------------------------------------
 
 
@@ -300,6 +317,12 @@ BUGS = {
     "a double start": Bug(Parts(world=ForgetsStarts), seen_by_the_world, "started twice"),
     "no fence": Bug(Parts(world=ObeysAnybody), seen_by_the_world, "obeyed the stale epoch"),
     "no dead-man switch": Bug(Parts(world=NeverExpires), checks.nothing_left_behind, "outlived its expiry"),
+    "durations by the time of day": Bug(
+        Parts(world=CountsByTheWallClock), seen_by_the_world, "but its machine counted"
+    ),
+    "expiries by the time of day": Bug(
+        Parts(world=ExpiresByTheWallClock), seen_by_the_world, "too early", place="hosts"
+    ),
     "a hasty tear-down": Bug(
         Parts(places=places(vms=HastyVms)), checks.nothing_left_behind, "was left behind", place="vms"
     ),

@@ -14,7 +14,7 @@ from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
 from evalfleet.sim.checks import check_seed, run_seeds, violations
 from evalfleet.sim.scenario import OFFERS, ClockStep, Period, Scenario, draw
 from evalfleet.sim.simulate import Parts, Simulated, simulate
-from evalfleet.sim.world import Faults, World
+from evalfleet.sim.world import Faults, SimMachine, World
 
 
 @pytest.mark.parametrize("seed", range(0, 300, 15))
@@ -37,6 +37,10 @@ def test_the_seeds_exercise_what_they_claim_to() -> None:
     assert any(scenario.answers and scenario.faults.grader_fails for scenario in scenarios)
     assert any(scenario.steps and scenario.strobe and scenario.faults.reboots for scenario in scenarios)
     assert any(scenario.faults.lies for scenario in scenarios)
+    assert any(scenario.faults.clocks_set_every_s and scenario.faults.clocks_strobe for scenario in scenarios)
+    assert any(
+        scenario.faults.host_reboots_every_s and "hosts" in scenario.plan.places for scenario in scenarios
+    )
     assert any(scenario.api_loss and "service" in scenario.plan.places for scenario in scenarios)
 
 
@@ -160,6 +164,39 @@ def test_a_wall_clock_that_is_set_changes_nothing(seed: int, strobe: tuple[float
     steps = tuple(ClockStep(200.0 + 400 * n, hours * 3600.0) for n, hours in enumerate((-2, 5, -100, 0, 9)))
     assert checked(plain).crashes
     assert checked(replace(plain, steps=steps, strobe=strobe)).store.digest() == checked(plain).store.digest()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_wall_clock_of_a_machine_that_is_set_changes_nothing(seed: int) -> None:
+    """Every minute, by days either way, and to and fro between: the same journal, byte for byte."""
+    faults = replace(draw(seed).faults, clocks_set_every_s=0.0, clocks_strobe=0.0, host_reboots_every_s=0.0)
+    plain = replace(draw(seed), faults=faults)
+    jumping = replace(faults, clocks_set_every_s=60.0, clocks_set_by_s=100 * 3600.0, clocks_strobe=0.5)
+    assert checked(replace(plain, faults=jumping)).store.digest() == checked(plain).store.digest()
+
+
+class BelievesItsWallClock(World):
+    """A world of hosts that ask their wall clock when they have booted anew, and nothing else."""
+
+    def life_left_s(self, machine: SimMachine) -> float:
+        left_s = super().life_left_s(machine)
+        if machine.expiry is None or machine.expiry["boot"] == machine.clock.boot:
+            return left_s
+        return float(machine.expiry["wall"]) - machine.clock.wall()
+
+
+def test_a_host_that_boots_with_a_clock_that_went_back_is_free_again_at_its_expiry() -> None:
+    """It may be late by the time that it was off. Hosts that ask their wall clock only are later."""
+
+    def left(seed: int, world: type[World]) -> list[str]:
+        faults = Faults(host_reboots_every_s=4000.0, clocks_set_every_s=3000.0, clocks_set_by_s=100 * 3600.0)
+        scenario = replace(calm(seed), faults=replace(faults, controller_crashes=1), abandoned=True)
+        plan = structs.replace(scenario.plan, places=("hosts",))
+        return violations(simulate(replace(scenario, plan=plan), Parts(world=world)))
+
+    assert not any(left(seed, World) for seed in range(8))
+    told = [line for seed in range(8) for line in left(seed, BelievesItsWallClock)]
+    assert any("expiry" in line for line in told)
 
 
 class Asked(World):

@@ -170,6 +170,28 @@ async def test_a_silent_host_is_told_of_and_not_waited_for_each_time(
     await everything_goes(place, pair)
 
 
+@pytest.mark.parametrize("hours", [-2, 5])
+async def test_a_wall_clock_that_is_set_does_not_end_the_lease_of_a_silent_host(
+    pair: Fleet, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    place = pair.place()
+    made = await bring_up(place)
+    host = next(host for host in pair.hosts if host.name == made.address)
+    host.stop()
+    real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + hours * 3600 * 10**9)
+    assert [machine.id for machine in await place.list("pool")] == [made.id]
+    host.start()
+    await until_async(lambda: seen_up(place), "it answers again")
+    monkeypatch.undo()
+    await everything_goes(place, pair)
+
+
+async def seen_up(place: SshPlace) -> bool:
+    return [machine.phase for machine in await place.list("pool")] == ["up"]
+
+
 async def test_a_stop_does_not_wait_forever_for_a_host_that_is_off(
     pair: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from evalfleet.clock import RunClock, SystemClocks
+import pytest
+
+from evalfleet.clock import RunClock, SystemClocks, wall_seconds
 from evalfleet.model import SECOND, Micros
 
 HOUR = 3600 * SECOND
@@ -62,6 +64,15 @@ def test_after_a_reboot_the_wall_clock_is_believed_unless_it_went_back() -> None
 def test_where_the_boot_cannot_be_told_none_is_the_same() -> None:
     nowhere = Computer(boot="")
     assert RunClock(nowhere, boot="", zero=17, last_at=0).now() == NOON
+
+
+def test_seconds_of_a_process_are_the_wall_clocks_until_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = wall_seconds()
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert 0 <= wall_seconds() - before < 60
+    monkeypatch.undo()
+    assert abs(wall_seconds() - time.time()) < 60
 
 
 def test_this_computer_counts_suspended_time() -> None:

@@ -83,7 +83,7 @@ def nothing_left_behind(sim: Simulated) -> Iterator[str]:
         elif machine.meter.end is None:
             yield f"{machine.id} outlived its expiry"
     for meter in sim.world.meters:
-        if meter.end is not None and meter.end > meter.expires_at:
+        if meter.end is not None and meter.end > after(meter.expires_at, meter.off_s):
             yield f"{meter.machine} was billed past its expiry"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evalfleet.model import SECOND, Micros, after
@@ -61,7 +61,8 @@ class SimLoop(asyncio.SelectorEventLoop):
 
 
 class SimComputer:
-    """The controllers' computer: its wall clock is set now and then, its steady one counts since its boot."""
+    """The clocks of one computer: the controllers', or a machine. Anybody sets its wall clock, and the steady
+    one counts since its boot."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -69,6 +70,8 @@ class SimComputer:
         self._booted_at = loop.now()
         self.ahead_s = 0.0  # by how much its wall clock is wrong
         self.strobe: tuple[float, float] | None = None  # (every, by): also by so much in every second period
+        self._fate: Iterator[tuple[float, float]] = iter(())
+        self._next: tuple[float, float] | None = None
 
     @property
     def boot(self) -> str:
@@ -78,7 +81,18 @@ class SimComputer:
         self._boots += 1
         self._booted_at = self._loop.now()
 
+    def set_by(self, fate: Iterator[tuple[float, float]]) -> None:
+        """From now on the wall clock is set at these moments, each to so far from the truth.
+
+        It takes no timer, each of which would change the rounding of all other times in the world.
+        """
+        self._fate = fate
+        self._next = next(fate, None)
+
     def wall(self) -> Micros:
+        while self._next is not None and self._next[0] <= self._loop.time():
+            self.ahead_s = self._next[1]
+            self._next = next(self._fate, None)
         ahead_s = self.ahead_s
         if self.strobe is not None and self._loop.time() // self.strobe[0] % 2:
             ahead_s += self.strobe[1]

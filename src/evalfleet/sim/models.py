@@ -98,7 +98,6 @@ class MeteredWorld(World):
         super().start(machine, job, length_s, end, marks)
         if is_new and job.metering is not None:
             account = self.accounts[job.id] = SimAccount(machine.jobs[job.id], job.allowance)
-            self.later(job.timeout_s, self.end_job, account.job, Ended("timed_out", seconds=job.timeout_s))
             for _ in range(self.models.choice((1, 1, 2, 4))):
                 self.later(self.models.uniform(0.0, 30.0), self._call, account)
             if self.models.random() < 0.02:

@@ -324,6 +324,7 @@ class SimHosts(_SimPlace):
         taken = sum(m.meter.offer.place == self.name for m in self._world.machines.values())
         if machine not in self._world.machines and taken >= (offer.capacity or 0):
             raise PlaceError("every host is taken", transient=True)
+        self._world.lent.add(machine)
         self._world.bring_up(machine, offer, expires_s, 0.0)
 
 

@@ -35,7 +35,7 @@ from evalfleet.model import (
 from evalfleet.ports import Answer, Place
 
 from .places import SimHosts, SimService, SimVms
-from .world import Faults, Life, World, draw_faults
+from .world import Faults, Life, World, draw_clocks, draw_faults
 
 
 class PlaceClass(Protocol):
@@ -227,7 +227,7 @@ def draw(seed: int) -> Scenario:
         seed,
         plan,
         tasks,
-        draw_faults(rng),
+        draw_clocks(draw_faults(rng), random.Random(f"clocks {seed}")),
         cancel_after_s,
         abandoned=rng.random() < 0.1,
         outage=_span(rng, 0.2, (30.0, 420.0)),

@@ -9,14 +9,28 @@ import asyncio
 import contextvars
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evalfleet.errors import ChannelError, PlaceError, StaleController
-from evalfleet.model import AttemptId, Ended, Job, MachineId, Micros, Offer, after, seconds_between
+from msgspec import structs
 
-from .loop import SimLoop
+from evalfleet.channels.supervisor.host import HostClock, expiry_in, seconds_to
+from evalfleet.errors import ChannelError, PlaceError, StaleController
+from evalfleet.model import (
+    SECOND,
+    AttemptId,
+    Ended,
+    EndReason,
+    Job,
+    MachineId,
+    Micros,
+    Offer,
+    after,
+    seconds_between,
+)
+
+from .loop import SimComputer, SimLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,10 @@ class Faults:
     reboots: float = 0.0  # that a crash of the controller is one of its computer
     lies: float = 0.0  # that a machine answers anything: see places.LyingChannel
     forges: float = 0.0  # that something else than our supervisor answers on it from the start
+    clocks_set_every_s: float = 0.0  # somebody sets the wall clock of a machine
+    clocks_set_by_s: float = 0.0  # at most so far from the truth, either way
+    clocks_strobe: float = 0.0  # that a machine's wall clock jumps to and fro all the time
+    host_reboots_every_s: float = 0.0  # a lent host boots anew, and is off for a while
     latency_s: tuple[float, float] = (0.05, 2.0)
     commit_s: tuple[float, float] = (0.001, 0.02)
 
@@ -69,6 +87,7 @@ class Faults:
             or self.hangs_from_boot
             or self.evicted_every_s
             or self.service_restarts_every_s
+            or self.host_reboots_every_s
         )
 
 
@@ -103,8 +122,25 @@ def draw_faults(rng: random.Random) -> Faults:
     )
 
 
+def draw_clocks(faults: Faults, rng: random.Random) -> Faults:
+    """The same world with what befalls the clocks of its machines."""
+    return replace(
+        faults,
+        clocks_set_every_s=rng.choice((0.0, 300.0, 4000.0)),
+        clocks_set_by_s=rng.choice((2.0, 100.0)) * 3600,
+        clocks_strobe=rng.choice((0.0, 0.3)),
+        host_reboots_every_s=rng.choice((0.0, 5000.0)) * (not faults.calm),
+    )
+
+
 HANGS = float("inf")
 """How long a job runs that does nothing any more."""
+STROBES = ((0.7, 7200.0), (40.0, -9000.0))
+"""How wall clocks jump to and fro: every so many seconds, by so many."""
+OFF_S = (20.0, 200.0)
+"""How long a host is off when it boots anew."""
+INEXACT_S = 0.01
+"""So much may times differ that were counted by other clocks: they are rounded."""
 HOPELESS = 3
 """So many mends would help a machine that nothing helps: places know two."""
 
@@ -123,7 +159,10 @@ class Life:
 
 @dataclass(slots=True)
 class Bill:
-    """What a place bills one machine for: in full until `end`, its disk and address until `swept`."""
+    """What a place bills one machine for: in full until `end`, its disk and address until `swept`.
+
+    `off_s`: how long the machine was off since it was told when it expires. It cannot know of that for sure.
+    """
 
     machine: MachineId
     offer: Offer
@@ -131,13 +170,40 @@ class Bill:
     expires_at: Micros
     end: Micros | None = None
     swept: Micros | None = None
+    off_s: float = 0.0
+
+
+class SimHostClock(HostClock):
+    """The clocks of one machine, as its supervisor reads them."""
+
+    def __init__(self, machine: MachineId, computer: SimComputer) -> None:
+        self._machine, self._computer = machine, computer
+
+    @property
+    def boot(self) -> str:
+        return self._computer.boot
+
+    @property
+    def host(self) -> str:
+        return self._machine
+
+    def wall(self) -> float:
+        return self._computer.wall() / SECOND
+
+    def steady(self) -> float:
+        return self._computer.steady() / SECOND
 
 
 @dataclass(slots=True, eq=False)
 class SimJob:
+    """One job. Whoever supervises it knows when it `began` by the machine's clock, the world in truth."""
+
     id: AttemptId
     ends_at: float
     end: Ended
+    began: float = 0.0
+    began_at: float = 0.0
+    stood_s: float = 0.0  # it stood still, with its machine
     ended: Ended | None = None
     after: str = ""
     waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
@@ -157,6 +223,7 @@ class SimMachine:
     id: MachineId
     boots_at: float
     meter: Bill
+    computer: SimComputer
     queued: bool = False
     starts: int = 0  # how often its service has started it
     ran_s: float = 0.0  # in its earlier starts
@@ -167,10 +234,16 @@ class SimMachine:
     hangs: int = 0  # nothing reaches it until so many mends more
     leaving: bool = False  # its place has announced to take it back
     lies: bool = False  # what it says may be anything
+    expiry: dict[str, Any] | None = None  # what a lent host has on its disk of when it is free again
+    left_s: float = HANGS  # of its life, when it last went off
     epoch: int = 0
     jobs: dict[AttemptId, SimJob] = field(default_factory=dict[AttemptId, SimJob])
     open: list[SimJob] = field(default_factory=list[SimJob])  # those of `jobs` that may still run
     prepared: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+
+    @property
+    def clock(self) -> SimHostClock:
+        return SimHostClock(self.id, self.computer)
 
 
 class World:
@@ -186,7 +259,9 @@ class World:
         self.ended: dict[AttemptId, Ended] = {}  # of all jobs, how they ended in truth
         self.liars: set[MachineId] = set()
         self.forged: set[MachineId] = set()
+        self.lent: set[MachineId] = set()  # hosts that end by themselves: there is no place that could
         self.lying = random.Random(f"lies {seed}")
+        self.booting = random.Random(f"boots of hosts {seed}")
         self.untold_s = 0.0  # that passed, and no clock could tell the run's controllers
         self.channel_class: Any = None  # how machines are reached, if not as usual
         self.durable: set[str] = set()  # ids whose intent is on disk: the only ones we may act on
@@ -243,9 +318,13 @@ class World:
             return
         now, loop = self.loop.now(), self.loop
         meter = Bill(machine, offer, now, after(now, expires_s))
-        made = SimMachine(machine, loop.time() + boot_s, meter)
+        made = SimMachine(machine, loop.time() + boot_s, meter, SimComputer(loop))
         self.machines[machine] = made
         self._corrupt(made)
+        self._wind(made)
+        if machine in self.lent:
+            made.expiry = expiry_in(expires_s, made.clock)
+            self._schedule_reboot(made)
         self.meters.append(meter)
         self.later(expires_s, self._expire, made)
         self._schedule_fate(made, self.faults.machine_dies_every_s, self.kill)
@@ -261,8 +340,10 @@ class World:
         """The service has accepted the machine, and starts it some time: then its life and billing begin."""
         if machine not in self.machines:
             meter = Bill(machine, offer, self.loop.now(), self.loop.now())
-            made = self.machines[machine] = SimMachine(machine, 0.0, meter, queued=True)
+            made = SimMachine(machine, 0.0, meter, SimComputer(self.loop), queued=True)
+            self.machines[machine] = made
             self._corrupt(made)
+            self._wind(made)
             self.later(self.rng.uniform(*self.faults.queue_s), self._allocate, made, life_s)
 
     def _corrupt(self, machine: SimMachine) -> None:
@@ -272,6 +353,45 @@ class World:
         if self.faults.forges and self.lying.random() < self.faults.forges:
             self.forged.add(machine.id)
             self.liars.add(machine.id)
+
+    def _wind(self, machine: SimMachine) -> None:
+        """What befalls its wall clock: by chances of its own, so that nothing else in the world changes."""
+        rng, computer, faults = random.Random(f"clock of {machine.id}"), machine.computer, self.faults
+        if faults.clocks_strobe and rng.random() < faults.clocks_strobe:
+            computer.strobe = rng.choice(STROBES)
+        if faults.clocks_set_every_s:
+            computer.set_by(self._clock_fate(rng))
+
+    def _clock_fate(self, rng: random.Random) -> Iterator[tuple[float, float]]:
+        at_s = self.loop.time()
+        while True:
+            at_s += rng.expovariate(1 / self.faults.clocks_set_every_s)
+            yield at_s, rng.uniform(-1, 1) * self.faults.clocks_set_by_s
+
+    def _schedule_reboot(self, machine: SimMachine) -> None:
+        if self.faults.host_reboots_every_s:
+            self.later(
+                self.booting.expovariate(1 / self.faults.host_reboots_every_s), self._power_off, machine
+            )
+
+    def _power_off(self, machine: SimMachine) -> None:
+        """A lent host boots anew: nothing runs on it any more, and its steady clock begins again."""
+        if machine.gone:
+            return
+        off_s = self.booting.uniform(*OFF_S)
+        machine.left_s = self.life_left_s(machine)
+        machine.meter.off_s += off_s + INEXACT_S
+        machine.frozen_until = max(machine.frozen_until, self.loop.time() + off_s)
+        self._end_jobs(machine, Ended("lost"))
+        self.later(off_s, machine.computer.reboot)
+        self.later(off_s, self._expire, machine)
+        self._schedule_reboot(machine)
+
+    def life_left_s(self, machine: SimMachine) -> float:
+        """Of a lent host, as its own clocks tell."""
+        if machine.expiry is None:
+            return HANGS
+        return seconds_to(machine.expiry, machine.clock, machine.left_s)
 
     def _allocate(self, machine: SimMachine, life_s: float) -> None:
         if machine.gone:
@@ -313,13 +433,26 @@ class World:
     def extend(self, machine: MachineId, expires_s: float) -> None:
         if (known := self.machines.get(machine)) is not None:
             known.meter.expires_at = after(self.loop.now(), expires_s)
+            known.meter.off_s = 0.0
+            if known.expiry is not None:
+                known.expiry, known.left_s = expiry_in(expires_s, known.clock), HANGS
             self.later(expires_s, self._expire, known)
 
     def _expire(self, machine: SimMachine) -> None:
-        """The dead-man switch: the place ends it, unless it was extended meanwhile."""
-        if not machine.queued and machine.meter.expires_at - self.loop.now() <= 2:  # seconds are floats
-            machine.meter.end = machine.meter.end or machine.meter.expires_at
-            self.kill(machine)
+        """The dead-man switch, unless the machine was extended meanwhile: its place ends it, or itself."""
+        if machine.queued or machine.gone:
+            return
+        early_s = seconds_between(self.loop.now(), machine.meter.expires_at)
+        left_s = early_s if machine.expiry is None else self.life_left_s(machine)
+        if left_s > 3e-6:  # seconds are floats
+            if machine.expiry is not None:
+                self.later(left_s, self._expire, machine)
+            return
+        if early_s > INEXACT_S and not machine.meter.off_s:
+            self.violations.append(f"{machine.id} expired {early_s:.0f} s too early")
+        end = self.loop.now() if machine.meter.off_s else machine.meter.expires_at
+        machine.meter.end = machine.meter.end or end
+        self.kill(machine)
 
     def kill(self, machine: SimMachine) -> None:
         """Gone without a word: its jobs end unheard, its billing stops."""
@@ -338,6 +471,7 @@ class World:
         machine.hangs = max(0, machine.hangs - 1)
         machine.frozen_until = self.loop.time() + boot_s
         self._end_jobs(machine, Ended("lost"))
+        machine.computer.reboot()
         if wipe:
             machine.prepared.clear()
         self._schedule_fate(machine, self.faults.machine_hangs_every_s, self._hang)
@@ -363,6 +497,7 @@ class World:
         machine.frozen_until = self.loop.time() + span
         for job in machine.jobs.values():
             job.ends_at += span
+            job.stood_s += span
             job.wake()
         self._schedule_fate(machine, self.faults.machine_freezes_every_s, self._freeze)
 
@@ -401,6 +536,8 @@ class World:
                 raise ChannelError(f"nothing heard of {machine} for {silent_s:g} s")
         if self.chance(self.faults.channel_fails):
             raise ChannelError(f"connection to {machine} lost")
+        if known.expiry is not None and known.expiry["boot"] != known.clock.boot:
+            known.expiry = expiry_in(self.life_left_s(known), known.clock)  # as a supervisor does that starts
         self.fence(known, epoch)
         if epoch < known.epoch:
             self.violations.append(f"{machine} obeyed the stale epoch {epoch}")
@@ -429,25 +566,49 @@ class World:
             self.violations.append(f"{machine.id} runs more than {self.slots} attempts at once")
         self.started[job.id] = machine.id
         self.marks[marks[0]] += 1
-        if job.stall_s and length_s == HANGS:
-            length_s, end = job.stall_s, Ended("stalled", seconds=job.stall_s, node=end.node)
         if machine.leaving:
             length_s, end = 0.0, Ended("evicted", node=end.node)
-        if length_s > job.timeout_s:
-            length_s, end = job.timeout_s, Ended("timed_out", seconds=job.timeout_s, node=end.node)
-        made = SimJob(job.id, self.loop.time() + length_s, end, after=marks[1])
+        now = self.loop.time()
+        made = SimJob(job.id, now + length_s, end, self.seconds_of(machine), now, after=marks[1])
         machine.jobs[job.id] = made
         machine.open.append(made)
-        self.later(length_s, self._finish, made)
+        if length_s < HANGS:
+            self.later(length_s, self._finish, machine, made)
+        limits: list[tuple[float, EndReason]] = [(job.timeout_s, "timed_out")]
+        if job.stall_s and length_s == HANGS:
+            limits.append((job.stall_s, "stalled"))
+        limit_s, reason = min(limits)
+        self.later(limit_s, self._end_in_time, machine, made, limit_s, Ended(reason, node=end.node))
 
-    def _finish(self, job: SimJob) -> None:
+    def seconds_of(self, machine: SimMachine) -> float:
+        """What a supervisor counts durations by."""
+        return machine.clock.steady()
+
+    def _ran_s(self, machine: SimMachine, job: SimJob) -> float:
+        """How long it has run, as its supervisor has counted it; and the world sees whether that is true."""
+        seconds = self.seconds_of(machine) - job.began - job.stood_s
+        truth = self.loop.time() - job.began_at - job.stood_s
+        if abs(seconds - truth) > INEXACT_S:
+            self.violations.append(f"{job.id} ran {truth:.0f} s, but its machine counted {seconds:.0f}")
+        return seconds
+
+    def _end_in_time(self, machine: SimMachine, job: SimJob, limit_s: float, ended: Ended) -> None:
+        if job.ended is not None:
+            return
+        seconds = self._ran_s(machine, job)
+        if seconds < limit_s - INEXACT_S:
+            self.later(limit_s - seconds, self._end_in_time, machine, job, limit_s, ended)
+        else:
+            self.end_job(job, structs.replace(ended, seconds=round(seconds, 3)))
+
+    def _finish(self, machine: SimMachine, job: SimJob) -> None:
         if job.ended is not None:
             return
         if self.loop.time() < job.ends_at:  # it stood still for a while
-            self.later(job.ends_at - self.loop.time(), self._finish, job)
+            self.later(job.ends_at - self.loop.time(), self._finish, machine, job)
             return
         self.marks[job.after] += job.end.reason == "exited"
-        self.end_job(job, job.end)
+        self.end_job(job, structs.replace(job.end, seconds=round(self._ran_s(machine, job), 3)))
 
     def end_job(self, job: SimJob, ended: Ended) -> None:
         """The job is over, unless it was before; whoever waits is told."""

@@ -69,14 +69,22 @@ def gpus() -> list[str]:
     return [line.strip()[:80] for line in told.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
+def seconds_to(expiry: dict[str, Any]) -> float:
+    """By the clock that nobody sets, if the host has not booted since."""
+    boot = read("/proc/sys/kernel/random/boot_id")
+    if boot and expiry.get("boot") == boot and hasattr(time, "CLOCK_BOOTTIME"):
+        return float(expiry.get("steady", "inf")) - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return float(expiry["wall"]) - time.time()
+
+
 def holders() -> list[dict[str, Any]]:
     """The machines that hold the host, of whatever home. Times are in seconds from now."""
     held: list[dict[str, Any]] = []
     for folder in sorted(glob.glob(".evalfleet/*/[!.]*/")):
         try:
             expiry = json.loads(read(folder + "expiry"))
-            left_s = float(expiry["wall"]) - time.time()
-            since_s = time.time() - os.stat(folder + "key").st_mtime
+            left_s = seconds_to(expiry)
+            since_s = max(time.time() - os.stat(folder + "key").st_mtime, 0.0)
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if left_s > 0 and not os.path.exists(folder + "expired"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -25,18 +26,62 @@ def steady() -> float:
     return time.monotonic() if STEADY is None else time.clock_gettime(STEADY)
 
 
-def expiry_in(seconds: float) -> dict[str, Any]:
+class HostClock:
+    """The clocks of this host: one that anybody may set, and one that nobody sets but a boot."""
+
+    @property
+    def boot(self) -> str:
+        """Names what `steady` counts from."""
+        return boot_id()
+
+    @property
+    def host(self) -> str:
+        """Names the host: several may share a home, and each has booted at another time."""
+        return os.uname().nodename
+
+    def wall(self) -> float:
+        return time.time()
+
+    def steady(self) -> float:
+        return steady()
+
+
+CLOCK = HostClock()
+
+
+def expiry_in(seconds: float, clock: HostClock = CLOCK) -> dict[str, Any]:
     """What to keep of a moment so many seconds from now, for whoever looks after a restart or a reboot."""
-    return {"steady": steady() + seconds, "wall": time.time() + seconds, "boot": boot_id(), "life": seconds}
+    return {
+        "steady": clock.steady() + seconds,
+        "wall": clock.wall() + seconds,
+        "boot": clock.boot,
+        "host": clock.host,
+        "life": seconds,
+    }
 
 
-def seconds_to(expiry: dict[str, Any]) -> float:
-    """Until then. After a reboot only the wall clock tells, and that may have been set back since."""
-    if expiry["boot"] != boot_id():
-        return min(float(expiry["wall"]) - time.time(), float(expiry.get("life", float("inf"))))
+def seconds_to(expiry: dict[str, Any], clock: HostClock = CLOCK, left: float = float("inf")) -> float:
+    """Until then. `left` is how long it was known to be at some moment before the last reboot.
+
+    After a reboot the wall clock tells, which may have been set back since: but at least as much has passed
+    as the host is up.
+    """
+    if expiry["boot"] != clock.boot:
+        most = min(left, float(expiry.get("life", float("inf"))))
+        if expiry.get("host") == clock.host:
+            most -= clock.steady()
+        return min(float(expiry["wall"]) - clock.wall(), most)
     if "steady" not in expiry:  # of an earlier version
         return float(expiry["mono"]) - time.monotonic()
-    return float(expiry["steady"]) - steady()
+    return float(expiry["steady"]) - clock.steady()
+
+
+def time_left(expiry: dict[str, Any], folder: str) -> float:
+    """Seconds until a machine expires; its folder tells what its supervisor last knew of that."""
+    left = float("inf")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        left = float(json.loads(read_file(folder + "/beat.json") or b"{}")["life"])
+    return seconds_to(expiry, CLOCK, left)
 
 
 def cpu_times() -> tuple[float, float]:

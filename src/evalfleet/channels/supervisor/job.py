@@ -361,11 +361,12 @@ class Job:
             return None
 
     def unwatched_seconds(self) -> float:
-        """How long it ran, when it ended while nobody watched."""
+        """How long it ran, when it ended while nobody watched: by the wall clock, which may have been set."""
         try:
-            return max(os.stat(self.path + "/exit").st_mtime - os.stat(self.path + "/pid").st_mtime, 0.0)
+            seconds = os.stat(self.path + "/exit").st_mtime - os.stat(self.path + "/pid").st_mtime
         except OSError:
             return 0.0
+        return min(max(seconds, 0.0), self.timeout + self.grace)
 
     def end(self) -> None:
         self.reason = self.why or ("lost" if self.code is None else "exited")

@@ -15,7 +15,7 @@ from binascii import a2b_base64, b2a_base64
 from .clients import Client, Clients
 from .files import ENVIRON, SOCKET, make_key, read_file, sha256, write_atomic
 from .follow import FileFollower, Followers
-from .host import boot_id, cpu_times, expiry_in, memory_used, seconds_to, steady
+from .host import boot_id, cpu_times, expiry_in, memory_used, steady, time_left
 from .job import NEVER, Job
 from .jobs import Jobs
 from .main import owner_of_parent
@@ -105,7 +105,11 @@ class Server:
         self.epochs = json.loads(read_file("epoch") or b"{}")
         expiry = json.loads(read_file("expiry") or b"null")
         if expiry:
-            self.expires = steady() + seconds_to(expiry)
+            left = time_left(expiry, ".")
+            self.expires = steady() + left
+            if expiry["boot"] != boot_id():  # from now on the clock of this boot counts again
+                with contextlib.suppress(OSError):
+                    self.keep_expiry(left)
         if os.path.exists("expired"):  # we are here only to tell how jobs ended
             self.expired = True
             self.expires = steady() + AFTERLIFE_S
@@ -367,14 +371,19 @@ class Server:
         left = float(message["seconds"])
         if not abs(left) < NEVER:
             raise ValueError(f"no time to live: {left}")
-        expiry = expiry_in(min(left, LONGEST_LIFE_S))
-        write_atomic("expiry", json.dumps(expiry), durable=True)
-        os.chmod("expiry", 0o644)  # whether a host is held, all its logins' homes may know
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("beat.json")  # what it says of the life that was left holds no more
+        self.keep_expiry(min(left, LONGEST_LIFE_S))
         with contextlib.suppress(FileNotFoundError):
             os.unlink("expired")
         self.expired = False
-        self.expires = expiry["steady"]
         return {}
+
+    def keep_expiry(self, left: float) -> None:
+        expiry = expiry_in(left)
+        write_atomic("expiry", json.dumps(expiry), durable=True)
+        os.chmod("expiry", 0o644)  # whether a host is held, all its logins' homes may know
+        self.expires = expiry["steady"]
 
     def watch(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """From now on, look for the announcement that the machine is taken back."""
@@ -452,7 +461,8 @@ class Server:
         }
         self.clients.push(told)
         with contextlib.suppress(OSError):
-            write_atomic("beat.json", json.dumps(told))
+            life = {"life": self.expires - steady()} if self.expires < NEVER else {}
+            write_atomic("beat.json", json.dumps({**told, **life}))
 
 
 OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]] = {

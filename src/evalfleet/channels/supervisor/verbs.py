@@ -26,7 +26,7 @@ import sys
 import time
 
 from .files import ENVIRON, KEY, SOCKET, make_key, read_file, read_key, sha256, write_atomic
-from .host import cloud_init, expiry_in, seconds_to
+from .host import cloud_init, expiry_in, time_left
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -274,8 +274,8 @@ def holds(directory: str) -> bool:
     try:
         expiry = json.loads(read_file(directory + "/expiry") or b"null")
         if expiry is None:  # it is just being made
-            return time.time() - os.stat(directory).st_mtime < NEW_S
-        return seconds_to(expiry) > 0
+            return abs(time.time() - os.stat(directory).st_mtime) < NEW_S
+        return time_left(expiry, directory) > 0
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

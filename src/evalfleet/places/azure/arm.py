@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec import Struct
 
+from evalfleet.clock import wall_seconds
+
 from .answers import ArmFault, Json, Problem, fault_of, rows, table
 from .settings import az_folder
 
@@ -104,7 +106,7 @@ class ArmClient:
 
     def now(self) -> float:
         """The time as Azure has it: what it is told to do at a time, it does by its own clock."""
-        return time.time() + self.skew_s
+        return wall_seconds() + self.skew_s
 
     @property
     def skew_s(self) -> float:
@@ -183,7 +185,7 @@ class ArmClient:
             at = parsedate_to_datetime(date or "").timestamp()
         except ValueError:
             return
-        self.ahead_s = at - time.time()
+        self.ahead_s = at - wall_seconds()
 
     async def download(self, url: str) -> str:
         """What a link that Azure gave us leads to. It has its own signature, and gets no token."""

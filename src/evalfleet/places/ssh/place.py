@@ -25,6 +25,7 @@ from evalfleet.channels.ssh.target import (
     openssh,
     target,
 )
+from evalfleet.clock import wall_seconds
 from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext, Preflight
@@ -141,7 +142,7 @@ class SshPlace(Preflight):
         handshakes = asyncio.Semaphore(HANDSHAKES)
         hosts = [SshHost(target(host), access, handshakes) for host in settings.hosts]
         homes: Mapping[str, HostHome] = {host.name: HostHome(host, context.home_id) for host in hosts}
-        records = Records(context.home, name, time.time)
+        records = Records(context.home, name, wall_seconds)
         fleet = HostFleet(
             *(name, homes, records, settings.gone_after_s, settings.set_aside_s),
             most=settings.max_per_host,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 
 from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, Target, openssh
-from evalfleet.clock import pauses
+from evalfleet.clock import pauses, wall_seconds
 from evalfleet.errors import MachineMute, MachineUnavailable, PlaceError
 from evalfleet.model import Machine, MachineId
 from evalfleet.names import safe_name
@@ -87,7 +87,9 @@ class SshAccess:
         self, verb: Literal["take", "extend"], machine: MachineId, address: str, until: float, **more: Any
     ) -> HostAnswer:
         host_home = self.host_home(machine, address)
-        answer = await host_home.ask(verb, machine, most=1, expires_s=max(0.0, until - time.time()), **more)
+        answer = await host_home.ask(
+            verb, machine, most=1, expires_s=max(0.0, until - wall_seconds()), **more
+        )
         if answer.error:
             raise MachineUnavailable(machine, answer.detail)
         return answer
