@@ -86,10 +86,19 @@ class Sshd:
     def machine(self, machine: str) -> Path:
         return self.ours / HOME_ID / machine
 
-    def start(self) -> None:
+    def start(self, *within: str) -> None:
+        """`within`: a command that runs what follows it, in surroundings of its own."""
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
-        argv = [SSHD, "-D", "-f", str(self.folder / "sshd_config"), "-E", str(self.folder / "sshd.log")]
+        argv = [
+            *within,
+            SSHD,
+            "-D",
+            "-f",
+            str(self.folder / "sshd_config"),
+            "-E",
+            str(self.folder / "sshd.log"),
+        ]
         self.process = subprocess.Popen(argv)
         until(self._answers, lambda: f"sshd to listen: {(self.folder / 'sshd.log').read_text()}")
 

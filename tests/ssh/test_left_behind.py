@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.waiting import PATIENCE_S
 
 from .fleet import Fleet, bring_up, fleet
 from .test_channel import machine, shell
+from .test_first_contact import evalfleet
 from .test_hostile import PACKS, host_of
 
 JOB = AttemptId("t.0")
@@ -141,6 +143,44 @@ async def test_a_login_without_a_shell_is_refused_with_its_reason(tmp_path: Path
             await place.create(MachineId("pool-abc123-1"), offer, 600.0)
         assert not caught.value.transient
         await place.close()
+
+
+READ_ONLY = """\
+mount --bind "$1" "$1"
+mount -o remount,bind,ro "$1"
+shift
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize("fault", ["read-only home", "no shell"])
+def test_a_run_does_without_a_host_that_can_never_work_and_ends_if_there_is_no_other(
+    tmp_path: Path, fault: str
+) -> None:
+    with fleet(tmp_path / "fleet", 2) as hosts:
+        bad, good = hosts.hosts
+        bad.stop()
+        if fault == "no shell":
+            with open(bad.folder / "sshd_config", "a") as config:
+                config.write("ForceCommand echo no login here; exit 1\n")
+            bad.start()
+        else:
+            bad.start("unshare", "--mount", "sh", "-ec", READ_ONLY, "sh", str(bad.home))
+        why = {
+            "no shell": "its login shell runs no commands (exit code 1: no login here)",
+            "read-only home": "nothing can be written to ~/.evalfleet/HOME there (Read-only file system)",
+        }[fault]
+
+        def run(folder: Path, *names: str) -> tuple[int, str]:
+            code, said = evalfleet(folder, hosts, "run", "b.toml", "--on", "lab", "--name", "r", hosts=names)
+            return code, re.sub(r"\.evalfleet/\w+", ".evalfleet/HOME", said)
+
+        code, said = run(tmp_path / "both", bad.name, good.name)
+        assert code == 0, said
+        assert said.count(f"{bad.name}: {why}") == 1, said
+        code, said = run(tmp_path / "alone", bad.name)
+        assert code == 4, said
+        assert f"stopping: lab/: {bad.name}: {why}" in said
 
 
 def test_a_host_that_refuses_again_and_again_is_asked_no_more() -> None:
