@@ -65,6 +65,8 @@ class Sshd:
         self.home = folder / "home"
         self.home.mkdir(parents=True)
         self.process: subprocess.Popen[bytes] | None = None
+        self.within: tuple[str, ...] = ()
+        """A command that starts what follows it, in surroundings of its own."""
         keygen(folder / "host_key")
         config = CONFIG.format(
             address=self.address, port=self.port, folder=folder, key=key, home=self.home, more=more
@@ -86,12 +88,11 @@ class Sshd:
     def machine(self, machine: str) -> Path:
         return self.ours / HOME_ID / machine
 
-    def start(self, *within: str) -> None:
-        """`within`: a command that runs what follows it, in surroundings of its own."""
+    def start(self) -> None:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         argv = [
-            *within,
+            *self.within,
             SSHD,
             "-D",
             "-f",

@@ -163,9 +163,9 @@ def test_a_run_does_without_a_host_that_can_never_work_and_ends_if_there_is_no_o
         if fault == "no shell":
             with open(bad.folder / "sshd_config", "a") as config:
                 config.write("ForceCommand echo no login here; exit 1\n")
-            bad.start()
         else:
-            bad.start("unshare", "--mount", "sh", "-ec", READ_ONLY, "sh", str(bad.home))
+            bad.within = ("unshare", "--mount", "sh", "-ec", READ_ONLY, "sh", str(bad.home))
+        bad.start()
         why = {
             "no shell": "its login shell runs no commands (exit code 1: no login here)",
             "read-only home": "nothing can be written to ~/.evalfleet/HOME there (Read-only file system)",
