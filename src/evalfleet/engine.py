@@ -7,7 +7,7 @@ so the first turn of a new controller starts exactly what must be under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,10 +15,11 @@ from msgspec import Struct
 from .effects import Performer, Tools
 from .errors import FleetError, PlaceError
 from .events import AttemptCollected, ControllerStarted, Event, StopRequested
-from .model import Micros, Offer, seconds_between
+from .model import Micros, Offer, Task, seconds_between
 from .policy import RUN, Effect, Rules, changed_effects
 from .policy.effects import Owner
 from .policy.finish import grading_is_due
+from .policy.scale import task_without_offer
 from .ports import Benchmark, Clock, Journal, Place, Request
 from .state import RunState, accepts, apply, fold
 
@@ -205,8 +206,16 @@ class Engine:
         if not found:
             why = "; ".join(refusals) or "no place offers a machine that the benchmark could use"
             self.report(StopRequested("refused", why))
+        elif (without := task_without_offer(self._tasks_by_needs(), found)) is not None:
+            self.report(StopRequested("refused", without))
         # at equal prices the order of the place stands: it may know which region to try next
         return sorted(found, key=lambda offer: offer.usd_per_hour)
+
+    def _tasks_by_needs(self) -> Iterator[Task]:
+        """Tasks that are left and go only to machines that have what they need."""
+        for known in self.state.tasks.values():
+            if known.status in ("waiting", "running") and self.state.kind(known.task) is not None:
+                yield known.task
 
     async def _listen(self) -> None:
         """Turn what others ask of this run (cancel) into events."""

@@ -104,7 +104,7 @@ class Task(Struct, frozen=True, omit_defaults=True):
     model: str = ""
     """The model that it is run with, where a run has several."""
     needs: Needs | None = None
-    """What it needs beyond what the benchmark does."""
+    """What it needs beyond what the benchmark does: it runs only on machines that have it."""
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What people want to know of it later; no command sees it."""
@@ -138,6 +138,27 @@ class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
             max(self.gpus, other.gpus),
             self.strict and other.strict,
         )
+
+    def covers(self, other: Needs) -> bool:
+        """Does a machine that has this do for the other, too?"""
+        return (
+            self.cpus >= other.cpus
+            and self.memory_gb >= other.memory_gb
+            and self.disk_gb >= other.disk_gb
+            and self.nested_virtualization >= other.nested_virtualization
+            and self.gpus >= other.gpus
+        )
+
+    def in_words(self) -> str:
+        """What is asked for beyond an ordinary machine: "2 GPUs, 64 GB of memory"; empty if nothing is."""
+        asked = (
+            f"{self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else "",
+            f"{self.cpus} CPUs" if self.cpus > 1 else "",
+            f"{self.memory_gb:g} GB of memory" if self.memory_gb else "",
+            f"{self.disk_gb:g} GB of disk" if self.disk_gb else "",
+            "nested virtualization" if self.nested_virtualization else "",
+        )
+        return ", ".join(filter(None, asked))
 
 
 class Offer(Struct, frozen=True, omit_defaults=True):
@@ -184,6 +205,8 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     lost_s: float = 12.0
     """How long a machine may be silent in all before it is given up, while others that are reached in the
     same way are heard. It is alike in all offers of one place."""
+    has: Needs = Needs()
+    """What its machines have at least, as far as anybody asked for it: tasks may need more than others."""
 
     @property
     def bounded(self) -> bool:

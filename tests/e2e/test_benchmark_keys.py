@@ -106,7 +106,7 @@ def test_a_link_to_a_file_in_the_folder_is_that_file_on_machines(fleet: Fleet) -
 
 def test_a_task_that_needs_what_no_machine_has_is_refused_before_anything_starts(fleet: Fleet) -> None:
     fleet.bench([task("a_1"), task("a_2", needs={"gpus": 512})])
-    fleet.run().failed(4, "0 of the 512 GPUs", "choose another place with --on")
+    fleet.run().failed(4, "the 512 GPUs that task a_2 needs", "choose another place with --on")
     assert not (fleet.home / "r").exists()
     assert fleet.run("--task", "a_1").code == 0, "what was not chosen needs nothing"
     fleet.bench([task("a_1"), task("a_2", needs={"gpus": 512, "strict": False})])

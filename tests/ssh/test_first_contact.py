@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from evalfleet.model import Needs
 from evalfleet.places.ssh.examination import missing
 from tests.desk import Desk
 
-from .fleet import HOME_ID, Fleet, bring_up, fleet, keygen
+from .fleet import HOME_ID, Fleet, Sshd, bring_up, fleet, keygen
 
 BENCH = """\
 name = "b"
@@ -202,6 +203,45 @@ def test_a_host_that_has_too_little_gets_no_machine(strangers: Fleet, tmp_path: 
     (folder / "small.toml").write_text(BENCH + "needs = {cpus = 1, memory_gb = 0.01, disk_gb = 0.01}\n")
     code, said = evalfleet(folder, strangers, "run", "small.toml", "--on", "lab", "--name", "s")
     assert code == 0, said
+
+
+def test_tasks_that_need_more_go_to_hosts_that_have_it_and_the_others_anywhere(
+    strangers: Fleet, tmp_path: Path
+) -> None:
+    strangers.learn()
+    _give_gpu(strangers.hosts[1])
+    folder = tmp_path / "f"
+    folder.mkdir()
+    tasks = [f"{{id = 'plain_{n}'}}" for n in range(6)] + [
+        f"{{id = 'gpu_{n}', needs = {{gpus = 1}}}}" for n in range(2)
+    ]
+    listed = BENCH.replace(BENCH.splitlines()[1], f"tasks = [{', '.join(tasks)}]")
+    (folder / "gpu.toml").write_text(listed.replace('["true"]', '["sleep", "0.2"]'))
+    code, said = evalfleet(folder, strangers, "run", "gpu.toml", "--on", "lab", "--name", "r")
+    assert code == 0, said
+    where = dict(re.findall(r"(\w+) on (\S+): pass", said))
+    assert len(where) == 8, said
+    assert {where[f"gpu_{n}"] for n in range(2)} == {strangers.hosts[1].name}
+    assert len(set(where.values())) > 1, "the other hosts do for the other tasks"
+    (folder / "more.toml").write_text(listed.replace("gpus = 1", "gpus = 2"))
+    code, said = evalfleet(folder, strangers, "run", "more.toml", "--on", "lab", "--name", "s")
+    assert code == 4, said
+    assert "no host of lab does for some tasks; 3 hosts" in said
+    assert "less than 2 GPUs" in said
+    assert len(re.findall(r"plain_\d on \S+: pass", said)) == 6, "what can be run is run"
+
+
+def _give_gpu(host: Sshd) -> None:
+    """A host with NVIDIA's tool, which lists one. It is the first directive of its kind that counts."""
+    tools = host.folder / "bin"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA A100\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    config = host.folder / "sshd_config"
+    home = f"SetEnv HOME={host.home}"
+    config.write_text(config.read_text().replace(home, f"{home} PATH={tools}:{os.environ['PATH']}"))
+    host.stop()
+    host.start()
 
 
 def test_what_a_host_lacks_is_named() -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from evalfleet.effects.machines import offers_by_kind
+from evalfleet.errors import PlaceError
 from evalfleet.named_pools.lending import SIZE as BORROWED
 from evalfleet.names import NO_HOME, machine_id
 from evalfleet.planning.history import known_machine_s
 from evalfleet.planning.plan import benchmark_of
 from evalfleet.planning.workspace import Workspace
+from evalfleet.policy.scale import task_without_offer
+from evalfleet.policy.schedule import does
 from evalfleet.ports import Preflight
 from evalfleet.views.format import plural, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from evalfleet.model import MachineId, Offer
+    from evalfleet.model import MachineId, Needs, Offer
     from evalfleet.planning.plan import Resolved
     from evalfleet.ports import Made
     from evalfleet.views.documents import EstimateDocument, PlanDocument
@@ -97,11 +102,23 @@ class _Prospect:
 
 async def _ask(workspace: Workspace, resolved: Resolved, count: int) -> _Prospect:
     needs = benchmark_of(resolved.plan).needs
+    special = [task for task in resolved.tasks if task.needs and resolved.plan.schedule == "dynamic"]
+    kinds = Counter(task.needs for task in special if task.needs is not None)
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
-        found = [offer for place in places.values() for offer in await place.offers(needs)]
+        found = [
+            offer
+            for place in places.values()
+            for offer in await offers_by_kind(place.offers, needs, list(kinds))
+        ]
+        if (without := task_without_offer(special, found)) is not None:
+            raise PlaceError(without, transient=False)
         offers = tuple(sorted(found, key=lambda offer: offer.usd_per_hour))
         pool = resolved.plan.pool if resolved.keep else resolved.plan.run
-        machines = _assigned(offers, pool, resolved.plan.home or NO_HOME, count)
+        share = {kind: -(-count * many // len(resolved.tasks)) for kind, many in kinds.items()}
+        chosen = _chosen(offers, share, count)
+        machines = [
+            (machine_id(pool, resolved.plan.home or NO_HOME, n), offer) for n, offer in enumerate(chosen, 1)
+        ]
         made: dict[str, Sequence[Made]] = {}
         for name, place in places.items():
             own = [(machine, offer) for machine, offer in machines if offer.place == name]
@@ -121,10 +138,20 @@ def _known_machine_s(resolved: Resolved) -> float | None:
     return known_machine_s(resolved.home, resolved.plan.benchmark, resolved.plan.places, BORROWED)
 
 
-def _assigned(offers: Sequence[Offer], pool: str, home: str, count: int) -> Sequence[tuple[MachineId, Offer]]:
-    """Each machine by the cheapest offer that has one left. Fewer, if there are no more."""
-    each = [offer for offer in offers for _ in range(count if offer.capacity is None else offer.capacity)]
-    return [(machine_id(pool, home, n), offer) for n, offer in enumerate(each[:count], 1)]
+def _chosen(offers: Sequence[Offer], share: Mapping[Needs, int], count: int) -> Sequence[Offer]:
+    """An offer for each machine, the cheapest that has one left. Fewer, if there are no more.
+
+    `share`: of how many it must have what some tasks need.
+    """
+    left = Counter({offer.key: count if offer.capacity is None else offer.capacity for offer in offers})
+    wanted: list[Needs | None] = [kind for kind, many in share.items() for _ in range(many)]
+    chosen: list[Offer] = []
+    for kind in (*wanted, *(None for _ in range(count - len(wanted))))[:count]:
+        offer = next((each for each in offers if left[each.key] > 0 and does(each, kind)), None)
+        if offer is not None:
+            left[offer.key] -= 1
+            chosen.append(offer)
+    return chosen
 
 
 async def forewarned(workspace: Workspace, resolved: Resolved, expected: Estimate) -> Sequence[str]:

@@ -58,7 +58,7 @@ class TaskLine(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     needs: Annotated[
         Needs | None,
-        Meta(description="what it needs beyond the file's; a run's machines do for all its tasks"),
+        Meta(description="what it needs beyond the file's; it runs on machines that have it"),
     ] = None
     tags: Annotated[tuple[str, ...], Meta(description="words to choose it by: --tag")] = ()
     metadata: Annotated[Mapping[str, Any], Meta(description="kept with the task; no command sees it")] = (

@@ -9,6 +9,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
+from msgspec import structs
+
 from evalfleet.errors import (
     ChannelError,
     FleetError,
@@ -295,7 +297,30 @@ def lifetime_s(tools: Tools, machine: MachineState, expires_at: Micros) -> float
 
 
 async def find_offers(tools: Tools, place: Place, needs: Needs) -> Sequence[Offer]:
-    return await tools.persist(lambda: place.offers(needs), OFFER_TRIES)
+    kinds = [kind for kind in tools.state.kinds if kind is not None]
+    return await offers_by_kind(
+        lambda all_needs: tools.persist(lambda: place.offers(all_needs), OFFER_TRIES), needs, kinds
+    )
+
+
+async def offers_by_kind(
+    ask: Callable[[Needs], Awaitable[Sequence[Offer]]], needs: Needs, kinds: Sequence[Needs]
+) -> Sequence[Offer]:
+    """A place's offers of machines that do for the benchmark, and of those that do for tasks which need more.
+
+    Each says what its machines have. Raises PlaceError if the place has none that do for the benchmark.
+    """
+    offers = {offer.key: offer for offer in await ask(needs)}
+    for kind in kinds:
+        wanted = needs.joined(kind)
+        try:
+            found = await ask(wanted)
+        except PlaceError:
+            continue  # the place has no such machines; another may
+        for offer in found:
+            known = offers.get(offer.key, offer)
+            offers[offer.key] = structs.replace(known, has=known.has.joined(wanted))
+    return list(offers.values())
 
 
 async def survey(tools: Tools, place: Place) -> None:

@@ -73,7 +73,8 @@ def _read(plan: Plan, left: Sequence[Task], home: Path) -> tuple[NewFiles, tuple
             "start a new run"
         )
     tasks = tuple(_renewed(plan, left, loaded, envelope.source.task_timeout_s))
-    spec = msgspec.structs.replace(envelope, spec=with_needs(loaded.spec, tasks), secrets=loaded.secrets)
+    needs = with_needs(loaded.spec, tasks, plan.schedule)
+    spec = msgspec.structs.replace(envelope, spec=needs, secrets=loaded.secrets)
     new = NewFiles(
         benchmark_spec=plain(spec),
         slots=loaded.slots,

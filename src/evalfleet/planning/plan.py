@@ -23,7 +23,19 @@ from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.meter.accounts import price_of
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
-from evalfleet.model import NOBODY, Isolation, Limits, Metering, Micros, Needs, Notify, Plan, Task, Verdict
+from evalfleet.model import (
+    NOBODY,
+    Isolation,
+    Limits,
+    Metering,
+    Micros,
+    Needs,
+    Notify,
+    Plan,
+    ScheduleName,
+    Task,
+    Verdict,
+)
 from evalfleet.names import check_run_name, default_run_name, hint
 from evalfleet.ports import Benchmark, Examined, FileBenchmark, Place, PlaceContext
 from evalfleet.toml_tables import convert, expand
@@ -610,7 +622,7 @@ def _plan(
     metering: Metering | None,
 ) -> Plan:
     places = given.places
-    source, spec = given.benchmark, with_needs(loaded.spec, tasks)
+    source, spec = given.benchmark, with_needs(loaded.spec, tasks, flags.schedule)
     origin = BenchmarkOrigin(source.name, str(source.base), source.settings, flags.task_timeout)
     keys = () if metering is None else (api.secret for api in metering.apis)
     secrets = tuple(dict.fromkeys((*loaded.secrets, *keys)))
@@ -637,10 +649,10 @@ def _plan(
     )
 
 
-def with_needs(spec: Mapping[str, Any], tasks: Sequence[Task]) -> Mapping[str, Any]:
-    """The benchmark's spec, whose machines do for every task of the run: any may get any."""
+def with_needs(spec: Mapping[str, Any], tasks: Sequence[Task], schedule: ScheduleName) -> Mapping[str, Any]:
+    """The benchmark's spec. Under a static schedule each machine does for every task, as any may get any."""
     own = [task.needs for task in tasks if task.needs is not None]
-    if not own:
+    if not own or schedule == "dynamic":
         return spec
     needs = functools.reduce(Needs.joined, own, msgspec.convert(spec.get("needs", {}), Needs))
     return {**spec, "needs": needs}

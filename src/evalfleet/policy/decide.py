@@ -31,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     scale.trim,
     schedule.hand_out,
     schedule.let_go_short_lived,
+    schedule.let_go_unfit,
     scale.request,
     scale.release,
     finish.finish,

@@ -9,7 +9,7 @@ from evalfleet.events import AttemptEnded, Event, MachineCondemned, MachineMendi
 from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, seconds_between
 from evalfleet.state import RESTART, MachineState, RunState, steered_by
 
-from .scale import refused_for_good
+from .scale import refused_for_good, useful_offers
 from .silence import first_given_up, proven_online
 
 CANARY_ATTEMPTS = 3
@@ -152,5 +152,7 @@ def _hopeless(state: RunState, offers: Sequence[Offer]) -> str:
             if count >= limits.first_attempts_alike and _not_one_machine_alone(state):
                 return f"the first {count} attempts all broke alike ({cause}) and none scored"
     if state.waiting and not (state.live or state.mending) and offers and refused_for_good(state, offers):
+        if not useful_offers(state, offers):
+            return "no machine that is offered has what the tasks that are left need"
         return "; ".join(sorted({f"{key}: {block.detail}" for key, block in state.blocks.items()}))
     return ""

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
-from evalfleet.model import MachineId, Micros, Offer, after
+from evalfleet.model import MachineId, Micros, Needs, Offer, Task, after
 from evalfleet.names import machine_id
 from evalfleet.state import Block, RunState, scopes
 
 from .allowances import at_once
 from .limits import grant_s, never_long_enough, time_is_short, worthwhile
-from .schedule import surplus
+from .schedule import does, live_that_do, most_first, surplus
 from .silence import proven_online
 
 
 def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Ask for one more machine when there is work for it, and an offer and money to have it."""
-    if state.stop is not None or not _wanted(state):
+    wanted = 0 if state.stop is not None else _wanted(state)
+    if not wanted:
         return []
-    lane, choices = _free_lane(state), best_offers(state, now, offers)
+    lane, choices = _free_lane(state), _choices(state, now, offers)
     if lane is None or not choices:
         return _out_of_time(state, now, offers)
-    granted = ((offer, grant_s(state, now, offer, sharers=_wanted(state))) for offer in choices)
+    granted = ((offer, grant_s(state, now, offer, sharers=wanted)) for offer in choices)
     found = next(((offer, seconds) for offer, seconds in granted if worthwhile(state, offer, seconds)), None)
     if found is None:
         return _out_of_money(state, choices[0])
@@ -41,10 +42,33 @@ def _wanted(state: RunState) -> int:
     ceiling = (state.limits.workers if proved else 1) - state.live
     if (most := at_once(state)) is not None:
         ceiling = min(ceiling, -(-most // state.plan.slots) - state.live)
-    if len(state.fresh) > 1:
+    if state.dealt:
         return max(0, min(ceiling, len(_lanes_without_machine(state))))
-    useful = -(-(state.waiting + state.running) // state.plan.slots) - state.live
+    useful = sum(max(0, many) for many in _lacking(state).values())
     return max(0, min(ceiling, useful) - _kept_for_mended(state))
+
+
+def _lacking(state: RunState) -> Mapping[Needs | None, int]:
+    """How many more machines of each kind would have something to do, that which is hardest to have first.
+
+    A machine that has more than others works for those that need it before it works for the rest.
+    """
+    lacking: dict[Needs | None, int] = {}
+    engaged = 0
+    for kind in most_first(state):
+        useful, live = -(-state.unsettled[kind] // state.plan.slots), live_that_do(state, kind)
+        lacking[kind] = useful - (live if kind is not None else max(0, live - engaged))
+        engaged += min(useful, live)
+    return lacking
+
+
+def _choices(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Offer]:
+    """The best offers of the kinds of machines that are missing, that which is hardest to have first."""
+    if state.dealt or len(state.kinds) == 1 or not state.waiting:
+        return best_offers(state, now, offers)
+    missing = (kind for kind, many in _lacking(state).items() if many > 0)
+    fitting = ([each for each in offers if does(each, kind)] for kind in missing)
+    return [offer for each in fitting for offer in best_offers(state, now, each)]
 
 
 def _kept_for_mended(state: RunState) -> int:
@@ -68,7 +92,7 @@ def _lanes_without_machine(state: RunState) -> list[int]:
 
 
 def _free_lane(state: RunState) -> int | None:
-    if len(state.fresh) > 1:
+    if state.dealt:
         return min(_lanes_without_machine(state), default=None)
     return state.free_lanes[0] if state.free_lanes else None
 
@@ -122,13 +146,30 @@ def _blocked(state: RunState, now: Micros, offer: Offer) -> bool:
     return any(block.permanent or block.until > now for block in _blocks(state, offer))
 
 
+def task_without_offer(tasks: Iterable[Task], offers: Sequence[Offer]) -> str | None:
+    """Which task needs more than any machine that is offered has, if one does."""
+    for task in tasks:
+        if task.needs is not None and not any(does(offer, task.needs) for offer in offers):
+            return (
+                f"no machine that is offered has the {task.needs.in_words()} that task {task.id} needs; "
+                "choose another place with --on, leave the task out with --exclude, or lower its `needs`"
+            )
+    return None
+
+
+def useful_offers(state: RunState, offers: Sequence[Offer]) -> list[Offer]:
+    """Those whose machines do for a task that is left."""
+    left = [kind for kind in state.kinds if state.unsettled[kind] > 0]
+    return [offer for offer in offers if any(does(offer, kind) for kind in left)]
+
+
 def refused_for_good(state: RunState, offers: Sequence[Offer]) -> bool:
     """Every offer said no, and asking again does not help, or did not help often enough.
 
     What others have only borrowed (an offer with a capacity) will be free again some time. A whole place that
     answers nothing for now has an outage: that is waited for, for hours, because it costs nothing.
     """
-    return all(_is_final(state, offer) for offer in offers)
+    return all(_is_final(state, offer) for offer in useful_offers(state, offers))
 
 
 def _is_final(state: RunState, offer: Offer) -> bool:
@@ -181,12 +222,11 @@ def release(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     """Give back machines that have nothing left to do. Free ones stay for retries, unless in the way."""
     if state.retries or state.stop is not None or (state.paused is not None and state.waiting):
         return []
-    static = len(state.fresh) > 1
-    if state.waiting and not static:
+    if state.waiting and not state.dealt:
         return []
     if not state.waiting and (early := [*state.mending, *_coming_for_nothing(state)]):
         return [MachineCondemned(machine, "nothing left to do") for machine in early]
-    in_the_way = static and bool(_lanes_without_machine(state))
+    in_the_way = state.dealt and bool(_lanes_without_machine(state))
     return [
         MachineCondemned(machine, "nothing left to do")
         for machine in state.idle
@@ -207,5 +247,5 @@ def _coming_for_nothing(state: RunState) -> list[MachineId]:
 
 def _spare(state: RunState, machine: MachineId) -> bool:
     known = state.machines[machine]
-    lane_empty = len(state.fresh) == 1 or known.lane >= len(state.fresh) or not state.fresh[known.lane]
+    lane_empty = not state.dealt or known.lane >= len(state.fresh) or not state.fresh[known.lane]
     return lane_empty and not known.open

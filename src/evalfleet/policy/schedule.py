@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from evalfleet.events import AttemptStarted, Event, MachineCondemned
-from evalfleet.model import MachineId, Micros, Offer, TaskId
+from evalfleet.model import MachineId, Micros, Needs, Offer, TaskId
 from evalfleet.names import attempt_id
 from evalfleet.state import MachineState, RunState, TaskState
 
@@ -28,9 +28,9 @@ def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     allowance = first_allowance(state)
     if allowance is None or (most is not None and state.running >= most):
         return []
-    static, spare = len(state.fresh) > 1, surplus(state)
+    unlike, spare = state.dealt or len(state.kinds) > 1, surplus(state)
     idle = (machine for machine in state.idle if machine not in spare)
-    for machine in islice(idle, None if static else LOOK_AHEAD):
+    for machine in islice(idle, None if unlike else LOOK_AHEAD):
         task = _pick(state, now, machine)
         if task is not None:
             n = len(state.tasks[task].attempts)
@@ -57,17 +57,47 @@ def _pick(state: RunState, now: Micros, machine: MachineId) -> TaskId | None:
 
 
 def _fresh(state: RunState, machine: MachineState) -> Iterator[TaskId]:
-    """The next tasks of the machine's lane: the first is the one to take, if there is time for it."""
-    lane = machine.lane if len(state.fresh) > 1 else 0
-    if lane < len(state.fresh):
+    """The next tasks of the machine's lanes: the first is the one to take, if there is time for it."""
+    for lane in _lanes(state, machine):
         for _, _, task in islice(state.fresh[lane], LOOK_AHEAD):
             known = state.tasks[task]
             if known.status == "waiting" and not known.retrying:
                 yield task
 
 
+def _lanes(state: RunState, machine: MachineState) -> Sequence[int]:
+    """Where the machine takes its tasks from. One that has more than others takes what needs it first."""
+    if state.dealt:
+        return (machine.lane,) if machine.lane < len(state.fresh) else ()
+    return [state.kinds[kind] for kind in most_first(state) if does(machine.offer, kind)]
+
+
+def most_first(state: RunState) -> Sequence[Needs | None]:
+    """The kinds of machines that tasks need, that which is hardest to have first."""
+    if len(state.kinds) == 1:
+        return (None,)
+    return sorted(state.kinds, key=lambda kind: _rank(kind or Needs()), reverse=True)
+
+
+def _rank(needs: Needs) -> tuple[float, ...]:
+    return (needs.gpus, needs.nested_virtualization, needs.memory_gb, needs.cpus, needs.disk_gb)
+
+
+def does(offer: Offer, kind: Needs | None) -> bool:
+    """Do machines of the offer have what tasks of this kind need?"""
+    return kind is None or offer.has.covers(kind)
+
+
+def live_that_do(state: RunState, kind: Needs | None) -> int:
+    """How many machines take, or will take, tasks of this kind."""
+    if kind is None:
+        return state.live
+    return sum(does(state.machines[machine].offer, kind) for machine in (*state.coming, *state.ready))
+
+
 def _fits(state: RunState, now: Micros, task: TaskId, machine: MachineState) -> bool:
-    return not outlives(state, now, state.tasks[task].task, machine)
+    known = state.tasks[task].task
+    return does(machine.offer, state.kind(known)) and not outlives(state, now, known, machine)
 
 
 def let_go_short_lived(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -79,9 +109,24 @@ def let_go_short_lived(state: RunState, now: Micros, offers: Sequence[Offer]) ->
         if known.open or not known.offer.bounded:
             continue
         retries = (task for _, _, task in islice(state.retries, LOOK_AHEAD))
-        waiting = [*retries, *_fresh(state, known)]
+        does_for = (task for task in retries if does(known.offer, state.kind(state.tasks[task].task)))
+        waiting = [*does_for, *_fresh(state, known)]
         if waiting and not any(_fits(state, now, task, known) for task in waiting):
             return [MachineCondemned(machine, "it has no time left for another task")]
+    return []
+
+
+def let_go_unfit(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """A machine that does for none of the tasks that are left goes, unless it is free and in nobody's way."""
+    if len(state.kinds) == 1 or not state.idle or not state.waiting or state.stop is not None:
+        return []
+    left = [kind for kind in state.kinds if state.unsettled[kind] > 0]
+    in_the_way = any(not live_that_do(state, kind) for kind in left)
+    for machine in state.idle:
+        known = state.machines[machine]
+        costs = known.offer.usd_per_hour > 0
+        if not known.open and (costs or in_the_way) and not any(does(known.offer, kind) for kind in left):
+            return [MachineCondemned(machine, "it has not what the tasks that are left need")]
     return []
 
 

@@ -75,6 +75,14 @@ def no_score_is_forged(sim: Simulated) -> Iterator[str]:
             yield f"{attempt.id} has a score that it did not get"
 
 
+def machines_have_what_tasks_need(sim: Simulated) -> Iterator[str]:
+    """A task with needs of its own runs only where they are met."""
+    for attempt in sim.state.attempts.values():
+        needs = sim.state.tasks[attempt.task].task.needs
+        if needs is not None and not sim.state.machines[attempt.machine].offer.has.covers(needs):
+            yield f"{attempt.id} ran on {attempt.machine}, which has not what it needs"
+
+
 def nothing_left_behind(sim: Simulated) -> Iterator[str]:
     """4: no machine when the run has ended; by its expiry in any case."""
     for machine in sim.world.machines.values():
@@ -223,6 +231,7 @@ CHECKS: tuple[Check, ...] = (
     every_task_is_accounted_for,
     one_score_a_task,
     no_score_is_forged,
+    machines_have_what_tasks_need,
     nothing_left_behind,
     one_writer_at_a_time,
     within_limits,

@@ -254,7 +254,7 @@ class _SimPlace:
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
         await self._world.place_call(self._life)
-        return self._offers
+        return [offer for offer in self._offers if offer.has.covers(needs)]
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         await self._world.place_call(self._life)
@@ -338,7 +338,7 @@ class SimService(_SimPlace):
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
         await self._call()
-        return self._offers
+        return [offer for offer in self._offers if offer.has.covers(needs)]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         await self._call()

@@ -85,6 +85,24 @@ LEFTOVERS: dict[str, tuple[Offer, ...]] = {
 given more time."""
 
 
+NEEDS = (Needs(gpus=1), Needs(memory_gb=64.0))
+"""What some tasks need that ordinary machines have not."""
+
+
+def _with_larger(offers: Mapping[str, tuple[Offer, ...]]) -> dict[str, tuple[Offer, ...]]:
+    """The same offers, and dearer ones of machines that have more. Hosts are as they are."""
+
+    def larger(offer: Offer, has: Needs, size: str, times: float) -> Offer:
+        price = offer.usd_per_hour * times
+        return msgspec.structs.replace(offer, size=f"{offer.size}-{size}", usd_per_hour=price, has=has)
+
+    kinds = ((NEEDS[0], "gpu", 3.0), (NEEDS[1], "large", 2.0), (NEEDS[0].joined(NEEDS[1]), "both", 4.0))
+    return {
+        place: (*given, *(larger(offer, *kind) for kind in kinds for offer in given if place != "hosts"))
+        for place, given in offers.items()
+    }
+
+
 class SimGrader:
     """A grader of answers one by one, slowly. Some it cannot grade, some it forgets, and it may fall over."""
 
@@ -223,6 +241,10 @@ def draw(seed: int) -> Scenario:
     )
     tasks = _tasks(rng, stall_s=random.Random(f"stalls {seed}").choice((0.0, 0.0, 300.0)))
     cancel_after_s = rng.uniform(10, 8000) if rng.random() < 0.15 else None
+    offers = random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS))
+    needs = random.Random(f"needs {seed}")
+    if schedule == "dynamic" and needs.random() < 0.25:
+        tasks, offers = _with_needs(needs, tasks), _with_larger(offers)
     return Scenario(
         seed,
         plan,
@@ -238,7 +260,16 @@ def draw(seed: int) -> Scenario:
         resumes=rng.choice(((), (), ("broken",), ("unrun",), ("broken", "unrun"))),
         steering=_steering(random.Random(f"steering {seed}")),
         answers=random.Random(f"answers {seed}").random() < 0.25,
-        offers=random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS)),
+        offers=offers,
+    )
+
+
+def _with_needs(rng: random.Random, tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Some of the tasks need more than others."""
+    rare = rng.choice((0.1, 0.4, 0.9))
+    return tuple(
+        msgspec.structs.replace(task, needs=rng.choice(NEEDS)) if rng.random() < rare else task
+        for task in tasks
     )
 
 

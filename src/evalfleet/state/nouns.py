@@ -23,6 +23,7 @@ from evalfleet.model import (
     MachineId,
     Metered,
     Micros,
+    Needs,
     Offer,
     Outcome,
     Plan,
@@ -248,7 +249,10 @@ class RunState:
     attempts: dict[AttemptId, AttemptState] = field(default_factory=dict[AttemptId, AttemptState])
     machines: dict[MachineId, MachineState] = field(default_factory=dict[MachineId, MachineState])
 
-    # what waits: fresh tasks by lane (one lane unless the schedule is static), and retries by time
+    # what waits: fresh tasks by lane, and retries by time. A static schedule has a lane for each worker, a
+    # dynamic one for each kind of machine that tasks need: `kinds` are their own needs, and their lane
+    kinds: dict[Needs | None, int] = field(default_factory=lambda: {None: 0})
+    unsettled: Counter[Needs | None] = field(default_factory=Counter[Needs | None])  # tasks that wait or run
     fresh: list[list[QueueEntry]] = field(default_factory=list[list[QueueEntry]])
     retries: list[tuple[Micros, int, TaskId]] = field(default_factory=list[tuple[Micros, int, TaskId]])
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -334,6 +338,15 @@ class RunState:
     @property
     def running(self) -> int:
         return self.counts["running"]
+
+    @property
+    def dealt(self) -> bool:
+        """Has each worker its own tasks, by a static schedule?"""
+        return len(self.fresh) > 1 and self.plan.schedule != "dynamic"
+
+    def kind(self, task: Task) -> Needs | None:
+        """What the task needs of its own, if machines are chosen by that."""
+        return task.needs if task.needs in self.kinds else None
 
     def last_heard(self, line: Line) -> Micros:
         """When a machine last gave proof that those of this place can be reached."""

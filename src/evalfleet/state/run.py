@@ -8,9 +8,11 @@ from bisect import bisect_left, insort
 from msgspec import structs
 
 from evalfleet import events as ev
-from evalfleet.model import Limits, Micros, TaskId
+from evalfleet.model import Limits, Micros, Task, TaskId
 
 from .nouns import QueueEntry, RunState, TaskState, TaskStatus
+
+UNSETTLED = ("waiting", "running")
 
 
 def lane_of(schedule: str, index: int, total: int, lanes: int) -> int:
@@ -28,6 +30,7 @@ def lane_of(schedule: str, index: int, total: int, lanes: int) -> int:
 def set_status(state: RunState, known: TaskState, status: TaskStatus) -> None:
     state.counts[known.status] -= 1
     state.counts[status] += 1
+    state.unsettled[state.kind(known.task)] += (status in UNSETTLED) - (known.status in UNSETTLED)
     known.status = status
 
 
@@ -97,17 +100,27 @@ def set_limits(state: RunState, limits: Limits) -> None:
 
 def lanes(state: RunState) -> int:
     """A static schedule keeps its lanes also when the run is resumed with fewer workers."""
-    return max(state.limits.workers, len(state.fresh))
+    return max(state.limits.workers, len(state.fresh)) if state.dealt else state.limits.workers
 
 
 def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
     for task in event.tasks:
         index = len(state.tasks)
-        known = TaskState(task, index, lane_of(state.plan.schedule, index, state.total, len(state.fresh)))
+        known = TaskState(task, index, _lane(state, task, index))
         state.tasks[task.id] = known
         state.longest_s = max(state.longest_s, task.limit_s)
         state.counts["waiting"] += 1
+        state.unsettled[state.kind(task)] += 1
         heapq.heappush(state.fresh[known.lane], known.entry)
+
+
+def _lane(state: RunState, task: Task, index: int) -> int:
+    if state.plan.schedule != "dynamic":
+        return lane_of(state.plan.schedule, index, state.total, len(state.fresh))
+    if task.needs not in state.kinds:
+        state.kinds[task.needs] = len(state.fresh)
+        state.fresh.append([])
+    return state.kinds[task.needs]
 
 
 def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None:
@@ -142,8 +155,26 @@ def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
 def _take_new_files(state: RunState, new: ev.NewFiles) -> None:
     state.plan = new.renewed(state.plan)
     for task in new.tasks:
-        state.tasks[task.id].task = task
+        known = state.tasks[task.id]
+        if known.task.needs != task.needs:
+            _move(state, known, task)
+        known.task = task
         state.longest_s = max(state.longest_s, task.limit_s)
+
+
+def _move(state: RunState, known: TaskState, task: Task) -> None:
+    """It needs another kind of machine than before, and waits with others that do."""
+    before, known.lane = known.lane, _lane(state, task, known.index)
+    if known.status in UNSETTLED:
+        state.unsettled[state.kind(known.task)] -= 1
+        state.unsettled[state.kind(task)] += 1
+    if known.lane == before:
+        return
+    if known.entry in state.fresh[before]:
+        state.fresh[before].remove(known.entry)
+        heapq.heapify(state.fresh[before])
+    if known.status == "waiting" and not known.retrying:
+        heapq.heappush(state.fresh[known.lane], known.entry)
 
 
 def _hold_or_release(state: RunState, at: Micros, known: TaskState, only: set[TaskId] | None) -> None:

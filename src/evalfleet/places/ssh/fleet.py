@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shlex
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import unquote
@@ -90,8 +91,10 @@ class HostFleet:
         self.homes = homes
         self._most = most
         self._for_pool = for_pool
-        self.needs = Needs()
-        """What a machine must have."""
+        self.needs: Needs | None = None
+        """What every machine must have; None: nobody has said."""
+        self.short: defaultdict[Needs, dict[str, str]] = defaultdict(dict)
+        """Which hosts have less than some tasks need, and what they have. They do not grow."""
         self.records = records
         self.standings = {host: HostHealth(order, set_aside_s) for order, host in enumerate(homes)}
         self._gone_after_s = gone_after_s
@@ -268,8 +271,17 @@ class HostFleet:
     async def check_needs(self, host: str) -> None:
         """Connect, and raise HostRefused if the host has less than is needed. Nothing is asked of it."""
         await self.homes[host].host.connect()
-        if self.needs != Needs() and (short := missing(await self.homes[host].facts(), self.needs)):
+        needs = self.needs or Needs()
+        if needs != Needs() and (short := missing(await self.homes[host].facts(), needs)):
             raise HostRefused(host, short, "take it out of `hosts`, or lower the benchmark's `needs`")
+
+    async def has(self, host: str, needs: Needs) -> bool:
+        """Does the host have what some tasks need beyond the others? One that has not does for those."""
+        if needs in (Needs(), self.needs):
+            return True
+        if short := missing(await self.homes[host].facts(), needs):
+            self.short[needs][host] = short
+        return not short
 
     # -- removal -------------------------------------------------------------------------------
 
@@ -397,8 +409,13 @@ class HostFleet:
         ours = any(not each.deleting and not self.records.over(each) for each in leases)
         return (standing.late or standing.down_since is not None) and not standing.worked and not ours
 
-    def nowhere(self) -> PlaceError:
-        """Why no host can be had, now or at all."""
+    def nowhere(self, needs: Needs) -> PlaceError:
+        """Why no host can be had that has what is needed, now or at all."""
+        if short := self.short.get(needs):
+            lacking = f"{these(list(short))}: less than {needs.in_words()}"
+            if len(short) == len(self.homes):
+                return PlaceError(f"no host of {self.name} does for some tasks; {lacking}", transient=False)
+            return PlaceError(f"no other host of {self.name} is free now; {lacking}", transient=True)
         now = time.monotonic()
         standings = self.standings.values()
         silent = [

@@ -155,11 +155,15 @@ class SshPlace(Preflight):
         return self._name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        """One offer for all hosts. Which of them have what is needed is asked when they are reached."""
-        self._fleet.needs = needs
+        """One offer for all hosts. Which of them have what is needed is asked when they are reached.
+
+        What the benchmark needs comes first; then what some of its tasks need, which some hosts may have.
+        """
         settings = self._settings
+        self._fleet.needs = self._fleet.needs or needs
+        size = "host" if needs == self._fleet.needs else f"host with {needs.in_words()}"
         capacity = len(settings.hosts) * settings.max_per_host
-        return (Offer(self._name, "host", usd_per_hour=settings.usd_per_hour, capacity=capacity),)
+        return (Offer(self._name, size, usd_per_hour=settings.usd_per_hour, capacity=capacity, has=needs),)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """Every host, in parallel: can it be reached, what has it, who holds it."""
@@ -196,15 +200,15 @@ class SshPlace(Preflight):
             self._fleet.creating.add(machine)
             try:
                 async with self._creates:  # the first shall work soon, rather than all at the same time
-                    await self._take(machine, expires_s)
+                    await self._take(machine, offer.has, expires_s)
                 self._fleet.heard(machine)
             finally:
                 self._fleet.creating.discard(machine)
 
-    async def _take(self, machine: MachineId, expires_s: float) -> None:
+    async def _take(self, machine: MachineId, needs: Needs, expires_s: float) -> None:
         held = self._records.latest(machine)
         if held is None:
-            await self._find_host(machine, expires_s)
+            await self._find_host(machine, needs, expires_s)
         elif held.deleting:
             raise MachineUnavailable(machine, "it is being deleted")
         else:
@@ -216,14 +220,17 @@ class SshPlace(Preflight):
             self._scan = asyncio.create_task(self._fleet.look_everywhere())
         await asyncio.shield(self._scan)
 
-    async def _find_host(self, machine: MachineId, expires_s: float) -> None:
-        tried: set[str] = set()
+    async def _find_host(self, machine: MachineId, needs: Needs, expires_s: float) -> None:
+        tried: set[str] = set(self._fleet.short[needs])
         while (host := self._fleet.next_host(tried)) is not None:
             tried.add(host)
             # before it is asked: it may do it although the answer is lost, and others must not ask it too
             self._records.keep(machine, host, expires_s)
             try:
                 await self._fleet.contact(host, self._fleet.check_needs(host))
+                if not await self._fleet.contact(host, self._fleet.has(host, needs)):
+                    self._records.drop(machine)
+                    continue
             except (HostDown, HostLost, HostRefused):
                 self._records.drop(machine)
                 continue
@@ -245,7 +252,7 @@ class SshPlace(Preflight):
                 raise MachineUnavailable(machine, f"{host}: {answer.detail}")
             self._records.drop(machine)
             self._fleet.standings[host].problem = f"{host} is held by {plain(answer.detail, WHOSE_CAP)}"
-        raise self._fleet.nowhere()
+        raise self._fleet.nowhere(needs)
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         held = await self._fleet.whereabouts(machine)
