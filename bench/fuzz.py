@@ -38,12 +38,12 @@ from evalfleet.channels.ssh.host_home import HostHome
 from evalfleet.channels.ssh.hosts import SshHost
 from evalfleet.channels.ssh.mover import SshMover
 from evalfleet.channels.ssh.target import Access, target
-from evalfleet.cli import watch
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Command, Ended, Job, MachineId, Micros, Offer, Plan, Task, TaskId
 from evalfleet.places.ssh.examination import columns_of
 from evalfleet.ports import Fence
 from evalfleet.state import RunState, apply
+from evalfleet.views.format import visible
 from evalfleet.views.progress import Progress, progress_entry, progress_words, step_row, steps_table
 from evalfleet.views.report import report
 from evalfleet.views.results import results, task_detail
@@ -166,7 +166,7 @@ def read_log(data: bytes, folder: Path) -> None:
     secrets.copy_masked(io.BytesIO(data), masked)
     if SECRET.encode() in masked.getvalue():
         raise Unfit("a secret is shown")
-    shown = masked.getvalue().decode("utf-8", "replace").translate(watch._SHOWN)  # pyright: ignore
+    shown = visible(masked.getvalue().decode("utf-8", "replace"))
     printable(shown[:MOST_SHOWN].replace("\r", ""))
     secrets.mask_result(data)
 

@@ -177,6 +177,7 @@ PRINTS = (
 PRINT_NO_FACTS = {
     "completion",  # a script for a shell
     "metrics",  # what Prometheus reads
+    "serve",  # what a browser reads
     "controller",  # nothing: nobody types it
     "pool ssh",  # whatever the machine's shell prints
 }

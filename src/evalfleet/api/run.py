@@ -254,8 +254,7 @@ class Run:
                 shown = next((row["screenshot"] for row in reversed(rows) if row["screenshot"]), None)
         if attempt is None or shown is None:
             raise RequestError(f"{name} of run {self.name!r} has no step with a screenshot yet")
-        folder = PurePosixPath(self._steps_file()).parent
-        file = str(folder / shown)
+        file = self.steps_folder() + shown
         if ".." in file.split("/") or file.startswith("/"):
             raise RequestError(f"the screenshot {shown!r} of {name} is not among its artefacts")
         if attempt.collected is not None:
@@ -270,9 +269,11 @@ class Run:
             raise RequestError(f"the screenshot {shown!r} of {name} is gone, or its machine does not answer")
         return shown, data
 
-    def _steps_file(self) -> str:
+    def steps_folder(self) -> str:
+        """The folder of the trajectory, which screenshots are beside: empty, or with a `/` at its end."""
         benchmark = benchmark_of(self.state().plan)
-        return benchmark.steps if isinstance(benchmark, Stepped) else ""
+        folder = str(PurePosixPath(benchmark.steps).parent) if isinstance(benchmark, Stepped) else "."
+        return "" if folder == "." else f"{folder}/"
 
     def _fetch(self, attempt: AttemptState, file: str, seconds: float) -> bytes:
         """A file of an attempt that runs, as its machine has it now."""

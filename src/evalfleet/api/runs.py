@@ -66,7 +66,7 @@ from .steering import whoami
 
 if TYPE_CHECKING:
     from evalfleet.views.compare import Comparison
-    from evalfleet.views.documents import BelongingRow, TaskResult
+    from evalfleet.views.documents import BelongingRow, Results, TaskResult
 
 CHUNK = 1000
 """Tasks an event: large enough to be few, small enough to read one by one."""
@@ -263,9 +263,14 @@ def open_run(workspace: Workspace, name: str | None = None) -> Run:
 
 def compare_runs(workspace: Workspace, names: Sequence[str]) -> list[Comparison]:
     """Each other run beside the first; a run of several models counts as one of each. Raises RequestError."""
+    return compare_results([open_run(workspace, name).results() for name in names])
+
+
+def compare_results(documents: Sequence[Results]) -> list[Comparison]:
+    """As `compare_runs`, of results documents."""
     from evalfleet.views.compare import compare, sides_of
 
-    sides = [side for name in names for side in sides_of(open_run(workspace, name).results())]
+    sides = [side for document in documents for side in sides_of(document)]
     if len(sides) < 2:
         raise RequestError("name two runs to compare, or one in which several models ran (--model a,b)")
     if len({(results["run"], model) for results, model in sides}) < len(sides):

@@ -8,7 +8,8 @@ import getpass
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 from evalfleet.clock import WallClock
 from evalfleet.errors import FleetError, RequestError
@@ -16,14 +17,28 @@ from evalfleet.events import RunSteered, StopRequested
 from evalfleet.journal import Store
 from evalfleet.model import AttemptId, MachineId, TaskId
 from evalfleet.names import hint
+from evalfleet.planning.values import parse_count, parse_line, parse_usd
 from evalfleet.state import RunState, objection
 
 if TYPE_CHECKING:
+    from evalfleet.events import SteeringVerb
+
     from .run import Run
 
 PATIENCE_S = 30.0
 """How long a controller may take to take note: it looks twice a second, and may be busy or suspended."""
 LOOK_S = 0.1
+STEERED_BY: Mapping[str, tuple[str, ...]] = {
+    "pause": (),
+    "unpause": (),
+    "cancel": (),
+    "set": ("workers", "budget", "attempts"),
+    "end": ("attempt",),
+    "drain": ("machine",),
+    "restart": ("machine",),
+    "replace": ("machine",),
+}
+"""What can be done to a run that goes on, and what each needs to be told."""
 
 
 def whoami() -> str:
@@ -59,6 +74,37 @@ def steer(run: Run, event: RunSteered | StopRequested) -> None:
         time.sleep(LOOK_S)
     if not any(record.event == event for record in run.records(after=before)):
         raise RequestError(f"run {run.name!r} {objection(run.state(), event) or 'was faster'}")
+
+
+def change_of(
+    state: RunState, verb: str, arguments: Mapping[str, object], reason: str
+) -> RunSteered | StopRequested:
+    """What a verb of the command line asks for, given by name: `machine`, `attempt`, `workers`, `budget`,
+    `attempts`. Raises RequestError."""
+    given = {name: str(value) for name, value in arguments.items() if value is not None}
+    takes = STEERED_BY.get(verb)
+    if takes is None:
+        raise RequestError(f"{verb[:80]!r} is nothing that can be done to a run; {hint(verb, STEERED_BY)}")
+    if unknown := sorted(set(given) - set(takes)):
+        raise RequestError(f"{verb} takes no {unknown[0][:80]!r}; {hint(unknown[0], takes)}")
+    by, why = whoami(), parse_line(reason, "reason")
+    if verb == "cancel" or (verb == "drain" and not given):
+        detail = "cancelled" if verb == "cancel" else "drained"
+        return StopRequested("user", detail, drain=verb == "drain", by=by, why=why)
+    if verb != "set" and set(given) != set(takes):
+        raise RequestError(f"{verb} needs {' and '.join(takes)}")
+    if verb == "set" and not given:
+        raise RequestError(f"nothing to set: say {' or '.join(takes)}")
+    return RunSteered(
+        cast("SteeringVerb", verb),
+        by,
+        why,
+        attempt=attempt_of(state, given["attempt"]) if "attempt" in given else None,
+        machine=machine_of(state, given["machine"]) if "machine" in given else None,
+        workers=parse_count(given["workers"], "workers", 1, 10_000) if "workers" in given else None,
+        budget_usd=parse_usd(given["budget"], "budget") if "budget" in given else None,
+        attempts=parse_count(given["attempts"], "attempts", 1, 10) if "attempts" in given else None,
+    )
 
 
 def attempt_of(state: RunState, name: str) -> AttemptId:

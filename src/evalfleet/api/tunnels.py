@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from evalfleet.errors import ChannelError, RequestError
 from evalfleet.http_client import ask
 from evalfleet.model import Machine
 from evalfleet.named_pools import machine_of
-from evalfleet.ports import Hosts
+from evalfleet.ports import Hosts, Place
 from evalfleet.state import MachineState
 
 from .pools import Pool
@@ -37,12 +37,23 @@ class Tunnel:
 async def open_tunnels(
     pool: Pool, machines: Sequence[MachineState], ports: Sequence[tuple[int, int]], tell: Tell
 ) -> AsyncGenerator[list[Tunnel]]:
+    """As `carry`, of machines of a pool."""
+    async with pool.places() as places, carry(places, machines, ports, tell) as tunnels:
+        yield tunnels
+
+
+@asynccontextmanager
+async def carry(
+    places: Mapping[str, Place],
+    machines: Sequence[MachineState],
+    ports: Sequence[tuple[int, int]],
+    tell: Tell,
+) -> AsyncGenerator[list[Tunnel]]:
     """For every machine and every pair (first port here, port there); taken ones are passed over.
 
     `tell` is told of connections that did not get through. Raises RequestError.
     """
     async with AsyncExitStack() as stack:
-        places = await stack.enter_async_context(pool.places())
         opened: list[Tunnel] = []
         for machine in machines:
             place = places[machine.offer.place]

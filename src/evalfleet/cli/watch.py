@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from evalfleet.errors import FleetError
 from evalfleet.model import AttemptId
+from evalfleet.views.format import visible
 
 from .terminal import reader_left
 
@@ -50,11 +51,6 @@ def watch(args: argparse.Namespace) -> int:
 LOOK_S = 0.3
 FIRST_S = 60.0
 """How long a machine may take to tell what a log holds now: a connection may have to be made."""
-_SHOWN = {
-    **{code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\r\t"},
-    **{code: f"\\x{code:02x}" for code in range(128, 160)},
-}
-"""Control characters as `cat -v` shows them: an agent's output must not command the reader's terminal."""
 
 
 def logs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,7 +170,7 @@ class _Tail:
         self._shown += len(data)
         text = self._text.decode(data)
         if not self._as_json:
-            sys.stdout.write(text.translate(_SHOWN))
+            sys.stdout.write(visible(text))
         elif text:
             sys.stdout.write(json.dumps({"attempt": self.attempt.id, "text": text}) + "\n")
         sys.stdout.flush()

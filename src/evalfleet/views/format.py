@@ -121,6 +121,22 @@ def clean(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
+_SHOWN = {
+    **{code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\r\t"},
+    **{code: f"\\x{code:02x}" for code in range(128, 160)},
+    **{
+        code: f"\\u{code:04x}"
+        for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    },
+}
+
+
+def visible(text: str) -> str:
+    """The text with control characters as `cat -v` shows them, and those that turn the direction of writing
+    as escapes: an agent's output must not command the reader's terminal, nor look like what it is not."""
+    return text.translate(_SHOWN)
+
+
 def cells(text: str) -> int:
     """How many columns of a terminal the text takes."""
     if text.isascii():

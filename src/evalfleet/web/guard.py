@@ -64,6 +64,8 @@ class Guard:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
+        if answer is None:
+            scope = {**scope, "path": scope["raw_path"].decode("latin-1")}  # see _answered in server.py
         await (answer or self._app)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:

@@ -199,13 +199,13 @@ def run_row(summary: RunSummary, left_s: float | None = None) -> list[Any]:
     waiting = summary.unrun - summary.running - summary.answered
     return [
         *(summary.run, summary.benchmark, summary.agent, summary.model, ", ".join(summary.places)),
-        *(summary.status, summary.status == "running", _instant(summary.started_at)),
-        *(_instant(summary.ended_at), summary.total_tasks, summary.succeeded),
+        *(summary.status, summary.status == "running", instant(summary.started_at)),
+        *(instant(summary.ended_at), summary.total_tasks, summary.succeeded),
         *(summary.scored - summary.succeeded, summary.broken, summary.running, waiting),
         *(summary.success_rate, low, high, summary.machines_usd, summary.models_usd, summary.budget_usd),
         *(summary.duration_seconds, left_s, []),
     ]
 
 
-def _instant(text: str | None) -> int | None:
+def instant(text: str | None) -> int | None:
     return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1000)

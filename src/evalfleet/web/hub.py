@@ -6,15 +6,18 @@ import asyncio
 import gzip
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 
 from evalfleet.api.home import list_runs
 from evalfleet.api.run import Run
+from evalfleet.api.steering import machine_of
+from evalfleet.channels.samples import Sample, read_series
 from evalfleet.errors import FleetError, JournalError, RequestError
 from evalfleet.files import replace
 from evalfleet.model import Alerting
@@ -23,11 +26,14 @@ from evalfleet.state import RunState
 from evalfleet.views.alerting import situation_of
 from evalfleet.views.alerts import Alert, holding
 from evalfleet.views.follow import Follower
-from evalfleet.views.results import RunSummary, summarised
+from evalfleet.views.results import RunSummary, machine_entry, summarised
 from evalfleet.views.stats import eta_s
 
-from .board import Board, Touched
-from .head import RUN_COLUMNS, head, run_row
+from .board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, Board, Touched, attempt_row
+from .head import RUN_COLUMNS, head, instant, run_row
+
+if TYPE_CHECKING:
+    from evalfleet.views.documents import Results
 
 LOOK_S = 0.25
 """How often the journal of a run that somebody watches is looked at."""
@@ -192,6 +198,52 @@ class WatchedRun:
             self._summary_pace.took(begun)
         return self._summary
 
+    def results(self) -> Results:
+        """What `show --json` prints."""
+        with self.board.lock:
+            return self.run().results()
+
+    def machine(self, name: str) -> dict[str, Any]:
+        """One machine: its load over time, and what ran on it. Raises RequestError."""
+        with self.board.lock:
+            state, now = self.board.state, self._workspace.now()
+            id = machine_of(state, name)
+            machine = state.machines[id]
+            self.board.look_at_progress(now)
+            row = self.board.machine_row(id, now)
+            attempts = [each for each in state.attempts.values() if each.machine == id]
+            entry = machine_entry(machine, max(now, state.last_at) if state.undeleted else state.last_at)
+            rows = [attempt_row(state, each, now) for each in attempts]
+        samples = thinned(read_series(self.board.home, id))
+        return {
+            "machine": {**entry, **dict(zip(MACHINE_COLUMNS, row, strict=True))},
+            "phases": row[MACHINE_COLUMNS.index("phases")],
+            "series": {
+                "columns": ["at", "cpu", "memory", "disk"],
+                "rows": [[each.at // 1000, each.cpu, each.memory, each.disk] for each in samples],
+            },
+            "attempts": {"columns": ATTEMPT_COLUMNS, "rows": rows},
+        }
+
+    def wall(self) -> dict[str, Any]:
+        """The newest screenshot of every machine that is there."""
+        with self.board.lock:
+            state, now = self.board.state, self._workspace.now()
+            self.board.look_at_progress(now)
+            rows = [
+                dict(zip(MACHINE_COLUMNS, self.board.machine_row(m, now), strict=True)) for m in state.ready
+            ]
+        base = f"/api/runs/{quote(self.board.run, safe='')}/machines"
+        return {
+            "screens": [
+                [
+                    *(row["id"], row["attempt"], row["screen"], row["idle_since"]),
+                    f"{base}/{quote(row['id'], safe='')}/screen",
+                ]
+                for row in rows
+            ]
+        }
+
     def missed(self, seq: int) -> bytes:
         """What has changed since event number `seq`, for a watcher who was there then."""
         now = self._workspace.now()
@@ -208,6 +260,14 @@ def _event(seq: int, now: int, parts: dict[str, Any]) -> bytes:
 
 
 GONE = b"event: gone\ndata: {}\n\n"
+
+
+MOST_SAMPLES = 2000
+
+
+def thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """No more than a page can draw."""
+    return samples[:: -(-len(samples) // MOST_SAMPLES)] if samples else samples
 
 
 # -- snapshots of settled runs, as files -------------------------------------------------------------
@@ -311,6 +371,23 @@ class Hub:
         known = self._runs.get(summary.run) if summary.status == "running" else None
         left_s = None if known is None else eta_s(known.board.state, self.workspace.now())
         return run_row(summary, left_s)
+
+    def money(self) -> dict[str, Any]:
+        """For a thread: what each run has cost, and what owners may spend in a month."""
+        summaries = list_runs(self.workspace, self._summary)
+        columns = ("name", "owner", "place", "model", "started", "status")
+        rows = [
+            [
+                *(each.run, each.owner, ", ".join(each.places), each.model, instant(each.started_at)),
+                *(each.status, each.machines_usd, each.models_usd, each.budget_usd),
+            ]
+            for each in summaries
+        ]
+        caps = dict(self.workspace.config.owners)
+        return {
+            "runs": {"columns": (*columns, "machine_usd", "model_usd", "budget_usd"), "rows": rows},
+            "owners": [[owner, cap] for owner, cap in caps.items()],
+        }
 
     # -- watchers --------------------------------------------------------------------------------
 

@@ -1,0 +1,134 @@
+"""What machines show: the newest screenshots of attempts, and their screens by VNC.
+
+A screen is reached by a tunnel on a port of its own, under another name of this computer than the dashboard:
+what a machine serves shares neither its origin nor its cookie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from evalfleet.api.run import Run
+from evalfleet.api.tunnels import Tunnel, carry
+from evalfleet.errors import RequestError
+from evalfleet.journal import Holds
+from evalfleet.model import AttemptId, MachineId
+from evalfleet.named_pools import look_at
+from evalfleet.planning.plan import appliance_of
+from evalfleet.planning.workspace import Workspace
+from evalfleet.state import MachineState, RunState
+
+from .files import checked_image
+
+FRESH_S = 5.0
+"""A screenshot of an attempt that runs is fetched anew after so long, if there may be a newer one."""
+FETCH_S = 20.0
+AT_ONCE = 8
+MOST_KEPT = 64 << 20
+LOOKED_BACK = 20
+"""How many of a machine's attempts are looked at for its last screenshot."""
+
+
+class Screens:
+    """The newest screenshot of each attempt that somebody looks at. For threads."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, AttemptId], tuple[float, bytes, str]] = {}
+        self._locks: dict[tuple[str, AttemptId], threading.Lock] = {}
+        self._at_once = threading.Semaphore(AT_ONCE)
+
+    def newest(self, run: Run, machine: MachineState) -> tuple[bytes, str]:
+        """Of what runs on the machine, else of what ran there last. Raises RequestError: there is none."""
+        running = next(iter(machine.open), None)
+        if running is not None:
+            return self._of(run, running)
+        attempts = [each.id for each in run.state().attempts.values() if each.machine == machine.id]
+        for attempt in reversed(attempts[-LOOKED_BACK:]):
+            try:
+                return self._of(run, attempt)
+            except RequestError:
+                continue
+        raise RequestError(f"there is no screenshot of {machine.name}")
+
+    def _of(self, run: Run, attempt: AttemptId) -> tuple[bytes, str]:
+        key = (run.name, attempt)
+        with self._locks.setdefault(key, threading.Lock()):
+            kept = self._kept.get(key)
+            over = run.state().attempts[attempt].collected is not None
+            if kept is not None and (over or time.monotonic() - kept[0] < FRESH_S):
+                return kept[1], kept[2]
+            with self._at_once:
+                name, data = run.screenshot(attempt, FETCH_S)
+            data, kind = checked_image(data, name)
+            self._kept[key] = (time.monotonic(), data, kind)
+            self._forget_some()
+            return data, kind
+
+    def _forget_some(self) -> None:
+        oldest = sorted(self._kept.items(), key=lambda item: item[1][0])
+        room = sum(len(kept[1]) for kept in self._kept.values())
+        for key, kept in oldest[:-1]:
+            if room <= MOST_KEPT:
+                return
+            room -= len(kept[1])
+            self._kept.pop(key, None)
+            self._locks.pop(key, None)
+
+
+class Tunnels:
+    """Screens of machines by VNC, each on a port of this computer. A tunnel stays open until the end."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._open = AsyncExitStack()
+        self._tunnels: dict[MachineId, Tunnel] = {}
+        self._lock = asyncio.Lock()
+
+    async def screen(self, state: RunState, machine: MachineState) -> int:
+        """The port. Raises RequestError: the machine has no screen, or cannot be reached."""
+        async with self._lock:
+            if machine.id not in self._tunnels:
+                self._tunnels[machine.id] = await self._opened(state, machine)
+            return self._tunnels[machine.id].here
+
+    async def _opened(self, state: RunState, machine: MachineState) -> Tunnel:
+        appliance = appliance_of(state.plan)
+        if appliance is None or appliance.screen is None:
+            raise RequestError(f"machines of {state.plan.benchmark} have no screen")
+        if machine.phase in ("condemned", "deleted"):
+            raise RequestError(f"{machine.name} is gone, and its screen with it")
+        plan = state.plan
+        if plan.pool:
+            plan, machine = await asyncio.to_thread(self._lender, state, machine)
+        secrets, environ = self._workspace.secrets(plan)
+        changed = self._workspace.changed_settings(plan)
+        places = await self._open.enter_async_context(self._workspace.places(plan, secrets, environ, changed))
+        port = appliance.screen.port
+        tunnels = await self._open.enter_async_context(carry(places, [machine], [(port, port)], _ignore))
+        return tunnels[0]
+
+    def _lender(self, state: RunState, borrowed: MachineState) -> tuple[Any, MachineState]:
+        """The plan of the pool that has lent the machine, and the machine there."""
+        store = self._workspace.records()
+        pool = look_at(store, state.plan.pool)
+        for hold in Holds(store, state.plan.pool).all().values():
+            if hold.borrower == borrowed.id:
+                return pool.state.plan, pool.state.machines[hold.machine]
+        raise RequestError(f"{borrowed.name} is no longer lent to this run")
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+
+def _ignore(problem: str) -> None:
+    """A connection that did not get through: the browser shows that it was closed."""
+
+
+def other_name(host: str) -> str:
+    """The other name of loopback: cookies of the dashboard do not go there."""
+    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+    return "localhost" if name in ("127.0.0.1", "[::1]") else "127.0.0.1"

@@ -1,0 +1,357 @@
+"""The dashboard's server, asked over HTTP, of real runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from evalfleet.web.triage import fingerprint
+from tests.e2e.dashboard import Dashboard, Tables, dashboard, part
+from tests.e2e.harness import Fleet, task
+from tests.waiting import until
+
+PNG = (
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+    + (head := struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
+    + struct.pack(">I", zlib.crc32(b"IHDR" + head))
+)
+MARKUP = "<img src=x onerror=alert(1)>\"'`&amp;"
+NASTY = f"a/../{MARKUP}"
+HOSTILE = r"""
+printf '\033[2J\033]0;title\007 <script>alert(1)</script> \xe2\x80\xae gnirts \xff\n'
+head -c 1100000 /dev/zero | tr '\0' x; echo
+cd "$EVALFLEET_OUT"
+ln -s /etc/passwd passwd; ln -s / root; mkfifo pipe; mkdir sub; echo inner > 'sub/<b>"q".html'
+printf '<svg onload=alert(1)>' > fake.png
+echo '{"n": 1, "action": "<b>click</b>", "screenshot": "../../../../etc/passwd", "x": 3, "y": 4}' > traj.jsonl
+echo '{"n": 2, "action": "type", "screenshot": "real.png", "error": "<i>"}' >> traj.jsonl
+cp "{folder}/real.png" "{folder}/huge.png" .
+result '{{"score": 0, "error": "<script>alert(2)</script>"}}'
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Dashboard]]:
+    """A run that is over, one of whose tasks is hostile, and a dashboard of it."""
+    fleet = Fleet.at(tmp_path_factory.mktemp("dashboard") / "f")
+    (fleet.folder / "real.png").write_bytes(PNG)
+    (fleet.folder / "huge.png").write_bytes(PNG[:16] + struct.pack(">II", 60_000, 60_000) + PNG[24:])
+    hostile = HOSTILE.replace("{folder}", str(fleet.folder)).replace("{{", "{").replace("}}", "}")
+    fleet.bench(
+        [
+            *(task(f"good_{n}", "score 1", domain="d") for n in range(3)),
+            *(task(f"bad_{n}", f"echo 500 from /setup/{n} id {n}abcdef{n}9 >&2; exit 3") for n in range(3)),
+            task("zero", "score 0", domain="d"),
+            task(NASTY, hostile, domain=MARKUP),
+        ],
+        steps="traj.jsonl",
+    )
+    done = fleet.run("--workers", "2", "--attempts", "2")
+    assert done.code == 1, done
+    opened = dashboard(fleet)
+    yield fleet, opened
+    opened.process.interrupt()
+    opened.process.wait()
+    fleet.sweep()
+
+
+def outcomes(tables: Tables) -> dict[str, str]:
+    return {id: row["outcome"] for id, row in tables.tasks.items()}
+
+
+# -- numbers -----------------------------------------------------------------------------------------
+
+
+def test_every_number_of_a_run_is_that_of_show(finished: tuple[Fleet, Dashboard]) -> None:
+    fleet, opened = finished
+    shown, tables = fleet("show", "r", "--json").json, opened.snapshot()
+    run = tables.run
+    assert (run["status"], run["live"], run["benchmark"]) == (shown["status"], False, "b")
+    assert run["counts"] == {
+        **{"total": 8, "pass": shown["succeeded"], "fail": shown["failed"], "broken": shown["broken"]},
+        **{"answered": 0, "running": 0, "waiting": 0},
+    }
+    assert (run["rate"], [run["low"], run["high"]]) == (shown["success_rate"], shown["success_rate_ci"])
+    assert (run["attempts"], run["retries"]) == (shown["attempts"], shown["retries"])
+    assert dict(run["causes"]) == shown["causes"]
+    assert run["money"]["machine_usd"] == shown["cost"]["machines_usd"]
+    assert run["provenance"] == shown["provenance"]
+    assert {row[0]: [row[1], row[4], row[5]] for row in run["domains"]} == {
+        name: [part["succeeded"], part["total"], part["success_rate"]]
+        for name, part in shown["by_domain"].items()
+    }
+    for each in shown["tasks"]:
+        row = tables.tasks[each["task_id"]]
+        assert row["score"] == each["score"]
+        assert row["attempts"] == each["attempts"]
+        assert row["seconds"] == each["duration_seconds"]
+        assert row["cause"] == each["cause"]
+        assert row["domain"] == each["domain"]
+        assert tables.machines[row["machine"]]["name"] == each["machine"]
+    for machine in shown["machines"]:
+        row = tables.machines[machine["id"]]
+        assert row["phase"] == machine["phase"]
+        assert [phase[0] for phase in row["phases"]][-2:] == ["ready", "ending"]
+        assert all(phase[2] is not None and phase[1] <= phase[2] for phase in row["phases"])
+    attempts = sum(1 for row in tables.attempts.values() if row["outcome"] == "broken")
+    assert attempts == sum(shown["causes"].values())
+
+    detail = opened.get(f"/api/runs/r/tasks/{part('bad_0')}")
+    assert detail == fleet("show", "r", "bad_0", "--json").json
+    (listed,) = opened.get("/api/runs")["runs"]["rows"]
+    (ls,) = fleet("ls", "--json").json
+    columns = opened.get("/api/runs")["runs"]["columns"]
+    row = dict(zip(columns, listed, strict=True))
+    assert (row["name"], row["status"], row["total"], row["broken"]) == ("r", "done", 8, ls["broken"])
+    assert (row["rate"], row["low"]) == (ls["success_rate"], shown["success_rate_ci"][0])
+
+
+def test_a_settled_run_is_summed_up_once_and_kept(finished: tuple[Fleet, Dashboard]) -> None:
+    fleet, opened = finished
+    first = opened.ask("/api/runs/r").body
+    again = dashboard(fleet)
+    assert again.ask("/api/runs/r").body == first
+    again.process.interrupt()
+    again.process.wait()
+    kept = fleet.home / "r" / ".dashboard.json.gz"
+    kept.write_bytes(b"damaged\n" + kept.read_bytes()[:100])
+    other = dashboard(fleet)
+    assert other.snapshot().tasks == Tables(json.loads(first)).tasks, "what cannot be read is made anew"
+    other.process.interrupt()
+    other.process.wait()
+
+
+def test_failures_that_are_the_same_are_one_group(finished: tuple[Fleet, Dashboard]) -> None:
+    _, opened = finished
+    triage = opened.get("/api/runs/r/triage")
+    first = triage["groups"][0]
+    assert first["count"] == len(first["attempts"]) == 6, "three tasks, two attempts each, one fault"
+    assert {attempt.partition(".")[0] for attempt in first["attempts"]} == {"bad_0", "bad_1", "bad_2"}
+    assert "500 from <path>" in first["text"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("HTTP 500 at /a/b/7 after 3.2 s", "HTTP 500 at /c after 11 s"),
+        ("2026-01-02T03:04:05Z boom 0xdead", "2026-11-12 13:14:15,123 boom 0xbeef01"),
+        ("vm worker-12 at 10.0.0.4:22 is gone", "vm worker-3 at 10.0.0.99:2222 is gone"),
+        ("id 6f1c2b3a-0000-4000-8000-123456789abc", "id ffffffff-1111-4222-8333-cba987654321"),
+        ("a\n\n  last   line 5", "b\nlast line 77"),
+    ],
+)
+def test_numbers_ids_and_paths_do_not_tell_failures_apart(one: str, other: str) -> None:
+    assert fingerprint(one).splitlines()[-1] == fingerprint(other).splitlines()[-1]
+    assert fingerprint("HTTP 500 from x") != fingerprint("HTTP 404 from x")
+
+
+def test_two_runs_are_compared_as_on_the_command_line(finished: tuple[Fleet, Dashboard]) -> None:
+    fleet, opened = finished
+    fleet.run("--name", "r2", "--workers", "2", "--attempts", "1", "--first", "4")
+    assert opened.get("/api/compare?a=r&b=r2") == fleet("compare", "r", "r2", "--json").json
+    opened.ask("/api/compare?a=r&b=r").refused(404, "with itself")
+    opened.ask("/api/compare?a=r").refused(404, "two runs")
+    assert opened.get("/api/pools") == []
+    assert opened.get("/api/machines") == []
+    assert {row[0] for row in opened.get("/api/money")["runs"]["rows"]} == {"r", "r2"}
+    fleet("rm", "r2", "--yes")
+    opened.ask("/api/runs/r2").refused(404, "no run or pool 'r2'")
+
+
+# -- what agents wrote -------------------------------------------------------------------------------
+
+
+def test_a_hostile_attempt_is_shown_and_leads_nowhere(finished: tuple[Fleet, Dashboard]) -> None:
+    _, opened = finished
+    tables = opened.snapshot()
+    assert tables.tasks[NASTY]["domain"] == MARKUP
+    base = f"/api/runs/r/attempts/{part(NASTY + '.0')}"
+    found = opened.get(base)
+    assert found["attempt"]["task"] == NASTY
+    files = dict(found["files"])
+    assert 'sub/<b>"q".html' in files
+    assert not {"passwd", "pipe"} & set(files)
+    assert not any(path.startswith("root") for path in files)
+    assert found["steps"][0]["point"] == [3, 4]
+
+    log = opened.get(f"{base}/log?from=0&most=200")
+    assert log["text"].startswith("^[[2J^[]0;title^G <script>alert(1)</script> \\u202e gnirts \ufffd")
+    assert (log["from"], log["to"], log["live"]) == (0, 200, False)
+    whole = "".join(
+        opened.get(f"{base}/log?from={start}&most=500000")["text"] for start in range(0, log["size"], 500_000)
+    )
+    assert "x" * 1_100_000 in whole
+    assert opened.get(f"{base}/log?from=-5")["to"] == log["size"]
+
+    image = opened.ask(f"{base}/image/real.png")
+    assert (image.code, image.headers["content-type"]) == (200, "image/png")
+    assert image.headers["x-content-type-options"] == "nosniff"
+    opened.ask(f"{base}/image/fake.png").refused(404, "no PNG")
+    opened.ask(f"{base}/image/huge.png").refused(413, "too large")
+    page = opened.ask(f"{base}/file/{part('sub/<b>' + chr(34) + 'q' + chr(34) + '.html')}")
+    assert page.body == b"inner\n"
+    assert page.headers["content-type"] == "application/octet-stream"
+    assert page.headers["content-disposition"].startswith("attachment;")
+    for path in (
+        *("passwd", "root/etc/passwd", "pipe", "sub", "../../../../../etc/passwd", "..%2f..%2fresults.json"),
+        *(
+            "%2e%2e/%2e%2e/results.json",
+            "/etc/passwd",
+            "%2fetc%2fpasswd",
+            "sub/../../../results.json",
+            "a%00b",
+        ),
+    ):
+        for kind in ("file", "image"):
+            opened.ask(f"{base}/{kind}/{path}").refused(404)
+    opened.ask(f"/api/runs/{part('../..')}").refused(404)
+    opened.ask("/client/..%2f..%2fserver.py").refused(404)
+    opened.ask("/client/%2e%2e/server.py").refused(404)
+
+
+# -- safety ------------------------------------------------------------------------------------------
+
+
+def test_only_who_has_the_link_gets_in(finished: tuple[Fleet, Dashboard]) -> None:
+    _, opened = finished
+    opened.ask("/api/runs", token=False).refused(401, "token is missing", "evalfleet serve")
+    opened.ask("/", token=False).refused(401, "token is missing")
+    opened.ask("/?token=wrong", token=False).refused(401, "token is wrong")
+    entered = opened.ask(f"/runs/r?step=2&token={opened.token}", token=False)
+    assert (entered.code, entered.headers["location"]) == (303, "/runs/r?step=2")
+    cookie = entered.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    by_cookie = {"Cookie": cookie.partition(";")[0]}
+    answer = opened.ask("/api/runs", headers=by_cookie, token=False)
+    assert answer.code == 200
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert not any(name.startswith("access-control") for name in answer.headers)
+    from_elsewhere = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    entered = opened.ask(f"/?token={opened.token}", headers=from_elsewhere, token=False)
+    assert (entered.code, b'content="0;url=/"' in entered.body) == (200, True)
+
+
+def test_pages_of_others_reach_nothing(finished: tuple[Fleet, Dashboard]) -> None:
+    _, opened = finished
+    for host in (
+        "evil.example",
+        "evil.example:80",
+        f"evil.example:{opened.port}",
+        "127.0.0.1.evil.example",
+        "",
+    ):
+        opened.ask("/api/runs", headers={"Host": host}).refused(421, "printed link")
+    for host in (f"localhost:{opened.port}", "127.0.0.1:9", "[::1]:8765"):  # as by `ssh -L 9:...`
+        assert opened.ask("/api/runs", headers={"Host": host}).code == 200
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{opened.port + 1}"):
+        opened.ask("/api/runs", headers={"Origin": origin}).refused(403, "another origin")
+    opened.ask("/api/runs", headers={"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}).refused(403)
+    opened.ask("/api/runs/r/steer", "POST", {}, {"verb": "pause"}).refused(403, "X-Evalfleet")
+    preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    opened.ask("/api/runs", "OPTIONS", preflight).refused(403)
+    opened.change("/api/runs/r/steer", {"verb": "pause"}).refused(400, "is over")
+    opened.change("/api/runs/r/steer", {"verb": "explode"}).refused(400, "'explode'", "there are")
+    opened.change("/api/runs/r/steer", ["pause"]).refused(400, "no change")
+    opened.change("/api/runs/r/steer", {"verb": "pause", "reason": "x" * 100_000}).refused(400, "too much")
+
+
+# -- live --------------------------------------------------------------------------------------------
+
+
+def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> None:
+    fleet.bench(
+        [task("a", "echo begun; gate 1; score 1"), task("b", "gate 2; score 0"), task("c", "score 1")]
+    )
+    run = fleet.start_run("--workers", "2")
+    fleet.started("a.0", "b.0")
+    opened = dashboard(fleet)
+    shared = dashboard(fleet, "--read-only")
+    shared.change("/api/runs/r/steer", {"verb": "pause"}).refused(403, "read-only")
+    assert shared.get("/api/session")["read_only"] is True
+    tables = opened.snapshot()
+    assert tables.run["live"]
+    assert outcomes(tables)["c"] == "waiting"
+    (row,) = opened.get("/api/runs")["runs"]["rows"]
+    assert row[5:7] == ["running", True]
+
+    def log() -> bool:
+        return "begun" in opened.get("/api/runs/r/attempts/a.0/log")["text"]
+
+    until(log, "the output of an attempt that runs")
+    with opened.stream(after=tables.seq) as stream:
+        said = opened.change("/api/runs/r/steer", {"verb": "pause", "reason": "to look"})
+        assert said.code == 202, said
+        while not tables.run["paused"]:
+            tables.take(stream.next()[1])
+        assert tables.run["steering"][-1]["reason"] == "to look"
+        fleet.open_gate("1")
+        while outcomes(tables)["a"] != "pass":
+            tables.take(stream.next()[1])
+    # the stream is cut, and the server is another one when it is taken up again
+    opened.process.kill()
+    opened = dashboard(fleet)
+    opened.change("/api/runs/r/steer", {"verb": "unpause"})
+    fleet.open_gate("2")
+    run.finish()
+    with opened.stream(after=tables.seq) as stream:
+        while tables.run["status"] == "running":
+            tables.take(stream.next()[1])
+        assert outcomes(tables) == {"a": "pass", "b": "fail", "c": "pass"}
+        whole = opened.snapshot()
+        assert tables.tasks == whole.tasks
+        assert tables.attempts == whole.attempts
+        assert {id: row["phase"] for id, row in tables.machines.items()} == {
+            id: row["phase"] for id, row in whole.machines.items()
+        }
+        fleet("rm", "r", "--yes")
+        while (event := stream.next())[0] != "gone":
+            pass
+        assert event == ("gone", {})
+    opened.ask("/api/runs/r").refused(404, "there is no run")
+    for each in (opened, shared):
+        each.process.interrupt()
+        each.process.wait()
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_served_is_said_in_one_line(fleet: Fleet) -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        fleet("serve", "--port", port).refused(f"port {port} is taken", "--port")
+    fleet("serve", "--port", "70000").refused("70000", "65535")
+    fleet("serve", "--host", "0.0.0.0").refused("other computers", "--yes", "ssh -L")
+    fleet("serve", "--host", "no.such.host.invalid", "--yes").refused("no.such.host.invalid")
+    missing = fleet.folder / "without" / "starlette"
+    missing.mkdir(parents=True)
+    (missing / "__init__.py").write_text("raise ModuleNotFoundError(name='starlette')")
+    path = os.pathsep.join((str(missing.parent), fleet.environ["PYTHONPATH"]))
+    fleet("serve", env={"PYTHONPATH": path}).refused("starlette", "pip install", "[web]")
+
+    opened = dashboard(fleet)
+    assert "there are no runs here yet" in until(lambda: opened.process.out.splitlines()[1:], "a line")[0]
+    assert opened.get("/api/runs")["runs"]["rows"] == []
+    opened.ask("/api/runs/r").refused(404, "nothing was run")
+    fleet.bench([task("a")])
+    fleet.run()
+    assert outcomes(opened.snapshot()) == {"a": "pass"}, "a run that was started later is there"
+    with closing(sqlite3.connect(fleet.home / "fleet.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+    opened.ask("/api/runs").refused(409, "newer evalfleet")
+    opened.process.interrupt()
+    opened.process.wait()
+    fleet("serve", "--port", "0").refused("newer evalfleet", "upgrade")
