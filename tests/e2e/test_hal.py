@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,15 @@ def test_every_way_an_agent_can_end_has_its_outcome(fleet: Fleet, hal: Hal) -> N
     results = done.json
     tasks = {task["task_id"]: task for task in results["tasks"]}
     scores = {name: task["score"] for name, task in tasks.items()}
-    assert scores == dict.fromkeys(scores, 0.0) | {"right": 1.0, "measured": 1.0, "more": 1.0}
+    assert scores == dict.fromkeys(scores, 0.0) | dict.fromkeys(("right", "measured", "more", "usage"), 1.0)
     assert results["attempts"] == len(tasks)
-    assert (tasks["measured"]["num_steps"], results["cost"]["models_usd"]) == (7, 0.25)
+    assert (tasks["measured"]["num_steps"], tasks["measured"]["cost_usd"]) == (7, 0.25)
+    # what the agent left tells its tokens, each answer once, and HAL's table what they cost
+    assert tasks["usage"]["tokens"] == {"in": 2000, "cached": 400, "out": 110}
+    usd = (600 * 1.1 + 400 * 0.55 + 100 * 4.4 + 1000 * 2.5 + 10 * 10) / 1e6
+    assert tasks["usage"]["cost_usd"] == pytest.approx(usd)
+    assert tasks["right"]["cost_usd"] is None
+    assert results["cost"]["models_usd"] == pytest.approx(0.25 + usd)
     errors = {name: task["error"] for name, task in tasks.items() if task["error"]}
     assert errors == {
         "crash": "ERROR: the agent's own fault",
@@ -99,7 +106,7 @@ def test_every_way_an_agent_can_end_has_its_outcome(fleet: Fleet, hal: Hal) -> N
 def check_tree(fleet: Fleet, scores: dict[str, float]) -> None:
     """What HAL's tools read is written, and read again as the same run."""
     told = fleet("report", "r", "--format", "hal", "-o", "results")
-    assert "10 submissions in results/gaia/r; HAL's accuracy: " in told.out
+    assert "11 submissions in results/gaia/r; HAL's accuracy: " in told.out
     run = fleet.folder / "results/gaia/r"
     lines = [json.loads(line) for line in (run / "r_RAW_SUBMISSIONS.jsonl").read_text("utf-8").splitlines()]
     assert [next(iter(line)) for line in lines] == list(scores)
@@ -108,8 +115,9 @@ def check_tree(fleet: Fleet, scores: dict[str, float]) -> None:
     assert [json.loads(line)["task_id"] for line in timed] == list(scores)
     upload = json.loads((run / "r_UPLOAD.json").read_text("utf-8"))
     assert upload["raw_eval_results"] == json.loads((run / "r.json").read_text("utf-8"))
-    assert upload["results"]["successful_tasks"] == ["right", "measured", "more"]
-    assert upload["total_cost"] is None  # one task tells its cost, nine do not
+    assert upload["results"]["successful_tasks"] == ["right", "measured", "more", "usage"]
+    assert upload["total_usage"]["gpt-4o"]["completion_tokens"] == 10
+    assert upload["total_cost"] is None  # two tasks tell their cost, nine do not
     assert upload["task_step_counts"] == {"measured": 7}
     assert (run / "r.log").is_file()
     assert sorted(path.name for path in (run / "right").iterdir()) == [
@@ -298,3 +306,78 @@ def test_what_hal_eval_cannot_do_is_refused_in_one_line(
     assert re.fullmatch(r"gaia_quiz_gpt4o_\d{10}", plan["run"])
     assert not (fleet.folder / "results").exists()
     assert not list(fleet.home.glob("*"))
+
+
+def test_tasks_and_answers_from_a_file_need_no_checkout(
+    fleet: Fleet, hal: Hal, say: Callable[..., str]
+) -> None:
+    tasks = {
+        "one": {"do": "answer 5", "answer": 5, "files": {"note.txt": "note.txt"}},
+        "two": {"do": "measured 7", "answer": "8"},
+    }
+    (fleet.folder / "note.txt").write_text("a note", "utf-8")
+    (fleet.folder / "mine.json").write_text(json.dumps(tasks), "utf-8")
+    agent = ("--set=agent_dir=hal-harness/agents/quiz", f"--set=agent_python={sys.executable}")
+    words = ["run", "hal", "--name", "r", "--set=tasks_file=mine.json", *agent]
+    done = fleet(*words, "-A", "n=3", "-A", "words=a,b", "--workers", "2", "--json")
+    assert done.code == 0, done
+    assert {task["task_id"]: task["score"] for task in done.json["tasks"]} == {"one": 1.0, "two": 0.0}
+    assert done.json["benchmark"] == "hal-mine"
+    assert hal.read("one", "task/agent_args.json") == {"n": 3, "words": ["a", "b"], "benchmark_name": "mine"}
+    assert "answer" not in hal.read("one", "task/input.json")["one"]  # that is the right one
+    assert "note.txt" in (hal.out("one") / "task/seen.txt").read_text("utf-8")
+    (fleet.folder / "mine.json").write_text('{"one": {}}', "utf-8")
+    again = [word.replace("=r", "=s") for word in words]
+    assert "task 'one' has no 'answer'" in say(*again, code=2)
+    (fleet.folder / "mine.json").write_text("[1]", "utf-8")
+    assert "mine.json is no JSON object of tasks" in say(*again, code=2)
+    assert "cannot be read" in say(*again, "--set=tasks_file=none.json", code=2)
+
+
+ENGINE = """#!/bin/sh
+printf '%s\\n' "$*" >> "{folder}/asked"
+case $1 in
+  version) exit 0 ;;
+  image) exit 1 ;;
+  pull) (cat "$DOCKER_CONFIG/config.json"; stat -c %a "$DOCKER_CONFIG") > "{folder}/login" ;;
+  run)
+    while [ "$1" != {image} ]; do shift; done
+    shift
+    exec "$@" ;;
+esac
+"""
+
+
+def test_an_image_is_pulled_with_a_token_that_no_agent_sees(
+    fleet: Fleet, hal: Hal, say: Callable[..., str]
+) -> None:
+    image = "europe-docker.pkg.dev/project/agents/quiz"
+    (fleet.folder / "bin").mkdir()
+    engine = fleet.folder / "bin/docker"
+    engine.write_text(ENGINE.format(folder=fleet.folder, image=image), "utf-8")
+    engine.chmod(0o755)
+    fleet.environ |= {
+        "PATH": f"{engine.parent}:{fleet.environ['PATH']}",
+        "REGISTRY_TOKEN": "ya29.short-lived",
+    }
+    quiz = hal.repo / "agents/quiz/main.py"
+    show = "    with open('env.json', 'w') as file: json.dump(dict(os.environ), file)\n    do = "
+    quiz.write_text(quiz.read_text("utf-8").replace("    do = ", show), "utf-8")
+    words = hal.words("--task", "right", "--task", "wrong", f"--set=image={image}", agent_python="")
+    with_token = (*words, "--set=image_token=REGISTRY_TOKEN")
+    done = fleet(*with_token, "--json")
+    assert done.code == 0, done
+    login, mode = (fleet.folder / "login").read_text("utf-8").splitlines()[0].rsplit("}", 1)
+    assert mode == "700"
+    assert json.loads(login + "}")["auths"] == {
+        "europe-docker.pkg.dev": {"auth": b64encode(b"oauth2accesstoken:ya29.short-lived").decode()}
+    }
+    asked = (fleet.folder / "asked").read_text("utf-8")
+    assert [line.count(" ") for line in asked.splitlines() if line.startswith("pull")] == [1]
+    assert "ya29" not in asked
+    seen = hal.read("right", "task/env.json")
+    assert seen.get("EVALFLEET_OUT")
+    assert not any("ya29" in value or "REGISTRY" in name for name, value in seen.items())
+    shared = [word for word in with_token if not word.startswith("--set=image=")]
+    assert "image_token needs an image of a registry" in say(*shared, code=2)
+    assert "not for agents" in say(*with_token, "--set=secrets=REGISTRY_TOKEN", code=2)

@@ -108,13 +108,36 @@ exit $code
 """Arguments: options of `run`, the image, the command."""
 
 
+# A registry's token is written into a file for the pull alone: nothing of it is left when an attempt begins.
+WITH_TOKEN = """\
+umask 077
+keys=$(mktemp -d) || exit 1
+trap 'rm -rf "$keys"' EXIT
+export DOCKER_CONFIG="$keys" REGISTRY_AUTH_FILE="$keys/config.json"
+secret=$(awk -v name="$1" 'BEGIN { printf "%s", ENVIRON[name] }')
+auth=$(printf %s "$2:$secret" | base64 | tr -d '\\n')
+printf '{"auths": {"%s": {"auth": "%s"}}}' "$3" "$auth" >"$keys/config.json"
+unset "$1" secret auth
+shift 3
+"""
+"""Arguments, before those of PULL: the variable with the token, the registry's user, the registry."""
+
 IMAGE_STEP = "image"
 
 
-def image_step(settings: ContainerSettings, images: Sequence[str]) -> SetupStep:
-    """The step of set-up that looks for an engine and has the images there."""
-    argv = ("sh", "-c", PULL, "evalfleet-image", settings.engine, settings.pull, *images)
-    return SetupStep(IMAGE_STEP, Command(argv))
+def image_step(
+    settings: ContainerSettings, images: Sequence[str], token: str = "", user: str = ""
+) -> SetupStep:
+    """The step of set-up that looks for an engine and has the images there.
+
+    `token` is the variable that holds one for the first image's registry, if it asks for that.
+    """
+    words = ("evalfleet-image", settings.engine, settings.pull, *images)
+    if not token:
+        return SetupStep(IMAGE_STEP, Command(("sh", "-c", PULL, *words)))
+    registry = images[0].partition("/")[0]
+    argv = ("sh", "-c", WITH_TOKEN + PULL, words[0], token, user, registry, *words[1:])
+    return SetupStep(IMAGE_STEP, Command(argv, secrets=(token,)))
 
 
 def in_container(command: Command, image: str, settings: ContainerSettings) -> Command:

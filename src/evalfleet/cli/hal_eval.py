@@ -225,7 +225,7 @@ class _Evaluation:
             "run_command": f"evalfleet hal-eval --continue_run --run_id {self._folder.name}",
             "prompt_sensitivity": False,
         }
-        tree = continued_tree(self._earlier or Tree({}, {}, {}, {}), later)
+        tree = continued_tree(self._earlier or Tree({}, {}, {}, {}, {}), later)
         merged = self._workspace.environment(options.get("env_file"))
         secrets = {name: merged[name] for name in self._settings.grader_secrets if merged.get(name)}
         now_s = self._workspace.now() / 1e6

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct, field
 
+from evalfleet.benchmarks.containers import ContainerSettings, image_step, in_container
 from evalfleet.benchmarks.loaded import Loaded
 from evalfleet.benchmarks.results import outcome_of
 from evalfleet.errors import RequestError
@@ -31,8 +32,9 @@ from evalfleet.ports import Grader
 
 from .checkout import Told, listing, parsed_args
 from .contents import Contents, agent_files, kept_bundle, task_files
+from .costs import ModelPrice, Usage, price_table, priced
 from .elsewhere import check_place
-from .grading import HalGrader
+from .grading import FileGrader, HalGrader
 from .settings import TIMEOUT_S, HalSettings, resolved
 from .tree import HalResultReader, HalResultWriter
 
@@ -42,7 +44,8 @@ READY_S = 600.0
 SETUP_S = 3600.0
 PROGRAM, TASK = "hal", "hal_task"
 """The folders of a machine's bundles."""
-ARGS = "agent_args.json"
+ARGS, PRICES, TASKS = "agent_args.json", "prices.json", "tasks.json"
+"""What a run keeps beside those, and no machine gets."""
 _COSTS = ("total_cost", "cost_usd", "cost")
 _MOST_METRICS = 200
 
@@ -71,6 +74,8 @@ class HalResult(Struct, frozen=True):
     error: str = ""
     broken: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    usage: Mapping[str, Usage] = field(default_factory=dict[str, Usage])
+    """Model -> its tokens, as far as what the agent left tells."""
 
 
 class HalBenchmark:
@@ -102,18 +107,22 @@ class HalBenchmark:
         told = listing(settings)
         if not told.tasks:
             raise RequestError(f"HAL lists no tasks for {settings.benchmark}")
-        has_packages = not settings.agent_python and _names_packages(Path(settings.agent_dir))
+        has_packages = not (settings.agent_python or settings.image) and _names_packages(
+            Path(settings.agent_dir)
+        )
         runs_script = settings.setup_script and bool(told.setup_script)
         spec = HalSpec(settings, "", settings.hal_repo, has_packages, runs_script, base=str(base.resolve()))
         spec = msgspec.structs.replace(spec, digest=_program(spec).digest(_steps(spec)))
+        secrets = (*settings.secrets, *settings.grader_secrets, settings.image_token)
         return Loaded(
             name=f"hal-{settings.benchmark}",
             spec=msgspec.to_builtins(spec),
             tasks=tuple(_task(settings, each) for each in told.tasks),
-            secrets=tuple(dict.fromkeys((*settings.secrets, *settings.grader_secrets))),
+            secrets=tuple(filter(None, dict.fromkeys(secrets))),
+            in_containers=bool(settings.image),
             files=(Path(settings.agent_dir),),
             warnings=tuple(_warnings(settings, told)),
-            setup_s=SETUP_S if has_packages or runs_script else 0.0,
+            setup_s=SETUP_S if has_packages or runs_script or settings.image else 0.0,
             settle=lambda chosen: tuple(
                 _settled(settings, told, task) for task in _fit(settings, told, chosen)
             ),
@@ -144,6 +153,9 @@ class HalBenchmark:
             contents = _contents(settings, told, task.id)
             _keep(contents, task.own["digest"], folder, twins)
         (folder / ARGS).write_bytes(msgspec.json.encode(self._given_args()))
+        if settings.tasks_file:
+            (folder / TASKS).write_bytes(Path(settings.tasks_file).read_bytes())
+        (folder / PRICES).write_bytes(msgspec.json.encode(price_table(Path(settings.hal_repo))))
 
     def with_kept(self, folder: Path) -> HalBenchmark:
         return HalBenchmark(self._spec, model=self._model, agent=self._agent, kept=folder)
@@ -185,6 +197,13 @@ class HalBenchmark:
             args.setdefault("model_name", self._model)
         return {**args, "benchmark_name": self._spec.settings.benchmark}
 
+    @cached_property
+    def prices(self) -> Mapping[str, ModelPrice]:
+        """HAL's own, as they were when the run was planned."""
+        if self._kept is not None and (self._kept / PRICES).is_file():
+            return msgspec.json.decode((self._kept / PRICES).read_bytes(), type=dict[str, ModelPrice])
+        return price_table(Path(self._spec.settings.hal_repo))
+
     def _given_args(self) -> dict[str, Any]:
         return parsed_args(self._spec.settings, self._agent)
 
@@ -198,7 +217,8 @@ class HalBenchmark:
             "python": settings.agent_python,
         }
         env = {"EVALFLEET_HAL": msgspec.json.encode(order).decode()}
-        return Command(("python3", f"{PROGRAM}/attempt.py"), env, settings.secrets)
+        command = Command(("python3", f"{PROGRAM}/attempt.py"), env, settings.secrets)
+        return in_container(command, settings.image, ContainerSettings()) if settings.image else command
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
         """An answer, whatever it is worth: also a crash, and the time limit, go to HAL's grader."""
@@ -213,15 +233,26 @@ class HalBenchmark:
         numbers = {key: float(value) for key, value in result.metrics.items() if _is_number(value)}
         costs = [numbers[key] for key in _COSTS if key in numbers and 0 <= numbers[key] < 1e6]
         steps = numbers.get("step_count", -1.0)
+        tokens = {
+            "in": sum(each.input for each in result.usage.values()),
+            "cached": sum(each.cached for each in result.usage.values()),
+            "out": sum(each.output for each in result.usage.values()),
+        }
+        measured = Measured(
+            metrics=dict(list(numbers.items())[:_MOST_METRICS]), tokens=tokens if result.usage else {}
+        )
         return Answered(
             num_steps=int(steps) if 0 <= steps < 1e9 else None,
-            cost_usd=costs[0] if costs else None,
+            cost_usd=costs[0] if costs else priced(result.usage, self.prices),
             seconds=min(max(result.seconds, 0.0), ended.seconds),
-            measured=Measured(metrics=dict(list(numbers.items())[:_MOST_METRICS])) if numbers else None,
+            measured=measured if numbers or result.usage else None,
         )
 
     @property
     def grader(self) -> Grader | None:
+        if self._spec.settings.tasks_file:
+            kept = None if self._kept is None else self._kept / TASKS
+            return FileGrader(Path(self._spec.settings.tasks_file), kept)
         return HalGrader(self._spec.settings, self.args, Path(self._spec.base))
 
 
@@ -247,7 +278,10 @@ def _program(spec: HalSpec) -> Contents:
 
 
 def _steps(spec: HalSpec) -> tuple[SetupStep, ...]:
-    steps = list[SetupStep]()
+    steps, settings = list[SetupStep](), spec.settings
+    if settings.image:
+        container = ContainerSettings()
+        steps.append(image_step(container, [settings.image], settings.image_token, settings.image_user))
     if spec.has_packages:
         words = ("python3", f"{PROGRAM}/attempt.py", "prepare")
         steps.append(SetupStep("requirements", Command(words), SETUP_S))

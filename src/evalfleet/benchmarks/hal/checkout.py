@@ -144,6 +144,11 @@ async def ask_in_background(
 @cache
 def listing(settings: HalSettings) -> Told:
     """HAL's own tasks of a benchmark, as it strips them, once a process. Raises RequestError."""
+    if settings.tasks_file:
+        tasks = tasks_in_file(Path(settings.tasks_file))
+        return Told(
+            tasks={id: {k: v for k, v in task.items() if k != "answer"} for id, task in tasks.items()}
+        )
     told = _ask(settings, "list", {"benchmark": settings.benchmark, "agent_dir": settings.agent_dir})
     if not told.problem:
         return told
@@ -154,10 +159,35 @@ def parsed_args(settings: HalSettings, args: Mapping[str, str]) -> dict[str, Any
     """`-A` as HAL's command line reads it. Raises RequestError."""
     if not args:
         return {}
+    if settings.tasks_file:
+        return {key.replace("-", "_"): _as_json_or_word(text) for key, text in args.items()}
     told = _ask(settings, "args", {"args": args})
     if told.problem:
         raise RequestError(f"HAL's Python cannot read -A: {first_line(told.problem)}")
     return dict(told.args)
+
+
+def _as_json_or_word(text: str) -> Any:
+    """As HAL reads it where that needs no YAML."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        return text.split(",") if "," in text else None if text.lower() in ("none", "nan") else text
+
+
+@cache
+def tasks_in_file(path: Path) -> Mapping[str, dict[str, Any]]:
+    """Task -> what the agent gets, and its `answer`, which is right. Raises RequestError."""
+    try:
+        tasks = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
+    except OSError as err:
+        raise RequestError(f"tasks_file {path} cannot be read ({err.strerror})") from None
+    except (msgspec.MsgspecError, UnicodeError) as err:
+        raise RequestError(f"tasks_file {path} is no JSON object of tasks ({err})") from None
+    for id, task in tasks.items():
+        if "answer" not in task:
+            raise RequestError(f"tasks_file {path}: task {id!r} has no 'answer' to grade with")
+    return tasks
 
 
 def _remedy(settings: HalSettings, told: Told) -> str:

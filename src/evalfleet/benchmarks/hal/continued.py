@@ -34,6 +34,7 @@ def continued_tree(earlier: Tree, later: Tree | None) -> Tree:
         {**earlier.times, **later.times},
         {**earlier.costs, **later.costs},
         _added(earlier.run_cost, later.run_cost),
+        {**earlier.usage, **later.usage},
     )
 
 

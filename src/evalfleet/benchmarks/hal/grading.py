@@ -17,7 +17,7 @@ from evalfleet.errors import FleetError
 from evalfleet.model import AttemptId, Broken, Cause, Grade, Measured, Scored
 from evalfleet.ports import Answer
 
-from .checkout import Told, ask_in_background, first_line, last_line
+from .checkout import Told, ask_in_background, first_line, last_line, tasks_in_file
 from .elsewhere import grade_elsewhere
 from .scores import BY_AGENT, score_of
 from .settings import HERE, HalSettings
@@ -51,6 +51,31 @@ class HalGrader:
                 one = _Round(self._settings, self._args, self._base, folder, given)
                 async for graded in one.grade(round_):
                     yield graded
+
+
+class FileGrader:
+    """A grader of tasks from a JSON file: right is the answer that stands there, as a value or a text."""
+
+    def __init__(self, path: Path, kept: Path | None) -> None:
+        self._path = path
+        self._kept = kept
+        """Where the run keeps the file as it was planned with."""
+
+    async def grade(
+        self, answers: Sequence[Answer], scratch: Path, secrets: Mapping[str, str]
+    ) -> AsyncIterator[tuple[AttemptId, Grade]]:
+        tasks = tasks_in_file(self._kept if self._kept is not None and self._kept.is_file() else self._path)
+        for answer in answers:
+            if not answer.wanted:
+                continue
+            submission = submission_of(answer)
+            told = submission[answer.task.id]
+            if isinstance(told, dict) and "answer" in told:
+                told = cast("dict[str, Any]", told)["answer"]
+            right = tasks[answer.task.id]["answer"]
+            is_right = told == right or str(told).strip() == str(right).strip()
+            error = error_of(answer.task.id, submission)
+            yield answer.attempt, Scored(float(is_right), success=is_right, error=error or None)
 
 
 class _Round:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from evalfleet.benchmarks.containers import check_image
 from evalfleet.errors import RequestError
 from evalfleet.names import hint
 from evalfleet.toml_tables import expand
@@ -31,6 +32,13 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(description="the Python that HAL is installed in; default: .venv/bin/python in hal_repo")
     ] = ""
     benchmark: Annotated[str, Meta(description="as HAL calls it, such as corebench_easy")] = ""
+    tasks_file: Annotated[
+        str,
+        Meta(
+            description='tasks from a JSON file instead of a checkout: {ID: {..., "answer": ...}}; the '
+            "answer stays here"
+        ),
+    ] = ""
     agent_dir: Annotated[str, Meta(description="the agent's folder, in hal_repo or anywhere else")] = ""
     agent_function: Annotated[str, Meta(description="FILE.FUNCTION in that folder")] = "main.run"
     agent_python: Annotated[
@@ -40,6 +48,16 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
             "agent's requirements.txt, made once a machine"
         ),
     ] = ""
+    image: Annotated[
+        str, Meta(description="run agents in containers of this image, which has all that they need")
+    ] = ""
+    image_token: Annotated[
+        str,
+        Meta(description="the variable with a token for the image's registry; agents never see it"),
+    ] = ""
+    image_user: Annotated[str, Meta(description="whose token that is; default: Google's word for it")] = (
+        "oauth2accesstoken"
+    )
     secrets: Annotated[tuple[str, ...], Meta(description="variables that the agent needs, by name")] = ()
     setup_script: Annotated[
         bool, Meta(description="run the benchmark's own set-up script on each machine, once")
@@ -76,10 +94,14 @@ def runs_code(benchmark: str) -> bool:
 
 def resolved(settings: HalSettings, base: Path, where: str) -> HalSettings:
     """With absolute paths. Raises RequestError for what can be seen without asking HAL."""
-    names = (*settings.secrets, *settings.grader_secrets)
+    names = (*settings.secrets, *settings.grader_secrets, *filter(None, [settings.image_token]))
     if any(not _SECRET.fullmatch(name) for name in names):
         # The value itself may have been written here by mistake: it is not shown.
-        raise RequestError(f"{where}: secrets and grader_secrets are names of variables, never values")
+        told = "secrets, grader_secrets and image_token are names of variables, never values"
+        raise RequestError(f"{where}: {told}")
+    _check_image(settings, where)
+    if settings.tasks_file:
+        return _without_checkout(settings, base, where)
     if not settings.benchmark:
         raise RequestError(f"{where}: say which of HAL's benchmarks: --set benchmark=NAME")
     repo = (base / expand(settings.hal_repo)).resolve()
@@ -97,6 +119,27 @@ def resolved(settings: HalSettings, base: Path, where: str) -> HalSettings:
             "--set grade_on=PLACE for a fresh machine, or --set grade_on=here for this computer"
         )
     return replace(settings, hal_repo=str(repo), hal_python=str(python), agent_dir=str(agent))
+
+
+def _check_image(settings: HalSettings, where: str) -> None:
+    check_image(settings.image, where)
+    if settings.image and settings.agent_python:
+        raise RequestError(f"{where}: image and agent_python exclude each other: an image has its own Python")
+    if settings.image_token and "/" not in settings.image:
+        raise RequestError(f"{where}: image_token needs an image of a registry: HOST/PATH/NAME")
+    if settings.image_token in settings.secrets:
+        raise RequestError(f"{where}: image_token {settings.image_token} is not for agents: not in secrets")
+
+
+def _without_checkout(settings: HalSettings, base: Path, where: str) -> HalSettings:
+    """With the file's folder where a checkout would be: what its tasks need is beside it."""
+    path = (base / expand(settings.tasks_file)).resolve()
+    agent = _agent_dir(settings, base, path.parent, where)
+    _check_function(settings.agent_function, agent, where)
+    name = settings.benchmark or re.sub(r"[^A-Za-z0-9_]+", "_", path.stem)
+    return replace(
+        settings, tasks_file=str(path), hal_repo=str(path.parent), benchmark=name, agent_dir=str(agent)
+    )
 
 
 def _python(settings: HalSettings, base: Path, repo: Path, where: str) -> Path:

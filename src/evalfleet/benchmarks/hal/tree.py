@@ -175,7 +175,7 @@ class HalResultWriter:
         benchmark = str(settings.get("benchmark") or plan.settings.get("benchmark") or plan.benchmark)
         target = folder / benchmark / plan.run
         target.mkdir(parents=True)
-        tree, args = Tree({}, {}, {}, dict(cost)), dict[str, Any]()
+        tree, args = Tree({}, {}, {}, dict(cost), {}), dict[str, Any]()
         for task in tasks:
             submission = _json(task.folder / SUBMISSION)
             if task.task not in submission:
@@ -183,9 +183,10 @@ class HalResultWriter:
             own = {task.task: submission.pop(task.task)}
             tree.lines[task.task] = {**own, **submission}  # HAL takes the first key for the task
             tree.costs[task.task] = task.model_usd
-            seconds = _json(task.folder / "result.json").get("seconds")
-            if _is_duration(seconds):
+            result = _json(task.folder / "result.json")
+            if _is_duration(seconds := result.get("seconds")):
                 tree.times[task.task] = float(seconds)
+            tree.usage[task.task] = _table(result.get("usage"))
             if (task.folder / "task").is_dir():
                 shutil.copytree(task.folder / "task", target / task.task, symlinks=True)
                 args = args or _json(task.folder / "task/agent_args.json")
@@ -208,6 +209,8 @@ class Tree(NamedTuple):
     """Task -> what its models cost in US dollars; None: nobody knows."""
     run_cost: dict[str, Any]
     """What the run cost, machines and all, as `results.json` has it."""
+    usage: dict[str, dict[str, Any]]
+    """Task -> model -> its tokens, as far as anything tells."""
 
 
 def read_tree(folder: Path) -> Tree:
@@ -220,6 +223,7 @@ def read_tree(folder: Path) -> Tree:
         dict(run.seconds),
         {task: costs.get(task) for task in run.extras},
         _table(ours.get("cost")),
+        {task: _table(told) for task, told in _table(ours.get("task_usage")).items()},
     )
 
 
@@ -295,15 +299,28 @@ def _upload(run: str, tree: Tree, graded: Mapping[str, Any], config: Mapping[str
         "raw_eval_results": graded["results"],
         "raw_logging_results": {},
         "task_prompts": _table(graded.get("prompts")),
-        "total_usage": {},
+        "total_usage": _total_usage(tree),
         "total_cost": total,
         "git_info": {"commit": commit} if commit else None,
         "agent_hash": None,
         "wall_clock_times": tree.times,
         "task_step_counts": {t: told["step_count"] for t, told in metrics.items() if "step_count" in told},
         "task_metrics": metrics,
-        "evalfleet": {"cost": tree.run_cost, "task_costs": tree.costs},
+        "evalfleet": {"cost": tree.run_cost, "task_costs": tree.costs, "task_usage": tree.usage},
     }
+
+
+def _total_usage(tree: Tree) -> dict[str, dict[str, int]]:
+    """Model -> tokens, in the words of HAL's own files."""
+    words = {"input": "prompt_tokens", "output": "completion_tokens", "cached": "cache_read_input_tokens"}
+    total = dict[str, dict[str, int]]()
+    for by_model in tree.usage.values():
+        for model, tokens in by_model.items():
+            sums = total.setdefault(model, dict.fromkeys(words.values(), 0))
+            for kind, word in words.items():
+                count = _table(tokens).get(kind)
+                sums[word] += count if isinstance(count, int) else 0
+    return total
 
 
 def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -78,8 +78,12 @@ def attempt() -> int:
                 result["error"] = file.read(2000)
         answer = {order["task"]: error}
     told = table(answer[order["task"]])
-    if isinstance(told.get("metrics"), dict):
-        result["metrics"] = told["metrics"]
+    metrics = table(told.get("metrics"))
+    if metrics:
+        result["metrics"] = metrics
+    used = usage_left(work, sent) or usage_told(metrics, table(order["args"]).get("model_name"))
+    if used:
+        result["usage"] = used
     bring_home(work, os.path.join(out, "task"), sent)
     write_json(os.path.join(out, "submission.json"), answer)
     write_json(os.path.join(out, "result.json"), result)
@@ -191,6 +195,82 @@ def crash(work: str, code: int) -> str:
         return text
     what = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f"ERROR: the agent ended with {what}"
+
+
+def usage_left(work: str, sent: dict[str, Stamp]) -> dict[str, dict[str, int]]:
+    """Tokens of the models' own answers among what the agent left, each counted once: by model."""
+    answers: dict[str, tuple[str, dict[str, int]]] = {}
+    room = LONGEST_OUTPUT
+    for path in files_in(work):
+        with contextlib.suppress(OSError):
+            size = os.path.getsize(path)
+            if not path.endswith((".json", ".jsonl", ".log")) or size > room or sent.get(path) == stamp(path):
+                continue
+            room -= size
+            with open(path, "rb") as file:
+                data = file.read()
+            if b'"usage"' in data:
+                for value in documents(data):
+                    find_usage(value, answers, 0)
+    used: dict[str, dict[str, int]] = {}
+    for model, tokens in answers.values():
+        total = used.setdefault(model, dict.fromkeys(tokens, 0))
+        for kind, count in tokens.items():
+            total[kind] += count
+    return used
+
+
+def documents(data: bytes) -> Iterator[Any]:
+    """A JSON file's value, or that of each line."""
+    try:
+        yield json.loads(data)
+        return
+    except (ValueError, RecursionError):
+        pass
+    for line in data.splitlines():
+        if b'"usage"' in line:
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(line)
+
+
+def find_usage(value: Any, answers: dict[str, tuple[str, dict[str, int]]], depth: int) -> None:
+    """Answers of models, which have an id, a model and a usage, wherever they are."""
+    if depth > 40:
+        return
+    if isinstance(value, dict):
+        fields = table(value)
+        name, model, usage = fields.get("id"), fields.get("model"), tokens_in(table(fields.get("usage")))
+        if isinstance(name, str) and isinstance(model, str) and usage:
+            answers[name] = (model, usage)
+            return
+    inside: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inside:
+        find_usage(each, answers, depth + 1)
+
+
+def usage_told(metrics: dict[str, Any], model: Any) -> dict[str, dict[str, int]]:
+    tokens = tokens_in(metrics)
+    return {model: tokens} if tokens and isinstance(model, str) else {}
+
+
+def tokens_in(told: dict[str, Any]) -> dict[str, int]:
+    """As OpenAI, Anthropic and HAL's own agents tell them; empty if one of both is missing."""
+    into = first_count(told, "prompt_tokens", "input_tokens", "total_input_tokens")
+    out = first_count(told, "completion_tokens", "output_tokens", "total_output_tokens")
+    if into is None or out is None:
+        return {}
+    details = table(told.get("prompt_tokens_details") or told.get("input_tokens_details"))
+    cached = first_count(details, "cached_tokens") or 0
+    read = first_count(told, "cache_read_input_tokens") or 0
+    made = first_count(told, "cache_creation_input_tokens") or 0
+    return {"input": into + read + made, "output": out, "cached": min(into, cached) + read}
+
+
+def first_count(told: dict[str, Any], *names: str) -> int | None:
+    counts = (told.get(name) for name in names)
+    return next(
+        (n for n in counts if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 50), None
+    )
 
 
 def bring_home(work: str, target: str, sent: dict[str, Stamp]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -42,6 +43,18 @@ def _other() -> dict[str, str]:
 
 def _stdin() -> dict[str, str]:
     return {"stdin": input("? ")}
+
+
+def _usage() -> dict[str, str]:
+    """Leaves what a model answered, one of it twice, as traces do."""
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 400}}
+    first = {"id": "chatcmpl-1", "model": "o3-mini", "usage": usage}
+    with open("calls.jsonl", "w", encoding="utf-8") as file:
+        file.write(json.dumps(first) + "\n" + json.dumps({"span": [first]}) + "\n")
+    with open("trace.json", "w", encoding="utf-8") as file:
+        usage = {"input_tokens": 1000, "output_tokens": 10}
+        json.dump({"turns": [{"id": "msg-2", "model": "gpt-4o", "usage": usage}, {"usage": usage}]}, file)
+    return {"usage": "7"}
 
 
 def _slow() -> None:
