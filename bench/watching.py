@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from evalfleet.channels.samples import Sample, Samples
+from evalfleet.channels.samples import Load, Sample, Samples
 from evalfleet.events import (
     AttemptEnded,
     AttemptStarted,
@@ -59,12 +59,12 @@ def run(quick: bool) -> Result:
         for machine in state.ready:
             logged = {str(attempt): 5 for attempt in state.machines[machine].open}
             for n in range(60):
-                samples.keep(machine, 0.5, 0.5, 0.5, logged, now=START + 10 * n * SECOND)
+                samples.keep(machine, Load(0.5, 0.5, 0.5), logged, now=START + 10 * n * SECOND)
         reader = ProgressReader(home, every_s=0.0)
         progress = reader(state)
         read_s = _cpu_s(lambda: reader(state), times)
         draw_s = _cpu_s(lambda: frame(state, now, FrameSize(80, 120), (), False, progress), times)
-        look_s = _cpu_s(lambda: holding(situation_of(home, state, now), Alerting()), times)
+        look_s = _cpu_s(lambda: holding(situation_of(home, state, now, Alerting()), Alerting()), times)
     often = max(0.1, min(51 * draw_s, SELDOM_S + draw_s))  # as the display does
     watch_share = read_s + draw_s / often
     alerts_share = look_s / LOOK_S

@@ -92,6 +92,16 @@ def test_a_machine_whose_disk_is_full_for_five_minutes_is_critical() -> None:
     assert told(feed, series={ONE: old}) == {}, "what a machine told long ago is no news"
 
 
+def test_a_container_engine_that_answers_no_more_is_told_where_one_was_used() -> None:
+    feed = Feed(tasks=4, machines=2)
+    feed.wait(1000)
+    down = [sample._replace(containers=-1) for sample in samples(feed.now, 300)]
+    assert told(feed, series={ONE: down}) == {}, "nobody has needed it"
+    before = Sample(down[0].at - 10 * SECOND, 0.1, 0.1, 0.1, containers=2)
+    (alert,) = told(feed, series={ONE: [before, *down]})["compute_node_unhealthy"]
+    assert alert.text == "the container engine of worker-1 has not answered for 5m00s"
+
+
 def test_a_task_that_takes_twice_the_median() -> None:
     feed = Feed(tasks=20, machines=1)
     for n in range(5):

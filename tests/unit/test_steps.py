@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from evalfleet.benchmarks.steps import LONGEST, read_steps
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
-from evalfleet.channels.samples import FINE_S, Sample, Samples, read_newest, read_series, thin
+from evalfleet.channels.samples import FINE_S, Load, Sample, Samples, read_newest, read_series, thin
+from evalfleet.channels.supervisor.host import Engine
 from evalfleet.model import SECOND, Step
+from tests.waiting import PATIENCE_S
 
 NOON = 1_767_355_200  # 2026-01-02T12:00:00Z
 
@@ -101,7 +104,7 @@ def test_samples_are_kept_as_a_series_every_ten_seconds_and_since_when_a_job_is_
     samples, start = Samples(tmp_path), NOON * SECOND
     for second in range(0, 60, 5):
         size = min(second, 20)
-        samples.keep("m-1", 0.5, 0.25, 0.1, {"t.0": size}, now=start + second * SECOND)
+        samples.keep("m-1", Load(0.5, 0.25, 0.1), {"t.0": size}, now=start + second * SECOND)
     series = read_series(tmp_path, "m-1")
     assert [(sample.at - start) // SECOND for sample in series] == [0, 10, 20, 30, 40, 50]
     assert series[0] == Sample(start, 0.5, 0.25, 0.1)
@@ -109,7 +112,7 @@ def test_samples_are_kept_as_a_series_every_ten_seconds_and_since_when_a_job_is_
     assert newest is not None
     assert newest.jobs["t.0"].grew_at == start + 20 * SECOND
     another = Samples(tmp_path)  # of the next controller
-    another.keep("m-1", 0.5, 0.25, 0.1, {"t.0": 20}, now=start + 100 * SECOND)
+    another.keep("m-1", Load(0.5, 0.25, 0.1), {"t.0": 20}, now=start + 100 * SECOND)
     newest = read_newest(tmp_path, "m-1")
     assert newest is not None
     assert newest.jobs["t.0"].grew_at == start + 20 * SECOND, "it knows since when the job is quiet"
@@ -118,10 +121,49 @@ def test_samples_are_kept_as_a_series_every_ten_seconds_and_since_when_a_job_is_
     assert len(read_series(tmp_path, "m-1")) == 7, "the series outlives the machine"
 
 
+def test_a_sample_has_the_network_and_the_container_engine_and_older_lines_are_still_read(
+    tmp_path: Path,
+) -> None:
+    start, samples = NOON * SECOND, Samples(tmp_path)
+    samples.keep("m", Load(0.5, 0.25, 0.1, 1_500_000.0, 20.0, 3), now=start)
+    samples.keep("m", Load(0.5, 0.25, 0.1, None, None, -1), now=start + 10 * SECOND)
+    with open(tmp_path / ".samples" / "m.series", "a", encoding="ascii") as file:
+        file.write(f"{start + 20 * SECOND} 0.1 0.2 0.3\nnonsense\n")
+    assert read_series(tmp_path, "m") == [
+        Sample(start, 0.5, 0.25, 0.1, 1_500_000.0, 20.0, 3),
+        Sample(start + 10 * SECOND, 0.5, 0.25, 0.1, None, None, -1),
+        Sample(start + 20 * SECOND, 0.1, 0.2, 0.3),
+    ]
+    newest = read_newest(tmp_path, "m")
+    assert newest is not None
+    assert newest.containers == -1
+
+
+def test_an_engine_is_asked_how_many_containers_run_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    address, pid = str(tmp_path / "sock"), tmp_path / "pid"
+    engine = Engine(address, str(pid))
+    assert engine.containers() is None, "there is no engine"
+    pid.write_text("1")
+    assert engine.containers() == Engine.DOWN
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        assert engine.containers() is None, "it is asked"
+        server.settimeout(PATIENCE_S)
+        link, _ = server.accept()
+        assert link.recv(1000).startswith(b"GET /containers/json HTTP/1.0\r\n")
+        link.sendall(b'HTTP/1.0 200 OK\r\n\r\n[{"Id":"a","ImageID":"x"},{"Id":"b","ImageID":"x"}]')
+        link.close()
+        assert engine.containers() == 2
+        assert engine.containers() == Engine.DOWN, "it takes connections, and says nothing"
+        pid.unlink()
+        assert engine.containers() is None, "it was ended"
+
+
 def test_a_clock_that_is_set_back_does_not_stop_the_series(tmp_path: Path) -> None:
     samples = Samples(tmp_path)
-    samples.keep("m", 0.1, 0.1, 0.1, now=(NOON + 9000) * SECOND)
-    samples.keep("m", 0.2, 0.1, 0.1, now=NOON * SECOND)
+    samples.keep("m", Load(0.1, 0.1, 0.1), now=(NOON + 9000) * SECOND)
+    samples.keep("m", Load(0.2, 0.1, 0.1), now=NOON * SECOND)
     assert [sample.cpu for sample in read_series(tmp_path, "m")] == [0.1, 0.2]
 
 

@@ -12,6 +12,8 @@ from msgspec import Raw, Struct
 
 from evalfleet.model import EndReason, Metered
 
+from .samples import ENGINE_DOWN, Load
+
 encode = msgspec.json.Encoder().encode
 
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
@@ -44,6 +46,9 @@ class Incoming(Struct):
     cpu: float = 0.0
     memory: float = 0.0
     disk: float = 0.0
+    received: float | None = None
+    sent: float | None = None
+    containers: int | None = None
     data: bytes | None = None
     follower: int = 0
     offset: int = 0
@@ -77,6 +82,8 @@ def said_in(beat: Incoming, job: str) -> str:
 
 
 MOST_JOBS = 1000
+MOST_RATE = 1e12
+MOST_CONTAINERS = 100_000
 
 
 def log_sizes(beat: Incoming) -> dict[str, int]:
@@ -86,6 +93,16 @@ def log_sizes(beat: Incoming) -> dict[str, int]:
     except UNREADABLE:
         return {}
     return {job: pulse.log_bytes for job, pulse in islice(pulses.items(), MOST_JOBS)}
+
+
+def load_of(beat: Incoming) -> Load:
+    """How busy the machine says it is, within bounds: it may say anything."""
+    cpu, memory, disk = (min(max(share, 0.0), 1.0) for share in (beat.cpu, beat.memory, beat.disk))
+    received, sent = (
+        None if rate is None else min(max(rate, 0.0), MOST_RATE) for rate in (beat.received, beat.sent)
+    )
+    known = None if beat.containers is None else min(max(beat.containers, ENGINE_DOWN), MOST_CONTAINERS)
+    return Load(cpu, memory, disk, received, sent, known)
 
 
 class Hearer(Protocol):

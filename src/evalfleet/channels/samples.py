@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,23 +37,46 @@ class JobOutput(Struct, frozen=True):
     grew_at: Micros
 
 
+ENGINE_DOWN = -1
+"""So many containers has an engine that is there and does not answer."""
+
+
+class Load(NamedTuple):
+    """How busy a machine is; CPU, memory and disk as shares from 0 to 1. None: it does not tell."""
+
+    cpu: float
+    memory: float
+    disk: float
+    received: float | None = None
+    """Bytes a second, over its network, since the sample before."""
+    sent: float | None = None
+    containers: int | None = None
+    """Those that run, or `ENGINE_DOWN`."""
+
+
 class Newest(Struct, frozen=True, omit_defaults=True):
-    """The newest that a machine has told of itself; shares from 0 to 1."""
+    """The newest that a machine has told of itself, with the fields of `Load`."""
 
     cpu: float
     memory: float
     disk: float
     at: Micros = 0
     jobs: Mapping[str, JobOutput] = {}
+    received: float | None = None
+    sent: float | None = None
+    containers: int | None = None
 
 
 class Sample(NamedTuple):
-    """One line of the series."""
+    """One line of the series: a time, and the fields of `Load`."""
 
     at: Micros
     cpu: float
     memory: float
     disk: float
+    received: float | None = None
+    sent: float | None = None
+    containers: int | None = None
 
 
 class Samples:
@@ -69,9 +92,7 @@ class Samples:
     def keep(
         self,
         machine: str,
-        cpu: float,
-        memory: float,
-        disk: float,
+        load: Load,
         log_bytes: Mapping[str, int] | None = None,
         now: Micros | None = None,
     ) -> None:
@@ -80,11 +101,11 @@ class Samples:
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             jobs = self._outputs(machine, log_bytes or {}, at)
-            newest = Newest(cpu, memory, disk, at, jobs)
+            newest = Newest(**load._asdict(), at=at, jobs=jobs)
             replace(self._path(machine), msgspec.json.encode(newest))
             if not 0 <= at - self._kept_at.get(machine, 0) < EVERY_S * SECOND:  # clocks jump both ways
                 self._kept_at[machine] = at
-                self._append(machine, Sample(at, cpu, memory, disk))
+                self._append(machine, Sample(at, *load))
 
     def drop(self, machine: str) -> None:
         """The machine is gone. What it told stays in its series."""
@@ -145,8 +166,10 @@ def read_series(home: Path, machine: str, last_bytes: int | None = None) -> list
     samples: list[Sample] = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
-            at, cpu, memory, disk = line.split()
-            samples.append(Sample(int(at), float(cpu), float(memory), float(disk)))
+            at, cpu, memory, disk, *more = line.split()
+            received, sent, containers = (None if word == "-" else float(word) for word in more or "---")
+            count = None if containers is None else int(containers)
+            samples.append(Sample(int(at), float(cpu), float(memory), float(disk), received, sent, count))
     return samples
 
 
@@ -158,16 +181,28 @@ def thin(samples: list[Sample], now: Micros) -> list[Sample]:
         if coarse <= sample.at < fine:
             minutes.setdefault(sample.at // (60 * SECOND), []).append(sample)
     older = [_mean(minutes[minute]) for minute in sorted(minutes)]
-    return [*older, *sorted(sample for sample in samples if fine <= sample.at <= now)]
+    newer = [sample for sample in samples if fine <= sample.at <= now]
+    return [*older, *sorted(newer, key=lambda sample: sample.at)]
 
 
 def _mean(samples: list[Sample]) -> Sample:
-    def mean(values: list[float]) -> float:
-        return round(sum(values) / len(values), 3)
+    def mean(values: Iterable[float | None]) -> float:
+        known = [value for value in values if value is not None]
+        return round(sum(known) / len(known), 3) if known else 0.0
 
-    at = samples[0].at
-    return Sample(at, *(mean([sample[field] for sample in samples]) for field in (1, 2, 3)))
+    first, last = samples[0], samples[-1]
+    return Sample(
+        first.at,
+        mean(sample.cpu for sample in samples),
+        mean(sample.memory for sample in samples),
+        mean(sample.disk for sample in samples),
+        None if last.received is None else mean(sample.received for sample in samples),
+        None if last.sent is None else mean(sample.sent for sample in samples),
+        last.containers,
+    )
 
 
 def _line(sample: Sample) -> str:
-    return f"{sample.at} {sample.cpu:g} {sample.memory:g} {sample.disk:g}\n"
+    return (
+        " ".join([str(sample.at), *("-" if value is None else f"{value:g}" for value in sample[1:])]) + "\n"
+    )

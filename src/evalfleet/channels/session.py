@@ -22,7 +22,8 @@ from evalfleet.model import (
 from evalfleet.ports import Fence
 
 from .follow import Follows
-from .link import UNREADABLE, Dial, Incoming, Link, Lost, log_sizes, plain, said_in
+from .link import UNREADABLE, Dial, Incoming, Link, Lost, load_of, log_sizes, plain, said_in
+from .samples import Load
 from .secrecy import Secrets
 
 PROTOCOLS = (1,)
@@ -47,8 +48,8 @@ HIGHEST_CODE = 1 << 31
 U = TypeVar("U", Metered, ModelUse)
 
 
-OnLoad = Callable[[float, float, float, Mapping[str, int]], None]
-"""Is told the shares of CPU, memory and disk that a machine uses, and how much its jobs have logged."""
+OnLoad = Callable[[Load, Mapping[str, int]], None]
+"""Is told how busy a machine is, and how much its jobs have logged."""
 
 
 class Session:
@@ -331,10 +332,8 @@ class Session:
 
     def _on_beat(self, message: Incoming) -> None:
         if self._on_load is not None and not self._fence.looks_on:
-            shares = (min(max(share, 0.0), 1.0) for share in (message.cpu, message.memory, message.disk))
-            cpu, memory, disk = shares
             sizes = {job: size for job, size in log_sizes(message).items() if self.is_ours(job)}
-            self._on_load(cpu, memory, disk, sizes)
+            self._on_load(load_of(message), sizes)
         if self._set_up_said is not None:
             job, last, tell = self._set_up_said
             said = self.said_of(message, job)

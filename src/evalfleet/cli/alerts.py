@@ -41,7 +41,7 @@ def alerts(args: argparse.Namespace) -> int:
     state, notify = run.state(), workspace.notify()
     alerting = notify.alerting or Alerting()
     told = read_notices(run.folder, state, alerting)
-    now = holding(situation_of(run.home, state, WallClock().now()), alerting)
+    now = holding(situation_of(run.home, state, WallClock().now(), alerting), alerting)
     holds = [notice_of(state, alert, alerting) for alert in now if alert.rule != ENDED]
     if args.json:
         print(json.dumps({"run": run.name, "told": told, "now": holds}))

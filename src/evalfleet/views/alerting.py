@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import structs
 
-from evalfleet.channels.samples import Sample, read_series
+from evalfleet.channels.samples import ENGINE_DOWN, EVERY_S, Newest, Sample, read_newest, read_series
 from evalfleet.errors import FleetError
 from evalfleet.events import RunSteered
 from evalfleet.journal import Store
@@ -29,7 +29,7 @@ from evalfleet.state import RunState
 from evalfleet.version import __version__
 
 from . import notify as telling
-from .alerts import CHECKS, Alert, Raised, Situation, holding
+from .alerts import CHECKS, UNHEALTHY, Alert, Raised, Situation, holding
 from .format import iso
 from .progress import read_progress
 
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 FILE = ".alerts.jsonl"
 LOOK_S = 5.0
-SERIES_BYTES = 4096
-"""So much of a machine's series is more than ten minutes of it."""
+LINE_BYTES = 80
+"""A line of a machine's series is shorter."""
+SPARE_S = 300.0
+"""So much more of a series is read than a rule looks back."""
 PATIENCE_S = 5.0
 """How long the end of a run waits for what is still to be told."""
 MOST_WAITING = 100
@@ -49,13 +51,24 @@ ENDED = "run_ended"
 log = logging.getLogger(__name__)
 
 
-def situation_of(home: Path, state: RunState, now: Micros) -> Situation:
+def situation_of(home: Path, state: RunState, now: Micros, alerting: Alerting | None = None) -> Situation:
     """What rules look at, read from the files beside the journal."""
     wall = time.time_ns() // 1000
+    rule = (alerting or Alerting()).rules.get(UNHEALTHY, CHECKS[UNHEALTHY][1])
+    last_bytes = round((rule.after_s + SPARE_S) / EVERY_S * LINE_BYTES)
     series: dict[MachineId, list[Sample]] = {
-        machine: read_series(home, machine, SERIES_BYTES) for machine in state.ready
+        machine: read_series(home, machine, last_bytes)
+        for machine in state.ready
+        if _is_busy(read_newest(home, machine), rule.share)
     }
     return Situation(state, now, wall, read_progress(home, state, wall), series)
+
+
+def _is_busy(newest: Newest | None, share: float) -> bool:
+    """May the machine be unhealthy? Of others, the series need not be read."""
+    if newest is None:
+        return True
+    return max(newest.cpu, newest.memory, newest.disk) >= share or newest.containers == ENGINE_DOWN
 
 
 def read_alerts(folder: Path) -> list[Alert]:
@@ -170,7 +183,7 @@ class AlertWatch:
         if state.planned_at == 0:
             return  # nothing of the run was read yet
         now = self._clock()
-        alerts = holding(situation_of(self._home, state, now), self._alerting)
+        alerts = holding(situation_of(self._home, state, now, self._alerting), self._alerting)
         for alert in self._raised.new(alerts, now, self._alerting.cool_down_s):
             rule = self._alerting.rules.get(alert.rule, CHECKS[alert.rule][1])
             act = rule.act if self._can(rule.act, alert) else ""

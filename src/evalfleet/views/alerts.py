@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from evalfleet.channels.samples import Sample
+from evalfleet.channels.samples import ENGINE_DOWN, Sample
 from evalfleet.model import (
     SECOND,
     Alerting,
@@ -36,6 +36,7 @@ from .stats import machines_usd, retries
 
 FEW_ATTEMPTS = 10
 FEW_SCORED = 5
+UNHEALTHY = "compute_node_unhealthy"
 GAP_S = 30.0
 """Samples further apart than this do not tell what was between them."""
 
@@ -105,20 +106,33 @@ def _unhealthy(situation: Situation, rule: AlertRule) -> Found:
     since = after(situation.wall, -rule.after_s)
     for machine in situation.state.ready:
         samples = [sample for sample in situation.series.get(machine, ()) if sample.at <= situation.wall]
-        for field, what in ((1, "CPU"), (2, "memory"), (3, "disk")):
-            begun = _above_since(samples, field, rule.share)
-            fresh = bool(samples) and seconds_between(samples[-1].at, situation.wall) <= 2 * GAP_S
-            if fresh and begun is not None and begun <= since:
-                name = clean(situation.state.machines[machine].name)
+        if not samples or seconds_between(samples[-1].at, situation.wall) > 2 * GAP_S:
+            continue  # what it told long ago is no news
+        name = clean(situation.state.machines[machine].name)
+        for what, used in _USED.items():
+            begun = _since(samples, used, rule.share)
+            if begun is not None and begun <= since:
                 text = f"{what} of {name} has been over {percent(rule.share)} for {duration(rule.after_s)}"
                 yield f"{machine} {what}", text, machine, None
+        begun = _since(samples, lambda sample: float(sample.containers == ENGINE_DOWN), 1.0)
+        worked = any(sample.containers not in (None, ENGINE_DOWN) for sample in samples)
+        if begun is not None and begun <= since and worked:
+            text = f"the container engine of {name} has not answered for {duration(rule.after_s)}"
+            yield f"{machine} engine", text, machine, None
 
 
-def _above_since(samples: Sequence[Sample], field: int, share: float) -> Micros | None:
-    """Since when the newest samples, without a gap, are all above the share."""
+_USED: dict[str, Callable[[Sample], float]] = {
+    "CPU": lambda sample: sample.cpu,
+    "memory": lambda sample: sample.memory,
+    "disk": lambda sample: sample.disk,
+}
+
+
+def _since(samples: Sequence[Sample], used: Callable[[Sample], float], share: float) -> Micros | None:
+    """Since when so much of it was used in all of the newest samples, without a gap."""
     begun: Micros | None = None
     for sample in reversed(samples):
-        if sample[field] < share or (begun is not None and begun - sample.at > GAP_S * SECOND):
+        if used(sample) < share or (begun is not None and begun - sample.at > GAP_S * SECOND):
             break
         begun = sample.at
     return begun
@@ -207,7 +221,7 @@ def _ended(situation: Situation, rule: AlertRule) -> Found:
 CHECKS: dict[str, tuple[Check, AlertRule]] = {
     "job_stuck_no_progress": (_stuck, AlertRule(after_s=900.0)),
     "container_startup_timeout": (_startup, AlertRule(after_s=1200.0)),
-    "compute_node_unhealthy": (_unhealthy, AlertRule("critical", after_s=300.0, share=0.95)),
+    UNHEALTHY: (_unhealthy, AlertRule("critical", after_s=300.0, share=0.95)),
     "slow_task_execution": (_slow, AlertRule("info", factor=2.0)),
     "high_retry_rate": (_retries, AlertRule(share=0.2)),
     "docker_pull_slow": (_pull, AlertRule(after_s=300.0)),

@@ -15,7 +15,7 @@ from binascii import a2b_base64, b2a_base64
 from .clients import Client, Clients
 from .files import ENVIRON, SOCKET, make_key, read_file, sha256, write_atomic
 from .follow import FileFollower, Followers
-from .host import boot_id, cpu_times, expiry_in, memory_used, steady, time_left
+from .host import Load, boot_id, expiry_in, steady, time_left
 from .job import NEVER, Job
 from .jobs import Jobs
 from .main import owner_of_parent
@@ -69,7 +69,7 @@ class Server:
         self.notices: Notices | None = None
         self.evicted = False
         self.jobs.wants = self.on_wants
-        self.cpu = cpu_times()
+        self.load = Load()
         self.leaving = False
         self.done = False
 
@@ -447,16 +447,10 @@ class Server:
             self.done = True
             self.jobs.kill_everything("lost")
             return
-        busy, total = cpu_times()
-        share = (busy - self.cpu[0]) / max(total - self.cpu[1], 1e-9)
-        self.cpu = (busy, total)
-        disk = os.statvfs(".")
         told: dict[str, Any] = {
             "push": "beat",
             "at": time.time(),
-            "cpu": round(min(max(share, 0.0), 1.0), 3),
-            "memory": round(memory_used(), 3),
-            "disk": round(1 - disk.f_bavail / max(disk.f_blocks, 1), 3),
+            **self.load.told(),
             "jobs": {job.id: job.pulse(now) for job in self.jobs.live.values()},
         }
         self.clients.push(told)

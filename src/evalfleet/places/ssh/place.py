@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from evalfleet.channels.samples import Samples
+from evalfleet.channels.samples import Load, Samples
 from evalfleet.channels.ssh.target import (
     Access,
     HostDown,
@@ -347,11 +347,9 @@ class SshPlace(Preflight):
         verdict = self._fleet.standings[host].did
         return SshChannel(self._fleet.homes[host], machine.id, fence, self._secrets, on_load, verdict)
 
-    def _on_beat(
-        self, machine: MachineId, cpu: float, memory: float, disk: float, log_bytes: Mapping[str, int]
-    ) -> None:
+    def _on_beat(self, machine: MachineId, load: Load, log_bytes: Mapping[str, int]) -> None:
         self._fleet.heard(machine)
-        self._samples.keep(machine, cpu, memory, disk, log_bytes)
+        self._samples.keep(machine, load, log_bytes)
 
     async def close(self) -> None:
         if self._scan is not None:
