@@ -241,5 +241,6 @@ def test_a_corrected_score_command_grades_once_more_and_the_first_grade_stays(fl
         "a_1.0": 1.0,
         "a_2.0": 0.0,
     }
+    assert "graded again  1 task of 2 with another score, pass rate 50.0%; the first counts" in done.out
     # what counts is what was graded first
     assert [fleet.task(name)["score"] for name in ("a_1", "a_2")] == [0, 0]

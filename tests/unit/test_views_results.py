@@ -42,6 +42,7 @@ BEYOND = {
     "mean_score",
     "answered",
     "shortfall",
+    "graded_again",
     "grading_problem",
     "rerun_of",
     "provenance",

@@ -305,6 +305,15 @@ class ResultsCounts(TypedDict):
     mean_score: float | None
 
 
+class GradedAgain(TypedDict):
+    """What the newest grading says of tasks that were graded more than once."""
+
+    tasks: int
+    otherwise: Annotated[int, Meta(description="how many of them have another score than at first")]
+    succeeded: int
+    success_rate: Annotated[Rate | None, Meta(description="of those that got a score again")]
+
+
 class ResultsBeyond(TypedDict):
     """What the contract does not ask for, and people do."""
 
@@ -321,6 +330,7 @@ class ResultsBeyond(TypedDict):
     task_seconds: Annotated[dict[str, float | None], Meta(description="p50, p90 and max of scored tasks")]
     stop: Stop | None
     grading_problem: Annotated[str | None, Meta(description="why answers could not be graded")]
+    graded_again: Annotated[GradedAgain | None, Meta(description="what later gradings say; the first counts")]
     controllers: Annotated[int, Meta(description="how many have worked on it, one after another")]
     rerun_of: Annotated[str | None, Meta(description="the run whose tasks this one runs again")]
     refusals: list[Refusal]

@@ -13,6 +13,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import (
     Answered,
     Broken,
+    Grade,
     Micros,
     Outcome,
     Plan,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without
         AttemptOutcome,
         Cost,
         Figures,
+        GradedAgain,
         MachineResult,
         ModelShares,
         ProvenanceDocument,
@@ -319,11 +321,35 @@ def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
         "task_seconds": {name: _rounded(percentile(scored, share)) for name, share in shares.items()},
         "stop": None if stop is None else {"reason": stop.reason, "detail": stop.detail},
         "grading_problem": state.grading_problem or None,
+        "graded_again": _graded_again(state),
         "controllers": state.controllers,
         "rerun_of": state.plan.rerun_of or None,
         "refusals": refusals(state),
         "paused": state.paused is not None and state.ended_at is None,
         "steering": steering(state),
+    }
+
+
+def _graded_again(state: RunState) -> GradedAgain | None:
+    pairs: list[tuple[Outcome | None, Grade]] = []
+    for known in state.tasks.values():
+        attempt = state.attempts[known.decided_by] if known.decided_by else None
+        if attempt is None:
+            continue
+        later = attempt.grades[1:] if isinstance(attempt.outcome, Answered) else attempt.grades
+        if later:
+            pairs.append((known.outcome, later[-1]))
+    if not pairs:
+        return None
+    scores = [(first, grade) for first, grade in pairs if isinstance(grade, Scored)]
+    succeeded = sum(grade.success for _, grade in scores)
+    return {
+        "tasks": len(pairs),
+        "otherwise": sum(
+            not isinstance(first, Scored) or first.score != grade.score for first, grade in scores
+        ),
+        "succeeded": succeeded,
+        "success_rate": _rounded(succeeded / len(scores)) if scores else None,
     }
 
 
