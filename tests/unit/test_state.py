@@ -42,6 +42,8 @@ LIVE = (*COMING, "ready", "mending", "stopping", "stopped")
 
 def check_tasks(state: RunState) -> None:
     assert +state.counts == Counter(known.status for known in state.tasks.values())
+    unsettled = (k for k in state.tasks.values() if k.status in ("waiting", "running"))
+    assert +state.unsettled == Counter(state.kind(known.task) for known in unsettled)
     waiting = [known for known in state.tasks.values() if known.status == "waiting"]
     assert state.retries == sorted((k.not_before, k.index, k.task.id) for k in waiting if k.retrying)
     for lane, heap in enumerate(state.fresh):
@@ -93,7 +95,7 @@ def check_machines(state: RunState) -> None:
     live = [m for m in state.machines.values() if m.phase in LIVE]
     assert +state.live_by_offer == Counter(m.offer.key for m in live)
     taken = {m.lane for m in live if m.phase != "mending"}
-    lanes = max(state.limits.workers, len(state.fresh))
+    lanes = max(state.limits.workers, len(state.fresh) if state.dealt else 0)
     assert sorted(state.free_lanes) == [n for n in range(lanes) if n not in taken]
     due = {(deadline.at, deadline.machine) for deadline in state.deadlines}
     timed = [m for m in live if m.phase not in ("stopping", "stopped") and not m.unstarted]

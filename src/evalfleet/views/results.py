@@ -345,9 +345,7 @@ def _graded_again(state: RunState) -> GradedAgain | None:
     succeeded = sum(grade.success for _, grade in scores)
     return {
         "tasks": len(pairs),
-        "otherwise": sum(
-            not isinstance(first, Scored) or first.score != grade.score for first, grade in scores
-        ),
+        "otherwise": sum(getattr(first, "score", None) != grade.score for first, grade in scores),
         "succeeded": succeeded,
         "success_rate": _rounded(succeeded / len(scores)) if scores else None,
     }

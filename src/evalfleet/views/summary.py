@@ -88,8 +88,8 @@ def summary(results: Results, run_dir: Path | None = None, *, colours: bool = Fa
         ("mean score", "-" if results["mean_score"] is None else f"{results['mean_score']:.3f}"),
     ]
     if (again := results["graded_again"]) is not None:
-        told = f"{plural(again['otherwise'], 'task')} of {again['tasks']:,} with another score"
-        rows.append(("graded again", f"{told}, pass rate {percent(again['success_rate'])}; the first counts"))
+        many = f"{plural(again['otherwise'], 'task')} of {again['tasks']:,} with another score"
+        rows.append(("graded again", f"{many}, pass rate {percent(again['success_rate'])}; the first counts"))
     for model, part in list(results["by_model"].items())[:MODELS_SHOWN]:
         share = f"{percent(part['success_rate'])} ({part['succeeded']:,} of {part['scored']:,})"
         rows.append((clean(model, 40), f"{share}, 95% interval {interval(part['success_rate_ci'])}"))
