@@ -8,7 +8,7 @@ import socket
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -47,15 +47,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, 
     hostile = HOSTILE.replace("{folder}", str(fleet.folder)).replace("{{", "{").replace("}}", "}")
     fleet.bench(
         [
+            task(NASTY, hostile, domain=MARKUP),
             *(task(f"good_{n}", "score 1", domain="d") for n in range(3)),
             *(task(f"bad_{n}", f"echo 500 from /setup/{n} id {n}abcdef{n}9 >&2; exit 3") for n in range(3)),
             task("zero", "score 0", domain="d"),
-            task(NASTY, hostile, domain=MARKUP),
         ],
         steps="traj.jsonl",
     )
     done = fleet.run("--workers", "2", "--attempts", "2")
     assert done.code == 1, done
+    folder = fleet.home / fleet.task(NASTY)["artifacts"]
+    for name, where in (("passwd", "/etc/passwd"), ("root", "/")):  # a machine's own do not come home
+        (folder / name).symlink_to(where)
+    os.mkfifo(folder / "pipe")
     opened = dashboard(fleet)
     yield fleet, opened
     opened.process.interrupt()
@@ -173,7 +177,8 @@ def test_a_hostile_attempt_is_shown_and_leads_nowhere(finished: tuple[Fleet, Das
     _, opened = finished
     tables = opened.snapshot()
     assert tables.tasks[NASTY]["domain"] == MARKUP
-    base = f"/api/runs/r/attempts/{part(NASTY + '.0')}"
+    number = tables.tasks[NASTY]["attempt"]
+    base = f"/api/runs/r/attempts/{part(f'{NASTY}.{number}')}"
     found = opened.get(base)
     assert found["attempt"]["task"] == NASTY
     files = dict(found["files"])
@@ -182,9 +187,9 @@ def test_a_hostile_attempt_is_shown_and_leads_nowhere(finished: tuple[Fleet, Das
     assert not any(path.startswith("root") for path in files)
     assert found["steps"][0]["point"] == [3, 4]
 
-    log = opened.get(f"{base}/log?from=0&most=200")
-    assert log["text"].startswith("^[[2J^[]0;title^G <script>alert(1)</script> \\u202e gnirts \ufffd")
-    assert (log["from"], log["to"], log["live"]) == (0, 200, False)
+    log = opened.get(f"{base}/log?from=0&most=400")
+    assert "^[[2J^[]0;title^G <script>alert(1)</script> \\u202e gnirts \ufffd" in log["text"]
+    assert (log["from"], log["to"], log["live"]) == (0, 400, False)
     whole = "".join(
         opened.get(f"{base}/log?from={start}&most=500000")["text"] for start in range(0, log["size"], 500_000)
     )
@@ -327,15 +332,15 @@ def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> N
 # -- bad input ---------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_served_is_said_in_one_line(fleet: Fleet) -> None:
+def test_what_cannot_be_served_is_said_in_one_line(fleet: Fleet, say: Callable[..., str]) -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        fleet("serve", "--port", port).refused(f"port {port} is taken", "--port")
-    fleet("serve", "--port", "70000").refused("70000", "65535")
-    fleet("serve", "--host", "0.0.0.0").refused("other computers", "--yes", "ssh -L")
-    fleet("serve", "--host", "no.such.host.invalid", "--yes").refused("no.such.host.invalid")
+        assert f"port {port} is taken: name another with --port" in say("serve", "--port", port, code=2)
+    assert "it must be from 0 to 65535" in say("serve", "--port", "70000", code=2)
+    assert "say --yes, or reach this one by `ssh -L`" in say("serve", "--host", "0.0.0.0", code=2)
+    assert "no address of this computer" in say("serve", "--host", "no.such.invalid", "--yes", code=2)
     missing = fleet.folder / "without" / "starlette"
     missing.mkdir(parents=True)
     (missing / "__init__.py").write_text("raise ModuleNotFoundError(name='starlette')")
@@ -354,4 +359,4 @@ def test_what_cannot_be_served_is_said_in_one_line(fleet: Fleet) -> None:
     opened.ask("/api/runs").refused(409, "newer evalfleet")
     opened.process.interrupt()
     opened.process.wait()
-    fleet("serve", "--port", "0").refused("newer evalfleet", "upgrade")
+    assert "newer evalfleet" in say("serve", "--port", "0", code=2)
