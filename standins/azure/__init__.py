@@ -18,10 +18,11 @@ is set before or meanwhile: `azure.faults`, `azure.cloud.quota.limits`, `azure.c
 
 from __future__ import annotations
 
+from standins.cloud.hosts import Hosts
+from standins.cloud.machines import Records
+
 from .cloud import Timing
 from .faults import Bucket, Failed, Late, Lost, Policy, Refused, SlowBoot, Stuck, Throttled
-from .hosts import Hosts
-from .machines import Records
 from .standin import StandIn
 
 __all__ = [

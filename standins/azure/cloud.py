@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from standins.cloud.clock import Clock
+from standins.cloud.machines import Machines
+from standins.cloud.meters import Meters
+
 from .catalog import Catalog
-from .clock import Clock
 from .faults import Faults
 from .kind import Kind, canonical
-from .machines import Machines
-from .meters import Meters
 from .operations import Operation, Operations
 from .quota import Capacity, Quota
 from .store import Group, Resource, Store, extra_of

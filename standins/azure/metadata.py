@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from . import serving
+from standins.cloud import serving
+
 from .vms import VirtualMachines, Vm
 from .words import Json
 
 if TYPE_CHECKING:
+    from standins.cloud.hosts import Hosts
+
     from .cloud import Cloud
-    from .hosts import Hosts
 
 
 @dataclass(eq=False)

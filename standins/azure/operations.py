@@ -9,7 +9,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from .clock import Clock
+from standins.cloud.clock import Clock
+
 from .words import Answer, ArmError, Call, Json
 
 PREEMPTED = ArmError(

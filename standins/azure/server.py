@@ -15,7 +15,8 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from . import serving
+from standins.cloud import serving
+
 from .arm import Arm
 from .cloud import Cloud
 from .faults import Failed, Late, Lost, Refused, Stuck, Throttled, refusal

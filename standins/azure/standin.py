@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from evalfleet.lab.network import GATEWAY
+from standins.cloud import tls
+from standins.cloud.clock import Clock
+from standins.cloud.hosts import METADATA, Hosts
+from standins.cloud.machines import Machines, Records
+from standins.cloud.meters import Meters
 
-from . import addresses, galleries, network, security, tls
+from . import addresses, galleries, network, security
 from .arm import Arm
-from .clock import Clock
 from .cloud import Cloud, Timing
 from .deployments import Deployments
 from .disks import Disks, plain_kinds
 from .faults import Faults
 from .groups import Groups, Locks
-from .hosts import METADATA, Hosts
 from .identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
-from .machines import Machines, Records
 from .metadata import Metadata
-from .meters import Meters
 from .power import Power
 from .schedules import Schedules
 from .server import MSI_PATH, Server

@@ -8,11 +8,12 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from standins.cloud.machines import Guest, MachineTrouble
+
 from . import firewall
 from .addresses import Interfaces
 from .disks import DISK, Disks
 from .kind import Kind, merged, reference
-from .machines import Guest, MachineTrouble
 from .network import PIP
 from .quota import Place, vm_uses
 from .store import Resource

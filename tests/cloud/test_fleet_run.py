@@ -14,7 +14,7 @@ from evalfleet.model import Broken, Cause, Scored
 from evalfleet.sim import ledger
 from evalfleet.state import RunState
 from standins.azure import Failed, StandIn, Stuck, Throttled
-from standins.azure.hosts import Hosts
+from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.desk import AzureDesk
 from tests.cloud.places import GROUP, left

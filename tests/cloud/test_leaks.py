@@ -21,7 +21,7 @@ from evalfleet.lab import Lab, LabError, system
 from evalfleet.model import SECOND, Micros, after
 from evalfleet.planning.workspace import Workspace
 from standins.azure import StandIn
-from standins.azure.hosts import Hosts
+from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.desk import AzureDesk
 from tests.cloud.places import left

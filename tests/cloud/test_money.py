@@ -16,7 +16,7 @@ from evalfleet.places.azure.sizes import size_of
 from evalfleet.places.azure.template import LEAST_LIFE_S
 from evalfleet.views.stats import machines_usd
 from standins.azure import StandIn
-from standins.azure.hosts import Hosts
+from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.desk import AzureDesk
 from tests.cloud.places import SIZE, left

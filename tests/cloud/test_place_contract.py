@@ -13,7 +13,7 @@ from evalfleet.lab import Lab
 from evalfleet.ports import Place
 from evalfleet.testing import Harness, PlaceContract, ShellHarness
 from standins.azure import StandIn
-from standins.azure.hosts import Hosts
+from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import left, place
 from tests.lab.marks import Marks, leave

@@ -20,7 +20,7 @@ from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import Fence
 from evalfleet.testing.harness import find, raised
 from standins.azure import Failed, Late, Lost, StandIn, Throttled
-from standins.azure.hosts import Hosts
+from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.places import HOME, SIZE, left, offer, place
 from tests.cloud.rest import Rest, network

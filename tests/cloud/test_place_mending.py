@@ -18,7 +18,7 @@ from evalfleet.ports import Fence
 from evalfleet.state import MachineState, RunState
 from evalfleet.testing.harness import find, raised
 from standins.azure import StandIn
-from standins.azure.hosts import Hosts
+from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.desk import AzureDesk
 from tests.cloud.places import left, offer, place

@@ -18,14 +18,28 @@ from typing import Any
 import yaml
 
 from .machines import Guest
-from .words import names
 
 SEED = "var/lib/cloud/seed"
 LOG = "var/log/cloud-init.log"
-HANDLED = names(
-    "users ssh_authorized_keys ssh_keys write_files bootcmd runcmd hostname disable_root "
-    "ssh_deletekeys ssh_genkeytypes ssh_pwauth preserve_hostname final_message output "
-    "manage_etc_hosts system_info"
+HANDLED = frozenset(
+    [
+        "users",
+        "ssh_authorized_keys",
+        "ssh_keys",
+        "write_files",
+        "bootcmd",
+        "runcmd",
+        "hostname",
+        "disable_root",
+        "ssh_deletekeys",
+        "ssh_genkeytypes",
+        "ssh_pwauth",
+        "preserve_hostname",
+        "final_message",
+        "output",
+        "manage_etc_hosts",
+        "system_info",
+    ]
 )
 FIRST_UID = 1001
 

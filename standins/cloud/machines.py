@@ -67,7 +67,7 @@ class Machines(Protocol):
 
 
 class Records:
-    """No machines: only what Azure would say of them."""
+    """No machines: only what the cloud would say of them."""
 
     is_flat = False
 

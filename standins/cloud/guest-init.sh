@@ -25,7 +25,7 @@ status() {
   early="{\"errors\": [], \"finished\": $begun, \"start\": $begun}"
   stage="\"modules-final\""
   [ "$ended" = null ] || stage=null
-  printf '{"v1": {"datasource": "DataSourceAzure [seed=/dev/sr0]", "init-local": %s, "init": %s, "modules-config": %s, "modules-final": %s, "stage": %s}}\n' \
+  printf '{"v1": {"datasource": "DataSourceCloud", "init-local": %s, "init": %s, "modules-config": %s, "modules-final": %s, "stage": %s}}\n' \
     "$early" "$early" "$early" "$final" "$stage" > /run/cloud-init/status.part
   mv /run/cloud-init/status.part /run/cloud-init/status.json
 }
@@ -42,7 +42,7 @@ final() {
     date -u +%FT%TZ > /var/lib/cloud/instance/boot-finished
   fi
   errors=$(sed 's/.*/"&"/' /run/cloud-init/errors 2>/dev/null | paste -sd, -)
-  echo "{\"v1\": {\"datasource\": \"DataSourceAzure\", \"errors\": [$errors]}}" > /run/cloud-init/result.part
+  echo "{\"v1\": {\"datasource\": \"DataSourceCloud\", \"errors\": [$errors]}}" > /run/cloud-init/result.part
   status "$(date +%s.%N)"
   mv /run/cloud-init/result.part /run/cloud-init/result.json
   echo "cloud-init: finished" >&2
