@@ -113,6 +113,12 @@ def test_no_answer_is_no_notice(answer: bytes) -> None:
     assert not is_taken(answer, MATCH)
 
 
+def test_an_answer_may_be_one_word() -> None:
+    assert is_taken(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nTRUE\n", {"text": "TRUE"})
+    assert not is_taken(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nFALSE\n", {"text": "TRUE"})
+    assert not is_taken(b"", {"text": "TRUE"})
+
+
 def test_what_an_earlier_version_watched_for_is_left_alone(tmp_path: Path) -> None:
     with hosting(tmp_path / "machine") as host:
         host.kill()

@@ -18,7 +18,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.places.azure.answers import fault_of, refusal
-from evalfleet.places.azure.arm import CallRate, login_fault
+from evalfleet.places.azure.arm import login_fault
 from evalfleet.places.azure.names import moment, names_of, plain, stamp
 from evalfleet.places.azure.prices import FILE, AzurePriceBook, disk
 from evalfleet.places.azure.sizes import size_of
@@ -33,6 +33,7 @@ from evalfleet.places.azure.template import (
     names_standard,
     shutdown_at,
 )
+from evalfleet.places.vm.place import CallRate
 from evalfleet.places.vm.price_book import save_prices
 from evalfleet.places.vm.ssh_access import SshKeys
 from evalfleet.ports import PlaceContext, Price, PriceTable

@@ -95,12 +95,15 @@ class Notices:
 
 
 def is_taken(answer: bytes, match: dict[str, Any]) -> bool:
-    """Does an answer, a JSON object, tell that we are to go?
+    """Does an answer tell that we are to go?
 
-    `match` names the list that is looked at (`list`) and what one of its items must have (`fields`): for each
-    field one value, which the item has there, or among others. Upper and lower case are the same.
+    `match` has the word that the answer then is (`text`). Or the answer is a JSON object: then `match` names
+    the list that is looked at (`list`) and what one of its items must have (`fields`): for each field one
+    value, which the item has there, or among others. Upper and lower case are the same.
     """
     body = answer.partition(b"\r\n\r\n")[2]
+    if "text" in match:
+        return body.strip().lower() == match["text"].lower().encode()
     try:
         items = json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])[match["list"]]
         return any(all(_has(item[key], value) for key, value in match["fields"].items()) for item in items)

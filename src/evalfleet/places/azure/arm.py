@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from msgspec import Struct
 
 from evalfleet.clock import wall_seconds
+from evalfleet.places.vm.place import CallRate
 
 from .answers import ArmFault, Json, Problem, fault_of, rows, table
 from .settings import az_folder
@@ -59,20 +60,6 @@ class ArmEndpoint(Struct, frozen=True):
 
 
 _VM = re.compile(r"/providers/Microsoft\.Compute/virtualMachines/[^/?]+", re.IGNORECASE)
-
-
-class CallRate:
-    """So many calls at once, and so many a second in the long run. It has no clock: `now` is given."""
-
-    def __init__(self, most: float, per_s: float) -> None:
-        self._most, self._per_s = most, per_s
-        self._left, self._at = most, 0.0
-
-    def wait_s(self, now: float) -> float:
-        """Take one call from the allowance, and tell how long to wait before it."""
-        self._left = min(self._most, self._left + (now - self._at) * self._per_s) - 1.0
-        self._at = now
-        return max(0.0, -self._left / self._per_s)
 
 
 class _ArmAnswer(NamedTuple):

@@ -150,7 +150,7 @@ class VmLifecycle:
         """How a VM that runs is reached. Raises PlaceError."""
         with as_refusal(vm.name):
             address = await self._inventory.address(vm)
-        return RunningVm(vm.name, address, _notices(vm.name) if vm.spot else None)
+        return RunningVm(vm.name, address, notices=_notices(vm.name) if vm.spot else None)
 
     async def _still(self, machine: MachineId) -> Vm:
         """The VM as it is now: it may be gone while we wait for it."""

@@ -152,6 +152,20 @@ class VcpuCeiling:
             )
 
 
+class CallRate:
+    """So many calls at once, and so many a second in the long run. It has no clock: `now` is given."""
+
+    def __init__(self, most: float, per_s: float) -> None:
+        self._most, self._per_s = most, per_s
+        self._left, self._at = most, 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Take one call from the allowance, and tell how long to wait before it."""
+        self._left = min(self._most, self._left + (now - self._at) * self._per_s) - 1.0
+        self._at = now
+        return max(0.0, -self._left / self._per_s)
+
+
 def check_installed(place: str, modules: Iterable[str], extra: str) -> None:
     """Raises RequestError that names the extra of evalfleet to install, if one of the modules is missing."""
     for module in modules:

@@ -1,4 +1,5 @@
-"""How VMs are reached: by SSH, with keys that are made here: a host key for each VM, and one to come in with.
+"""How VMs are reached: by SSH, with a key that is made here, and a host key that is known beforehand: it is
+made here and given to the VM, or the VM makes it and the cloud's API tells it (`SshKeys.pin`).
 
 A VM that runs can be used once SSH answers, the supervisor is there and cloud-init is done.
 """
@@ -141,8 +142,9 @@ class KeyPair(Struct, frozen=True):
 class SshKeys:
     """The SSH keys of one place, as files under the home.
 
-    A VM gets its host key from us when it is made, so that it is known from the first connection on. Whoever
-    makes a key first has made it for all controllers of the home.
+    A VM gets its host key from us when it is made, or its cloud tells us which one it has made, so that it is
+    known from the first connection on. Whoever makes or pins a key first has done so for all controllers of
+    the home.
     """
 
     def __init__(self, folder: Path, login_key: str) -> None:
@@ -158,13 +160,22 @@ class SshKeys:
         return _read_or_make(self._host_path(machine))
 
     def has_host(self, machine: MachineId) -> bool:
-        """Was the machine's host key made in this home?"""
-        return self._host_path(machine).is_file()
+        """Is the machine's host key known in this home?"""
+        return self._host_path(machine).is_file() or self._pin_path(machine).is_file()
+
+    def pin(self, machine: MachineId, public: str) -> str:
+        """Take this for the machine's host key, unless one is known. Returns the one that counts."""
+        _write(self._pin_path(machine), public.strip() + "\n", only_new=True)
+        return self._pin_path(machine).read_text().strip()
+
+    def _host_public(self, machine: MachineId) -> str:
+        pinned = self._pin_path(machine)
+        return pinned.read_text().strip() if pinned.is_file() else self.of_host(machine).public
 
     def known_hosts(self, machine: MachineId, address: str, port: int, others: str = "") -> Path:
         """A file with the machine's host key at this address, and with `others`, the lines of other hosts."""
         where = address if port == 22 else f"[{address}]:{port}"
-        text = f"{where} {self.of_host(machine).public}\n{others}"
+        text = f"{where} {self._host_public(machine)}\n{others}"
         path = self._host_path(machine).with_suffix(".known_hosts")
         if not path.is_file() or path.read_text() != text:
             _write(path, text)
@@ -172,11 +183,14 @@ class SshKeys:
 
     def drop(self, machine: MachineId) -> None:
         key = self._host_path(machine)
-        for path in (key, key.with_suffix(".known_hosts")):
+        for path in (key, self._pin_path(machine), key.with_suffix(".known_hosts")):
             path.unlink(missing_ok=True)
 
     def _host_path(self, machine: MachineId) -> Path:
         return self._folder / "hosts" / f"{safe_name(machine)}.key"
+
+    def _pin_path(self, machine: MachineId) -> Path:
+        return self._host_path(machine).with_suffix(".pub")
 
 
 def _read_or_make(path: Path) -> KeyPair:
@@ -219,6 +233,8 @@ class RunningVm(Struct, frozen=True):
     """Its name in the cloud."""
     address: str
     """Where it is reached; empty while it has no address."""
+    missing: str = "has no address yet"
+    """What an empty `address` means: what it still lacks."""
     notices: Mapping[str, object] | None = None
     """Where the cloud tells the VM that it will be taken back; None if it never will."""
 
@@ -276,7 +292,7 @@ class Readiness:
 def address_of(vm: RunningVm) -> str:
     """Raises HostDown while it has none."""
     if not vm.address:
-        raise HostDown(f"{vm.name} has no address yet")
+        raise HostDown(f"{vm.name} {vm.missing}")
     return vm.address
 
 
