@@ -29,6 +29,7 @@ Group = Literal["place", "benchmark"]
 BUILT_IN: Mapping[Group, Mapping[str, str]] = {
     "place": {
         "azure_vm": "evalfleet.places.azure:AzurePlace",
+        "gce": "evalfleet.places.gce:GcePlace",
         "lab": "evalfleet.places.lab:LabPlace",
         "local": "evalfleet.places.local:LocalPlace",
         "ssh": "evalfleet.places.ssh:SshPlace",

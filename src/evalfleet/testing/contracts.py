@@ -205,7 +205,7 @@ class PlaceContract:
             seen = await h.bring_up(place)
             await place.extend(seen.id, 6 * h.unit_s)
         else:
-            seen = await h.bring_up(place, expires_s=6 * h.unit_s)
+            seen = await h.bring_up(place, expires_s=6 * h.unit_s + h.boot_s)
         await _ends_with_its_machine(h, place, seen, AttemptId("t.0"))
 
     @promise

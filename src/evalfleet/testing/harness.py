@@ -31,6 +31,8 @@ class Harness(ABC):
     pool: str = "contract"
     unit_s: float = 0.5
     patience_s: float = 60.0
+    boot_s: float = 0.0
+    """How much of the life of a machine that cannot be extended its start may take."""
     silent_s: float = 10.0
     capacity: int | None = None
     keeps_files: bool = True

@@ -163,6 +163,10 @@ class SshKeys:
         """Is the machine's host key known in this home?"""
         return self._host_path(machine).is_file() or self._pin_path(machine).is_file()
 
+    def hosts(self) -> set[MachineId]:
+        """The machines of this home whose host keys are pinned, and that were not deleted yet."""
+        return {MachineId(path.stem) for path in (self._folder / "hosts").glob("*.pub")}
+
     def pin(self, machine: MachineId, public: str) -> str:
         """Take this for the machine's host key, unless one is known. Returns the one that counts."""
         _write(self._pin_path(machine), public.strip() + "\n", only_new=True)

@@ -1,0 +1,86 @@
+"""Tokens: a service account's key, signed assertions, and what they are exchanged for."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import time
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from .words import PROJECT, Answer, ApiError, Json
+
+EMAIL = f"tester@{PROJECT}.iam.gserviceaccount.com"
+GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+
+
+class Identity:
+    """One service account, and the tokens that it was given."""
+
+    def __init__(self) -> None:
+        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self._numbers = itertools.count(1)
+        self._tokens: dict[str, float] = {}
+        self.lasts_s = 3600
+        """How long a token is good for."""
+        self.is_disabled = False
+        """Is the account switched off?"""
+
+    def write_key(self, path: Path, token_uri: str) -> None:
+        """The file that GOOGLE_APPLICATION_CREDENTIALS names."""
+        private = self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        key = {
+            "type": "service_account",
+            "project_id": PROJECT,
+            "private_key_id": "1",
+            "private_key": private.decode(),
+            "client_email": EMAIL,
+            "client_id": "1",
+            "token_uri": token_uri,
+        }
+        path.write_text(json.dumps(key))
+        path.chmod(0o600)
+
+    def exchange(self, form: dict[str, str]) -> Answer:
+        """A token for a signed assertion."""
+        if (
+            form.get("grant_type") != GRANT
+            or self.is_disabled
+            or not self._is_signed(form.get("assertion", ""))
+        ):
+            return Answer(400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
+        token = f"ya29.stand-in-{next(self._numbers)}"
+        self._tokens[token] = time.monotonic() + self.lasts_s
+        return Answer(200, {"access_token": token, "expires_in": self.lasts_s, "token_type": "Bearer"})
+
+    def _is_signed(self, assertion: str) -> bool:
+        head, _, signature = assertion.rpartition(".")
+        try:
+            claims: Json = json.loads(_decoded(head.partition(".")[2]))
+            self._key.public_key().verify(
+                _decoded(signature), head.encode(), padding.PKCS1v15(), hashes.SHA256()
+            )
+        except (InvalidSignature, ValueError):
+            return False
+        return claims.get("iss") == EMAIL and claims.get("exp", 0) > time.time()
+
+    def check(self, header: str) -> None:
+        """Raises ApiError unless the header has a token that is good."""
+        token = header.removeprefix("Bearer ")
+        if self._tokens.get(token, 0.0) <= time.monotonic():
+            message = "Request had invalid authentication credentials."
+            raise ApiError(401, "authError", message, info="ACCESS_TOKEN_EXPIRED" if token else "")
+
+    def revoke(self) -> None:
+        """No token that was given is good any more."""
+        self._tokens.clear()
+
+
+def _decoded(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
