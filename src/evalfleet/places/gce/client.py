@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from evalfleet.clock import wall_seconds
 from evalfleet.places.vm.place import CallRate
 
 from .answers import GoogleFault, Json, Problem, fault_of, is_rate_limit, operation_fault, table
@@ -90,7 +91,7 @@ class ComputeClient:
 
     def now(self) -> float:
         """The time as Google has it: what it is told to do at a time, it does by its own clock."""
-        return time.time() + self.skew_s
+        return wall_seconds() + self.skew_s
 
     @property
     def skew_s(self) -> float:
@@ -224,7 +225,7 @@ class ComputeClient:
             at = parsedate_to_datetime(date or "").timestamp()
         except ValueError:
             return
-        self.ahead_s = at - time.time()
+        self.ahead_s = at - wall_seconds()
 
     async def close(self) -> None:
         if self._session is not None:
