@@ -103,7 +103,7 @@ def is_taken(answer: bytes, match: dict[str, Any]) -> bool:
     """
     body = answer.partition(b"\r\n\r\n")[2]
     if "text" in match:
-        return body.strip().lower() == match["text"].lower().encode()
+        return body.strip().lower() == str(match["text"]).lower().encode()
     try:
         items = json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])[match["list"]]
         return any(all(_has(item[key], value) for key, value in match["fields"].items()) for item in items)
