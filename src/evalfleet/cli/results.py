@@ -124,16 +124,34 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="FORMAT",
-        help="md (default), json, csv, junit, github; or a benchmark: a folder for its own tools",
+        help="md (default), json, csv, junit, github; html: one file to send, with replays; site: the same "
+        "as a folder; or a benchmark: a folder for its own tools",
     )
-    parser.add_argument("-o", metavar="PATH", dest="path", help="write here instead of standard output")
+    parser.add_argument(
+        "-o",
+        metavar="PATH",
+        dest="path",
+        help="write here, not to standard output; html: not to RUN.html",
+    )
     parser.add_argument("--json", action="store_true", help="the same as --format json")
+    parser.add_argument(
+        "--screens",
+        metavar="WHICH",
+        help="html, site: screenshots: none, last (of each task; default of html), all (of site)",
+    )
+    parser.add_argument(
+        "--most-mb",
+        metavar="MB",
+        type=float,
+        help="html: at most so large (default 25)",
+    )
 
 
 def report(args: argparse.Namespace) -> int:
     """Write a run's report: md to read, csv to compute with, json for programs, junit for CI.
 
-    github prints annotations of a workflow, and adds the md report to the job's summary.
+    github prints annotations of a workflow, and adds the md report to the job's summary. html is the
+    dashboard of the run in one file: it opens from disk, without a network.
     """
     from pathlib import Path
 
@@ -146,6 +164,13 @@ def report(args: argparse.Namespace) -> int:
     if args.json and args.format not in (None, "json"):
         raise RequestError(f"--json is --format json: leave it out, or --format {args.format}")
     format = args.format or ("json" if args.json else "md")
+    if format in ("html", "site"):
+        from evalfleet.web.export import write_report
+
+        print(write_report(Workspace.here(), run.name, format, args.path, args.screens, args.most_mb))
+        return 0
+    if args.screens is not None or args.most_mb is not None:
+        raise RequestError("--screens and --most-mb are for --format html and site")
     if format not in FORMATS:
         print("\n".join(run.export(format, Path(args.path or f"{run.name}-{format}"))))
         return 0

@@ -125,10 +125,12 @@ def settings_of(kind: PlaceKind | BenchmarkKind) -> tuple[Setting, ...]:
 
 
 def _find(group: Group, name: str) -> object:
-    options = known(group)
-    target = options.get(name, name)
-    if ":" not in target:
-        raise RequestError(f"{group} {name!r} is unknown; {hint(name, options)}")
+    target = BUILT_IN[group].get(name, name)
+    if ":" not in target:  # all that is installed is looked through only for others' names: that takes long
+        options = known(group)
+        if name not in options:
+            raise RequestError(f"{group} {name!r} is unknown; {hint(name, options)}")
+        target = options[name]
     return _checked(group, target, _import(group, target))
 
 

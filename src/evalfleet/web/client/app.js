@@ -84,5 +84,8 @@ function Shell() {
 
 listen();
 listenForKeys();
+addEventListener("beforeprint", () => {
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
+});
 if (embedded && !location.hash.slice(1)) about().then((file) => file.runs.length === 1 && location.replace(link(["runs", file.runs[0]])));
 render(html`<${Shell} />`, document.getElementById("app"));

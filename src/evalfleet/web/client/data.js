@@ -67,6 +67,7 @@ export async function picture(path) {
   if (!urls.has(path)) {
     const image = (await documents()).images[path];
     if (!image) return null;
+    if (image.url) return image.url;
     const raw = Uint8Array.from(atob(document.getElementById(image.id).textContent.trim()), (c) => c.charCodeAt(0));
     urls.set(path, URL.createObjectURL(new Blob([raw], { type: image.type })));
   }

@@ -86,7 +86,7 @@ export function Log({ run, attempt }) {
   if (error && !log) return html`<${Problem} error=${error} />`;
   if (!log) return html`<${Skeleton} rows=${8} />`;
   return html`<div class="log-head"><input type="search" placeholder="search the log" aria-label="search the log" value=${text} onInput=${(event) => setText(event.target.value)} /><span class="quiet">${bytes(log.size)}${log.live ? " · grows" : ""}</span>${log.from > 0 && !embedded && html`<button type="button" onClick=${earlier}>earlier</button>`}${log.from > 0 && embedded && html`<span class="quiet">its end; the rest is left out</span>`}</div>
-    <pre class="log" tabindex="0" role="region" aria-label="log" ref=${box} onScroll=${(event) => { const node = event.currentTarget; stick.current = node.scrollHeight - node.scrollTop - node.clientHeight < 30; }}>${lines.map((line, n) => html`<span key=${n} class=${BAD.test(line.slice(0, LINE)) ? "bad" : ""}>${`${plain(line, LINE)}\n`}</span>`)}${!log.size && html`<span class="quiet">nothing was written</span>`}</pre>`;
+    <pre class="log" tabindex="0" role="region" aria-label="log" ref=${box} onScroll=${(event) => { const node = event.currentTarget; stick.current = node.scrollHeight - node.scrollTop - node.clientHeight < 30; }}>${lines.map((line, n) => html`<span key=${n} class=${BAD.test(line.slice(0, LINE)) ? "bad" : ""}>${`${plain(line, LINE)}\n`}</span>`)}${!log.size && html`<span class="quiet">${plain(log.problem ?? "nothing was written")}</span>`}</pre>`;
 }
 
 /** Model calls; those that were tried again for the same thing stand in one row. */

@@ -97,6 +97,7 @@ export class RunStore extends Signal {
   take(snapshot) {
     this.seq = snapshot.seq;
     this.run = snapshot.run;
+    this.taken = snapshot.now;
     this.skew = snapshot.now - Date.now();
     const others = { tasks: snapshot.tasks, machines: snapshot.machines };
     this.machines = new Table(snapshot.machines);
@@ -175,7 +176,7 @@ export class RunStore extends Signal {
 
   /** The server's time; of a run that is over, when it ended: nothing of it goes on. */
   now() {
-    return this.run?.ended ?? (embedded ? this.run?.started : Date.now() + this.skew);
+    return this.run?.ended ?? (embedded ? this.taken : Date.now() + this.skew);
   }
 
   use() {

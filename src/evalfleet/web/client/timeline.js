@@ -22,10 +22,12 @@ function laid(store) {
     const own = lanes.get(row[at.machine]);
     if (!own || row[at.started] === null) continue;
     const lane = row[at.lane] ?? 0;
-    while (own.length <= lane && own.length < 64) own.push({ machine: own[0].machine, lane: own.length, attempts: [] });
-    own[Math.min(lane, own.length - 1)].attempts.push(row);
+    let line = own.find((each) => each.of === lane || each.of === undefined);
+    if (!line) own.push((line = { machine: own[0].machine, lane: own.length, attempts: [] }));
+    line.of = lane;
+    line.attempts.push(row);
   }
-  const all = [...lanes.values()].flat();
+  const all = [...lanes.values()].flatMap((own) => own.sort((a, b) => a.of - b.of).map((line, lane) => ({ ...line, lane })));
   for (const lane of all) lane.attempts.sort((a, b) => a[at.started] - b[at.started]);
   return all;
 }
@@ -320,9 +322,16 @@ export function Timeline({ store, query }) {
       scheme.removeEventListener("change", again);
     };
   }, []);
+  const draw = useRef(null);
+  draw.current = () => canvas.current && new Drawing(canvas.current, store, rows, view, top, height).draw();
+  useEffect(() => draw.current());
   useEffect(() => {
-    new Drawing(canvas.current, store, rows, view, top, height).draw();
-  });
+    // Paper is white: it is drawn anew, in the colours of print, before the page is taken.
+    const print = matchMedia("print");
+    const changed = () => draw.current();
+    print.addEventListener("change", changed);
+    return () => print.removeEventListener("change", changed);
+  }, []);
 
   const label = () => (canvas.current.clientWidth < 600 ? LABEL_NARROW : LABEL);
   const time = (x) => view[0] + ((x - label()) / Math.max(1, canvas.current.clientWidth - label())) * (view[1] - view[0]);
@@ -387,9 +396,10 @@ export function Timeline({ store, query }) {
     event.stopPropagation();
     does();
   };
+  const exact = (ms) => clock(ms, view[0]) + (view[1] - view[0] < 600_000 ? `:${String(new Date(ms).getSeconds()).padStart(2, "0")}` : "");
   const told = `Timeline of ${count(store.machines.rows.length)} machines and ${count(store.attempts.rows.length)} attempts, from ${clock(view[0])} to ${clock(view[1])}. The same is in the tables of machines and tasks.`;
   return html`<section class="panel timeline" aria-labelledby="timeline-head"><header><h2 id="timeline-head">Timeline</h2><span class="spring"></span>
-    <span class="quiet only-wide">${clock(view[0])} to ${clock(view[1])} · ${percent((view[1] - view[0]) / (full[1] - full[0]), 0)} of it</span>
+    <span class="quiet only-wide">${exact(view[0])} to ${exact(view[1])} · ${percent((view[1] - view[0]) / (full[1] - full[0]), 0)} of it</span>
     <span class="buttons"><button type="button" onClick=${() => by(0.6)} aria-label="zoom in" title="zoom in (+)">+</button><button type="button" onClick=${() => by(1.6)} aria-label="zoom out" title="zoom out (-)" disabled=${view === full}>−</button><button type="button" onClick=${() => zoom(...full)} title="all of it (0)" disabled=${view === full}>all</button></span></header>
     <div class="canvas-box" style=${{ height: `${height}px` }}>
       <canvas ref=${canvas} tabindex="0" role="img" aria-label=${told} data-size=${size} onMouseMove=${moved} onMouseLeave=${() => { setHint(null); setDrag(null); }}

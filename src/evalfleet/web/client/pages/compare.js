@@ -28,8 +28,8 @@ const signed = (share) => `${share > 0 ? "+" : share < 0 ? "−" : "±"}${Math.a
 
 function Comparison({ value, query }) {
   const { first, second, corners, rate, score } = value;
-  return html`<p class=${`conclusion ${value.real ? "real" : ""}`}><${Text}>${value.conclusion}</${Text}></p>
-    ${value.differences.length > 0 && html`<${Panel} title="Not alike" id="unlike-head" className="attention"><ul>${value.differences.map((line, n) => html`<li key=${n}><span class="bang" aria-hidden="true">!</span><span class="grow"><${Text}>${line}</${Text}></span></li>`)}</ul></${Panel}>`}
+  return html`${value.differences.length > 0 && html`<${Panel} title="Not alike" id="unlike-head" className="attention"><ul>${value.differences.map((line, n) => html`<li key=${n}><span class="bang" aria-hidden="true">!</span><span class="grow"><${Text}>${line}</${Text}></span></li>`)}</ul></${Panel}>`}
+    <p class=${`conclusion ${value.real ? "real" : ""}`}><${Text}>${value.conclusion}</${Text}></p>
     <div class="cards">
       <${Panel} title="Difference" id="difference-head" more=${html`<span class="quiet">${plural(value.paired, "task")} in both</span>`}>
         ${rate ? html`<${Spread} difference=${rate} name="success" />${score && html`<${Spread} difference=${score} name="mean score" />`}<p class="quiet small">95% interval, ${plain(rate.method, 120)}${value.p === null ? "" : `; exact McNemar p = ${value.p}, held against ${value.level}`}</p>` : html`<p class="quiet">No task has a score in both.</p>`}</${Panel}>

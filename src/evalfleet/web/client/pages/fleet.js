@@ -1,13 +1,54 @@
 // What is there beside runs: pools, machines of this home, and where the money went.
 import { html } from "../base.js";
 import { clock, count, duration, instant, number, plain, usd, words } from "../format.js";
-import { Facts, Problem, Skeleton, Text, Unknown, useDocument } from "../parts.js";
+import { At, Facts, Figure, Problem, Skeleton, Text, Unknown, useDocument } from "../parts.js";
 import { link } from "../route.js";
 
 const ABOUT = { pools: "Machines with a name that outlive runs.", machines: "What this home has at its places now.", money: "What was spent, by run and by what it was spent on." };
 const EMPTY = { pools: "This home has no named pools.", machines: "No machine of this home is up.", money: "Nothing was spent yet." };
 
 export function FleetPage({ what }) {
+  return what === "money" ? html`<${MoneyPage} />` : html`<${ListPage} what=${what} />`;
+}
+
+/** By owner, place and model; then every run. What is unknown is not counted as nothing. */
+function MoneyPage() {
+  const { value, error } = useDocument("/api/money", 15_000);
+  const runs = value ? asItems(value.runs) : [];
+  const caps = new Map((value?.owners ?? []).map(([owner, cap]) => [owner, cap]));
+  const all = sums(runs, () => "all")[0];
+  return html`<main id="main" tabindex="-1"><div class="head"><h1>Money</h1><span class="quiet">${ABOUT.money}</span></div>
+    ${error && html`<${Problem} error=${error} />`}${!value && !error && html`<${Skeleton} rows=${6} />`}
+    ${value && !runs.length && html`<p class="empty">${EMPTY.money}</p>`}
+    ${all && html`<dl class="figures"><div><dt>machines</dt><dd><${Sum} sum=${all.machine_usd} /></dd></div><div><dt>models</dt><dd><${Sum} sum=${all.model_usd} /></dd></div><div><dt>runs</dt><dd>${count(all.runs)}</dd></div></dl>
+    <div class="cards">${["owner", "place", "model"].map((by) => html`<${Sums} key=${by} by=${by} rows=${sums(runs, (run) => run[by])} caps=${by === "owner" ? caps : null} />`)}</div>
+    <section class="panel" aria-label="runs"><header><h2>Runs</h2></header><div class="scroll-x" tabindex="0" role="region" aria-label="runs and their costs"><table><thead><tr><th scope="col">run</th><th scope="col">started</th><th scope="col">status</th><th scope="col">owner</th><th scope="col">model</th><th scope="col" class="r">machines</th><th scope="col" class="r">models</th><th scope="col" class="r">budget</th></tr></thead><tbody>
+      ${runs.slice(0, 1000).map((run) => html`<tr key=${run.name}><th scope="row"><a href=${link(["runs", run.name])}><${Text} most=${80}>${run.name}</${Text}></a></th><td><${At} ms=${run.started} /></td><td>${run.status}</td><td><${Value} name="owner" value=${run.owner} /></td><td><${Value} name="model" value=${run.model} /></td><td class="r"><${Figure} value=${run.machine_usd} of=${usd} why="its place tells no prices" /></td><td class="r"><${Figure} value=${run.model_usd} of=${usd} why="its model calls were not metered" /></td><td class="r"><${Figure} value=${run.budget_usd} of=${usd} why="none was set" /></td></tr>`)}</tbody></table></div>${runs.length > 1000 && html`<p class="quiet">and ${count(runs.length - 1000)} older ones, which the sums hold too</p>`}</section>`}</main>`;
+}
+
+function sums(runs, by) {
+  const groups = new Map();
+  for (const run of runs) {
+    const name = by(run) || "none was named";
+    const group = groups.get(name) ?? { name, runs: 0, machine_usd: { sum: 0, unknown: 0 }, model_usd: { sum: 0, unknown: 0 } };
+    group.runs += 1;
+    for (const key of ["machine_usd", "model_usd"]) {
+      if (run[key] === null) group[key].unknown += 1;
+      else group[key].sum += run[key];
+    }
+    groups.set(name, group);
+  }
+  return [...groups.values()].sort((a, b) => b.machine_usd.sum + b.model_usd.sum - a.machine_usd.sum - a.model_usd.sum);
+}
+
+const Sum = ({ sum }) => html`<span title=${sum.unknown ? `without ${count(sum.unknown)} runs that nobody can tell it of` : ""}>${usd(sum.sum)}${sum.unknown ? html`<span class="quiet"> + ?</span>` : null}</span>`;
+
+function Sums({ by, rows: all, caps }) {
+  return html`<section class="panel" aria-label=${`by ${by}`}><header><h2>By ${by}</h2></header><div class="scroll-x"><table><thead><tr><th scope="col">${by}</th><th scope="col" class="r">runs</th><th scope="col" class="r">machines</th><th scope="col" class="r">models</th>${caps?.size ? html`<th scope="col" class="r">a month</th>` : null}</tr></thead><tbody>
+    ${all.slice(0, 20).map((row) => html`<tr key=${row.name}><th scope="row"><${Text} most=${40}>${row.name}</${Text}></th><td class="r">${count(row.runs)}</td><td class="r"><${Sum} sum=${row.machine_usd} /></td><td class="r"><${Sum} sum=${row.model_usd} /></td>${caps?.size ? html`<td class="r"><${Figure} value=${caps.get(row.name)} of=${usd} why="no limit was set" /></td>` : null}</tr>`)}</tbody></table></div></section>`;
+}
+
+function ListPage({ what }) {
   const { value, error } = useDocument(`/api/${what}`, 15_000);
   const parts = value === null ? [] : sections(value);
   return html`<main id="main" tabindex="-1"><div class="head"><h1>${what[0].toUpperCase() + what.slice(1)}</h1><span class="quiet">${ABOUT[what]}</span></div>

@@ -12,9 +12,9 @@ export function MachinePage({ name, id }) {
   const { value, error } = useDocument(api("runs", name, "machines", id), store.run?.live ? 10_000 : 0);
   const row = store.value && store.machines.item(id);
   const machine = value && !Array.isArray(value.machine) ? { ...row, ...value.machine } : row;
-  const phases = value?.phases ?? machine?.phases ?? [];
+  const phases = joined(value?.phases ?? machine?.phases ?? []);
   const now = store.value ? store.now() : Date.now();
-  const own = store.value ? attemptsOf(store, id) : [];
+  const own = store.value ? attemptsOf(store, machine?.id ?? id) : [];
   return html`<main id="main" tabindex="-1">${store.value && html`<${RunHead} store=${store} here="machine" />`}
     <div class="head sub"><h2><${Text} most=${80}>${machine?.name ?? id}</${Text}></h2>${machine && html`<span class="quiet">${[machine.place, machine.offer, machine.region, words(machine.phase)].filter(Boolean).map((word) => plain(word, 60)).join(" · ")}</span><span><${Figure} value=${machine.usd} of=${usd} why="its place tells no prices" /></span>`}<span class="spring"></span>${may && store.run?.live && machine && !machine.why && html`<${Vnc} run=${name} id=${id} />`}</div>
     ${error && html`<${Problem} error=${error} />`}${machine?.why && html`<p><${Text} most=${600}>${machine.why}</${Text}></p>`}
@@ -25,6 +25,17 @@ export function MachinePage({ name, id }) {
       <${Panel} title="Attempts" id="attempts-head" more=${html`<span class="quiet">${count(own.length)}</span>`}>${own.length ? html`<div class="scroll-x"><table><tbody>${own.slice(0, 200).map((attempt) => html`<tr key=${attempt.id}><td><${Mark} outcome=${attempt.outcome} word /></td><th scope="row"><a href=${attemptLink(name, attempt.task, attempt.number)}><${Text} most=${60}>${attempt.id}</${Text}></a></th><td>${words(attempt.cause)}</td><td class="r">${attempt.started ? duration(((attempt.ended ?? now) - attempt.started) / 1000) : ""}</td></tr>`)}</tbody></table></div>` : html`<p class="quiet">None ran on it.</p>`}</${Panel}>
     </div>
     ${value?.series?.rows?.length > 1 ? html`<${Series} series=${value.series} />` : value && html`<p class="quiet">No samples of its load were kept.</p>`}</main>`;
+}
+
+/** Phases of one name that follow each other are one. */
+function joined(phases) {
+  const all = [];
+  for (const [name, from, to] of phases) {
+    const last = all[all.length - 1];
+    if (last && last[0] === name && last[2] === from) last[2] = to;
+    else all.push([name, from, to]);
+  }
+  return all;
 }
 
 function attemptsOf(store, id) {
