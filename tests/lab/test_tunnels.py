@@ -79,12 +79,23 @@ def test_tunnel_vnc_and_screenshot(fleet: Fleet) -> None:
     (port,) = ports(vnc, r"(\S+): http://127\.0\.0\.1:(\d+)/").values()
     assert get(port) == PNG + b"host-1"
     assert "worker-2: nothing was prepared; `evalfleet pool prepare p waa`" in vnc.err
+    link = f"http://127.0.0.1:{port}/"
+    assert link in fleet("pool", "status", "p").out
+    shown = {row["name"]: row["screen"] for row in fleet("pool", "status", "p", "--json").json["machines"]}
+    assert shown == {"worker-1": None, "worker-2": link}
+    killed = fleet.start("pool", "vnc", "p", "worker-1")
+    ports(killed, r"(\S+): http://127\.0\.0\.1:(\d+)/")
+    killed.kill()
+    assert fleet("pool", "status", "p").out.count("http://") == 1, (
+        "the link of one that was killed is no link"
+    )
     with socket.create_connection(("127.0.0.1", port)):  # a browser that never hangs up
         for process in (tunnel, vnc):
             process.interrupt()
             assert process.wait().code == 0
     with pytest.raises(OSError, match="refused"):
         get(port)
+    assert "http://" not in fleet("pool", "status", "p").out
 
 
 @needs_lab

@@ -8,15 +8,21 @@ only installed one that can do what is asked.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import msgspec
 
 from evalfleet.benchmarks.loaded import Appliance, HostVerb, Screen
 from evalfleet.errors import RequestError
-from evalfleet.model import Ended
-from evalfleet.names import hint
+from evalfleet.model import Ended, MachineId
+from evalfleet.names import hint, safe_name
 from evalfleet.planning.plugins import benchmark_kind, known
 from evalfleet.planning.sources import benchmark_source
 from evalfleet.planning.workspace import Workspace
@@ -24,12 +30,13 @@ from evalfleet.state import MachineState
 
 from .pool_machine import ActionResult
 from .pools import Pool
-from .tunnels import fetch, open_tunnels
+from .tunnels import HERE, Tunnel, fetch, open_tunnels
 
 LOOK_S = 20.0
 """How long something that is only looked at may take."""
 PICTURE_S = 10.0
 MOST_BYTES = 64 << 20
+LINKS = ".screens"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -128,6 +135,62 @@ def _installed() -> list[BenchmarkAppliance]:
             if (appliance := benchmark_kind(name).appliance) is not None:
                 found.append(BenchmarkAppliance(name, appliance))
     return found
+
+
+# -- links to screens ----------------------------------------------------------------------------
+
+
+class ScreenLinks:
+    """The links to screens that one process keeps open, in a file that others read.
+
+    The file is locked for as long as they are open, so that nobody shows those of a process that was killed.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._path = _links_folder(pool) / f"{socket.gethostname()}-{os.getpid()}.json"
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._path, "wb")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)
+        self._file.close()
+
+    def keep(self, tunnels: Sequence[Tunnel]) -> None:
+        self._file.write(msgspec.json.encode({tunnel.machine.id: link_to(tunnel) for tunnel in tunnels}))
+        self._file.flush()
+
+
+def link_to(tunnel: Tunnel) -> str:
+    return f"http://{HERE}:{tunnel.here}/"
+
+
+def open_links(pool: Pool) -> dict[MachineId, str]:
+    """The links to the screens of a pool's machines that somebody keeps open on this computer."""
+    links: dict[MachineId, str] = {}
+    for path in sorted(_links_folder(pool).glob(f"{socket.gethostname()}-*.json")):
+        with suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:  # whoever wrote it lives
+                links |= msgspec.json.decode(file.read(), type=dict[MachineId, str])
+            else:
+                path.unlink(missing_ok=True)
+    return links
+
+
+def has_screens(pool: Pool, machines: Sequence[MachineState]) -> bool:
+    """Were machines prepared for a benchmark that has screens?"""
+    prepared = {machine.prepared for machine in machines} - {""}
+    appliances = (_of_prepared(pool.workspace, benchmark) for benchmark in sorted(prepared))
+    return any(appliance is not None and appliance.screen is not None for appliance in appliances)
+
+
+def _links_folder(pool: Pool) -> Path:
+    return pool.store.home / safe_name(pool.name) / LINKS
 
 
 # -- doing ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from evalfleet.benchmarks.benchmark_file import BenchmarkFile
 from evalfleet.benchmarks.tasks import TaskLine
 from evalfleet.errors import RequestError
 from evalfleet.events import Event
-from evalfleet.model import Micros
+from evalfleet.model import MachineId, Micros
 from evalfleet.named_pools import PoolView
 from evalfleet.names import hint
 from evalfleet.planning.plugins import PlugIn
@@ -60,8 +60,14 @@ from .pool_machine import ActionResult
 # -- documents -------------------------------------------------------------------------------------
 
 
-def pool_document(view: PoolView, now: Micros, answers: Sequence[ActionResult] | None = None) -> PoolDocument:
-    """A pool as it is now; with `answers`, what its machines said when they were asked."""
+def pool_document(
+    view: PoolView,
+    now: Micros,
+    answers: Sequence[ActionResult] | None = None,
+    screens: Mapping[MachineId, str] | None = None,
+) -> PoolDocument:
+    """A pool as it is now; with `answers`, what its machines said when they were asked; with `screens`, the
+    links to those."""
     return {
         "pool": view.name,
         "place": ", ".join(view.state.plan.places),
@@ -74,13 +80,17 @@ def pool_document(view: PoolView, now: Micros, answers: Sequence[ActionResult] |
             "usd_per_hour": round(hourly_usd(view.state, now), 6),
             "prices_as_of": prices_as_of(view.state),
         },
-        "machines": [_pool_machine(view, machine, now, answers) for machine in view.machines],
+        "machines": [_pool_machine(view, machine, now, answers, screens) for machine in view.machines],
         "refusals": refusals(view.state),
     }
 
 
 def _pool_machine(
-    view: PoolView, machine: MachineState, now: Micros, answers: Sequence[ActionResult] | None
+    view: PoolView,
+    machine: MachineState,
+    now: Micros,
+    answers: Sequence[ActionResult] | None,
+    screens: Mapping[MachineId, str] | None,
 ) -> PoolMachineRow:
     row: PoolMachineRow = {
         "name": machine.name,
@@ -97,6 +107,8 @@ def _pool_machine(
     if answers is not None:
         found = [answer for answer in answers if answer.machine.id == machine.id]
         row["probe"] = None if not found else found[0].problem or "ok"
+    if screens is not None:
+        row["screen"] = screens.get(machine.id)
     return row
 
 

@@ -511,6 +511,11 @@ class PoolMachineRow(TypedDict):
     cost_usd: float
     delete_refused: Annotated[str | None, Meta(description="why its place does not delete it")]
     probe: NotRequired[Annotated[str | None, Meta(description="`ok` or a problem; only with --probe")]]
+    screen: NotRequired[
+        Annotated[
+            str | None, Meta(description="the link that `pool vnc` keeps open; only if it has a screen")
+        ]
+    ]
 
 
 class PoolDocument(TypedDict):

@@ -109,13 +109,15 @@ async def vnc(args: argparse.Namespace) -> int:
     owner, screen = appliances.screen_of(pool, machines, args.benchmark)
 
     def show(tunnels: Sequence[Tunnel]) -> None:
+        links.keep(tunnels)
         for tunnel in tunnels if not args.json else ():
-            print(f"{tunnel.machine.name}: http://127.0.0.1:{tunnel.here}/", flush=True)
+            print(f"{tunnel.machine.name}: {appliances.link_to(tunnel)}", flush=True)
         if bare := [tunnel.machine.name for tunnel in tunnels if not tunnel.machine.prepared]:
             hint = f"{owner.set_up(pool.name)} {owner.appliance.what} up"
             print(f"evalfleet: note: {', '.join(bare)}: nothing was prepared; {hint}", file=sys.stderr)
 
-    return await carry(pool, machines, [(screen.port, screen.port)], show, as_json=args.json)
+    with appliances.ScreenLinks(pool) as links:
+        return await carry(pool, machines, [(screen.port, screen.port)], show, as_json=args.json)
 
 
 def screenshot_arguments(parser: argparse.ArgumentParser) -> None:

@@ -59,7 +59,10 @@ def status_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def status(args: argparse.Namespace) -> int:
-    """Show a pool's machines: where they are, how they are, and which run has them."""
+    """Show a pool's machines: where they are, how they are, and which run has them.
+
+    Where they have screens, also the links to those that `pool vnc` keeps open.
+    """
     from evalfleet.api import appliances, pools
     from evalfleet.planning.workspace import Workspace
 
@@ -67,7 +70,10 @@ async def status(args: argparse.Namespace) -> int:
 
     pool = pools.open_pool(Workspace.here(), args.name)
     answers = await appliances.probe(pool) if args.probe else None
-    show(pool.view(), as_json=args.json, answers=answers)
+    view = pool.view()
+    screens = appliances.open_links(pool)
+    has_screens = bool(screens) or appliances.has_screens(pool, view.machines)
+    show(view, as_json=args.json, answers=answers, screens=screens if has_screens else None)
     return 1 if answers is not None and any(answer.problem for answer in answers) else 0
 
 

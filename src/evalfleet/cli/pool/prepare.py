@@ -80,10 +80,12 @@ async def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool)
     pool.catch_up()
     await pool.control()
     await follow(pool)
+    view = pool.view()
+    told = pool_document(view, pool.workspace.now())
     if as_json:
-        print(json.dumps({**pool_document(pool.view(), pool.workspace.now()), "image": image_facts(made)}))
+        print(json.dumps({**told, "image": image_facts(made)}))
     else:
-        print(f"{text(pool.view())}\n\n{_words(pool.name, machine.name, made, setup_s)}")
+        print(f"{text(view, told)}\n\n{_words(pool.name, machine.name, made, setup_s)}")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evalfleet.api.documents import answer_row, pool_document
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from evalfleet.api.pool_machine import ActionResult
     from evalfleet.api.pools import Pool
     from evalfleet.events import Record
+    from evalfleet.model import MachineId
     from evalfleet.named_pools import PoolView
     from evalfleet.state import RunState
-    from evalfleet.views.documents import PoolCost
+    from evalfleet.views.documents import PoolCost, PoolDocument
 
 
 async def follow(pool: Pool) -> RunState:
@@ -62,8 +63,16 @@ def print_problems(answers: Sequence[ActionResult]) -> int:
     return 1 if problems else 0
 
 
-def show(view: PoolView, *, as_json: bool, answers: Sequence[ActionResult] | None = None) -> None:
-    print(json.dumps(pool_document(view, WallClock().now(), answers)) if as_json else text(view, answers))
+def show(
+    view: PoolView,
+    *,
+    as_json: bool,
+    answers: Sequence[ActionResult] | None = None,
+    screens: Mapping[MachineId, str] | None = None,
+) -> None:
+    """`answers` of machines that were asked, and links to their `screens`, if they have any."""
+    told = pool_document(view, WallClock().now(), answers, screens)
+    print(json.dumps(told) if as_json else text(view, told))
 
 
 def _cost(cost: PoolCost) -> list[str]:
@@ -73,14 +82,17 @@ def _cost(cost: PoolCost) -> list[str]:
     return [f"cost: {usd(cost['machines_usd'])} so far, {usd(cost['usd_per_hour'])} an hour now{of_when}"]
 
 
-def text(view: PoolView, answers: Sequence[ActionResult] | None = None) -> str:
-    told = pool_document(view, WallClock().now(), answers)
+def text(view: PoolView, told: PoolDocument) -> str:
     columns = ["name", "address", "status", "run", "prepared"]
-    columns += (["probe"] if answers is not None else []) + (["cost"] if told["cost"]["machines_usd"] else [])
+    columns += [
+        name for name in ("probe", "screen") if any(machine.get(name) for machine in told["machines"])
+    ]
+    columns += ["cost"] if told["cost"]["machines_usd"] else []
     rows = [
         [usd(machine["cost_usd"]) if column == "cost" else machine.get(column) for column in columns]
         for machine in told["machines"]
     ]
+    closed = [m["name"] for m in told["machines"] if m["prepared"] and m.get("screen", "none") is None]
     missing = told["workers"] - len(rows)
     head = f"pool {view.name}: {plural(len(rows), 'machine')} on {told['place']}"
     if view.expires_at is not None:
@@ -90,6 +102,8 @@ def text(view: PoolView, answers: Sequence[ActionResult] | None = None) -> str:
         asked = "more was" if missing == 1 else "more were"
         lines += ["", f"{missing} {asked} asked for: `evalfleet pool start {view.name}` tries again"]
         lines += ["", refusals_table(told["refusals"])] if told["refusals"] else []
+    if closed:
+        lines += ["", f"screens: `evalfleet pool vnc {view.name}` opens a link to each"]
     if undeleted := undeleted_lines(told["machines"]):
         lines += ["", undeleted]
     lines += ["", told["warning"]] if told["warning"] else []
