@@ -42,6 +42,8 @@ BENCHES: dict[str, str] = {
     "azure-first-run": "an empty region, and deletes that Azure refuses: how soon each is known",
     "hostile": "attacks of attempts on their machine and its neighbours, on each isolation",
     "isolation-cost": "ms that an attempt takes as a user of its own, beside none",
+    "hal-overhead": "CPU and seconds of a HAL task beyond its agent's own (HAL_REPO, HAL_PYTHON)",
+    "hal-fleet": "200 tasks of HAL on 50 lab hosts, a tenth of them lost, the controller killed twice",
     "azure-leak": "the controller killed at 200 moments: what is left and billed after `reap`",
 }
 

@@ -41,6 +41,8 @@ FIGURES = {
     "isolation-cost": {"shared_none_ms", "shared_user_ms", "busy_user_more_ms", "counted"},
     "azure-fleet": {"imports", "3_machines", "counted"},
     "azure-first-run": {"deployments_canary", "deployments_at_once", "refused_delete_told", "counted"},
+    "hal-overhead": {"cpu_s_a_task", "s_a_task", "counted"},
+    "hal-fleet": {"lines", "scores", "machines_left", "counted"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {
@@ -67,9 +69,20 @@ AGAINST = {
     "isolation-cost": set[str](),
     "azure-fleet": set[str](),
     "azure-first-run": {"ideal"},
+    "hal-overhead": {"hal_local_runner"},
+    "hal-fleet": set[str](),
     "azure-leak": set[str](),
 }
-NEED_LAB = ("first-contact", "ssh-dispatch", "ssh-scale", "lost-host", "waa-154", "waa-faults", "azure-fleet")
+NEED_LAB = (
+    "first-contact",
+    "hal-fleet",
+    "ssh-dispatch",
+    "ssh-scale",
+    "lost-host",
+    "waa-154",
+    "waa-faults",
+    "azure-fleet",
+)
 NEED_CHECKOUT = () if os.environ.get("WAA_CHECKOUT") else ("waa-faults",)
 
 

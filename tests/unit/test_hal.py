@@ -19,7 +19,7 @@ from evalfleet.benchmarks.hal.host import attempt
 from evalfleet.benchmarks.hal.settings import HalSettings, resolved
 from evalfleet.benchmarks.hal.tree import HalResultReader, read_run
 from evalfleet.errors import FleetError, RequestError
-from evalfleet.model import AttemptId, Broken, Cause, Grade, Scored, Task, TaskId
+from evalfleet.model import AttemptId, Broken, Cause, Grade, Needs, Scored, Task, TaskId
 from evalfleet.ports import Answer
 from standins.hal import copy_to
 
@@ -219,17 +219,19 @@ def test_what_hal_cannot_do_is_refused_in_one_line(hal: Hal) -> None:
     refused("pip install 'weave<0.54'")
 
 
-def test_tasks_that_need_a_gpu_are_refused_unless_told_otherwise(hal: Hal) -> None:
+def test_tasks_that_ask_for_a_gpu_need_a_machine_with_one_unless_told_otherwise(hal: Hal) -> None:
     quiz = json.loads((hal.repo / "data/quiz.json").read_text("utf-8"))
     quiz["right"]["gpu"] = True
     (hal.repo / "data/quiz.json").write_text(json.dumps(quiz), "utf-8")
     listing.cache_clear()
     loaded = HalBenchmark.load("hal", hal.settings(), hal.folder, hal.folder / "home")
+    assert [task.needs for task in loaded.settled(loaded.tasks)][:2] == [Needs(gpus=1), None]
+    loaded = HalBenchmark.load("hal", hal.settings(gpu_tasks="refuse"), hal.folder, hal.folder / "home")
     with pytest.raises(RequestError, match=r"1 of the chosen tasks need a GPU \(right\)"):
         loaded.settled(loaded.tasks)
     assert len(loaded.settled(loaded.tasks[1:])) == len(loaded.tasks) - 1
     loaded = HalBenchmark.load("hal", hal.settings(gpu_tasks="run"), hal.folder, hal.folder / "home")
-    assert len(loaded.settled(loaded.tasks)) == len(loaded.tasks)
+    assert [task.needs for task in loaded.settled(loaded.tasks)] == [None] * len(loaded.tasks)
 
 
 def test_requirements_that_cannot_be_installed_fail_with_pips_words(tmp_path: Path) -> None:

@@ -336,11 +336,17 @@ def _request(args: argparse.Namespace, workspace: Workspace) -> RunRequest:
 
 
 def _model_keys(workspace: Workspace, env_file: str | None) -> list[str]:
-    """Keys of models that are set here: HAL gives its agents the whole environment, we give them these."""
+    """Keys of models, and addresses, that are set here: HAL gives its agents the whole environment.
+
+    Where models are metered, their calls go through the meter, whose address takes the place of those.
+    """
     from evalfleet.planning.models import vendors
 
-    merged = workspace.environment(env_file)
-    return sorted({key for vendor in vendors().values() for key in vendor.keys if merged.get(key)})
+    merged, known = workspace.environment(env_file), vendors().values()
+    names = {key for vendor in known for key in vendor.keys}
+    if workspace.config.model is None:
+        names |= {variable for vendor in known for variable in vendor.urls}
+    return sorted(name for name in names if merged.get(name))
 
 
 def _conda_python(name: str, workspace: Workspace) -> str:

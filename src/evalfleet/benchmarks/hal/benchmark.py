@@ -217,7 +217,7 @@ class HalBenchmark:
             "python": settings.agent_python,
         }
         env = {"EVALFLEET_HAL": msgspec.json.encode(order).decode()}
-        command = Command(("python3", f"{PROGRAM}/attempt.py"), env, settings.secrets)
+        command = Command(("python3", "-S", f"{PROGRAM}/attempt.py"), env, settings.secrets)
         return in_container(command, settings.image, ContainerSettings()) if settings.image else command
 
     def outcome(self, task: Task, ended: Ended, healthy: bool) -> Outcome:
@@ -312,7 +312,10 @@ def _task(settings: HalSettings, task: str) -> Task:
 
 def _settled(settings: HalSettings, told: Told, task: Task) -> Task:
     digest = _contents(settings, told, task.id).digest()
-    return msgspec.structs.replace(task, own={"digest": f"task-{digest}"})
+    matched = settings.gpu_tasks == "match" and _wants_gpu(told.tasks[task.id])
+    return msgspec.structs.replace(
+        task, own={"digest": f"task-{digest}"}, needs=Needs(gpus=1) if matched else None
+    )
 
 
 def _fit(settings: HalSettings, told: Told, chosen: Sequence[Task]) -> Sequence[Task]:

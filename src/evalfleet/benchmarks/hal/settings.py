@@ -81,9 +81,12 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     grade_timeout_s: Annotated[float, Meta(gt=0, description="of one call of HAL's grader")] = 7200.0
     gpu_tasks: Annotated[
-        Literal["refuse", "run"],
-        Meta(description="run: tasks that ask for a GPU, too; your machines have one"),
-    ] = "refuse"
+        Literal["match", "refuse", "run"],
+        Meta(
+            description="tasks that ask for a GPU: run them on machines that say they have one (match), not "
+            "at all (refuse), or anywhere (run)"
+        ),
+    ] = "match"
     agent_name: Annotated[str, Meta(description="what HAL's own files call the agent")] = ""
     agent_version: Annotated[str, Meta(description="the agent's version, for HAL's own files")] = ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,8 @@ class Quiz:
     def evaluate_output(self, agent_output: Outputs, run_id: str) -> Any:
         with open("graded.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(sorted(agent_output)) + "\n")
+        while os.path.exists("hold"):
+            time.sleep(0.05)
         if os.path.exists("no_docker"):
             raise RuntimeError("Error while fetching server API version: docker is not there")
         plain = {name: self._answer(output) for name, output in agent_output.items()}
