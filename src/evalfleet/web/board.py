@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from evalfleet import events as ev
 from evalfleet.controller import folder_of
@@ -151,17 +154,17 @@ class Board:
         """All rows, as the snapshot has them: cells that repeat are numbers of a dictionary's entries."""
         with self.lock, _uncollected(True):
             state = self.state
-            tasks = [task_row(state, known, now) for known in state.tasks.values()]
-            attempts = [attempt_row(state, attempt, now) for attempt in state.attempts.values()]
-            machines = [self.machine_row(machine, now) for machine in state.machines]
-            indexes = {
-                "tasks": {row[0]: n for n, row in enumerate(tasks)},
-                "machines": {row[0]: n for n, row in enumerate(machines)},
+            indexes: dict[str, dict[str, int]] = {
+                "task": {id: n for n, id in enumerate(state.tasks)},
+                "machine": {id: n for n, id in enumerate(state.machines)},
             }
+            tasks = (task_row(state, known, now) for known in state.tasks.values())
+            attempts = (attempt_row(state, attempt, now) for attempt in state.attempts.values())
+            machines = (self.machine_row(machine, now) for machine in state.machines)
             return {
                 "tasks": _table(TASK_COLUMNS, tasks, TASK_DICTIONARIES, indexes),
                 "attempts": _table(ATTEMPT_COLUMNS, attempts, ATTEMPT_DICTIONARIES, indexes),
-                "machines": {"columns": MACHINE_COLUMNS, "rows": machines},
+                "machines": _table(MACHINE_COLUMNS, machines, (), indexes),
             }
 
     def machine_row(self, id: MachineId, now: Micros) -> Row:
@@ -265,33 +268,36 @@ def _usd(state: RunState, attempts: Sequence[AttemptState], now: Micros) -> floa
     """What machines and models cost for these attempts, as far as that is known; None: it was free."""
     usd = 0.0
     for attempt in attempts:
-        usd += attempt_usd(state, attempt, now) + (attempt_model_usd(attempt) or 0.0)
+        usd += attempt_usd(state, attempt, now)
+        if attempt.outcome is not None or attempt.metered is not None:
+            usd += attempt_model_usd(attempt) or 0.0
     return round(usd, 5) or None
 
 
 def _table(
     columns: Sequence[str],
-    rows: list[Row],
+    rows: Iterator[Row],
     dictionaries: Sequence[str],
-    indexes: Mapping[str, Mapping[str, int]],
+    indexes: Mapping[str, dict[str, int]],
 ) -> dict[str, Any]:
-    """The rows themselves are changed: cells of these columns become numbers."""
-    named: dict[str, Any] = {}
-    for column in dictionaries:
-        place = columns.index(column)
-        other = indexes.get(f"{column}s")
-        if other is not None:
-            named[column] = f"{column}s"
-            for row in rows:
+    """Rows are encoded some at a time, so that there are never all of them: there may be very many."""
+    numbers = {column: dict(indexes.get(column, {})) for column in dictionaries}
+    named = [(columns.index(column), entries) for column, entries in numbers.items()]
+    pieces: list[bytes] = []
+    while some := list(islice(rows, 2000)):
+        for row in some:
+            for place, entries in named:
                 if row[place] is not None:
-                    row[place] = other[row[place]]
-            continue
-        numbers: dict[str, int] = {}
-        for row in rows:
-            if row[place] is not None:
-                row[place] = numbers.setdefault(row[place], len(numbers))
-        named[column] = list(numbers)
-    return {"columns": columns, "rows": rows, "dictionaries": named}
+                    row[place] = entries.setdefault(row[place], len(entries))
+        pieces.append(msgspec.json.encode(some)[1:-1])
+    return {
+        "columns": columns,
+        "rows": msgspec.Raw(b"[" + b",".join(pieces) + b"]"),
+        "dictionaries": {
+            column: f"{column}s" if column in indexes else list(entries)
+            for column, entries in numbers.items()
+        },
+    }
 
 
 @contextmanager

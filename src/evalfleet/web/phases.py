@@ -19,6 +19,10 @@ _BEGINS: dict[type, str] = {
     ev.MachineStopped: "stopped",
     ev.MachineCondemned: "ending",
 }
+_NOTED = {
+    *(ev.MachineRequested, ev.MachineAllocated, ev.MachineUp, ev.MachineReady, ev.MachineStep),
+    *(ev.MachineMending, ev.MachineSilent, ev.MachineDeleted, *_BEGINS),
+}
 
 
 class Phases:
@@ -33,6 +37,8 @@ class Phases:
     def note(self, state: RunState, record: ev.Record) -> None:
         """Take in an event that is part of the state already."""
         event, at = record.event, record.at
+        if type(event) not in _NOTED:  # nearly all are of attempts, and none of ours
+            return
         match event:
             case ev.MachineRequested(machine):
                 self._of.setdefault(machine, [])
