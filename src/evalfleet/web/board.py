@@ -89,12 +89,12 @@ class Board:
         self.lock = threading.RLock()
         self._store = store
         self._phases = Phases()
+        self._untold = Touched()
         self._progress: dict[AttemptId, Progress] = {}
         self._machine_rows: dict[MachineId, Row] = {}
 
-    def advance(self) -> Touched:
+    def advance(self) -> None:
         """Take in what was recorded since. Raises RequestError: there is no such run; JournalError."""
-        touched = Touched()
         with self.lock, _uncollected(self.seq == 0):
             first = self.seq == 0
             for record in self._store.read(self.run, self.seq):
@@ -102,9 +102,15 @@ class Board:
                 self._phases.note(self.state, record)
                 self.seq = record.seq
                 if not first:
-                    touched.note(self.state, record.event)
+                    self._untold.note(self.state, record.event)
             self.state.touched_machines.clear()
             self.state.touched_attempts.clear()
+
+    def news(self) -> Touched:
+        """What has changed since this was last asked, by whom it is told to all watchers."""
+        with self.lock:
+            self.advance()
+            touched, self._untold = self._untold, Touched()
             return touched
 
     def since(self, seq: int) -> Touched:

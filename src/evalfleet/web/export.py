@@ -25,8 +25,9 @@ from evalfleet.version import __version__
 from evalfleet.views.format import plural
 
 from .files import Logs, attempt_document, read_image
-from .hub import Hub, WatchedRun
+from .hub import Hub
 from .triage import Triage
+from .watched import WatchedRun
 
 if TYPE_CHECKING:
     from evalfleet.planning.workspace import Workspace

@@ -3,295 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
-
-import msgspec
+from collections.abc import AsyncGenerator
+from typing import Any
 
 from evalfleet.api.home import list_runs
-from evalfleet.api.run import Run
-from evalfleet.api.steering import machine_of
-from evalfleet.channels.samples import Sample, read_series
+from evalfleet.controller import folder_of
 from evalfleet.errors import FleetError, JournalError, RequestError
-from evalfleet.files import replace
+from evalfleet.journal import StreamInfo
 from evalfleet.model import Alerting
 from evalfleet.planning.workspace import Workspace
-from evalfleet.state import RunState
-from evalfleet.views.alerting import situation_of
-from evalfleet.views.alerts import Alert, holding
-from evalfleet.views.follow import Follower
-from evalfleet.views.results import RunSummary, machine_entry, summarised
+from evalfleet.views.results import RunSummary
 from evalfleet.views.stats import eta_s
 
-from .board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, Board, Touched, attempt_row
-from .head import RUN_COLUMNS, head, instant, run_row
-
-if TYPE_CHECKING:
-    from evalfleet.views.documents import Results
+from .board import Board
+from .head import RUN_COLUMNS, instant, run_row
+from .watched import CALM_S, WatchedRun, kept_snapshot
 
 LOOK_S = 0.25
 """How often the journal of a run that somebody watches is looked at."""
-CALM_S = 2.0
-"""The same of one that has ended: it may be taken up again, or deleted. Machines' loads are read as often."""
-HEAD_S = 5.0
-"""Figures that time alone changes are sent as often."""
-SHARE = 0.05
-"""Of the time: at most so much goes into figures that cost more the more tasks a run has."""
-COMMENT_S = 10.0
+PING_S = 10.0
+"""A page that has heard nothing for longer is late."""
 BEHIND = 200
 """A watcher who has not taken so many messages is cut off: it comes back, and is told what it has missed."""
-KEPT = ".dashboard.json.gz"
-KEPT_VERSION = 1
 MOST_TASKS = 250_000
 """So many tasks of runs that nobody watches are kept in memory, together."""
 
 log = logging.getLogger(__name__)
 
 
-class _Kept(msgspec.Struct):
-    """The beginning of a snapshot that is kept as a file."""
-
-    version: int
-    seq: int
-
-
-class _Paced:
-    """Something that is made anew at most for a small share of the time."""
-
-    def __init__(self, least_s: float) -> None:
-        self._least_s, self._next = least_s, 0.0
-
-    @property
-    def due(self) -> bool:
-        return time.monotonic() >= self._next
-
-    def took(self, since: float) -> None:
-        end = time.monotonic()
-        self._next = end + max(self._least_s, (end - since) / SHARE)
-
-
-class _FoldedRun(Follower):
-    """A follower whose state is a board's."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self.run, self.seq = board.run, board.seq
-
-    @property
-    def state(self) -> RunState:  # type: ignore[override]
-        return self._board.state
-
-    def poll(self) -> list[Any]:
-        return []
-
-
-class WatchedRun:
-    """A run with its watchers. Methods with `look` or `snapshot` in their names are for threads."""
-
-    def __init__(self, workspace: Workspace, board: Board, created_at: int, alerting: Alerting) -> None:
-        self.board = board
-        self.created_at = created_at
-        self.used_at = time.monotonic()
-        self.watchers: set[asyncio.Queue[bytes | None]] = set()
-        self.follower: asyncio.Task[None] | None = None
-        self._workspace = workspace
-        self._alerting = alerting
-        self._snapshot: tuple[int, bytes] | None = None
-        self._snapshot_pace, self._head_pace = _Paced(1.0), _Paced(1.0)
-        self._summary: RunSummary | None = None
-        self._summary_pace = _Paced(1.0)
-        self._calm_at = self._head_at = 0.0
-        self._head_is_old = True
-        self._live = False
-
-    def run(self) -> Run:
-        """The same run, for what `api` does with one."""
-        return Run(self.board.home, self.board.run, follower=_FoldedRun(self.board))
-
-    # -- for threads -----------------------------------------------------------------------------
-
-    def look(self) -> bytes | None:
-        """What is new, as an event for browsers. Raises RequestError: the run is gone; JournalError."""
-        now = self._workspace.now()
-        touched = self.board.advance()
-        parts: dict[str, Any] = self.board.changes(touched, now)
-        calm = time.monotonic() >= self._calm_at
-        if calm:
-            self._calm_at = time.monotonic() + CALM_S
-            live = self._look_at_controller()
-            self._head_is_old |= live != self._live
-            self._live = live
-            self.board.look_at_progress(now)
-        if calm or "machines" in parts:
-            self._add_machines(parts, now)
-        self._head_is_old |= bool(touched)
-        aged = self._live and time.monotonic() >= self._head_at + HEAD_S
-        if (self._head_is_old or aged) and self._head_pace.due:
-            parts["run"] = self.head()
-            self._head_is_old = False
-        return _event(self.board.seq, now, parts) if parts else None
-
-    def _look_at_controller(self) -> bool:
-        store = self._workspace.records()
-        info = store.stream(self.board.run)
-        if info.created_at != self.created_at:
-            raise RequestError(f"run {self.board.run!r} was deleted, and another one has its name")
-        return store.held(info, self._workspace.now()) is not None
-
-    def _add_machines(self, parts: dict[str, Any], now: int) -> None:
-        """Also those whose step, load or cost has changed, which no event tells."""
-        rows = {row[0]: row for row in (*parts.get("machines", ()), *self.board.changed_machines(now))}
-        if rows:
-            parts["machines"] = list(rows.values())
-
-    def head(self) -> dict[str, Any]:
-        begun, now = time.monotonic(), self._workspace.now()
-        with self.board.lock:
-            state = self.board.state
-            alerts = self._alerts(now) if self._live else []
-            found = head(state, now, self._live, alerts)
-        self._head_at = time.monotonic()
-        self._head_pace.took(begun)
-        return found
-
-    def _alerts(self, now: int) -> list[Alert]:
-        return holding(situation_of(self.board.home, self.board.state, now), self._alerting)
-
-    def snapshot(self) -> bytes:
-        """All of the run, compressed. It may be as of a moment ago: the events that follow tell the rest."""
-        if self._snapshot is not None and (
-            self._snapshot[0] == self.board.seq or not self._snapshot_pace.due
-        ):
-            return self._snapshot[1]
-        begun, now = time.monotonic(), self._workspace.now()
-        self._live = self._look_at_controller()
-        with self.board.lock:
-            self.board.look_at_progress(now)
-            seq = self.board.seq
-            document = {
-                "seq": seq,
-                "now": now // 1000,
-                "run": self.head(),
-                **self.board.tables(now),
-            }
-            settled = self.board.state.ended_at is not None and not self.board.state.undeleted
-        packed = gzip.compress(msgspec.json.encode(document), compresslevel=5 if settled else 1)
-        self._snapshot = (seq, packed)
-        self._snapshot_pace.took(begun)
-        if settled and not self._live:
-            keep_snapshot(self.board.folder, seq, packed)
-        return packed
-
-    def summary(self) -> RunSummary:
-        """As `ls` has it."""
-        if self._summary is None or (self._summary.events != self.board.seq and self._summary_pace.due):
-            begun = time.monotonic()
-            with self.board.lock:
-                self.board.advance()
-                self._summary = summarised(self.board.state)
-            self._summary_pace.took(begun)
-        return self._summary
-
-    def results(self) -> Results:
-        """What `show --json` prints."""
-        with self.board.lock:
-            return self.run().results()
-
-    def machine(self, name: str) -> dict[str, Any]:
-        """One machine: its load over time, and what ran on it. Raises RequestError."""
-        with self.board.lock:
-            state, now = self.board.state, self._workspace.now()
-            id = machine_of(state, name)
-            machine = state.machines[id]
-            self.board.look_at_progress(now)
-            row = self.board.machine_row(id, now)
-            attempts = [each for each in state.attempts.values() if each.machine == id]
-            entry = machine_entry(machine, max(now, state.last_at) if state.undeleted else state.last_at)
-            rows = [attempt_row(state, each, now) for each in attempts]
-        samples = thinned(read_series(self.board.home, id))
-        return {
-            "machine": {**entry, **dict(zip(MACHINE_COLUMNS, row, strict=True))},
-            "phases": row[MACHINE_COLUMNS.index("phases")],
-            "series": {
-                "columns": ["at", "cpu", "memory", "disk"],
-                "rows": [[each.at // 1000, each.cpu, each.memory, each.disk] for each in samples],
-            },
-            "attempts": {"columns": ATTEMPT_COLUMNS, "rows": rows},
-        }
-
-    def wall(self) -> dict[str, Any]:
-        """The newest screenshot of every machine that is there."""
-        with self.board.lock:
-            state, now = self.board.state, self._workspace.now()
-            self.board.look_at_progress(now)
-            rows = [
-                dict(zip(MACHINE_COLUMNS, self.board.machine_row(m, now), strict=True)) for m in state.ready
-            ]
-        base = f"/api/runs/{quote(self.board.run, safe='')}/machines"
-        return {
-            "screens": [
-                [
-                    *(row["id"], row["attempt"], row["screen"], row["idle_since"]),
-                    f"{base}/{quote(row['id'], safe='')}/screen",
-                ]
-                for row in rows
-            ]
-        }
-
-    def missed(self, seq: int) -> bytes:
-        """What has changed since event number `seq`, for a watcher who was there then."""
-        now = self._workspace.now()
-        with self.board.lock:
-            touched = self.board.since(seq) if seq < self.board.seq else Touched()
-            parts: dict[str, Any] = self.board.changes(touched, now)
-            parts["run"] = self.head()
-            return _event(self.board.seq, now, parts)
-
-
-def _event(seq: int, now: int, parts: dict[str, Any]) -> bytes:
-    data = msgspec.json.encode({"seq": seq, "now": now // 1000, **parts})
-    return b"id: %d\ndata: %s\n\n" % (seq, data)
-
-
+PING = b"event: ping\ndata: {}\n\n"
+"""A comment would not reach the page."""
 GONE = b"event: gone\ndata: {}\n\n"
-
-
-MOST_SAMPLES = 2000
-
-
-def thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """No more than a page can draw."""
-    return samples[:: -(-len(samples) // MOST_SAMPLES)] if samples else samples
-
-
-# -- snapshots of settled runs, as files -------------------------------------------------------------
-
-
-def keep_snapshot(folder: Path, seq: int, packed: bytes) -> None:
-    """For the next time, where that may be written."""
-    head = msgspec.json.encode(_Kept(KEPT_VERSION, seq))
-    with suppress(OSError):
-        if folder.is_dir():
-            replace(folder / KEPT, head + b"\n" + packed)
-
-
-def kept_snapshot(folder: Path) -> tuple[int, bytes] | None:
-    """The number of its last event, and the snapshot, if one of this version is kept."""
-    try:
-        first, _, packed = (folder / KEPT).read_bytes().partition(b"\n")
-        kept = msgspec.json.decode(first, type=_Kept)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return (kept.seq, packed) if kept.version == KEPT_VERSION else None
-
-
-# -- all runs ------------------------------------------------------------------------------------------
 
 
 class Hub:
@@ -318,16 +62,19 @@ class Hub:
             self._forget_some()
             return watched
 
-    def _opened(self, run: str, known: WatchedRun | None) -> WatchedRun:
-        store = self.workspace.records()
-        info = store.stream(run)
+    def check(self, run: str) -> StreamInfo:
+        """For a thread. Raises RequestError if there is no such run."""
+        info = self.workspace.records().stream(run)
         if info.kind == "pool":
-            raise RequestError(f"{run!r} is a pool, not a run")
+            raise RequestError(f"{run!r} is a pool, not a run: `evalfleet pool status {run}` shows it")
+        return info
+
+    def _opened(self, run: str, known: WatchedRun | None) -> WatchedRun:
+        store, info = self.workspace.records(), self.check(run)
         if known is None or known.created_at != info.created_at:
             board = Board(self.workspace.home, store, run)
             known = WatchedRun(self.workspace, board, info.created_at, self._alerting)
-        if not known.watchers:  # else the one who tells them takes in what is new
-            known.board.advance()
+        known.board.advance()
         return known
 
     def _forget_some(self) -> None:
@@ -350,8 +97,8 @@ class Hub:
 
     def _kept(self, run: str) -> bytes | None:
         store = self.workspace.records()
-        store.stream(run)
-        kept = kept_snapshot(self.workspace.home / run)
+        self.check(run)
+        kept = kept_snapshot(folder_of(self.workspace.home, run))
         if kept is None or next(iter(store.read(run, kept[0])), None) is not None:
             return None
         return kept[1]
@@ -393,6 +140,11 @@ class Hub:
 
     async def events(self, run: str, after: int | None) -> AsyncGenerator[bytes]:
         """The stream of one watcher, from event number `after` on."""
+        if after is not None and run not in self._runs:
+            async for quiet in self._quiet(run, after):
+                yield quiet
+                if quiet is GONE:
+                    return
         watched = await self.open(run)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND)
         watched.watchers.add(queue)
@@ -404,9 +156,9 @@ class Hub:
                 yield await asyncio.to_thread(watched.missed, after)
             while True:
                 try:
-                    message = await asyncio.wait_for(queue.get(), COMMENT_S)
+                    message = await asyncio.wait_for(queue.get(), PING_S)
                 except TimeoutError:
-                    message = b"event: ping\ndata: {}\n\n"  # a comment would not reach the page
+                    message = PING
                 if message is None:
                     return
                 yield message
@@ -415,6 +167,30 @@ class Hub:
         finally:
             watched.watchers.discard(queue)
             watched.used_at = time.monotonic()
+
+    async def _quiet(self, run: str, seq: int) -> AsyncGenerator[bytes]:
+        """The stream of a settled run, for who knows all of it: nothing is folded until there is news."""
+        kept = await asyncio.to_thread(kept_snapshot, folder_of(self.workspace.home, run))
+        if kept is None or kept[0] != seq:
+            return
+        yield b"retry: 1000\n\n"
+        store = self.workspace.records()
+        created_at = store.stream(run).created_at
+        quiet_s = 0.0
+        while run not in self._runs:
+            try:
+                if store.stream(run).created_at != created_at:
+                    raise RequestError(f"run {run!r} was deleted, and another one has its name")
+                if await asyncio.to_thread(lambda: next(iter(store.read(run, seq)), None)) is not None:
+                    return
+            except RequestError:
+                yield GONE
+                return
+            await asyncio.sleep(CALM_S)
+            quiet_s += CALM_S
+            if quiet_s >= PING_S:
+                quiet_s = 0.0
+                yield PING
 
     async def _follow(self, watched: WatchedRun) -> None:
         """Tells all watchers of one run what is new, until there are none."""
@@ -433,7 +209,8 @@ class Hub:
                 for queue in list(watched.watchers):
                     _give(queue, message, watched)
             if message is GONE:
-                self._runs.pop(watched.board.run, None)
+                if self._runs.get(watched.board.run) is watched:
+                    del self._runs[watched.board.run]
                 return
             await asyncio.sleep(LOOK_S if watched.board.state.ended_at is None else CALM_S)
 

@@ -35,9 +35,10 @@ from evalfleet.version import __version__
 
 from .files import MOST_LOG, Logs, TooLarge, attempt_document, open_within, read_image
 from .guard import Guard
-from .hub import Hub, WatchedRun
+from .hub import Hub
 from .screens import Screens, Tunnels, other_name
 from .triage import Triage
+from .watched import WatchedRun
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -225,7 +226,7 @@ class Pages:
         given = request.headers.get("last-event-id") or request.query_params.get("after") or ""
         after = int(given) if re.fullmatch(r"\d{1,15}", given) else None
         run = request.path_params["run"]
-        await self._hub.open(run)  # so that a run that is not there is told by a code
+        await asyncio.to_thread(self._hub.check, run)  # one that is not there is told by a code
         stream = self._hub.events(run, after)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
