@@ -45,6 +45,9 @@ PRIVATE = ("work", "out", "home", "tmp")
 SPARE_FOLDER = "spares"
 SPARES = 3
 """Keepers that wait for a job. One would do for jobs that last; together they get ready as fast as one."""
+RESTOCK_S, IDLE_RESTOCK_S = 0.05, 0.01
+"""So long after a start another keeper is got ready, or after the job's end, if that is sooner: who starts
+one job after another shall not wait for it."""
 
 
 class Jobs:
@@ -81,7 +84,7 @@ class Jobs:
         self._opened: set[str] = set()
         self._empty_boxes: list[Box] = []
         self._spares: list[Keeper] = []
-        self._restock = False
+        self._restock_at = NEVER
         self._left: list[Job] = []
         self.seals = Seals()
         self.metering = Metering(selector, self.environ, self._on_meter, self._unmetered)
@@ -172,8 +175,8 @@ class Jobs:
         job.run_from(self._busy_at)
         self.due = min(self.due, job.due)
         if keeper is not None:
-            self._restock = True
-            self.due = self._busy_at
+            self._restock_at = self._busy_at + (RESTOCK_S if len(self._spares) == SPARES - 1 else 0.0)
+            self.due = min(self.due, self._restock_at)
 
     def _launch_by(
         self, keeper: Keeper | None, job: Job, spec: dict[str, Any], bundle: str, told: dict[str, Any]
@@ -273,7 +276,7 @@ class Jobs:
 
     def _stock_up(self) -> None:
         """Have some keepers ready for the isolated jobs to come."""
-        self._restock = False
+        self._restock_at = NEVER
         try:
             while len(self._spares) < SPARES:
                 self._spares.append(self._new_keeper())
@@ -284,7 +287,7 @@ class Jobs:
         for keeper in self._spares:
             self._dismiss(keeper)
         self._spares = []
-        self._restock = False
+        self._restock_at = NEVER
 
     def _dismiss(self, keeper: Keeper) -> None:
         """It gets no job, or could not be told of it."""
@@ -396,11 +399,14 @@ class Jobs:
         """Do what is due. `heard` is when a controller last spoke."""
         if self._left:
             self._open_boxes()
-        if self._restock:
+            if self._restock_at < NEVER:
+                self._restock_at = min(self._restock_at, now + IDLE_RESTOCK_S)
+        if now >= self._restock_at:
             self._stock_up()
         for job in list(self.live.values()):
             self._tend(job, now, heard)
-        self.due = 0.0 if self._left else min((job.due for job in self.live.values()), default=NEVER)
+        due = min((job.due for job in self.live.values()), default=NEVER)
+        self.due = 0.0 if self._left else min(due, self._restock_at)
 
     def _tend(self, job: Job, now: float, heard: float) -> None:
         if job.settling:
