@@ -34,6 +34,7 @@ BENCHES: dict[str, str] = {
     "waa-154": "the 154 tasks of Windows Agent Arena on 10 lab hosts, beside slices and openadapt-evals",
     "watching": "a picture of 100 machines, and a look by the rules of alerts: shares of a core",
     "follow": "from a line that is written on a lab host to the screens of ten who follow it",
+    "dashboard": "runs of 100,000 tasks and lists of 1,000 for a browser; 100 watchers of a live run",
     "meter": "model calls through the meter beside direct ones: time, CPU, memory, and every token counted",
     "budget-overshoot": "dollars over a budget of machines and models: 1,000 simulated runs, and a real one",
     "waa-faults": "WAA's own client and what goes wrong around it: whose zeros are scored (WAA_CHECKOUT)",

@@ -43,7 +43,7 @@ def run(quick: bool) -> Result:
     with Workspace() as space:
         store = Store.open(space.home)
         for n in range(runs):
-            store.create_stream(f"run-{n:04d}", "run", after(NOW, n), _events(f"run-{n:04d}"))
+            store.create_stream(f"run-{n:04d}", "run", after(NOW, n), run_events(f"run-{n:04d}"))
         listed = [_ls(space.home, runs) for _ in range(rounds + 1)]
         _, verify_cpu_s, _ = _measured(space.home, "verify")
     first, *others = listed
@@ -83,7 +83,7 @@ def _measured(home: Path, verb: str) -> tuple[float, float, int]:
     return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, lines
 
 
-def _events(name: str) -> list[Event]:
+def run_events(name: str) -> list[Event]:
     """A run on one machine in which every other task succeeded."""
     machine = MachineId(f"{name}-abc123-0001")
     tasks = tuple(Task(TaskId(f"t_{n}"), "t") for n in range(TASKS))

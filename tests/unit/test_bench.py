@@ -21,6 +21,7 @@ FIGURES = {
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
     "budget-overshoot": {"simulated", "real"},
     "watching": {"machines", "draw_ms", "alerts_look_ms"},
+    "dashboard": {"runs_s", "client_gzip_bytes", "tasks_200", "watched"},
     "ls": {"runs", "ls_cpu_s", "ls_wall_s", "first_ls_cpu_s", "verify_all_cpu_s"},
     "sim-scale": {"400_tasks_on_20_machines", "steady_us_at_10_machines"},
     "shape": {"files", "lines", "class_names_used_twice", "optional_protocols"},
@@ -49,6 +50,7 @@ AGAINST = {
     "startup": {"python_pass", "python_import_argparse"},
     "budget-overshoot": set[str](),
     "watching": set[str](),
+    "dashboard": set[str](),
     "ls": set[str](),
     "sim-scale": set[str](),
     "shape": set[str](),
@@ -93,7 +95,16 @@ def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=170)
 
 
-NIGHTLY = (*NEED_LAB, "azure-leak", "azure-first-run", "budget-overshoot", "fuzz", "hostile", "watching")
+NIGHTLY = (
+    *NEED_LAB,
+    "azure-leak",
+    "azure-first-run",
+    "budget-overshoot",
+    "dashboard",
+    "fuzz",
+    "hostile",
+    "watching",
+)
 ALL = [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in BENCHES]
 
 

@@ -1,0 +1,275 @@
+"""The dashboard's server: how soon a browser has what it shows, and what a hundred watchers cost.
+
+A run of 10,000 and one of 100,000 tasks are asked for three times: when nobody has ever looked at them (they
+are folded), from a server that was just started (what was summed up is kept), and again. Then a live run is
+written as fast as given, and 100 streams are read: the time from an event being durable to its arrival.
+CPU seconds are told beside wall clock, which says more only on a quiet computer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import re
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from evalfleet.events import (
+    AttemptCollected,
+    AttemptEnded,
+    AttemptStarted,
+    ControllerStarted,
+    Event,
+    MachineCondemned,
+    MachineDeleted,
+    MachineReady,
+    MachineRequested,
+    MachineUp,
+    RunEnded,
+    RunPlanned,
+    TasksPlanned,
+)
+from evalfleet.journal import Holder, Store
+from evalfleet.model import (
+    SECOND,
+    AttemptId,
+    Broken,
+    Cause,
+    Limits,
+    MachineId,
+    Micros,
+    Offer,
+    Plan,
+    Scored,
+    Task,
+    TaskId,
+    after,
+)
+from evalfleet.web.server import CLIENT
+
+from .ls import run_events
+from .result import Aim, Figures, Result, below, rounded
+from .workspace import Workspace, console_script, environment
+
+LINK = re.compile(rb"http://127\.0\.0\.1:(\d+)/\?token=(\S+)")
+RUNS = 1000
+SIZES = (10_000, 100_000)
+LIVE_TASKS, MACHINES = 10_000, 100
+WATCHERS, WATCHED_S, EVENTS_A_SECOND = 100, 60.0, 20
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def run(quick: bool) -> Result:
+    sizes = (200,) if quick else SIZES
+    with Workspace() as space:
+        store = Store.open(space.home)
+        now = time.time_ns() // 1000
+        for n in range(20 if quick else RUNS):
+            store.create_stream(f"run-{n:04d}", "run", after(now, n - RUNS), run_events(f"run-{n:04d}"))
+        figures: Figures = {"load": os.getloadavg()[0], "client_gzip_bytes": _client_bytes()}
+        aims: dict[str, Aim] = {"client_gzip_bytes": below(figures["client_gzip_bytes"], 200_000)}
+        with _Server(space) as server:
+            figures["runs_first_s"], _, _ = server.get("/api/runs")
+            figures["runs_s"], figures["runs_cpu_s"], _ = server.get("/api/runs")
+        aims["runs_cpu_s"] = below(figures["runs_cpu_s"], 0.3)
+        for size in sizes:
+            figures[f"tasks_{size}"] = found = _sized(space, store, size)
+            aims[f"tasks_{size}.cold_cpu_s"] = below(found["cold_cpu_s"], 1.0 if size < 100_000 else 4.0)
+            aims[f"tasks_{size}.warm_cpu_s"] = below(found["warm_cpu_s"], 1.0)
+        seconds, watchers = (2.0, 5) if quick else (WATCHED_S, WATCHERS)
+        figures["watched"] = watched = asyncio.run(_watched(space, store, watchers, seconds))
+        aims["watched.p95_s"] = below(watched["p95_s"], 1.0)
+        aims["watched.share_of_a_core"] = below(watched["share_of_a_core"], 0.25)
+        aims["watched.rss_mb"] = below(watched["rss_mb"], 200)
+    return Result("dashboard", figures, aims)
+
+
+def _client_bytes() -> int:
+    """All modules and styles, as they are sent."""
+    kinds = (".css", ".html", ".js", ".svg")
+    files = (file for file in CLIENT.rglob("*") if file.suffix in kinds)
+    return sum(len(gzip.compress(file.read_bytes(), 9)) for file in files)
+
+
+class _Server:
+    """An `evalfleet serve` of its own."""
+
+    def __init__(self, space: Workspace) -> None:
+        self._space = space
+
+    def __enter__(self) -> _Server:
+        command = (*console_script(), "serve", "--port", "0")
+        env = environment(EVALFLEET_HOME=str(self._space.home))
+        self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        link = LINK.search(self.process.stdout.readline())
+        if link is None:
+            raise RuntimeError("the dashboard did not start")
+        self.port, self.token = int(link[1]), link[2].decode()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}", "Accept-Encoding": "gzip"}
+
+    def get(self, path: str) -> tuple[float, float, int]:
+        """Wall and CPU seconds, and the bytes that came."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=self.headers)
+        cpu, begun = self.cpu_s(), time.perf_counter()
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            size = len(answer.read())
+        return rounded(time.perf_counter() - begun), rounded(self.cpu_s() - cpu), size
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICK
+
+    def rss_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def _sized(space: Workspace, store: Store, size: int) -> Figures:
+    name = f"sized-{size}"
+    store.create_past(name, time.time_ns() // 1000, list(_events(name, size)))
+    (space.home / name).mkdir()
+    path, found = f"/api/runs/{name}", Figures()
+    with _Server(space) as server:
+        found["first_s"], found["first_cpu_s"], found["gzip_bytes"] = server.get(path)
+        found["warm_s"], found["warm_cpu_s"], _ = server.get(path)
+        found["rss_mb"] = rounded(server.rss_mb())
+    with _Server(space) as server:
+        found["cold_s"], found["cold_cpu_s"], _ = server.get(path)
+        found["cold_rss_mb"] = rounded(server.rss_mb())
+    return found
+
+
+# -- runs --------------------------------------------------------------------------------------------
+
+
+def _beginning(name: str, size: int) -> Iterator[Event]:
+    tasks = [Task(TaskId(f"task_{n:06d}"), f"domain_{n % 12}") for n in range(size)]
+    plan = Plan(name, "bench", ("cloud",), model="m", home="abc123", limits=Limits(workers=MACHINES))
+    yield RunPlanned(plan, size)
+    for start in range(0, size, 1000):
+        yield TasksPlanned(tuple(tasks[start : start + 1000]))
+    yield ControllerStarted("host", 1, "0")
+    for n in range(MACHINES):
+        expires = after(time.time_ns() // 1000, 14_400)
+        offer = Offer("cloud", "D4", "east", 0.2)
+        yield MachineRequested(_machine(name, n), f"worker-{n + 1}", n, offer, expires)
+        yield MachineUp(_machine(name, n), timings={"boot": 30.0})
+        yield MachineReady(_machine(name, n), timings={"install": 5.0})
+
+
+def _machine(name: str, n: int) -> MachineId:
+    return MachineId(f"{name}-abc123-{n % MACHINES:04d}")
+
+
+def _attempt(name: str, n: int) -> list[Event]:
+    attempt = AttemptId(f"task_{n:06d}.0")
+    outcome = Broken(Cause.TIMEOUT, "no end") if n % 50 == 0 else Scored(float(n % 2), bool(n % 2), n % 15)
+    return [
+        AttemptStarted(attempt, TaskId(f"task_{n:06d}"), _machine(name, n)),
+        AttemptEnded(attempt, outcome, 60.0),
+        AttemptCollected(attempt),
+    ]
+
+
+def _events(name: str, size: int) -> Iterator[tuple[Micros, Event]]:
+    """A run that took an hour, and is over."""
+    at = time.time_ns() // 1000 - 4000 * SECOND
+    for event in _beginning(name, size):
+        yield at, event
+    for n in range(size):
+        at += 3600 * SECOND // size
+        for event in _attempt(name, n):
+            yield at, event
+    for n in range(MACHINES):
+        yield at, MachineCondemned(_machine(name, n), "the run is over")
+        yield at, MachineDeleted(_machine(name, n), at)
+    yield at, RunEnded("done")
+
+
+# -- watchers ----------------------------------------------------------------------------------------
+
+
+async def _watched(space: Workspace, store: Store, watchers: int, seconds: float) -> Figures:
+    name = "live"
+    store.create_stream(name, "run", time.time_ns() // 1000, list(_beginning(name, LIVE_TASKS)))
+    (space.home / name).mkdir()
+    now = time.time_ns() // 1000
+    journal = store.acquire(name, Holder.here(now), now)
+    durable: dict[int, float] = {}
+    arrived: list[dict[int, float]] = [{} for _ in range(watchers)]
+    try:
+        with _Server(space) as server:
+            await asyncio.to_thread(server.get, f"/api/runs/{name}")
+            seq = sum(1 for _ in store.read(name))
+            readers = [asyncio.create_task(_read(server, name, seq, each)) for each in arrived]
+            await asyncio.sleep(2.0)
+            cpu, begun, n = server.cpu_s(), time.perf_counter(), 0
+            while time.perf_counter() - begun < seconds:
+                events = _attempt(name, n)
+                await journal.append(time.time_ns() // 1000, events)
+                seq, n = seq + len(events), n + 1
+                durable[seq] = time.perf_counter()
+                await asyncio.sleep(len(events) / EVENTS_A_SECOND)
+            share = (server.cpu_s() - cpu) / (time.perf_counter() - begun)
+            await asyncio.sleep(3.0)
+            rss = server.rss_mb()
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+    finally:
+        await journal.close()
+    delays = sorted(_delays(durable, arrived))
+    missed = watchers * len(durable) - len(delays)
+    return {
+        "watchers": watchers,
+        "seconds": seconds,
+        "events": 3 * n,
+        "tasks": LIVE_TASKS,
+        "p50_s": rounded(delays[len(delays) // 2]),
+        "p95_s": rounded(delays[int(0.95 * len(delays))]),
+        "max_s": rounded(delays[-1]),
+        "missed": missed,
+        "share_of_a_core": rounded(share),
+        "rss_mb": rounded(rss),
+    }
+
+
+async def _read(server: _Server, run: str, after: int, arrived: dict[int, float]) -> None:
+    """Notes when each number came."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 24)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in server.headers.items())
+    path = f"/api/runs/{run}/events?after={after}"
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{lines}\r\n".encode())
+    try:
+        while line := await reader.readline():
+            if line.startswith(b"id: "):
+                arrived.setdefault(int(line[4:]), time.perf_counter())
+    finally:
+        writer.close()
+
+
+def _delays(durable: dict[int, float], arrived: list[dict[int, float]]) -> Iterator[float]:
+    """From an event being durable to the first message that has it, of each watcher."""
+    for each in arrived:
+        numbers = iter(sorted(each))
+        number = next(numbers, None)
+        for seq, at in durable.items():
+            while number is not None and number < seq:
+                number = next(numbers, None)
+            if number is not None:
+                yield max(0.0, each[number] - at)
