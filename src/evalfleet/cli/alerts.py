@@ -17,7 +17,7 @@ def alerts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", metavar="RUN", nargs="?", help="default: the latest; `test`: send one to whom [notify] names"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def alerts(args: argparse.Namespace) -> int:

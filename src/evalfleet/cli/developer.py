@@ -11,7 +11,7 @@ def sim_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="N", type=int, default=100, help="how many seeds (default: 100)")
     parser.add_argument("--start", metavar="S", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--seed", metavar="S", type=int, help="only this one, with its journal")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def sim(args: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def controller_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def controller(args: argparse.Namespace) -> int:
-    """The process of a detached run. Reads its errand from standard input; not meant to be typed."""
+    """The process of a detached run. It reads its order from standard input, and is not meant to be typed."""
     import asyncio
     from pathlib import Path
 

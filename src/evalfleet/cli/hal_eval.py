@@ -51,13 +51,13 @@ def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--docker", action="store_true", help="run agents in containers of --set image=IMAGE")
     own.add_argument("--vm", action="store_true", help="run agents on machines of --on PLACE")
     for name in ("-B", "-I"):
-        own.add_argument(name, metavar="KEY=VALUE", action="append", help="nothing: HAL ignores it")
-    own.add_argument("--config", metavar="FILE", help="nothing: HAL ignores it")
-    own.add_argument("--upload", action="store_true", help="nothing: HAL ignores it")
+        own.add_argument(name, metavar="KEY=VALUE", action="append", help="no effect: HAL ignores it")
+    own.add_argument("--config", metavar="FILE", help="no effect: HAL ignores it")
+    own.add_argument("--upload", action="store_true", help="no effect: HAL ignores it")
     own.add_argument("--no-download-environment", action="store_true", help="nothing: for HAL's own VMs")
-    own.add_argument("--prompt_sensitivity", action="store_true", help="refused: not there")
+    own.add_argument("--prompt_sensitivity", action="store_true", help="refused: not supported")
     for name in ("num_variations", "variation_strength", "variation_index"):
-        own.add_argument(f"--{name}", metavar="X", help="refused: not there")
+        own.add_argument(f"--{name}", metavar="X", help="refused: not supported")
     ours = parser.add_argument_group("where, and how much")
     ours.add_argument("--google-cloud", action="store_true", help="on machines of Google Cloud")
     ours.add_argument("--on", metavar="PLACE", help="where machines come from (default: this computer)")
@@ -68,9 +68,9 @@ def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
     )
     ours.add_argument("--env-file", metavar="FILE", help="read secrets from here (default: .env, if there)")
     ours.add_argument("--dry-run", action="store_true", help="print the plan and its estimate, start nothing")
-    ours.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
-    ours.add_argument("--quiet", action="store_true", help="say nothing before the summary, or the results")
-    ours.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+    ours.add_argument("--yes", action="store_true", help="do not ask for confirmation, whatever it may cost")
+    ours.add_argument("--quiet", action="store_true", help="print nothing before the summary or the results")
+    ours.add_argument("--json", action="store_true", help="print one JSON object per line, the results last")
     parser.set_defaults(detach=False)
 
 

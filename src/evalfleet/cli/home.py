@@ -17,10 +17,10 @@ def ls_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--status",
         choices=("running", "left", "done", "stopped", "failed", "damaged"),
-        help="only runs in this state; left: not over, and nobody works on it",
+        help="only runs in this state; left: not ended, and no controller works on it",
     )
-    parser.add_argument("--since", metavar="7d", help="only runs that were started so long ago, or later")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--since", metavar="7d", help="only runs that were started within this time")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def ls(args: argparse.Namespace) -> int:
@@ -77,7 +77,7 @@ def _style(column: str, text: str) -> str:
 
 def verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="this run or pool; default: all of this home")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -113,11 +113,11 @@ def _verdict(checked: VerifiedStream) -> str:
 
 
 def du_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def du(args: argparse.Namespace) -> int:
-    """Show how much room each run takes on the disk, the largest first."""
+    """Show how much disk space each run takes, the largest first."""
     import msgspec
 
     from evalfleet.api import home
@@ -142,8 +142,8 @@ def _mb(count: int) -> str:
 
 def rm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="its name; `evalfleet ls` shows all")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def rm(args: argparse.Namespace) -> int:
@@ -183,8 +183,8 @@ def gc_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-scores", action="store_true", help="delete only the files of their attempts; results stay"
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def gc(args: argparse.Namespace) -> int:

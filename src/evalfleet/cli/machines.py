@@ -20,7 +20,7 @@ IMAGES_HEAD = ("place", "image", "state", "regions", "GB", "cost", "owner")
 
 
 def machines_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 async def machines(args: argparse.Namespace) -> int:
@@ -76,12 +76,12 @@ def _cells(row: BelongingRow) -> list[object]:
 def reap_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     parser.add_argument(
-        "--all-owners", action="store_true", help="what others own and has expired, too; asks"
+        "--all-owners", action="store_true", help="also delete what others own and has expired; asks first"
     )
     parser.add_argument(
-        "--pools", action="store_true", help="expired pools, too, also those of your other homes"
+        "--pools", action="store_true", help="also delete expired pools, including those of your other homes"
     )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument(
         "--install",
         nargs="?",
@@ -90,7 +90,7 @@ def reap_arguments(parser: argparse.ArgumentParser) -> None:
         help="do it every hour: a line in your crontab (default), or print a workflow for GitHub",
     )
     parser.add_argument("--uninstall", action="store_true", help="take the line out of your crontab again")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 async def reap(args: argparse.Namespace) -> int:
@@ -159,8 +159,8 @@ def _agreed(many: int) -> bool:
 
 def images_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delete", metavar="NAME", help="delete this image in all regions")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 async def images(args: argparse.Namespace) -> int:

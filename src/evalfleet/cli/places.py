@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def places_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def places(args: argparse.Namespace) -> int:
@@ -30,7 +30,7 @@ def places(args: argparse.Namespace) -> int:
 
 
 def benchmarks_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def benchmarks(args: argparse.Namespace) -> int:
@@ -82,17 +82,23 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
         "places", metavar="PLACE", nargs="*", help="a place of evalfleet.toml, or an installed one"
     )
     parser.add_argument(
-        "--cpus", type=int, default=1, metavar="N", help="what a machine must have (default: 1)"
+        "--cpus", type=int, default=1, metavar="N", help="how many CPUs a machine must have (default: 1)"
     )
-    parser.add_argument("--memory-gb", type=float, default=0.0, metavar="GB", help="likewise")
-    parser.add_argument("--disk-gb", type=float, default=0.0, metavar="GB", help="likewise")
+    parser.add_argument("--memory-gb", type=float, default=0.0, metavar="GB", help="memory that it must have")
+    parser.add_argument("--disk-gb", type=float, default=0.0, metavar="GB", help="disk that it must have")
     parser.add_argument(
         "--nested", action="store_true", help="it must be able to run virtual machines itself"
     )
     parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="so many machines at once (default: 1)"
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many machines are wanted at once (default: 1)",
     )
-    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="so many GPUs (default: 0)")
+    parser.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="how many GPUs a machine must have (default: 0)"
+    )
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -106,13 +112,13 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
         help="first show the keys of hosts that are unknown, ask, and write them to the place's known hosts",
     )
     parser.add_argument("--yes", action="store_true", help="do not ask: all keys that hosts show are right")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 async def doctor(args: argparse.Namespace) -> int:
-    """Look at a place before money is spent: each check with what to do about it. Nothing is made.
+    """Check a place before money is spent, and say what to do about each finding. Nothing is created.
 
-    Without a PLACE, all places of evalfleet.toml are looked at. Of a place that lists hosts each one is
+    Without a PLACE, all places of evalfleet.toml are checked. Each host of a place that lists hosts is
     reached, all at once. Exit code 4 if machines cannot be had somewhere, or a host is out of order.
     """
     import json
@@ -200,11 +206,13 @@ def prices_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", metavar="URL", dest="source", help="the price list to fetch from, such as a mirror's"
     )
     parser.add_argument("--all", action="store_true", help="show all that are known")
-    parser.add_argument("--json", action="store_true", help="one JSON document, with all that are known")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document, with all that are known"
+    )
 
 
 async def prices(args: argparse.Namespace) -> int:
-    """Show the list prices that estimates, budgets and reports rest on, and of when they are.
+    """Show the list prices that estimates, budgets and reports are based on, and their date.
 
     By default those of the sizes and regions of your places. `--update` fetches today's from the cloud's
     public price list, which needs no account, and keeps them in the home; if that fails, the old ones stay

@@ -30,13 +30,13 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sort",
         choices=SORTS,
-        help="in this order (default: outcome, failures first); longest, worst, dearest first",
+        help="in this order (default: outcome, failures first); longest, worst or most expensive first",
     )
     parser.add_argument("--steps", action="store_true", help="the steps of the task's newest attempt")
     parser.add_argument(
         "--screenshot", metavar="FILE", help="write the task's newest screenshot there, also while it runs"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def _show_steps(run: Run, name: str | None, args: argparse.Namespace) -> int:
@@ -191,9 +191,11 @@ def report(args: argparse.Namespace) -> int:
 
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="the others are held against the first")
     parser.add_argument(
-        "--json", action="store_true", help="one JSON document: a list, one for each other run"
+        "runs", metavar="RUN", nargs="+", help="each of the others is compared with the first"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON list with a document for each of the other runs"
     )
 
 
@@ -219,7 +221,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
         "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
     )
     parser.add_argument("-o", metavar="FILE", dest="path", type=Path, help="default: RUN.evalfleet.tar.gz")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def export(args: argparse.Namespace) -> int:
@@ -259,11 +261,11 @@ def import_results_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", choices=("first", "newest"), help="which score counts when a task has more than one"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document, as of show")
+    parser.add_argument("--json", action="store_true", help="print one JSON document, as `show` does")
 
 
 def import_results(args: argparse.Namespace) -> int:
-    """Make a run of a file that export wrote, or of results that another program made.
+    """Turn a file that `export` wrote, or results of another program, into a run.
 
     RESULTS_DIR is a folder in which a benchmark's own program left its results, of any number of workers. A
     task without a result becomes broken, with its cause, and not a zero. The files are copied; nothing is
@@ -300,11 +302,11 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
         "dataset",
         metavar="DATASET",
         nargs="?",
-        help="a .jsonl, .json, .csv or .tsv file with a task a row (default: three sums)",
+        help="a .jsonl, .json, .csv or .tsv file with one task per row (default: three sums)",
     )
     parser.add_argument("--name", metavar="NAME", help="the benchmark's name (default: the dataset's)")
     parser.add_argument("--into", metavar="FOLDER", help="write here (default: a new folder of that name)")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def init(args: argparse.Namespace) -> int:

@@ -36,9 +36,9 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("github",),
         help="print a workflow that does this, keeps the results and cleans up; start nothing",
     )
-    how.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
-    how.add_argument("--quiet", action="store_true", help="say nothing before the summary, or the results")
-    how.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+    how.add_argument("--yes", action="store_true", help="do not ask for confirmation, whatever it may cost")
+    how.add_argument("--quiet", action="store_true", help="print nothing before the summary or the results")
+    how.add_argument("--json", action="store_true", help="print one JSON object per line, the results last")
 
 
 def _add(group: Any, option: str, flag: Flag) -> None:
@@ -98,17 +98,21 @@ def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keep", action="store_true", help="leave the machines behind, as pool RUN-pool")
     parser.add_argument("--name", metavar="RUN", help="the new run's name (default: made)")
-    parser.add_argument("--budget", metavar="USD", help="another budget than the earlier run's")
-    parser.add_argument("--max-duration", metavar="2h", help="another time limit than the earlier run's")
-    parser.add_argument("--workers", metavar="N", help="another number of machines at once")
+    parser.add_argument("--budget", metavar="USD", help="a budget other than the earlier run's")
+    parser.add_argument("--max-duration", metavar="2h", help="a time limit other than the earlier run's")
+    parser.add_argument("--workers", metavar="N", help="a new number of machines at once")
     parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
     parser.add_argument(
         "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimate")
-    parser.add_argument("--yes", action="store_true", help="do not ask, whatever it may cost")
-    parser.add_argument("--quiet", action="store_true", help="say nothing before the summary")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+    parser.add_argument(
+        "--yes", action="store_true", help="do not ask for confirmation, whatever it may cost"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing before the summary")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, the results last"
+    )
 
 
 def rerun(args: argparse.Namespace) -> int:
@@ -235,7 +239,7 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--budget", metavar="USD", help="a new budget for the whole run")
     parser.add_argument("--max-duration", metavar="2h", help="a new time limit, from now")
-    parser.add_argument("--workers", metavar="N", help="another number of machines at once")
+    parser.add_argument("--workers", metavar="N", help="a new number of machines at once")
     parser.add_argument(
         "--with-new-files",
         action="store_true",
@@ -245,12 +249,14 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
     )
-    parser.add_argument("--quiet", action="store_true", help="say nothing before the summary")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+    parser.add_argument("--quiet", action="store_true", help="print nothing before the summary")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, the results last"
+    )
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Take up a run where it stopped: unrun and unfinished tasks run, settled ones stay.
+    """Continue a run where it stopped: unrun and unfinished tasks run, settled ones stay.
 
     Attempts that still run on their machines are adopted, not started again. Machines get the files that the
     run was planned with, whatever became of them since. With --with-new-files the journal records what has
@@ -288,7 +294,9 @@ def grade_arguments(parser: argparse.ArgumentParser) -> None:
         "--again", action="store_true", help="grade once more what has a score, and keep both grades"
     )
     parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, the results last"
+    )
 
 
 def grade(args: argparse.Namespace) -> int:
@@ -308,7 +316,9 @@ def grade(args: argparse.Namespace) -> int:
 
 def cancel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for the journal and the report")
+    parser.add_argument(
+        "--reason", metavar="TEXT", default="", help="the reason, for the journal and the report"
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -344,7 +354,9 @@ def cancel(args: argparse.Namespace) -> int:
 def demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", metavar="N", default="4", help="machines at once (default: 4)")
     parser.add_argument("--first", metavar="N", help="only the first N tasks")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, the results last")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, the results last"
+    )
 
 
 def demo(args: argparse.Namespace) -> int:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 def _common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for the journal and the report")
+    parser.add_argument(
+        "--reason", metavar="TEXT", default="", help="the reason, for the journal and the report"
+    )
     parser.add_argument("--json", action="store_true", help="print what was recorded as JSON")
 
 
@@ -22,21 +24,21 @@ pause_arguments = unpause_arguments = _common_arguments
 def pause(args: argparse.Namespace) -> int:
     """Hand out no more tasks, until `evalfleet unpause`. What runs goes on to its end.
 
-    Machines stay, and cost on; no more are asked for.
+    Machines stay up and keep costing money; no more are requested.
     """
     return _steer(args, _run(args), "pause")
 
 
 def unpause(args: argparse.Namespace) -> int:
-    """Go on with a run that was paused."""
+    """Continue a run that was paused."""
     return _steer(args, _run(args), "unpause")
 
 
 def set_limits_arguments(parser: argparse.ArgumentParser) -> None:
     _common_arguments(parser)
-    parser.add_argument("--workers", metavar="N", help="another number of machines at once")
-    parser.add_argument("--budget", metavar="USD", help="another budget for the whole run")
-    parser.add_argument("--attempts", metavar="N", help="another number of attempts that a task may have")
+    parser.add_argument("--workers", metavar="N", help="a new number of machines at once")
+    parser.add_argument("--budget", metavar="USD", help="a new budget for the whole run")
+    parser.add_argument("--attempts", metavar="N", help="a new number of attempts per task")
 
 
 def set_limits(args: argparse.Namespace) -> int:

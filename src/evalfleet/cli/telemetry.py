@@ -15,7 +15,10 @@ def metrics_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", metavar="ADDRESS", default="127.0.0.1", help="listen here (default 127.0.0.1)"
     )
     parser.add_argument(
-        "--ended", metavar="DURATION", default="1h", help="serve runs so long after their end (default 1h)"
+        "--ended",
+        metavar="DURATION",
+        default="1h",
+        help="keep serving a run for this long after its end (default 1h)",
     )
 
 

@@ -26,7 +26,7 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
         "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
     )
     parser.add_argument("task", metavar="TASK", nargs="?", help="follow the log of this task")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument(
         "--content", action="store_true", help="with --json: also what agents say, as in errors and metadata"
     )
@@ -63,9 +63,11 @@ def logs_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a task: its output; a machine: what happened to it (default: what happened to the run)",
     )
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep printing until it ends")
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object a line: an event, or a piece of a task's output"
+        "--json",
+        action="store_true",
+        help="print one JSON object per line: an event, or a piece of a task's output",
     )
 
 

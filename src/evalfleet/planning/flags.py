@@ -115,7 +115,7 @@ class RunOptions(TypedDict, total=False):
             "which tasks",
             "count",
             "S",
-            "with --tasks, a number that stands for other N tasks (default: 0)",
+            "with --tasks: another number chooses other tasks (default: 0)",
             low=-(10**17),
             high=10**17,
         ),
@@ -138,7 +138,7 @@ class RunOptions(TypedDict, total=False):
     ]
     tasks_file: Annotated[
         str | Path | None,
-        Flag("which tasks", "path", "FILE", "tasks as --task has them, one a line", scope="one run"),
+        Flag("which tasks", "path", "FILE", "tasks, one per line, written as for --task", scope="one run"),
     ]
     from_run: Annotated[
         str,
@@ -152,7 +152,7 @@ class RunOptions(TypedDict, total=False):
             "which tasks",
             "names",
             "OUTCOME,...",
-            "of --from, those that are failed, broken, slow, unrun or passed",
+            "with --from: only those that are failed, broken, slow, unrun or passed",
             scope="one run",
         ),
     ]
@@ -255,7 +255,7 @@ class RunOptions(TypedDict, total=False):
         Count, Flag("limits", "count", "N", "the most tokens that metered models may use", high=10**15)
     ]
     max_duration: Annotated[
-        Number, Flag("limits", "duration", "2h", "stop the run after so long; `resume` goes on")
+        Number, Flag("limits", "duration", "2h", "stop the run after this long; `resume` continues it")
     ]
     task_timeout: Annotated[
         Number,
@@ -263,7 +263,7 @@ class RunOptions(TypedDict, total=False):
             "limits",
             "duration",
             "S",
-            "end every attempt after so long, whatever the benchmark says (seconds, or 5m)",
+            "end every attempt after this long, whatever the benchmark says (seconds, or 5m)",
         ),
     ]
     attempts: Annotated[
@@ -272,7 +272,9 @@ class RunOptions(TypedDict, total=False):
     ]
     allow_broken: Annotated[
         Number,
-        Flag("limits", "allow_broken", "N|P%", "exit 0 although so many tasks are broken (default: 0)"),
+        Flag(
+            "limits", "allow_broken", "N|P%", "exit 0 even if up to this many tasks are broken (default: 0)"
+        ),
     ]
     fail_under: Annotated[
         Number, Flag("limits", "share", "RATE", "exit 1 if the pass rate is below this, such as 0.4")
@@ -284,7 +286,7 @@ class RunOptions(TypedDict, total=False):
     ]
     config: Annotated[
         str | Path | None,
-        Flag("how", "path", "FILE", "this file instead of the nearest evalfleet.toml", scope="one run"),
+        Flag("how", "path", "FILE", "read this file instead of the nearest evalfleet.toml", scope="one run"),
     ]
     profile: Annotated[
         str,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def do_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument(
-        "word", metavar="VERB", help="what to do; a wrong one is answered with those there are"
+        "word", metavar="VERB", help="what to do; a wrong one is answered with a list of them"
     )
     add_machines(parser)
     add_benchmark(parser)
@@ -31,7 +31,7 @@ def do_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def do(args: argparse.Namespace) -> int:
-    """Do something to machines of a pool that the benchmark has a verb for which they were set up for.
+    """Do something to a pool's machines for which the benchmark they were set up for has a verb.
 
     `pool reset` and `pool clean` are two such verbs. Nobody else can have the machines meanwhile.
     """
@@ -62,10 +62,10 @@ def clean_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def clean(args: argparse.Namespace) -> int:
-    """Undo what setting up a benchmark left on a pool's machines, which may be much.
+    """Remove what setting up a benchmark left on a pool's machines, which may be gigabytes.
 
-    For hosts that were lent, which otherwise keep it. Those of a cloud need it not: `pool delete` deletes
-    their disks.
+    It is meant for lent hosts, which otherwise keep it. Machines of a cloud do not need it: `pool delete`
+    deletes their disks.
     """
     return await _do(args, "clean", args.machines, sure=args.yes)
 
@@ -95,7 +95,7 @@ def vnc_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def vnc(args: argparse.Namespace) -> int:
-    """Look at the screens of a pool's machines in a browser, until Ctrl-C: a link a machine.
+    """Look at the screens of a pool's machines in a browser, until Ctrl-C: one link per machine.
 
     Everything goes through the SSH connection: the screens are open to nobody but this computer.
     """
@@ -129,7 +129,7 @@ def screenshot_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def screenshot(args: argparse.Namespace) -> int:
-    """Save what the screens of a pool's machines show, one PNG a machine: MACHINE.png.
+    """Save what the screens of a pool's machines show, one PNG per machine: MACHINE.png.
 
     It comes from the guest's server, or, where that is silent, from the virtual machine around it.
     """

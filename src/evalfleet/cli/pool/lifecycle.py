@@ -29,12 +29,14 @@ def create_arguments(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help="a setting of the place; may be repeated",
     )
-    parser.add_argument("--config", metavar="FILE", help="this file instead of the nearest evalfleet.toml")
+    parser.add_argument(
+        "--config", metavar="FILE", help="read this file instead of the nearest evalfleet.toml"
+    )
     add_json(parser)
 
 
 async def create(args: argparse.Namespace) -> int:
-    """Make a pool and its machines. They stay, and may cost money, until they are deleted or expire."""
+    """Create a pool and its machines. They stay, and may cost money, until they are deleted or expire."""
     from evalfleet.api import pools
     from evalfleet.errors import PlaceError
     from evalfleet.planning.plan import PREFIX, PoolRequest
@@ -74,7 +76,7 @@ def start_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def start(args: argparse.Namespace) -> int:
-    """Start what was stopped in a pool, and make machines that are missing."""
+    """Start the stopped machines of a pool, and create those that are missing."""
     from evalfleet.api import pools
     from evalfleet.planning.workspace import Workspace
 
@@ -111,7 +113,7 @@ def resize_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def resize(args: argparse.Namespace) -> int:
-    """Have more machines in a pool, or fewer: those that no run has go, the newest first."""
+    """Change how many machines a pool has. Of those that no run uses, the newest are deleted first."""
     from evalfleet.api import pools
     from evalfleet.planning.values import parse_count
     from evalfleet.planning.workspace import Workspace
@@ -152,7 +154,7 @@ def restart_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def restart(args: argparse.Namespace) -> int:
-    """End all that runs on one machine of a pool, and bring it up anew."""
+    """End everything that runs on one machine of a pool, and start it afresh."""
     import dataclasses
 
     from evalfleet.api import pools

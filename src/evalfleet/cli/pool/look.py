@@ -59,7 +59,7 @@ def status_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def status(args: argparse.Namespace) -> int:
-    """Show a pool's machines: where they are, how they are, and which run has them.
+    """Show a pool's machines: where they are, how they are, and which run uses them.
 
     Where they have screens, also the links to those that `pool vnc` keeps open.
     """
@@ -80,8 +80,10 @@ async def status(args: argparse.Namespace) -> int:
 def logs_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("machine", metavar="MACHINE", nargs="?", help="its name or id (default: all)")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until it is deleted, or Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="keep printing until it is deleted, or Ctrl-C"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def logs(args: argparse.Namespace) -> int:

@@ -26,10 +26,14 @@ def prepare_arguments(parser: argparse.ArgumentParser) -> None:
         help="a setting of the place; may be repeated",
     )
     parser.add_argument(
-        "--capture", metavar="IMAGE", help="then make an image of a machine, for its place's settings"
+        "--capture",
+        metavar="IMAGE",
+        help="then capture an image of a machine, to be named in its place's settings",
     )
     parser.add_argument("--env-file", metavar="FILE", help="read secrets from here; never uploaded")
-    parser.add_argument("--config", metavar="FILE", help="this file instead of the nearest evalfleet.toml")
+    parser.add_argument(
+        "--config", metavar="FILE", help="read this file instead of the nearest evalfleet.toml"
+    )
     add_json(parser)
 
 

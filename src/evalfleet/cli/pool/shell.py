@@ -22,7 +22,7 @@ def ssh_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         metavar="NAME [MACHINE] [[--] COMMAND ...]",
         nargs=argparse.REMAINDER,
-        help="the pool; a machine's name or id, needless for a pool of one; what to run there",
+        help="the pool; a machine's name or id, not needed in a pool of one machine; what to run there",
     )
 
 
