@@ -33,6 +33,7 @@ BENCHES: dict[str, str] = {
     "lost-host": "from power loss or partition of a host to its task running on another one",
     "waa-154": "the 154 tasks of Windows Agent Arena on 10 lab hosts, beside slices and openadapt-evals",
     "watching": "a picture of 100 machines, and a look by the rules of alerts: shares of a core",
+    "alerts": "each rule of alerts replayed: seconds from its cause to a webhook that has it",
     "follow": "from a line that is written on a lab host to the screens of ten who follow it",
     "dashboard": "runs of 100,000 tasks and lists of 1,000 for a browser; 100 watchers of a live run",
     "meter": "model calls through the meter beside direct ones: time, CPU, memory, and every token counted",

@@ -1,7 +1,4 @@
-"""What watching costs: a picture of 100 machines, and a look by the rules of alerts, as shares of a core.
-
-Also how long after its cause two of the rules tell, on a run made by hand.
-"""
+"""What watching costs: a picture of 100 machines, and a look by the rules of alerts, as shares of a core."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from evalfleet.channels.samples import Load, Sample, Samples
+from evalfleet.channels.samples import Load, Samples
 from evalfleet.events import (
     AttemptEnded,
     AttemptStarted,
@@ -38,16 +35,15 @@ from evalfleet.model import (
 from evalfleet.names import machine_id
 from evalfleet.state import RunState, apply
 from evalfleet.views.alerting import LOOK_S, situation_of
-from evalfleet.views.alerts import Situation, holding
+from evalfleet.views.alerts import holding
 from evalfleet.views.frame import FrameSize, frame
-from evalfleet.views.progress import Progress, ProgressReader
+from evalfleet.views.progress import ProgressReader
 from evalfleet.views.terminal import SELDOM_S
 
-from .result import Result, at_most, below, rounded
+from .result import Result, below, rounded
 
 MACHINES, TASKS, SCORED = 100, 1000, 300
 START: Micros = 1_767_364_252 * SECOND
-LATEST_S = 300.0
 
 
 def run(quick: bool) -> Result:
@@ -68,7 +64,6 @@ def run(quick: bool) -> Result:
     often = max(0.1, min(51 * draw_s, SELDOM_S + draw_s))  # as the display does
     watch_share = read_s + draw_s / often
     alerts_share = look_s / LOOK_S
-    delays = _delays()
     figures = {
         "machines": MACHINES,
         "read_progress_ms": rounded(read_s * 1000),
@@ -76,12 +71,10 @@ def run(quick: bool) -> Result:
         "watch_share_of_a_core": rounded(watch_share),
         "alerts_look_ms": rounded(look_s * 1000),
         "alerts_share_of_a_core": rounded(alerts_share),
-        "alert_seconds_after_its_cause": delays,
     }
     aims = {
         "watch_share_of_a_core": below(watch_share, 0.03),
         "alerts_share_of_a_core": below(alerts_share, 0.01),
-        "alert_seconds_after_its_cause": at_most(max(delays.values()), LATEST_S),
     }
     return Result("watching", figures, aims)
 
@@ -116,25 +109,3 @@ def _busy_run() -> tuple[RunState, Micros]:
             now = after(now, 1.0)
             tell(AttemptEnded(attempt, Scored(1.0, True), 60.0 + n % 30))
     return state, now
-
-
-WAITS = {"job_stuck_no_progress": 900.0, "compute_node_unhealthy": 300.0}
-"""Rules, and for how long it must have been so before they tell."""
-
-
-def _delays() -> dict[str, float]:
-    """Seconds until it is told, from when it has been so for as long as the rule wants."""
-    state, begun = _busy_run()
-    attempt = next(iter(state.machines[next(iter(state.ready))].open))
-    machine = state.attempts[attempt].machine
-    found: dict[str, float] = {}
-    second = LOOK_S / 2  # looks do not fall on the moment
-    while len(found) < len(WAITS) and second <= 2 * max(WAITS.values()):
-        now = after(begun, second)
-        full = [Sample(now - s * SECOND, 0.1, 0.1, 0.99) for s in range(0, int(second), 10)][::-1]
-        progress = {attempt: Progress(3, idle_s=second)}
-        for alert in holding(Situation(state, now, now, progress, {machine: full}), Alerting()):
-            if alert.rule in WAITS:
-                found.setdefault(alert.rule, second - WAITS[alert.rule])
-        second += LOOK_S
-    return {rule: found.get(rule, 1e9) for rule in WAITS}

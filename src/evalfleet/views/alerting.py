@@ -182,12 +182,15 @@ class AlertWatch:
     def _look(self, state: RunState) -> None:
         if state.planned_at == 0:
             return  # nothing of the run was read yet
-        now = self._clock()
-        alerts = holding(situation_of(self._home, state, now, self._alerting), self._alerting)
-        for alert in self._raised.new(alerts, now, self._alerting.cool_down_s):
+        self.judge(situation_of(self._home, state, self._clock(), self._alerting))
+
+    def judge(self, situation: Situation) -> None:
+        """Raise what is new in this situation. May raise FleetError or OSError."""
+        alerts = holding(situation, self._alerting)
+        for alert in self._raised.new(alerts, situation.now, self._alerting.cool_down_s):
             rule = self._alerting.rules.get(alert.rule, CHECKS[alert.rule][1])
             act = rule.act if self._can(rule.act, alert) else ""
-            self._raise(state, structs.replace(alert, act=act))
+            self._raise(situation.state, structs.replace(alert, act=act))
 
     def _raise(self, state: RunState, alert: Alert) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
