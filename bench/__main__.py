@@ -47,6 +47,7 @@ BENCHES: dict[str, str] = {
     "isolation-cost": "ms that an attempt takes as a user of its own, beside none",
     "hal-overhead": "CPU and seconds of a HAL task beyond its agent's own (HAL_REPO, HAL_PYTHON)",
     "hal-fleet": "200 tasks of HAL on 50 lab hosts, a tenth of them lost, the controller killed twice",
+    "hal-plan": "10, 50 and 200 HAL tasks on Google Cloud by --dry-run, beside what people hope they cost",
     "azure-leak": "the controller killed at 200 moments: what is left and billed after `reap`",
 }
 

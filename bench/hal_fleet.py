@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from evalfleet.events import AttemptEnded, AttemptGraded, AttemptStarted
+from evalfleet.events import AttemptCollected, AttemptEnded, AttemptGraded, AttemptStarted
 from evalfleet.lab import Lab
 from evalfleet.model import Answered, Scored
 from evalfleet.state import fold
@@ -80,11 +80,17 @@ def _fleet(lab: Lab, space: Workspace, tasks: int, lost: int) -> Figures:
     space.finish(_start(space, lab, "report", "run", "--format", "hal", "-o", "tree"))
     told = records(space)
     task_of = {r.event.attempt: r.event.task for r in told if isinstance(r.event, AttemptStarted)}
-    answers = Counter(
-        task_of[r.event.attempt]
+    answered = {
+        r.event.attempt
         for r in told
         if isinstance(r.event, AttemptEnded) and isinstance(r.event.outcome, Answered)
-    )
+    }
+    home = {
+        r.event.attempt
+        for r in told
+        if isinstance(r.event, AttemptCollected) and not r.event.collected.problem
+    }
+    answers = Counter(task_of[attempt] for attempt in answered & home)
     scores = Counter(
         task_of[r.event.attempt]
         for r in told
@@ -98,6 +104,7 @@ def _fleet(lab: Lab, space: Workspace, tasks: int, lost: int) -> Figures:
         "scores": len(scores),
         "tasks_scored_twice": sum(times > 1 for times in scores.values()),
         "tasks_answered_twice": sum(times > 1 for times in answers.values()),
+        "answers_lost_with_their_hosts": len(answered - home),
         "attempts": len(task_of),
         "hosts_lost": lost,
         "graded_before_the_second_kill": graded_before,

@@ -381,3 +381,50 @@ def test_an_image_is_pulled_with_a_token_that_no_agent_sees(
     shared = [word for word in with_token if not word.startswith("--set=image=")]
     assert "image_token needs an image of a registry" in say(*shared, code=2)
     assert "not for agents" in say(*with_token, "--set=secrets=REGISTRY_TOKEN", code=2)
+
+
+WEAVE = """
+import contextlib, os
+
+TRACES = {path!r}
+
+class Client:
+    def tasks(self):
+        return [line.split()[1] for line in open(TRACES) if line.startswith("task")]
+
+def note(line):
+    with open(TRACES, "a") as file:
+        file.write(line + chr(10))
+
+def init(project):
+    note(f"init {{project}} {{os.environ['WANDB_API_KEY']}}")
+    return Client()
+
+@contextlib.contextmanager
+def attributes(given):
+    note(f"task {{given['weave_task_id']}}")
+    yield
+"""
+
+
+def test_wandb_traces_agents_only_on_request_and_tells_what_they_cost(
+    fleet: Fleet, hal: Hal, say: Callable[..., str]
+) -> None:
+    traces = fleet.folder / "traces"
+    for folder in (hal.repo, hal.repo / "agents/quiz"):
+        (folder / "weave.py").write_text(WEAVE.format(path=str(traces)), "utf-8")
+    words = hal.words("--task", "right", "--task", "wrong")
+    fleet.environ["WANDB_API_KEY"] = "a-key-of-wandb"
+    assert fleet(*words).code == 0
+    assert not traces.exists()
+    asked = [*(word.replace("=r", "=s") for word in words), "--set=wandb=my-project"]
+    asked[asked.index("r")] = "s"
+    done = fleet(*asked, "--json")
+    assert done.code == 0, done
+    lines = traces.read_text("utf-8").splitlines()
+    assert sorted(set(lines)) == ["init my-project a-key-of-wandb", "task right", "task wrong"]
+    fleet("report", "s", "--format", "hal", "-o", "tree")
+    upload = json.loads((fleet.folder / "tree/gaia/s/s_UPLOAD.json").read_text("utf-8"))
+    assert (upload["total_cost"], upload["total_usage"]["gpt-4o"]["prompt_tokens"]) == (1.5, 3)
+    assert sorted(upload["raw_logging_results"]) == ["right", "wrong"]
+    assert "write the name of a project" in say(*words, "--set=wandb=-x", code=2)

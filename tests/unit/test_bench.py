@@ -44,6 +44,7 @@ FIGURES = {
     "azure-first-run": {"deployments_canary", "deployments_at_once", "refused_delete_told", "counted"},
     "hal-overhead": {"cpu_s_a_task", "s_a_task", "counted"},
     "hal-fleet": {"lines", "scores", "machines_left", "counted"},
+    "hal-plan": {"10_tasks_of_5_min", "spot_off", "counted"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {
@@ -73,6 +74,7 @@ AGAINST = {
     "azure-first-run": {"ideal"},
     "hal-overhead": {"hal_local_runner"},
     "hal-fleet": set[str](),
+    "hal-plan": set[str](),
     "azure-leak": set[str](),
 }
 NEED_LAB = (

@@ -35,7 +35,7 @@ from .contents import Contents, agent_files, kept_bundle, task_files
 from .costs import ModelPrice, Usage, price_table, priced
 from .elsewhere import check_place
 from .grading import FileGrader, HalGrader
-from .settings import TIMEOUT_S, HalSettings, resolved
+from .settings import TIMEOUT_S, WANDB_LIBRARY, HalSettings, resolved
 from .tree import HalResultReader, HalResultWriter
 
 HOST = Path(__file__).parent / "host"
@@ -107,9 +107,8 @@ class HalBenchmark:
         told = listing(settings)
         if not told.tasks:
             raise RequestError(f"HAL lists no tasks for {settings.benchmark}")
-        has_packages = not (settings.agent_python or settings.image) and _names_packages(
-            Path(settings.agent_dir)
-        )
+        installs = not (settings.agent_python or settings.image)
+        has_packages = installs and (bool(settings.wandb) or _names_packages(Path(settings.agent_dir)))
         runs_script = settings.setup_script and bool(told.setup_script)
         spec = HalSpec(settings, "", settings.hal_repo, has_packages, runs_script, base=str(base.resolve()))
         spec = msgspec.structs.replace(spec, digest=_program(spec).digest(_steps(spec)))
@@ -215,6 +214,7 @@ class HalBenchmark:
             "args": self.args,
             "timeout_s": task.timeout_s,
             "python": settings.agent_python,
+            "wandb": settings.wandb,
         }
         env = {"EVALFLEET_HAL": msgspec.json.encode(order).decode()}
         command = Command(("python3", "-S", f"{PROGRAM}/attempt.py"), env, settings.secrets)
@@ -283,7 +283,7 @@ def _steps(spec: HalSpec) -> tuple[SetupStep, ...]:
         container = ContainerSettings()
         steps.append(image_step(container, [settings.image], settings.image_token, settings.image_user))
     if spec.has_packages:
-        words = ("python3", f"{PROGRAM}/attempt.py", "prepare")
+        words = ("python3", f"{PROGRAM}/attempt.py", "prepare", *([WANDB_LIBRARY] if settings.wandb else []))
         steps.append(SetupStep("requirements", Command(words), SETUP_S))
     if spec.runs_script:
         steps.append(SetupStep("setup-script", Command(("bash", f"{PROGRAM}/setup_script.sh")), SETUP_S))

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from evalfleet.errors import RequestError
 from evalfleet.names import hint
 
-from .settings import HalSettings
+from .settings import WANDB_KEY, HalSettings
 
 IN_HAL = Path(__file__).parent / "host" / "in_hal.py"
 LIST_S = 3600.0
@@ -45,6 +45,8 @@ class Told(Struct, frozen=True):
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    wandb: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What W&B has of the run, if it was asked to trace it."""
 
 
 def environ(secrets: Mapping[str, str]) -> dict[str, str]:
@@ -54,7 +56,8 @@ def environ(secrets: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES) or name.lower() in PROXIES
     }
-    return {**own, "WEAVE_DISABLED": "true", "PYTHONUNBUFFERED": "1", **secrets}
+    off = {} if WANDB_KEY in secrets else {"WEAVE_DISABLED": "true"}
+    return {**own, **off, "PYTHONUNBUFFERED": "1", **secrets}
 
 
 def first_line(text: str) -> str:

@@ -73,6 +73,7 @@ def regrade(
         "submissions": {task: line[task] for task, line in tree.lines.items()},
         "run_id": folder.name,
         "results_dir": "",
+        "wandb": settings.wandb,
     }
     with tempfile.TemporaryDirectory(prefix="evalfleet-hal-") as scratch:
         order["results_dir"] = str(Path(scratch) / "results")
@@ -86,4 +87,10 @@ def regrade(
 
 
 def _graded(told: Told, now_s: float) -> dict[str, Any]:
-    return {"results": told.results, "metrics": told.metrics, "prompts": told.prompts, "at": now_s}
+    return {
+        "results": told.results,
+        "metrics": told.metrics,
+        "prompts": told.prompts,
+        "wandb": told.wandb,
+        "at": now_s,
+    }

@@ -141,6 +141,7 @@ class _Round:
             "submissions": merged,
             "run_id": "evalfleet",
             "results_dir": str(folder / "results"),
+            "wandb": self._settings.wandb,
         }
         if self._is_elsewhere:
             return await grade_elsewhere(self._settings, self._base, order, folder, self._secrets)

@@ -80,6 +80,12 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...], Meta(description="variables that the grader needs, by name (a judge's key)")
     ] = ()
     grade_timeout_s: Annotated[float, Meta(gt=0, description="of one call of HAL's grader")] = 7200.0
+    wandb: Annotated[
+        str,
+        Meta(
+            description="let W&B trace agents in this project, with WANDB_API_KEY; default: nothing is sent"
+        ),
+    ] = ""
     gpu_tasks: Annotated[
         Literal["match", "refuse", "run"],
         Meta(
@@ -89,6 +95,11 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "match"
     agent_name: Annotated[str, Meta(description="what HAL's own files call the agent")] = ""
     agent_version: Annotated[str, Meta(description="the agent's version, for HAL's own files")] = ""
+
+
+WANDB_KEY = "WANDB_API_KEY"
+WANDB_LIBRARY = "weave<0.54"
+"""The newest that HAL can use."""
 
 
 def runs_code(benchmark: str) -> bool:
@@ -103,6 +114,8 @@ def resolved(settings: HalSettings, base: Path, where: str) -> HalSettings:
         told = "secrets, grader_secrets and image_token are names of variables, never values"
         raise RequestError(f"{where}: {told}")
     _check_image(settings, where)
+    if settings.wandb:
+        settings = _with_wandb(settings, where)
     if settings.tasks_file:
         return _without_checkout(settings, base, where)
     if not settings.benchmark:
@@ -122,6 +135,18 @@ def resolved(settings: HalSettings, base: Path, where: str) -> HalSettings:
             "--set grade_on=PLACE for a fresh machine, or --set grade_on=here for this computer"
         )
     return replace(settings, hal_repo=str(repo), hal_python=str(python), agent_dir=str(agent))
+
+
+def _with_wandb(settings: HalSettings, where: str) -> HalSettings:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", settings.wandb):
+        raise RequestError(f"{where}: wandb is {settings.wandb[:80]!r}; write the name of a project")
+
+    def with_key(names: tuple[str, ...]) -> tuple[str, ...]:
+        return names if WANDB_KEY in names else (*names, WANDB_KEY)
+
+    return replace(
+        settings, secrets=with_key(settings.secrets), grader_secrets=with_key(settings.grader_secrets)
+    )
 
 
 def _check_image(settings: HalSettings, where: str) -> None:

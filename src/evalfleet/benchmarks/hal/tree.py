@@ -290,16 +290,21 @@ def _upload(run: str, tree: Tree, graded: Mapping[str, Any], config: Mapping[str
         if isinstance(line[task], dict) and isinstance(line[task].get("metrics"), dict)
     }
     known = [usd for usd in tree.costs.values() if usd is not None]
-    total = sum(known) if len(known) == len(tree.lines) else None  # unknown is unknown, not nothing
+    traces = _table(graded.get("wandb"))
+    total = sum(known) if len(known) == len(tree.lines) else _usd(traces.get("total_cost"))  # or unknown
     date = datetime.datetime.fromtimestamp(graded["at"], datetime.UTC).strftime("%Y-%m-%d")
     commit = config.get("commit")
     return {
         "config": {**{k: v for k, v in config.items() if k != "commit"}, "date": date, "run_id": run},
-        "results": {**_table(graded.get("metrics")), "total_cost": total, "latencies": {}},
+        "results": {
+            **_table(graded.get("metrics")),
+            "total_cost": total,
+            "latencies": _table(traces.get("latencies")),
+        },
         "raw_eval_results": graded["results"],
-        "raw_logging_results": {},
+        "raw_logging_results": traces.get("raw_logging_results") or {},
         "task_prompts": _table(graded.get("prompts")),
-        "total_usage": _total_usage(tree),
+        "total_usage": _table(traces.get("total_usage")) or _total_usage(tree),
         "total_cost": total,
         "git_info": {"commit": commit} if commit else None,
         "agent_hash": None,

@@ -1,7 +1,7 @@
 """One attempt at a HAL task on a machine, and the agent's environment. Python 3.8, standard library alone.
 
-    python3 attempt.py prepare    build the agent's environment, once a machine and agent
-    python3 attempt.py            run the agent, as EVALFLEET_HAL says
+    python3 attempt.py prepare [PACKAGE]    build the agent's environment, once a machine and agent
+    python3 attempt.py                      run the agent, as EVALFLEET_HAL says
 
 The agent gets a work directory with its own files, the task's files, `input.json` and `agent_args.json`.
 What it leaves there comes back below `task/`, but for what was only sent; `submission.json` is what HAL's
@@ -33,20 +33,21 @@ LONGEST_ERROR = 20000
 NO_OUTPUT = "ERROR: No output file generated"
 
 
-def prepare() -> int:
+def prepare(more: list[str]) -> int:
     """Install the agent's requirements, if it has any, with uv where there is one. Ends with pip's code."""
     requirements = os.path.join(HERE, "agent", "requirements.txt")
-    if not wants_packages(requirements):
+    wanted = [*(["-r", requirements] if wants_packages(requirements) else []), *more]
+    if not wanted:
         return 0
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     python = os.path.join(ENVIRONMENT, "bin", "python")
     uv = shutil.which("uv")
     if uv:
         make = [uv, "venv", ENVIRONMENT]
-        install = [uv, "pip", "install", "--python", python, "-r", requirements]
+        install = [uv, "pip", "install", "--python", python, *wanted]
     else:
         make = [sys.executable, "-m", "venv", ENVIRONMENT]
-        install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", "-r", requirements]
+        install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *wanted]
     return subprocess.call(make) or subprocess.call(install)
 
 
@@ -139,7 +140,7 @@ def stamp(path: str) -> Stamp:
 
 def run_agent(work: str, order: dict[str, Any], fault: str) -> int | None:
     """Its exit code; None if it reached its time limit. All that it has started is ended with it."""
-    environ = dict(os.environ, EVALFLEET_HAL_FAULT=fault)
+    environ = dict(os.environ, EVALFLEET_HAL_FAULT=fault, EVALFLEET_HAL_WANDB=order.get("wandb", ""))
     python = order["python"] or sys.executable
     if not order["python"] and os.path.isdir(ENVIRONMENT):
         folder = os.path.join(os.path.realpath(ENVIRONMENT), "bin")
@@ -295,4 +296,4 @@ def write_json(path: str, value: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(prepare() if sys.argv[1:] == ["prepare"] else attempt())
+    sys.exit(prepare(sys.argv[2:]) if sys.argv[1:2] == ["prepare"] else attempt())

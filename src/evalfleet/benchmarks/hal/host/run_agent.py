@@ -5,6 +5,7 @@
 It is copied into that directory, because agents import what stands beside them.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -27,17 +28,22 @@ MODEL_ERRORS = (
 
 def main():
     fault_file = os.environ.pop("EVALFLEET_HAL_FAULT", "")
+    project = os.environ.pop("EVALFLEET_HAL_WANDB", "")
     module_name, _, function_name = sys.argv.pop(1).rpartition(".")
     try:
         with open("input.json") as file:
             input_data = json.load(file)
         with open("agent_args.json") as file:
             agent_args = json.load(file)
+        if project:
+            start_trace(project)  # before the agent imports what is to be traced
         path = os.path.join(os.getcwd(), *module_name.split(".")) + ".py"
         spec = importlib.util.spec_from_file_location(module_name, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        result = getattr(module, function_name)(input_data, **agent_args)
+        function = getattr(module, function_name)
+        with traced(input_data) if project else contextlib.nullcontext():
+            result = function(input_data, **agent_args)
         with open("output.json", "w") as file:
             json.dump(result, file)
     except Exception as err:
@@ -48,6 +54,19 @@ def main():
             with open(fault_file, "w") as file:
                 file.write(fault)
         raise
+
+
+def start_trace(project):
+    import weave
+
+    weave.init(project)
+
+
+def traced(input_data):
+    """As HAL marks the calls of a task for its own tools."""
+    import weave
+
+    return weave.attributes({"weave_task_id": next(iter(input_data))})
 
 
 def model_fault(err):
