@@ -185,7 +185,15 @@ TRIED_ELSEWHERE = {
     "resume",  # tests/e2e/test_resume.py
     "hal-eval",  # in a checkout of HAL: tests/e2e/test_hal.py
     "alerts",  # of runs that have some: tests/e2e/test_alerts.py
-    *("pause", "unpause", "set", "end", "drain", "restart"),  # of live runs: tests/e2e/test_steering.py
+    *(
+        "pause",
+        "unpause",
+        "set",
+        "end",
+        "drain",
+        "restart",
+        "replace",
+    ),  # of live runs: tests/e2e/test_steering.py
     "demo",  # it fetches packages: tests/demo
     *("pool do", "pool reset", "pool clean"),  # of a benchmark's own: tests/e2e/test_pool_appliance.py
     *("pool stop", "pool tunnel", "pool vnc", "pool screenshot"),  # of hosts: tests/lab/test_tunnels.py
