@@ -7,13 +7,14 @@ It writes down what it served (`models.served`), so that what a meter counted ca
 model's name says how its calls go, after a `+`: `any+cut` breaks its streams off, `+stall` stops answering,
 `+500`, `+429`, `+400` fail, `+nonsense` answers what is no JSON, `+negative` and `+absurd` tell usage that
 cannot be, `+silent` tells none, `+slow` waits between the events of a stream, `+hold` stops in the midst of
-one until somebody asks for `/go`. By hand: `python -m standins.models`.
+one until somebody asks for `/go`. By hand: `python -m standins.models`, with its key in MODELS_KEY.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from aiohttp import web
 
+KEY = "sk-real-key-of-the-stand-in"
 WORDS = 12
 PAUSE_S = 0.05
 
@@ -35,7 +37,7 @@ class Served(NamedTuple):
 class Models:
     """The four APIs at one address of loopback."""
 
-    def __init__(self, key: str = "sk-real-key-of-the-stand-in", pause_s: float = 0.0, port: int = 0) -> None:
+    def __init__(self, key: str = KEY, pause_s: float = 0.0, port: int = 0) -> None:
         self.key = key
         self.url = ""
         self.served: list[Served] = []
@@ -338,7 +340,7 @@ def _error(status: int, code: str, message: str) -> web.Response:
 
 
 async def _serve(port: int) -> None:
-    async with Models(port=port) as models:
+    async with Models(os.environ.get("MODELS_KEY", KEY), port=port) as models:
         sys.stdout.write(f"OPENAI_BASE_URL={models.url}/v1\nANTHROPIC_BASE_URL={models.url}\n")
         sys.stdout.write(f"GOOGLE_GEMINI_BASE_URL={models.url}\nAPI key: {models.key}\n")
         sys.stdout.flush()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,7 +32,8 @@ class Podman:
         self.folder = folder
         where = ("--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "vfs")
         kept = ("--tmpdir", str(folder / "tmp"), "--cgroup-manager", "cgroupfs", "--runtime", "runc")
-        self.argv = ("podman", *where, *kept)
+        self.options = (*where, *kept)
+        self.argv = ("podman", *self.options)
         self.group = f"evalfleet-podman-{os.getpid()}"
         self.grouped = ("--cgroup-parent", f"/{self.group}")
 
@@ -44,12 +47,53 @@ class Podman:
         assert done.returncode == 0, f"podman {argv}: {done.returncode}: {done.stderr}"
         return done.stdout
 
+    def import_image(self, name: str, files: Path, entrypoint: Sequence[str], env: Mapping[str, str]) -> None:
+        """Make an image of `files` and the programs of this computer that `rootfs` lists."""
+        archive = self.folder / "root.tar"
+        rootfs.write_rootfs(archive, files)
+        variables = {"PATH": "/opt/stand-in/bin:/usr/local/bin:/usr/bin:/bin", **env}
+        lines = [f"ENTRYPOINT {json.dumps(entrypoint)}"]
+        lines += [f"ENV {key}={json.dumps(value)}" for key, value in variables.items()]
+        changes = [word for line in lines for word in ("--change", line)]
+        self.ok("import", "-q", *changes, str(archive), name)
+
+    def write_program(self, path: Path) -> None:
+        """A program that is this engine."""
+        path.parent.mkdir(exist_ok=True)
+        real_program = shutil.which("podman") or ""
+        path.write_text(f'#!/bin/sh\nexec {shlex.join((real_program, *self.options))} "$@"\n')
+        path.chmod(0o755)
+
+    @contextmanager
+    def as_docker(self, path: Path, prefix: Sequence[str] = ()) -> Iterator[None]:
+        """A program that passes for docker's while this lasts: it asks a daemon, whose children containers
+        are, and gives these the limits that they need here. `prefix` goes before the daemon's command."""
+        where = f"unix://{self.folder}/podman.sock"
+        client = shlex.join((shutil.which("podman") or "", "--remote", "--url", where))
+        limited = shlex.join(("run", *LIMITS, *self.grouped))
+        path.parent.mkdir(exist_ok=True)
+        run = f'run) shift; exec {client} {limited} "$@" ;;'
+        path.write_text(f'#!/bin/sh\ncase $1 in {run} *) exec {client} "$@" ;; esac\n')
+        path.chmod(0o755)
+        argv = (*prefix, "podman", *self.options, "system", "service", "--time=0", where)
+        with subprocess.Popen(argv) as daemon:
+            try:
+                until(lambda: not subprocess.run([path, "version"], capture_output=True).returncode)
+                yield
+            finally:
+                self("rm", "-f", "-a", "-t", "0")
+                daemon.terminate()
+
     def destroy(self) -> None:
         """It leaves control groups behind otherwise."""
         self("rm", "-f", "-a", "-t", "0")
         tops = Path("/sys/fs/cgroup")
         for top in (*tops.glob(self.group), *tops.glob(f"*/{self.group}")):
             for group, _, _ in os.walk(top, topdown=False):
+                # the monitors of what a daemon's clients have executed stay for five minutes
+                for pid in Path(group, "cgroup.procs").read_text().split():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
                 remove_group(group)
         with suppress(OSError):
             os.rmdir("/run/runc")  # not if somebody else has containers
@@ -72,11 +116,7 @@ def podman_with(programs: Sequence[str]) -> Iterator[Podman]:
         (made.folder / "files").mkdir()
         rootfs.write_rootfs(made.folder / "tiny.tar", made.folder / "files", programs)
         made.ok("import", "-q", str(made.folder / "tiny.tar"), "localhost/tiny")
-        program = made.folder / "bin" / "podman"
-        program.parent.mkdir()
-        real_program = shutil.which("podman") or ""
-        program.write_text(f'#!/bin/sh\nexec {shlex.join((real_program, *made.argv[1:]))} "$@"\n')
-        program.chmod(0o755)
+        made.write_program(made.folder / "bin" / "podman")
         yield made
     finally:
         made.destroy()

@@ -16,6 +16,7 @@ PROGRAMS = (
     "sh",
     "env",
     "sleep",
+    "timeout",
     "cat",
     "rm",
     "mkdir",

@@ -184,6 +184,9 @@ class Loaded(Struct, frozen=True):
     """How its attempts must be kept apart; empty: as the place does."""
     model_keys: tuple[str, ...] = ()
     """Those of its secrets that are keys of models, if it says so: calls with them are metered."""
+    model_urls: Mapping[str, str] = {}
+    """The address of an API by the name of its key, with the path that its clients are told, where the
+    benchmark's settings say it; elsewhere it is the vendor's."""
     unmeterable: str = ""
     """Why its model calls cannot be metered; empty if they can."""
     in_containers: bool = False

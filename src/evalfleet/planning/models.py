@@ -159,6 +159,7 @@ def metering_of(
     secrets: Sequence[str],
     environ: Mapping[str, str],
     *,
+    urls: Mapping[str, str],
     where: str,
     now: Micros = 0,
     keep_calls: bool = False,
@@ -166,7 +167,8 @@ def metering_of(
     """How the run's calls are metered; None if nobody has named a secret that is a model's key.
 
     `named` are those that the benchmark names, `secrets` all that it needs. A key of `[model]` that the
-    benchmark does not ask for is metered if there is a value for it.
+    benchmark does not ask for is metered if there is a value for it. `urls` says where the API of a key is,
+    if it is not at its vendor's; `upstream` of `[model]` goes before it.
     """
     table = table or ModelTable()
     wanted = [name for name in names_of(table.key) if name in secrets or environ.get(name)]
@@ -178,7 +180,7 @@ def metering_of(
             raise RequestError(f"{where}: 'upstream' takes one key; name one under 'key', not {len(wanted)}")
         apis = [_gateway(table.upstream, wanted[0])]
     else:
-        apis = [_api(name, environ, where) for name in wanted]
+        apis = [_api(name, urls.get(name, ""), environ, where) for name in wanted]
     listed, source = listed_prices(apis, now)
     sources = (["[model.prices]"] if table.prices else []) + ([source] if listed else [])
     return Metering(
@@ -193,9 +195,13 @@ def metering_of(
     )
 
 
-def _api(secret: str, environ: Mapping[str, str], where: str) -> ModelApi:
-    """The vendor whose key this is, by the name of the variable."""
+def _api(secret: str, given: str, environ: Mapping[str, str], where: str) -> ModelApi:
+    """The vendor whose key this is, by the name of the variable; or one like it, at the address `given`."""
     for name, vendor in vendors().items():
+        if secret in vendor.keys and given:
+            check_url(given, "the address of the model's API")
+            variables = {secret: "{key}", **dict.fromkeys(vendor.urls, f"{{url}}/{name}")}
+            return ModelApi(name, given.rstrip("/"), secret, vendor.header, variables)
         if secret in vendor.keys:
             url = environ.get(vendor.endpoint, "") if vendor.endpoint else vendor.url
             if not url:

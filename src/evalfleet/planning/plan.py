@@ -567,6 +567,7 @@ def _metering(
             loaded.model_keys,
             loaded.secrets,
             environ,
+            urls=loaded.model_urls,
             where=where,
             now=now,
             keep_calls=flags.keep_calls,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -46,21 +45,12 @@ pytestmark = [
 def podman() -> Iterator[Podman]:
     made = Podman(Path(tempfile.mkdtemp(prefix="waa-", dir="/tmp")))  # it takes no longer paths
     try:
-        _import_image(made)
+        plan = {"tasks": {"two": {"do": "throttled", "seconds": 0.1}}}
+        files = standin.build_files(made.folder / "files", plan=plan)
+        made.import_image(IMAGE, files, standin.ENTRYPOINT, {"ARGUMENTS": standin.QMP})
         yield made
     finally:
         made.destroy()
-
-
-def _import_image(podman: Podman) -> None:
-    plan = {"tasks": {"two": {"do": "throttled", "seconds": 0.1}}}
-    archive = podman.folder / "root.tar"
-    rootfs.write_rootfs(archive, standin.build_files(podman.folder / "files", plan=plan))
-    entrypoint = f"ENTRYPOINT {json.dumps(standin.ENTRYPOINT)}"
-    path = "ENV PATH=/opt/stand-in/bin:/usr/local/bin:/usr/bin:/bin"
-    qmp = f'ENV ARGUMENTS="{standin.QMP}"'
-    changes = [word for line in (entrypoint, path, qmp) for word in ("--change", line)]
-    podman.ok("import", "-q", *changes, str(archive), IMAGE)
 
 
 @pytest.fixture

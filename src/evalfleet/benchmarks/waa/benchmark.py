@@ -183,7 +183,9 @@ class WaaBenchmark:
             model_usd=MODEL_USD,
             isolation="own",  # a container each, with a virtual machine in it
             settle=ask_for_all_programs,
-            unmeterable="its client runs in a container, where the meter is not reached",
+            model_urls={"OPENAI_API_KEY": settings.base_url} if settings.base_url else {},
+            unmeterable="with api=azure the client asks Azure itself" if settings.api == "azure" else "",
+            in_containers=True,
         )
 
     @classmethod

@@ -1,6 +1,7 @@
 """What a test wants of each task. The plan is a JSON file, in the storage or in the image:
 
     {"scale": 0.003,               seconds here for a second there
+     "calls": true,                the model is asked by HTTP, at OPENAI_BASE_URL
      "boot_s": 0.3, "install_s": 0.5, "boots": true,      of the guest
      "install_waits": true,                  for a file /storage/go
      "downloads": true,                      it needs no ISO, as an image on a newer base

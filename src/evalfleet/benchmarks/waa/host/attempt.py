@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .docker import Docker
 
 ORDER = "EVALFLEET_WAA_ATTEMPT"
+METER = "EVALFLEET_METER"
+"""The variable that says where the meter of model calls is, if the machine has one."""
+GATEWAY = "EVALFLEET_GATEWAY"
 FOLDER = "/tmp/evalfleet"
 END_S = 30.0
 BUSY_S = 15.0
@@ -62,6 +65,7 @@ d=$1; limit=$2; shift 2
 mkdir -p "$d" && cd /client || exit 125
 IFS= read -r line && printf '%s\\n' "$line" >"$d/task.json"
 while IFS= read -r line && [ -n "$line" ]; do export "$line"; done
+if [ -n "${GATEWAY}" ]; then export NO_PROXY="$NO_PROXY,${GATEWAY}" no_proxy="$no_proxy,${GATEWAY}"; fi
 echo $$ >"$d/pid"
 exec timeout -k 10 "$limit" python run.py "$@" </dev/null
 """
@@ -105,12 +109,13 @@ class AttemptOrder:
         own.update(trial_id=self.attempt, domain="all", worker_id="0", num_workers="1")
         return [*self.flags, *(word for name, value in own.items() for word in (f"--{name}", value))]
 
-    def stdin(self) -> bytes:
-        """The task's list, then variables, then an empty line."""
+    def stdin(self, metered: dict[str, str]) -> bytes:
+        """The task's list, then variables, then an empty line. The last of a name counts."""
         secrets = [f"{name}={os.environ.get(name, '')}" for name in self.secrets]
         if any("\n" in line for line in secrets):
             raise Failed("a secret has more than one line, which the client cannot be given")
-        lines = [json.dumps({self.domain: [self.task]}), *self.environ, *secrets]
+        others = [f"{name}={value}" for name, value in metered.items()]
+        lines = [json.dumps({self.domain: [self.task]}), *self.environ, *secrets, *others]
         return "".join(f"{line}\n" for line in lines).encode() + b"\n"
 
 
@@ -149,9 +154,13 @@ def attempt(config: HostConfig, engine: Docker) -> int:
             "install it in golden storage, choose other tasks, or try all the same with --set programs=any"
         )
         return _write_result(out, {"broken": "readiness", "error": f"this Windows lacks {told}: {remedy}"})
+    try:
+        stdin = order.stdin(_meter_variables(engine))
+    except Failed as err:
+        return _write_result(out, {"broken": "internal", "error": str(err)})
     mark_dirty(config, f"attempt {order.attempt} did not end well")
     with LiveTrajectory(engine, order.folder, f"{order.results}/{order.inside}", out, order.limit_s + END_S):
-        ending = _run_client(engine, order)
+        ending = _run_client(engine, order, stdin)
     try:
         bring_out(engine, order.results, order.inside, out)
     except Failed as err:
@@ -211,11 +220,29 @@ def died_at_start(reading: Reading, ending: Ending) -> bool:
 # -- the client ----------------------------------------------------------------------------------
 
 
-def _run_client(engine: Docker, order: AttemptOrder) -> Ending:
-    """Its output goes to the job's log."""
+def _meter_variables(engine: Docker) -> dict[str, str]:
+    """By which the client finds the meter of model calls, if there is one: at its network's gateway.
+
+    Raises Failed.
+    """
+    meter = os.environ.get(METER, "")
+    if not meter:
+        return {}
+    done = engine.do("inspect", "-f", "{{json .NetworkSettings.Networks}}", CONTAINER)
+    networks = json.loads(done.out)
+    gateway = next((found["Gateway"] for found in networks.values() if found.get("Gateway")), "")
+    if not gateway:
+        raise Failed("its container has no network with a gateway, by which it could reach the meter")
+    there = meter.replace("127.0.0.1", gateway)
+    found = {name: text.replace(meter, there) for name, text in os.environ.items() if meter in text}
+    del found[METER]
+    return {**found, GATEWAY: gateway}
+
+
+def _run_client(engine: Docker, order: AttemptOrder, stdin: bytes) -> Ending:
+    """Its output goes to the job's log. `stdin` is what it hears at first."""
     words = ["exec", "-i", CONTAINER, "sh", "-c", CLIENT, "evalfleet", order.folder, f"{order.limit_s:g}"]
     argv = engine.argv(*words, *order.words())
-    told = order.stdin()
     say(f"{order.domain}/{order.task} as {order.attempt}")
     begun = time.monotonic()
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -231,7 +258,7 @@ def _run_client(engine: Docker, order: AttemptOrder) -> Ending:
     try:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(told)
+            pipe.write(stdin)
         process.wait(timeout=order.limit_s + END_S)
     except subprocess.TimeoutExpired:
         _end_client(engine)

@@ -1,4 +1,12 @@
-"""Stands for the model and its client library: refuses what a test wants refused."""
+"""Stands for the model and its client library: refuses what a test wants refused.
+
+Where the plan has `"calls": true`, the model is asked at OPENAI_BASE_URL, by HTTP, as the library does.
+"""
+
+import json
+import os
+import urllib.error
+import urllib.request
 
 import stand_in
 
@@ -53,4 +61,22 @@ class OpenAI:
             raise APIStatusError(f"Error code: 404 - The model `{self.model}` does not exist")
         if wish.do in REFUSALS:
             raise REFUSALS[wish.do]
+        if plan.get("calls"):
+            return self.ask(question)
         return f"```python\n# {question}\n```"
+
+    def ask(self, question: str) -> str:
+        body = {"model": self.model, "messages": [{"role": "user", "content": question}], "max_tokens": 4096}
+        request = urllib.request.Request(
+            os.environ["OPENAI_BASE_URL"].rstrip("/") + "/chat/completions",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return json.load(answer)["choices"][0]["message"]["content"]
+        except urllib.error.HTTPError as err:
+            kind = {401: AuthenticationError, 429: RateLimitError}.get(err.code, APIStatusError)
+            raise kind(f"Error code: {err.code} - {err.read().decode()}") from None
+        except urllib.error.URLError as err:
+            raise APIConnectionError("Connection error.") from err
