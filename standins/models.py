@@ -7,7 +7,7 @@ It writes down what it served (`models.served`), so that what a meter counted ca
 model's name says how its calls go, after a `+`: `any+cut` breaks its streams off, `+stall` stops answering,
 `+500`, `+429`, `+400` fail, `+nonsense` answers what is no JSON, `+negative` and `+absurd` tell usage that
 cannot be, `+silent` tells none, `+slow` waits between the events of a stream, `+hold` stops in the midst of
-one until somebody asks for `/go`. By hand: `python -m standins.models`, with its key in MODELS_KEY.
+one until somebody asks for `/go`. By hand: `python -m standins.models`, its key in the file MODELS_KEY.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from aiohttp import web
@@ -340,7 +341,8 @@ def _error(status: int, code: str, message: str) -> web.Response:
 
 
 async def _serve(port: int) -> None:
-    async with Models(os.environ.get("MODELS_KEY", KEY), port=port) as models:
+    file = os.environ.get("MODELS_KEY")
+    async with Models(Path(file).read_text().strip() if file else KEY, port=port) as models:
         sys.stdout.write(f"OPENAI_BASE_URL={models.url}/v1\nANTHROPIC_BASE_URL={models.url}\n")
         sys.stdout.write(f"GOOGLE_GEMINI_BASE_URL={models.url}\nAPI key: {models.key}\n")
         sys.stdout.flush()

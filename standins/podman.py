@@ -33,7 +33,7 @@ class Podman:
         where = ("--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "vfs")
         kept = ("--tmpdir", str(folder / "tmp"), "--cgroup-manager", "cgroupfs", "--runtime", "runc")
         self.options = (*where, *kept)
-        self.argv = ("podman", *self.options)
+        self.argv: tuple[str, ...] = ("podman", *self.options)
         self.group = f"evalfleet-podman-{os.getpid()}"
         self.grouped = ("--cgroup-parent", f"/{self.group}")
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
+PART = 4 << 20
 UNIQUE = os.urandom(8).hex()
 """Part of every planted value: other tests run beside these, and theirs must not be taken for ours."""
 
@@ -28,3 +31,44 @@ def _contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
                     yield path, path.read_bytes()
             except FileNotFoundError:
                 continue
+
+
+def processes_holding(value: str) -> dict[int, str]:
+    """Processes of this computer whose memory, environment or command line has the value, by their command
+    lines. It needs root."""
+    found: dict[int, str] = {}
+    for process in (Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()):
+        if _holds(process, value.encode()):
+            with suppress(OSError):  # it has just ended
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def _holds(process: Path, raw: bytes) -> bool:
+    """Memory that a process can write, its stack with environment and arguments included."""
+    try:
+        with (process / "mem").open("rb", buffering=0) as memory:
+            for line in (process / "maps").read_text().splitlines():
+                addresses, rights, *_ = line.split()
+                begin, end = (int(address, 16) for address in addresses.split("-"))
+                if rights.startswith("rw") and _in_range(memory, begin, end, raw):
+                    return True
+    except OSError:
+        return False  # it has ended
+    return False
+
+
+def _in_range(memory: FileIO, begin: int, end: int, raw: bytes) -> bool:
+    tail = b""
+    while begin < end:
+        try:
+            memory.seek(begin)
+            data = memory.read(min(PART, end - begin))
+        except (OSError, ValueError, OverflowError):
+            return False  # a part that nobody may read, such as a device's
+        if raw in tail + data:
+            return True
+        if not data:
+            return False
+        begin, tail = begin + len(data), data[-len(raw) :]
+    return False

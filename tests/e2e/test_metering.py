@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -17,10 +18,10 @@ from evalfleet.events import AttemptEnded, AttemptStarted, BudgetPassed
 from evalfleet.model import Broken
 from standins.podman import LIMITS, lacking, podman_with
 from tests.e2e.harness import Fleet, processes, task
-from tests.planted import holding
+from tests.planted import holding, processes_holding
 from tests.waiting import until
 
-KEY = "sk-real-key-of-the-stand-in"
+KEY = "sk-some-key"
 PRICES = "[model.prices]\nany = {in = 2, cached = 1, cache_write = 3, out = 8}\n"
 AGENT = """
 import json, os, sys, time, urllib.request
@@ -63,8 +64,8 @@ exec(sys.argv[1])
 class Served:
     """The stand-in for the models' APIs, as a process."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, pid: int, url: str, key: str) -> None:
+        self.pid, self.url, self.key = pid, url, key
 
     def sums(self) -> dict[str, Any]:
         with urlopen(f"{self.url}/served") as answer:
@@ -79,12 +80,17 @@ class Served:
 
 
 @pytest.fixture
-def models() -> Iterator[Served]:
+def models(tmp_path: Path) -> Iterator[Served]:
+    """Its key is in no environment: other tests on this computer may read all environments."""
+    key = f"sk-real-key-{os.urandom(8).hex()}"
+    (tmp_path / "key").write_text(key)
     command = (sys.executable, "-m", "standins.models")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environ = {**os.environ, "MODELS_KEY": str(tmp_path / "key")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:
             assert process.stdout is not None
-            yield Served(process.stdout.readline().strip().partition("=")[2].removesuffix("/v1"))
+            url = process.stdout.readline().strip().partition("=")[2].removesuffix("/v1")
+            yield Served(process.pid, url, key)
         finally:
             process.kill()
 
@@ -92,7 +98,7 @@ def models() -> Iterator[Served]:
 def metered(
     fleet: Fleet, models: Served, tasks: list[dict[str, Any]], more: str = PRICES, **keys: Any
 ) -> None:
-    fleet.environ["OPENAI_API_KEY"] = KEY
+    fleet.environ["OPENAI_API_KEY"] = models.key
     fleet.config(f'[model]\nkey = "OPENAI_API_KEY"\nupstream = "{models.url}"\n{more}')
     keys = {"secrets": ["OPENAI_API_KEY"], **keys}
     command = [sys.executable, "agent.py", "{params.do}"]
@@ -135,20 +141,46 @@ def test_calls_are_counted_priced_and_kept_and_the_key_is_nowhere(fleet: Fleet, 
     fleet.started("a.0")
     (meter, *_) = until(lambda: meters(fleet))
     alive = fleet.alive()
-    having = {pid for pid, argv, environ in processes() if pid in alive and KEY in argv + environ}
+    having = {pid for pid, argv, environ in processes() if pid in alive and models.key in argv + environ}
     assert meter in alive
     assert having == {run.pid}
-    assert not holding(fleet.home, KEY)
+    assert not holding(fleet.home, models.key)
     fleet.open_gate("go")
     assert run.wait().code == 0
-    assert KEY not in fleet("logs", "r", "a").out
+    assert models.key not in fleet("logs", "r", "a").out
     assert [call["status"] for call in calls_of(fleet, "a.0")] == [200, 200, 200]
     assert len(calls_of(fleet, "b.0")) == 1
     results = fleet.results()
     assert results["cost"]["models_usd"] == pytest.approx(models.usd(), abs=1e-6)
     assert models.sums()["calls"] == 4
-    assert not holding(fleet.home, KEY)
+    assert not holding(fleet.home, models.key)
     fleet.settled()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NO TEST OF MEMORY: only root may read that of others")
+def test_the_key_is_in_no_memory_but_the_meters(fleet: Fleet, models: Served) -> None:
+    """Also after another controller has told its orders, through another supervisor."""
+    metered(fleet, models, [task("a", "call(); gate('go'); call(); score(1)")])
+    (fleet.folder / ".env").write_text(f"OPENAI_API_KEY={fleet.environ.pop('OPENAI_API_KEY')}\n")
+    (fleet.folder / ".env").chmod(0o600)
+    run = fleet.start_run()
+    fleet.started("a.0")
+    until(lambda: models.sums()["calls"] == 1)
+    (meter,) = meters(fleet)
+    outside = {os.getpid(), models.pid}
+    found = processes_holding(models.key)
+    assert found.keys() - outside == {run.pid, meter}, found
+    run.kill()
+    ((_, supervisor),) = fleet.supervisors().items()
+    os.kill(supervisor, signal.SIGKILL)
+    again = fleet.start("resume", "r")
+    until(lambda: supervisor not in (alive := fleet.supervisors().values()) and alive)
+    found = processes_holding(models.key)
+    assert found.keys() - outside == {again.pid, meter}, found
+    fleet.open_gate("go")
+    assert again.wait().code == 0
+    assert not holding(fleet.home, models.key)
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
 def test_the_money_of_an_attempt_that_broke_is_counted(fleet: Fleet, models: Served) -> None:
@@ -297,7 +329,7 @@ CANNOT = lacking(PROGRAMS)
 def test_a_container_reaches_the_meter_at_the_gateway_of_its_network(fleet: Fleet, models: Served) -> None:
     with podman_with(PROGRAMS) as podman:
         fleet.environ["PATH"] = f"{podman.folder}/bin:{fleet.environ['PATH']}"
-        fleet.environ["OPENAI_API_KEY"] = KEY
+        fleet.environ["OPENAI_API_KEY"] = models.key
         fleet.config(f'[model]\nkey = "OPENAI_API_KEY"\nupstream = "{models.url}"\n{PRICES}')
         fleet.bench(
             [{"id": "a", "params": {"do": BASH_AGENT}}],

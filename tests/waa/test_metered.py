@@ -66,12 +66,14 @@ class Meterable(Desk):
     """A machine that is this computer, in its private network, with podman by the name of docker."""
 
     def __init__(self, folder: Path, podman: Podman, prefix: tuple[str, ...]) -> None:
-        environ = {"HOME": str(folder), "OPENAI_API_KEY": KEY}
-        super().__init__(folder, folder / "results", environ, prefix)
+        super().__init__(folder, folder / "results", {"HOME": str(folder)}, prefix)
         self.environ["PATH"] = f"{folder}/bin:{self.environ['PATH']}"
+        (folder / ".env").write_text(f"OPENAI_API_KEY={KEY}\n")
+        (folder / ".env").chmod(0o600)
+        (folder / "key").write_text(KEY)
         self._models = subprocess.Popen[str](
             [*prefix, sys.executable, "-m", "standins.models"],
-            env={**self.environ, "MODELS_KEY": KEY, "PYTHONPATH": f"{SRC}:{SRC.parent}"},
+            env={**self.environ, "MODELS_KEY": str(folder / "key"), "PYTHONPATH": f"{SRC}:{SRC.parent}"},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -138,4 +140,4 @@ def test_calls_from_inside_the_container_are_counted_and_limited(desk: Meterable
     results = desk.results("refused")
     assert (results["scored"], results["broken"], results["unrun"]) == (0, 0, 1)
     assert results["models"]["calls"] == desk.served()["calls"] - served["calls"] - 1 == 5
-    assert not holding(desk.folder, KEY)
+    assert sorted(holding(desk.folder, KEY)) == [".env", "key"]

@@ -35,6 +35,7 @@ from evalfleet.model import (
 from evalfleet.ports import Fence, TellStep
 
 from .link import Dial, Incoming, plain
+from .meter.sealing import seal
 from .program import meter_archive
 from .secrecy import is_maskable
 from .session import ERROR_CAP, OnLoad, Session
@@ -213,23 +214,35 @@ class Resident(Session):
         return "the supervisor is not root"
 
     async def meter(self, metering: Metering) -> None:
+        """The keys travel sealed for the meter: neither an SSH server nor the supervisor can read them."""
         values = self._values
         self._check_values(api.secret for api in metering.apis)
-        apis = {
-            api.name: {"url": api.url, "key": values[api.secret], "header": api.header}
-            for api in metering.apis
+        listen = {"listen": ["0.0.0.0"] if metering.containers else ["127.0.0.1"]}
+        program = base64.b64encode(meter_archive()).decode()
+        public = await self._ask_for_meter({"program": program, "orders": listen})
+        if not public:
+            raise SetupFailed("meter", "its supervisor is of an earlier version of evalfleet")
+        hidden = {
+            "upstreams": {
+                api.name: {"url": api.url, "key": values[api.secret], "header": api.header}
+                for api in metering.apis
+            },
+            "mask": [value for value in values.values() if is_maskable(value)],
         }
         orders = {
-            "upstreams": apis,
+            "upstreams": {},
             "prices": metering.prices,
             "keep_calls": metering.keep_calls,
             "most_out": metering.most_out,
-            "listen": ["0.0.0.0"] if metering.containers else ["127.0.0.1"],
-            "mask": [value for value in values.values() if is_maskable(value)],
+            "sealed": seal(msgspec.json.encode(hidden), public),
         }
-        program = base64.b64encode(meter_archive()).decode()
+        await self._ask_for_meter({"orders": orders})
+        self._metering = metering
+
+    async def _ask_for_meter(self, body: dict[str, Any]) -> str:
+        """The number by which orders are sealed for the machine's meter. Raises SetupFailed."""
         try:
-            answer = await self._ask("meter", {"program": program, "orders": orders})
+            answer = await self._ask("meter", body)
         except (StaleController, MachineForged):
             raise
         except ChannelError as err:
@@ -238,7 +251,7 @@ class Resident(Session):
             raise SetupFailed("meter", str(err)) from err  # a supervisor of an earlier version has none
         if answer.state != "here":
             raise SetupFailed("meter", self._secrets.mask_text(answer.detail)[:ERROR_CAP])
-        self._metering = metering
+        return answer.public
 
     async def wants(self, job: AttemptId) -> Metered:
         future = self._wanting.get(job)

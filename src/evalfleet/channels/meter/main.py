@@ -1,7 +1,7 @@
-"""The meter as a process: its orders come by standard input, questions and limits through a socket.
+"""The meter as a process: where to listen comes by standard input, orders and questions through a socket.
 
-The real keys stay in its memory. Whoever may write to its folder may steer it: that is the supervisor's user
-alone. It outlives supervisor and controller, and ends when its folder is gone.
+The real keys stay in its memory, and come sealed for it. Whoever may write to its folder may steer it: that
+is the supervisor's user alone. It outlives supervisor and controller, and ends when its folder is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from .accounts import Account, Accounts
 from .proxy import MOST_OUT, Proxy, Upstream
+from .sealing import KeyPair, unseal
 
 SOCKET = "meter.sock"
 LOOK_S = 5.0
@@ -32,6 +33,7 @@ class Meter:
         self._port = 0
         self._watchers: set[asyncio.StreamWriter] = set()
         self._over = asyncio.Event()
+        self._pair = KeyPair()
         self._accounts = Accounts({}, self._tell)
         context = ssl.create_default_context(cafile=orders.get("ca_file") or None)
         self._proxy = Proxy({}, self._accounts, context, self._keep)
@@ -47,6 +49,18 @@ class Meter:
         self._accounts.prices.update(orders.get("prices", {}))
         self._proxy.pass_to(upstreams, self._keeps)
         self._proxy.most_out = orders.get("most_out") or MOST_OUT
+
+    def _take_orders(self, asked: dict[str, Any]) -> str:
+        """What is wrong with them, in one line; if nothing is, they hold from now on."""
+        try:
+            hidden = json.loads(unseal(asked["sealed"], self._pair)) if "sealed" in asked else {}
+        except ValueError as error:
+            return str(error)
+        orders = {**asked, **hidden}
+        wrong = refusal(orders)
+        if not wrong:
+            self._obey(orders)
+        return wrong
 
     async def run(self, addresses: list[str], port: int) -> None:
         """Listen, say at which port, and serve until told to end or the folder is gone."""
@@ -88,12 +102,9 @@ class Meter:
             for account in self._accounts.waiting():  # who watched before may not have heard it
                 told = "wants" if account.wanting else "refused" if account.refused else "wedged"
                 asyncio.get_event_loop().call_soon(self._accounts.tell, account, told)
-            return {"port": self._port, "pid": os.getpid()}
+            return {"port": self._port, "pid": os.getpid(), "public": self._pair.public}
         if verb == "orders":
-            wrong = refusal(asked)
-            if not wrong:
-                self._obey(asked)
-            return {"wrong": wrong}
+            return {"wrong": self._take_orders(asked)}
         if verb == "end":
             self._over.set()
             return {"ending": True}

@@ -1,7 +1,7 @@
 """The machine's meter of model calls: how its supervisor starts it, finds it again, and asks it.
 
 The meter is a process of its own in the folder `meter`, so that calls go on while no supervisor lives. The
-real keys come with the controller's orders, go to the meter through a pipe, and are in no file.
+real keys come with the controller's orders, sealed for the meter: no supervisor can read them.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Metering:
         gone: Callable[[], None],
     ) -> None:
         self.port = 0  # 0: there is no meter
+        self.public = ""  # the number by which orders are sealed for it
         self._selector = selector
         self._environ = environ
         self._news = news
@@ -72,12 +73,12 @@ class Metering:
             self._begin_watch()
 
     def begin(self, program: bytes, orders: dict[str, Any], done: Callable[[str], None]) -> int:
-        """Give the meter its orders, and start it if there is none. `done` is told what is wrong, or "".
+        """Start a meter if there is none. `orders` say where it listens. `done` is told what is wrong, or "".
 
         Returns the pid of a new one, else 0.
         """
         if self.port:
-            done(str(self.ask({"do": "orders", **orders}).get("wrong", "")))
+            done("")
             return 0
         self._starting.append(done)
         if len(self._starting) > 1:
@@ -87,6 +88,12 @@ class Metering:
         except OSError as err:
             self._started(f"the meter cannot be started: {err}")
             return 0
+
+    def instruct(self, orders: dict[str, Any]) -> str:
+        """Pass on the meter's orders. Returns what is wrong with them, or "". Raises OSError, ValueError."""
+        if not self.port:
+            return "the meter has ended"
+        return str(self.ask({"do": "orders", **orders}).get("wrong", ""))
 
     def _start(self, program: bytes, orders: dict[str, Any]) -> int:
         import subprocess  # only here: it is slow to load
@@ -109,7 +116,7 @@ class Metering:
                 env=self._environ,
                 start_new_session=True,
             )
-            _write_all(writing, _line({"folder": FOLDER, **orders}))
+            _write_all(writing, _line({"folder": FOLDER, "upstreams": {}, **orders}))
         finally:
             os.close(reading)
             os.close(writing)
@@ -151,7 +158,8 @@ class Metering:
         try:
             sock.sendall(_line({"do": "watch"}))
             first, _, self._said = _first_line(sock).partition(b"\n")
-            self.port = int(json.loads(first)["port"])
+            told = json.loads(first)
+            self.port, self.public = int(told["port"]), str(told.get("public", ""))
         except BaseException:
             sock.close()
             raise
@@ -183,7 +191,7 @@ class Metering:
         if self._watch is not None:
             self._selector.unregister(self._watch)
             self._watch.close()
-        self._watch, self.port, self._said = None, 0, b""
+        self._watch, self.port, self.public, self._said = None, 0, "", b""
 
     def repeat(self) -> None:
         """Let the meter tell again what it waits for: a controller has come."""

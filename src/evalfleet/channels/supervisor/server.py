@@ -265,14 +265,19 @@ class Server:
         return {"state": "running" if job is not None and job.reason is None else "ended"}
 
     def meter(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Answered when the machine's meter has these orders. They hold keys: they are kept nowhere."""
+        """Answered when the machine has a meter, and that has its orders, if `sealed` says what only it may
+        read of them. The answer tells the number to seal with."""
 
         def done(wrong: str) -> None:
-            self.clients.answer(
-                client, {"n": message.get("n"), "state": "wrong" if wrong else "here", "detail": wrong}
-            )
+            state = {"state": "wrong" if wrong else "here", "detail": wrong}
+            public = self.jobs.metering.public
+            self.clients.answer(client, {"n": message.get("n"), **state, "public": public})
 
-        self.jobs.meter(a2b_base64(message["program"]), message["orders"], done)
+        orders = message["orders"]
+        if "upstreams" in orders:
+            done(self.jobs.metering.instruct(orders))
+        else:
+            self.jobs.meter(a2b_base64(message["program"]), orders, done)
         return None
 
     def allow(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
