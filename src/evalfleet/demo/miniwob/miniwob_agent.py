@@ -60,10 +60,9 @@ def perform(browser: Browser, action: Action) -> None:
         browser.type(action.text)
 
 
-def note(out: Path, n: int, action: Action, what: str) -> None:
-    """A line of the trajectory: what is done in this step, and where."""
-    target = action.target
-    line = {"n": n, "at": time.time(), "action": f"{what} <{target.tag}>", "x": target.x, "y": target.y}
+def note(out: Path, n: int, action: str, **more: Any) -> None:
+    """A line of the trajectory: what is done in this step, where, and what the page looked like before."""
+    line = {"n": n, "at": time.time(), "action": action, "screenshot": f"step_{n}.png", **more}
     with open(out / "traj.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -83,7 +82,10 @@ def play(browser: Browser, instruction: str, out: Path) -> int:
                 f"step {steps}: {what} <{action.target.tag}> at {action.target.x:.0f},{action.target.y:.0f}",
                 flush=True,
             )
-            note(out, steps, action, what)
+            target = action.target
+            if steps:
+                browser.screenshot(out / f"step_{steps}.png", WIDTH, HEIGHT)
+            note(out, steps, f"{what} <{target.tag}>", x=target.x, y=target.y)
             perform(browser, action)
             done.add(action.target.key)
             steps, ideas = steps + 1, LOOKS
@@ -107,6 +109,8 @@ def run(binary: str, env: str, seed: int, out: Path) -> dict[str, Any]:
         last = f"step_{max(steps, 1)}.png"
         browser.screenshot(out / last, WIDTH, HEIGHT)
     score = min(1.0, max(0.0, float(ended["reward"]))) if ended["done"] else 0.0
+    if not ended["done"]:
+        note(out, steps, "give up", ok=False)  # also where there was no idea at all: a trajectory of one line
     print(f"reward {ended['reward']}" if ended["done"] else "gave up", flush=True)
     return {
         "score": score,
