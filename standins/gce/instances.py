@@ -396,6 +396,7 @@ class Instances:
                 raise self.quota_error(metric, instance.region)
             instance.status = "STAGING"
             await cloud.clock.sleep(cloud.span(cloud.timing.power))
+            cloud.machines.mend(instance.path)  # it starts on other hardware
             await self._run(instance)
 
     async def reset(self, instance: Instance) -> None:

@@ -8,7 +8,6 @@ import socket
 import ssl
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
@@ -91,7 +90,7 @@ class Server:
                 request.transport.abort()
             return web.Response(status=500)
         response = _response(answer)
-        response.headers["Date"] = formatdate(time.time() + self.ahead_s, usegmt=True)
+        response.headers["Date"] = formatdate(self._cloud.clock.now() + self.ahead_s, usegmt=True)
         return response
 
     async def _guarded(self, call: Call, authorization: str) -> Answer | None:

@@ -191,7 +191,7 @@ def refusal(fault: GoogleFault, what: str, *, have_some: bool = False) -> PlaceE
         return PlaceError(f"{what}: {why}", transient=transient, scope=scope, retry_after_s=wait)
 
     told = told_by(fault)
-    if is_rate_limit(fault) or fault.status in (0, 408) or fault.status >= 500:
+    if is_rate_limit(fault) or fault.status in (0, 408):
         return no(told, "place", transient=True)
     if fault.has(*QUOTA_CODES):
         metric = next((each.metric for each in fault.problems if each.metric), "") or _quota_in(told)
@@ -202,6 +202,8 @@ def refusal(fault: GoogleFault, what: str, *, have_some: bool = False) -> PlaceE
                 words = f"{meaning.told} ({problem.code})" if meaning.told else told
                 remedy = f"; {meaning.remedy}" if meaning.remedy else ""
                 return no(f"{words}{remedy}", meaning.scope, transient=meaning.transient)
+    if fault.status >= 500:
+        return no(told, "place", transient=True)
     if fault.status == 401:
         return no(f"{told}; {LOG_IN}", "place")
     if fault.status == 403:

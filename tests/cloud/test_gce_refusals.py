@@ -1,0 +1,485 @@
+"""What Google refuses, by call or late, and what is not ours: machines are records only, since none gets as
+far as a login."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.errors import PlaceError, RequestError
+from evalfleet.model import MachineId, Needs
+from evalfleet.places.gce import GcePlace
+from evalfleet.places.gce.answers import GoogleFault, Problem, refusal
+from evalfleet.testing.harness import raised
+from standins.gce import Failed, FailsLate, Late, Lost, Refused, StandIn, Stuck, Throttled
+from standins.gce.contract import document_path
+from tests.cloud.gce_places import FAST, HOME, ZONE, examine, machine_id, offer, place
+from tests.waiting import until_seen
+
+ONE = machine_id()
+INSERT = r"zones/[^/]+/instances$"
+
+
+@pytest.fixture
+def google() -> Iterator[StandIn]:
+    with StandIn(timing=FAST) as made:
+        yield made
+
+
+def use(google: StandIn, home: Path, work: Callable[[GcePlace], Awaitable[Any]], **more: Any) -> Any:
+    """With a place, which is closed."""
+
+    async def main() -> Any:
+        made = place(google, home, **more)
+        try:
+            return await work(made)
+        finally:
+            await made.close()
+
+    return asyncio.run(main())
+
+
+def refused(google: StandIn, home: Path, zone: str = ZONE, **more: Any) -> PlaceError:
+    """What `create` answers; what it left is deleted."""
+
+    async def work(made: GcePlace) -> PlaceError:
+        error = await raised(PlaceError, made.create(ONE, offer(zone), 7200))
+        await made.delete(ONE)
+        assert not await made.list("run")
+        return error
+
+    error: PlaceError = use(google, home, work, **more)
+    assert not google.left(), "a refused machine left something behind"
+    assert not google.meters.running()
+    return error
+
+
+async def asked_for(
+    google: StandIn, made: GcePlace, machine: MachineId = ONE, zone: str = ZONE, life_s: float = 7200.0
+) -> None:
+    """Have it made, as far as records go: until it runs."""
+    creating = asyncio.create_task(made.create(machine, offer(zone), life_s))
+    await until_seen(
+        lambda: creating.done() or any(each.status == "RUNNING" for each in google.instances()), "it runs"
+    )
+    creating.cancel()
+    await asyncio.gather(creating, return_exceptions=True)
+
+
+def test_a_machine_is_asked_for_with_everything_in_one_call(google: StandIn, tmp_path: Path) -> None:
+    async def work(made: GcePlace) -> None:
+        await asked_for(google, made, life_s=7200)
+
+    use(google, tmp_path, work, labels={"team": "agents"})
+    (instance,) = google.instances()
+    inserts = [call for call in google.server.calls if call[0] == "POST" and re.search(INSERT, call[1])]
+    assert len(inserts) == 1
+    body = instance.body
+    assert body["labels"]["evalfleet-home"] == HOME
+    assert body["labels"]["team"] == "agents"
+    assert body["disks"][0]["autoDelete"] is True
+    assert body["disks"][0]["initializeParams"]["labels"] == body["labels"]
+    assert "serviceAccounts" not in body, "the agent under test gets no identity"
+    assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
+    now, ends_at = google.clock.now(), instance.ends_at
+    assert ends_at is not None
+    assert 7200 - 240 < ends_at - now <= 7200 - 30, (
+        "Google ends it, up to 30 s late, by the time that was asked for"
+    )
+    metadata = instance.metadata
+    assert metadata["enable-guest-attributes"] == "TRUE"
+    assert metadata["block-project-ssh-keys"] == "TRUE"
+    assert metadata["enable-oslogin"] == "FALSE"
+    assert metadata["ssh-keys"].startswith("evalfleet:ssh-ed25519 ")
+    assert "PRIVATE" not in str(body)
+
+
+def test_every_call_is_checked_against_googles_description(google: StandIn, tmp_path: Path) -> None:
+    if document_path() is None:
+        pytest.skip("NO CHECK AGAINST GOOGLE'S CONTRACTS: GOOGLE_CONTRACTS names no folder")
+    google.allows_violations = True
+
+    async def work(made: GcePlace) -> None:
+        client = made._client  # pyright: ignore[reportPrivateUsage]
+        path = f"{client.root}/zones/{ZONE}/instances"
+        for body in (
+            {"name": "x", "colour": "red"},
+            {"name": "No Name"},
+            {"scheduling": {"maxRunDuration": 5}},
+        ):
+            with pytest.raises(Exception, match="Invalid JSON payload"):
+                await client.begin("POST", path, body)
+        with pytest.raises(Exception, match="no parameter"):
+            await client.get(path, colour="red")
+
+    use(google, tmp_path, work)
+    assert len(google.server.violations) >= 4
+
+
+@pytest.mark.parametrize(
+    ("code", "scope", "transient"),
+    [
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", "offer", False),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "offer", False),
+        ("UNSUPPORTED_OPERATION", "offer", True),
+        ("RESOURCE_NOT_READY", "machine", True),
+        ("QUOTA_EXCEEDED", "region", False),
+        ("CONDITION_NOT_MET", "place", False),
+        ("IAM_PERMISSION_DENIED", "place", False),
+        ("CONCURRENT_OPERATIONS_QUOTA_EXCEEDED", "place", True),
+    ],
+)
+def test_an_operation_that_fails_late_acts_by_its_scope(
+    google: StandIn, tmp_path: Path, code: str, scope: str, transient: bool
+) -> None:
+    google.faults.add(FailsLate(code), method="POST", path=INSERT)
+    error = refused(google, tmp_path)
+    assert (error.scope, error.transient) == (scope, transient), str(error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "scope", "remedy"),
+    [
+        (Refused(403, "accessNotConfigured", info="SERVICE_DISABLED"), "place", "gcloud services enable"),
+        (Refused(403, "forbidden", info="IAM_PERMISSION_DENIED"), "place", "add-iam-policy-binding"),
+        (Refused(412, "conditionNotMet"), "place", "organisation policy"),
+        (
+            Refused(403, "quotaExceeded", "Quota 'N2_CPUS' exceeded. Limit: 0.0 in region x."),
+            "family",
+            "quotas",
+        ),
+        (Refused(403, "quotaExceeded", "Quota 'CPUS_ALL_REGIONS' exceeded."), "place", "quotas"),
+        (Refused(403, "quotaExceeded", "Quota 'IN_USE_ADDRESSES' exceeded."), "region", "quotas"),
+    ],
+)
+def test_a_refusal_at_once_acts_by_its_scope(
+    google: StandIn, tmp_path: Path, answer: Refused, scope: str, remedy: str
+) -> None:
+    google.faults.add(answer, method="POST", path=INSERT)
+    error = refused(google, tmp_path)
+    assert (error.scope, error.transient) == (scope, False), str(error)
+    assert remedy in str(error)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_quota_of_the_region_is_told_at_once_or_late(
+    google: StandIn, tmp_path: Path, at_once: bool
+) -> None:
+    google.cloud.catalog.limits["us-central1", "IN_USE_ADDRESSES"] = 0
+    google.cloud.catalog.refuses_quota_at_once = at_once
+    error = refused(google, tmp_path)
+    assert (error.scope, error.transient) == ("region", False)
+    assert "IN_USE_ADDRESSES" in str(error)
+
+
+def test_no_room_in_a_zone_and_a_type_that_is_not_sold_there(google: StandIn, tmp_path: Path) -> None:
+    google.cloud.catalog.capacity[ZONE, ""] = 0
+    error = refused(google, tmp_path)
+    assert (error.scope, error.transient) == ("offer", False)
+    google.cloud.catalog.capacity.clear()
+    google.cloud.catalog.unsold.add((ZONE, "e2-standard-4"))
+    error = refused(google, tmp_path)
+    assert (error.scope, error.transient) == ("offer", False)
+
+
+@pytest.mark.parametrize("status", [403, 429])
+def test_a_rate_limit_is_a_wait(google: StandIn, tmp_path: Path, status: int) -> None:
+    google.faults.add(Throttled(status), times=3)
+    google.faults.add(Failed(503), method="POST", path=INSERT, times=1)
+
+    async def work(made: GcePlace) -> None:
+        await asked_for(google, made)
+
+    use(google, tmp_path, work)
+    assert len(google.instances()) == 1
+    error = refusal(GoogleFault(status, (Problem("rateLimitExceeded", "too many"),)), "x")
+    assert (error.scope, error.transient) == ("place", True), "it is no quota that somebody must raise"
+
+
+def test_an_answer_that_is_lost_makes_one_machine(google: StandIn, tmp_path: Path) -> None:
+    google.faults.add(Lost(), method="POST", path=INSERT, times=1)
+
+    async def work(made: GcePlace) -> None:
+        await asked_for(google, made)
+
+    use(google, tmp_path, work)
+    assert len(google.instances()) == 1
+
+
+def test_a_try_that_failed_before_is_not_taken_for_this_one(google: StandIn, tmp_path: Path) -> None:
+    # of the three calls that this is about, the second repeats the first, and gets its answer
+    google.faults.add(FailsLate("RESOURCE_NOT_READY"), method="POST", path=INSERT, times=3)
+
+    async def work(made: GcePlace) -> None:
+        await raised(PlaceError, made.create(ONE, offer(), 7200))
+        await raised(PlaceError, made.create(ONE, offer(), 7200))
+        await asked_for(google, made)
+
+    use(google, tmp_path, work)
+    assert len(google.instances()) == 1
+
+
+def test_a_create_that_moves_to_another_zone_leaves_one_machine(google: StandIn, tmp_path: Path) -> None:
+    """The first one lands after it was given up."""
+    google.faults.add(Late(0.5), method="POST", path=f"{ZONE}/instances$", times=None)
+
+    async def work(made: GcePlace) -> None:
+        creating = asyncio.create_task(made.create(ONE, offer(), 7200))
+        await until_seen(
+            lambda: any(isinstance(met[0], Late) for met in google.faults.met), "it was asked for"
+        )
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
+        google.faults.rules.clear()
+        await asked_for(google, made, zone="us-central1-b")
+        await until_seen(lambda: len(google.instances()) == 2, "the late one has landed")
+        assert len(await made.list("run")) == 1
+        await until_seen(lambda: len(google.instances()) == 1, "one of the two is deleted")
+        await made.delete(ONE)
+
+    use(google, tmp_path, work)
+    assert not google.left()
+
+
+def test_a_machine_that_is_being_made_in_another_zone_is_not_made_twice(
+    google: StandIn, tmp_path: Path
+) -> None:
+    google.faults.add(Stuck(3600), method="POST", path=f"{ZONE}/instances$")
+
+    async def work(made: GcePlace) -> None:
+        creating = asyncio.create_task(made.create(ONE, offer(), 7200))
+        await until_seen(
+            lambda: any(isinstance(met[0], Stuck) for met in google.faults.met), "it was asked for"
+        )
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
+        error = await raised(PlaceError, made.create(ONE, offer("us-central1-b"), 7200))
+        assert error.transient
+        assert "another zone" in str(error)
+
+    use(google, tmp_path, work)
+    assert not google.instances()
+
+
+def test_an_old_disk_of_that_name_is_not_attached(google: StandIn, tmp_path: Path) -> None:
+    """Ours is deleted first; somebody else's is left alone, and keeps the machine from being made."""
+
+    async def work(made: GcePlace) -> None:
+        await asked_for(google, made)
+        instance = google.instances()[0]
+        first = instance.disk
+        assert first is not None
+        instance.body["disks"][0]["autoDelete"] = False
+        google.do(lambda: google.cloud.spawn(google.api.instances.delete(instance)))
+        await until_seen(lambda: not google.instances(), "it is gone, and its disk is not")
+        await asked_for(google, made)
+        second = google.instances()[0].disk
+        assert second is not None
+        assert second.id != first.id
+        await made.delete(ONE)
+        first.labels = {}
+        google.do(lambda: google.cloud.disks.update({first.path: first}))
+        error = await raised(PlaceError, made.create(ONE, offer(), 7200))
+        assert (error.scope, error.transient) == ("machine", True)
+        assert "not ours" in str(error)
+        assert not google.instances()
+
+    use(google, tmp_path, work)
+
+
+def test_a_machine_of_somebody_elses_name_is_left_alone(google: StandIn, tmp_path: Path) -> None:
+    async def work(made: GcePlace) -> None:
+        await asked_for(google, made)
+        google.instances()[0].labels["evalfleet-home"] = "other"
+        disk = google.instances()[0].disk
+        assert disk is not None
+        google.do(lambda: google.cloud.disks.pop(disk.path))
+        error = await raised(PlaceError, made.create(ONE, offer(), 7200))
+        assert (error.scope, error.transient) == ("machine", True)
+        assert "not ours" in str(error)
+        await made.delete(ONE)
+        assert len(google.instances()) == 1
+
+    use(google, tmp_path, work)
+
+
+def test_a_limit_that_google_does_not_keep_is_no_limit(google: StandIn, tmp_path: Path) -> None:
+    """What Google plans is read back; a machine that would live on is deleted, and the place is not used."""
+    check = google.api.instances.check
+
+    def forgetful(zone: str, body: dict[str, Any]) -> Any:
+        type, scheduling = check(zone, body)
+        return type, {**scheduling, "terminationTime": "2036-01-01T00:00:00Z"}
+
+    google.api.instances.check = forgetful  # type: ignore[method-assign]
+    error = refused(google, tmp_path)
+    assert (error.scope, error.transient) == ("place", False)
+    assert "2036-01-01" in str(error)
+
+
+def test_a_limit_cannot_be_moved_while_a_machine_runs(google: StandIn, tmp_path: Path) -> None:
+    async def work(made: GcePlace) -> None:
+        assert not any(each.extendable for each in await made.offers(Needs()))
+        await asked_for(google, made)
+        error = await raised(PlaceError, made.extend(ONE, 9000))
+        assert not error.transient
+        assert "limit" in str(error)
+
+    use(google, tmp_path, work)
+
+
+def test_the_firewall_is_ours_alone_and_follows_ssh_from(google: StandIn, tmp_path: Path) -> None:
+    async def make(made: GcePlace) -> None:
+        await asked_for(google, made)
+
+    async def look(made: GcePlace) -> None:
+        await made.list("run")
+
+    use(google, tmp_path, make, ssh_from=("203.0.113.7/32",))
+    rules = {
+        path.rsplit("/", 1)[-1]: rule for path, rule in google.cloud.firewalls.items() if HOME[:6] in path
+    }
+    deny, allow = rules["evalfleet-abc123-gce-deny"], rules["evalfleet-abc123-gce-ssh"]
+    assert deny["denied"] == [{"IPProtocol": "all"}]
+    assert allow["priority"] < deny["priority"] < 65534
+    assert allow["sourceRanges"] == ["203.0.113.7/32"]
+    assert allow["targetTags"] == deny["targetTags"] == google.instances()[0].tags
+    assert HOME in deny["description"], "a firewall has no labels"
+    use(google, tmp_path, look, ssh_from=("198.51.100.1/32",))
+    path = next(path for path in google.cloud.firewalls if path.endswith("evalfleet-abc123-gce-ssh"))
+    assert google.cloud.firewalls[path]["sourceRanges"] == ["198.51.100.1/32"]
+
+
+def test_what_was_left_is_found_by_labels_alone_and_reaped(google: StandIn, tmp_path: Path) -> None:
+    async def work(made: GcePlace) -> None:
+        await asked_for(google, made)
+
+    async def reap(made: GcePlace) -> None:
+        (found,) = await made.belongings()
+        assert (found.machine, found.home, found.owner, found.where) == (ONE, HOME, "tester", ZONE)
+        assert found.expires_at is not None
+        assert len(found.parts) == 2
+        await made.reap(found)
+        assert not await made.belongings()
+
+    use(google, tmp_path, work)
+    use(google, tmp_path / "other", reap, home_id="fedcba987654")
+    assert not google.left()
+
+
+def test_tokens_are_renewed_and_a_login_that_is_over_stops_the_place(google: StandIn, tmp_path: Path) -> None:
+    """google-auth's own code signs with the key, and exchanges that at the key's token_uri."""
+
+    async def work(made: GcePlace) -> None:
+        await made.list("run")
+        google.identity.revoke()
+        await made.list("run")
+        google.identity.revoke()
+        google.identity.is_disabled = True
+        error = await raised(PlaceError, made.list("run"))
+        assert (error.scope, error.transient) == ("place", False)
+        assert "gcloud auth application-default login" in str(error)
+
+    use(google, tmp_path, work)
+
+
+# -- doctor ------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_nothing_wrong(google: StandIn, tmp_path: Path) -> None:
+    found = examine(google, tmp_path, workers=5)
+    assert not [check for check in found.values() if check.verdict == "bad"], found
+    assert found["workers"].verdict == "good"
+
+
+def test_doctor_tells_what_is_scarce_and_how_to_mend_it(google: StandIn, tmp_path: Path) -> None:
+    google.cloud.catalog.limits["us-central1", "IN_USE_ADDRESSES"] = 3
+    google.cloud.catalog.limits["us-central1", "SSD_TOTAL_GB"] = 100
+    google.cloud.catalog.limits["", "CPUS_ALL_REGIONS"] = 8
+    found = examine(google, tmp_path, workers=5)
+    assert found["workers"].verdict == "bad"
+    assert "SSD_TOTAL_GB" in found["workers"].remedy
+    assert found["SSD_TOTAL_GB in us-central1"].verdict == "bad"
+    google.cloud.catalog.limits["us-central1", "SSD_TOTAL_GB"] = 10_000
+    found = examine(google, tmp_path, workers=5)
+    assert found["workers"].found.startswith("2 of 5 machines")
+    assert "CPUS_ALL_REGIONS" in found["workers"].remedy
+
+
+def test_doctor_says_the_gcloud_command_that_mends_each_finding(google: StandIn, tmp_path: Path) -> None:
+    google.do(google.cloud.networks.clear)
+    google.cloud.catalog.unsold.add((ZONE, "e2-standard-4"))
+    found = examine(google, tmp_path, image="projects/p/global/images/nothing", zones=(ZONE, "us-central1-z"))
+    for name, command in {
+        "network": "gcloud compute networks create default",
+        "image": "gcloud compute images list",
+        f"types in {ZONE}": "gcloud compute machine-types list",
+        "zones of us-central1": "gcloud compute zones list",
+    }.items():
+        assert found[name].verdict in ("bad", "warn"), found
+        assert command in found[name].remedy
+    needs = Needs(cpus=4, nested_virtualization=True)
+    assert "n2-standard-4" in examine(google, tmp_path, needs=needs)["nested virtualisation"].remedy
+    google.faults.api_is_off = True
+    (only,) = examine(google, tmp_path).values()
+    assert (only.name, only.verdict) == ("credentials", "bad")
+    assert "gcloud services enable compute.googleapis.com" in only.remedy
+
+
+# -- bad input: nothing is asked -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"project": ""}, "no project is known"),
+        ({"project": "My Project"}, "no id of a project"),
+        ({"ssh_from": ()}, "`ssh_from` is not set"),
+        ({"zones": ("europe-west1-b",), "regions": ("us-central1",)}, "in none of `regions`"),
+        ({"types": ("e2-standard-4",), "nested": True}, "cannot run virtual machines"),
+        ({"types": ("huge-1",)}, "no machine type"),
+        ({"types": ("m3-ultramem-32",)}, "price"),
+        ({"owner": "Jane Doe"}, "makes no label"),
+        ({"labels": {"Team": "x"}}, "small letters"),
+        ({"image": "ubuntu"}, "`image` must be"),
+        ({"endpoint": "http://localhost/"}, "https"),
+    ],
+)
+def test_bad_settings_are_one_line_and_nothing_is_spent(
+    google: StandIn, tmp_path: Path, given: dict[str, Any], why: str
+) -> None:
+    environ = {key: value for key, value in google.environment.items() if "CREDENTIALS" not in key}
+    environ = {**environ, "HOME": str(tmp_path), "GOOGLE_CLOUD_PROJECT": ""}
+    with pytest.raises(RequestError, match=re.escape(why)) as told:
+        place(google, tmp_path, environ=environ, **given)
+    assert "\n" not in str(told.value)
+    assert not google.server.calls
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "cannot be read"),
+        ("{", "no JSON"),
+        ('{"type": "api_key"}', "cannot log in"),
+        ('{"installed": {"client_id": "x"}}', "cannot log in"),
+    ],
+)
+def test_credentials_of_the_wrong_kind_are_told_before_anything_is_asked(
+    google: StandIn, tmp_path: Path, text: str | None, why: str
+) -> None:
+    key = tmp_path / "key.json"
+    if text is not None:
+        key.write_text(text)
+    with pytest.raises(RequestError, match=why):
+        place(
+            google,
+            tmp_path,
+            environ={"GOOGLE_APPLICATION_CREDENTIALS": str(key), "GOOGLE_CLOUD_PROJECT": "p"},
+        )
+    assert not google.server.calls
