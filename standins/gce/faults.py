@@ -72,6 +72,8 @@ class Rule:
     path: str = ""
     rate: float = 1.0
     times: int | None = None
+    after: int = 0
+    """So many calls that fit are spared."""
 
     def fits(self, call: Call) -> bool:
         if self.times == 0 or (self.method and self.method != call.method):
@@ -79,7 +81,10 @@ class Rule:
         changes = call.method != "GET" and not call.path.endswith("/wait")
         if isinstance(self.effect, Stuck | FailsLate) and not changes:
             return False
-        return re.search(self.path, call.path) is not None
+        if re.search(self.path, call.path) is None:
+            return False
+        self.after -= 1
+        return self.after < 0
 
 
 class MinuteBucket:
@@ -115,9 +120,16 @@ class Faults:
         """By regular expression of a name: so many seconds longer."""
 
     def add(
-        self, effect: Effect, *, method: str = "", path: str = "", rate: float = 1.0, times: int | None = None
+        self,
+        effect: Effect,
+        *,
+        method: str = "",
+        path: str = "",
+        rate: float = 1.0,
+        times: int | None = None,
+        after: int = 0,
     ) -> Rule:
-        rule = Rule(effect, method, path, rate, times)
+        rule = Rule(effect, method, path, rate, times, after)
         self.rules.append(rule)
         return rule
 

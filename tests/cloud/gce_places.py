@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.gce import GcePlace, GceSettings
 from evalfleet.ports import Check, PlaceContext
 from standins.gce import StandIn, Timing
+from tests.desk import Desk
 
 HOME = "abc123def456"
 TYPE, ZONE = "e2-standard-4", "us-central1-a"
@@ -20,7 +21,6 @@ QUICK = (0.0, 0.02)
 FAST = Timing(
     insert=(0.02, 0.1), boot=QUICK, delete=QUICK, power=QUICK, other=QUICK, limit_late=QUICK, wait=5.0
 )
-T = TypeVar("T")
 
 
 def settings(google: StandIn, *, inside: bool = False, **more: Any) -> GceSettings:
@@ -79,7 +79,22 @@ def examine(
     return asyncio.run(main())
 
 
-def inside(google: StandIn, main: Coroutine[Any, Any, T]) -> T:
-    """Run it in the network of the stand-in's machines."""
-    with google.hosts.lab.inside():
-        return asyncio.run(main)
+class GceDesk(Desk):
+    """A desk with a place `gce`, which is the stand-in, reached from inside its machines' network."""
+
+    def __init__(self, google: StandIn, folder: Path, **more: Any) -> None:
+        super().__init__(folder, environ=google.environment_inside, prefix=google.hosts.lab.prefix)
+        given = {
+            "kind": "gce",
+            "endpoint": google.endpoint_inside,
+            "ca": str(google.ca),
+            "types": [TYPE],
+            "zones": [ZONE],
+            "ssh_from": ["*"],
+            "owner": "tester",
+            "settle_s": SETTLE_S,
+            "lost_s": LOST_S,
+            **more,
+        }
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+        (self.folder / "evalfleet.toml").write_text(f"[places.gce]\n{text}")

@@ -43,7 +43,21 @@ class Vm(Struct, frozen=True):
     """The public one, or, without one, that of its network; empty while it has none."""
     created: str
     """When it was made, as Google writes it."""
+    started_at: float | None
+    """When it was last started."""
     label_fingerprint: str
+
+
+class Preemption(Struct, frozen=True):
+    """Google took an instance back."""
+
+    name: str
+    id: str
+    at: float
+
+    def is_of(self, name: str, vm: Vm | None) -> bool:
+        """Is that why the instance, which is gone or has stopped, does not run? It may have started since."""
+        return self.name == name and (vm is None or (self.id == vm.id and self.at >= (vm.started_at or 0.0)))
 
 
 class Disk(Struct, frozen=True):
@@ -109,6 +123,7 @@ def vm_of(shown: Json) -> Vm:
         ends_at=moment(status.get("terminationTimestamp")),
         address=address_in(shown),
         created=str(shown.get("creationTimestamp", "")),
+        started_at=moment(shown.get("lastStartTimestamp")),
         label_fingerprint=str(shown.get("labelFingerprint", "")),
     )
 
@@ -137,10 +152,17 @@ class Inventory(Snapshots[Snapshot]):
         )
         return read(instances, disks)
 
-    async def preempted(self) -> set[str]:
-        """Names of instances that Google took back, also of those that are gone by now."""
+    async def preempted(self) -> list[Preemption]:
+        """The instances that Google took back, also those that are gone by now."""
         found = await self._client.everywhere("operations", filter=PREEMPTED)
-        return {last_word(each.get("targetLink")) for each in found}
+        return [
+            Preemption(
+                last_word(each.get("targetLink")),
+                str(each.get("targetId", "")),
+                moment(each.get("endTime") or each.get("insertTime")) or 0.0,
+            )
+            for each in found
+        ]
 
     async def inserting(self, name: str) -> list[Json]:
         """The operations by which an instance of this name is being made, in whatever zone."""

@@ -172,18 +172,20 @@ class GcePlace(VmPlace, Preflight):
         ended = [each for each, shown in found.items() if shown.phase == "gone"]
         if ended or self._keys.hosts() - snapshot.machines:
             with as_refusal(UNSEEN):
-                await self._tell_evicted(found)
+                await self._tell_evicted(snapshot, found)
         return tuple(found[machine] for machine in sorted(found) if machine.startswith(f"{pool}-"))
 
-    async def _tell_evicted(self, found: dict[MachineId, Machine]) -> None:
+    async def _tell_evicted(self, snapshot: Snapshot, found: dict[MachineId, Machine]) -> None:
         """Tell what Google took back from what was lost otherwise: that is in its operations alone.
 
         One that is gone with its disk is listed, too, until it is deleted here.
         """
         preempted = await self._inventory.preempted()
         for machine in {*found, *self._keys.hosts()}:
-            gone = machine not in found or found[machine].phase == "gone"
-            if gone and name_of(machine, self._settings.name) in preempted:
+            if machine in found and found[machine].phase != "gone":
+                continue
+            name, vm = name_of(machine, self._settings.name), snapshot.vms.get(machine)
+            if any(each.is_of(name, vm) for each in preempted):
                 found[machine] = Machine(machine, "evicted")
 
     def _machine(self, snapshot: Snapshot, machine: MachineId, now: float) -> Machine:
