@@ -127,6 +127,9 @@ def test_killed_and_resumed(azure: StandIn, desk: AzureDesk, moment: str) -> Non
     run_until(desk, azure, moment).kill()
     desk.say("resume", "r")
     all_scored(desk)
+    used = {attempt.machine for attempt in desk.state().attempts.values()}
+    isolated = {desk.state().machines[machine].isolated for machine in used}
+    assert {how.kind for how in isolated} == {"user"}, f"the default where we made the machines: {isolated}"
 
 
 def test_killed_and_cancelled(azure: StandIn, desk: AzureDesk) -> None:

@@ -19,7 +19,7 @@ from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.isolation import kill_user, new_uid, processes_of
 from evalfleet.channels.supervisor.machine import remove_machine
 from evalfleet.channels.supervisor.processes import age, birth
-from tests.integration.test_supervisor import UNTIL_GO, Host, Peer, dead, hosting
+from tests.integration.test_supervisor import FOLDER, UNTIL_GO, Host, Peer, dead, hosting
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
@@ -70,6 +70,39 @@ def test_an_isolated_job_is_a_user_of_its_own_that_no_other_has_been(host: Host)
     assert privileges.split()[1] == "1"
     run(peer, "b.0", "id -u")
     assert said(host, "b.0") != uid + "\n"
+
+
+def test_where_root_may_not_mount_an_isolated_job_is_in_a_namespace_of_users_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """As on hosts that are containers."""
+    weak = ("setpriv", "--bounding-set", "-sys_admin,-mknod,-dac_read_search")
+    with hosting(tmp_path / "machine", *weak, sys.executable, "-I", "-S", str(FOLDER)) as host:
+        (host.directory / "bundles/b").mkdir(parents=True, mode=0o700)
+        (host.directory / "bundles/b/grade.py").write_text("honest\n")
+        peer = host.peer()
+        assert peer.ask("isolation")["state"] == "user"
+        peer.shell("neighbour.0", UNTIL_GO, isolation="user", env={"SECRET": "hunter2"})
+        hidden = "$(dirname $(dirname $(dirname $EVALFLEET_OUT)))"
+        script = (
+            "id -u; id -G; cat grade.py; echo forged > $(readlink -f grade.py); touch /tmp/mine $HOME/mine; "
+            "cat /proc/*/environ | tr '\\0' '\\n' | grep hunter2; "
+            f"ls {hidden}/jobs; unshare -rm sh -c 'umount -l {hidden}; ls {hidden}/jobs'; "
+            "setsid sleep 300 & kill -9 -1"
+        )
+        ended = run(peer, "a.0", script)
+        uid, groups, honest, *shown = said(host, "a.0").splitlines()
+        assert int(uid) >= 0x70000000
+        assert uid == groups
+        assert (host.directory / "bundles/b/grade.py").read_text() == f"{honest}\n" == "honest\n"
+        assert "hunter2" not in said(host, "a.0")
+        assert [line for line in shown if line.endswith(".0")] == ["a.0", "a.0"]
+        assert ended["reason"] == "exited"
+        assert not processes_of(int(uid))
+        assert peer.ask("how", job="neighbour.0")["state"] == "running"
+        host.go("neighbour.0")
+        assert peer.end("neighbour.0")["exit_code"] == 0
+        assert not Path("/tmp/mine").exists()
 
 
 def test_an_isolated_job_knows_who_it_is_and_has_a_home_and_a_tmp_that_go_with_it(host: Host) -> None:

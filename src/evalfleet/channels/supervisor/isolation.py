@@ -32,7 +32,7 @@ PROCESSES = 4096
 MEMORY_SHARE = 0.9
 REMOVE_S = 2.0
 
-NEWNS, NEWIPC = 0x00020000, 0x08000000
+NEWNS, NEWIPC, NEWUSER = 0x00020000, 0x08000000, 0x10000000
 RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC, SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
 NO_NEW_PRIVS = 38
 
@@ -71,9 +71,43 @@ def bind(fd: int, target: str, read_only: bool = False) -> None:
 
 
 def own_view() -> None:
-    """From now on, what this process mounts is seen by nobody else."""
-    checked(libc().unshare(NEWNS | NEWIPC), "unshare")
+    """From now on, what this process mounts is seen by nobody else. Raises OSError."""
+    if libc().unshare(NEWNS | NEWIPC):
+        own_users()
     mount("", "/", flags=REC | SLAVE)
+
+
+def own_users() -> None:
+    """Have a view of one's own where root may not mount, as in many containers: one may do so in a namespace
+    of users of one's own, in which each id is what it is outside. Raises OSError."""
+    maps = {name: own_ids(name) for name in ("uid_map", "gid_map")}
+    parent, (waits, go) = os.getpid(), os.pipe()
+    pid = os.fork()  # only who stays outside may map ids other than his own
+    if not pid:
+        code = 1
+        try:
+            os.close(go)
+            if os.read(waits, 1):
+                for name, ids in maps.items():
+                    _write(f"/proc/{parent}/{name}", ids)
+                code = 0
+        finally:
+            os._exit(code)
+    try:
+        checked(libc().unshare(NEWUSER | NEWNS | NEWIPC), "unshare")
+        os.write(go, b"x")
+    finally:
+        os.close(waits)
+        os.close(go)
+        status = os.waitpid(pid, 0)[1]
+    if status:
+        raise OSError(1, "the ids of a namespace of users cannot be mapped")
+
+
+def own_ids(name: str) -> str:
+    """A map of every id that there is here to itself."""
+    lines = [line.split() for line in _text("/proc/self/" + name).splitlines()]
+    return "".join(f"{first} {first} {count}\n" for first, _, count in lines)
 
 
 # -- what a host offers --------------------------------------------------------------------------
