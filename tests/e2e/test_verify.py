@@ -57,6 +57,18 @@ def test_a_journal_as_it_was_written_is_told_so(intact: Fleet) -> None:
     intact("verify", "nothing").refused("there is no run or pool 'nothing'")
 
 
+def test_what_is_shown_is_made_of_the_journal_whatever_results_json_says(intact: Fleet) -> None:
+    results = intact.home / "r/results.json"
+    honest, shown = results.read_text(), intact("show", "r", "--json").json
+    results.write_text(honest.replace('"score": 0.0', '"score": 1.0').replace('"score":0.0', '"score":1.0'))
+    try:
+        assert results.read_text() != honest
+        assert intact("show", "r", "--json").json == shown
+        assert {task["score"] for task in shown["tasks"]} == {0.0}
+    finally:
+        results.write_text(honest)
+
+
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_is_found_by_whoever_reads_the_run(intact: Fleet, fleet: Fleet, what: str) -> None:
     fleet.home.mkdir()

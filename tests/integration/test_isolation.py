@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from bench import hostile
+from evalfleet.channels.program import FOLDER
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.isolation import kill_user, new_uid, processes_of
 from evalfleet.channels.supervisor.machine import remove_machine
 from evalfleet.channels.supervisor.processes import age, birth
-from tests.integration.test_supervisor import FOLDER, UNTIL_GO, Host, Peer, dead, hosting
+from tests.integration.test_supervisor import UNTIL_GO, Host, Peer, dead, hosting
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(

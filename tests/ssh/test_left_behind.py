@@ -101,18 +101,20 @@ async def test_what_a_task_left_in_the_home_of_a_lent_host_is_told(
     async with machine(hosts) as (_, made, channel):
         home = host_of(hosts, made.address).home
         (home / ".profile").write_text("before\n")
-        script = "cd; echo evil >>.profile; touch 'new\x1b[2J'"
+        script = "cd; echo evil >>.profile; touch 'new\x1b[2J'; mkdir .ssh; echo mine >.ssh/authorized_keys"
         await channel.start(shell(JOB, f"export HOME={home}; {script}"))
         await channel.ended(JOB)
     told = [record.getMessage() for record in caplog.records if "not as it was" in record.getMessage()]
     try:
         assert len(told) == 1, caplog.text
         assert ".profile" in told[0]
+        assert ".ssh/authorized_keys" in told[0]
         assert "new\\x1b[2J" in told[0]
         assert "\x1b" not in told[0]
     finally:
         for name in (".profile", "new\x1b[2J"):
             (home / name).unlink(missing_ok=True)
+        shutil.rmtree(home / ".ssh", ignore_errors=True)
 
 
 async def test_files_that_stop_coming_are_given_up(
