@@ -57,6 +57,22 @@ def test_what_does_not_fit_is_summed_up() -> None:
     assert "worker-1 " in text
 
 
+def test_of_100_machines_those_in_trouble_are_shown_and_no_line_is_cut_at_80_columns() -> None:
+    feed = Feed(tasks=1000, machines=100, usd_per_hour=0.2)
+    feed.add(ev.RunSteered("set", "ann", budget_usd=50.0))
+    for n in range(100):
+        feed.start(f"t_{n}", n + 1)
+    for n in range(20):
+        feed.end(AttemptId(f"t_{n}.0"), Scored(1.0, True))
+    feed.lose(70, Cause.CONNECTION)
+    feed.wait(900)
+    shown = as_text(frame(feed.state, feed.now, FrameSize(80, 24)))
+    assert ".." not in shown.replace("... and", "")
+    assert [line.split()[0] for line in shown.splitlines() if " leaving " in line] == ["worker-70"]
+    assert shown.endswith("... and 85 more: 79 running, 6 idle")
+    assert len(shown.splitlines()) < 24
+
+
 def test_the_picture_of_a_small_run() -> None:
     feed = Feed(tasks=10, machines=2, usd_per_hour=3.6)
     feed.attempt("t_0", Scored(1.0, True))
@@ -69,7 +85,7 @@ def test_the_picture_of_a_small_run() -> None:
         "1 pass  0 fail  1 broken  1 running  7 waiting\n"
         "pass rate        100.0%  (1 of 1; 95% interval 20.7% to 100.0%)\n"
         "pace             24.0 an hour, about 7m30s left\n"
-        "cost             $0.30, $7.20 an hour, about $1.20 in the end\n"
+        "cost             $0.30, about $1.20 in all, $7.20 an hour\n"
         "broken attempts  result 1\n"
         "\n"
         "worker-1  running   t_2                        30s    1 scored of 3       $0.15\n"

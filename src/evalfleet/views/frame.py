@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from evalfleet.model import AttemptId, MachineId, Micros, seconds_between
 from evalfleet.state import MachineState, RunState
@@ -94,6 +95,8 @@ def _fitted(row: Row, width: int) -> Row:
 
 
 _GAP = "\0gap"
+LEAST_FOR_COST = 70
+"""Narrower than this, a machine's line has no room for what it costs."""
 WIDEST = 120
 """Wider than this, the eye loses the line."""
 
@@ -194,12 +197,12 @@ def _cost(state: RunState, now: Micros, spent: float) -> Row:
         share = (spent + models) / budget
         row.append((f" of {usd(budget)} ({percent(share)})", "warn" if share >= NEARLY_SPENT else ""))
     if models:
-        row.append((f", {usd(models)} of it for models", "dim"))
+        row.append((f", {usd(models)} for models", "dim"))
     if state.ended_at is not None:
         return row
-    row.append((f", {usd(hourly_usd(state, now))} an hour", "dim"))
     if (total := estimated_usd(state, now)) is not None:
-        row.append((f", about {usd(total)} in the end", "dim"))
+        row.append((f", about {usd(total)} in all", "dim"))
+    row.append((f", {usd(hourly_usd(state, now))} an hour", "dim"))
     return row
 
 
@@ -216,15 +219,24 @@ def _speed(per_minute: float) -> str:
 def _machines(
     state: RunState, now: Micros, width: int, room: int, progress: Mapping[AttemptId, Progress]
 ) -> list[Row]:
-    """A line for each, in the order of creation so that none jumps; the last one sums up the rest."""
+    """A line for each, in the order of creation so that none jumps; the last one sums up the rest.
+
+    Where not all have room, those in trouble are among those that do.
+    """
     all_of_them = list(state.undeleted)
     if room < 1 or not all_of_them:
         return []
-    fits = all_of_them if len(all_of_them) <= room else all_of_them[: room - 1]
+    fits = all_of_them
+    if len(all_of_them) > room:
+        bad = [machine for machine in all_of_them if doing(state.machines[machine])[1] == "bad"]
+        chosen = set(bad[: (room - 1) // 2])
+        chosen.update(islice((m for m in all_of_them if m not in chosen), room - 1 - len(chosen)))
+        fits = [machine for machine in all_of_them if machine in chosen]
     names = max((cells(clean(state.machines[m].name)) for m in fits), default=0)
     rows = [_machine(state, m, now, width, min(names, 24), progress) for m in fits]
     if len(fits) < len(all_of_them):
-        rest = Counter(doing(state.machines[m])[0] for m in all_of_them[len(fits) :])
+        shown = set(fits)
+        rest = Counter(doing(state.machines[m])[0] for m in all_of_them if m not in shown)
         said = ", ".join(f"{n:,} {what}" for what, n in rest.most_common())
         more = f"and {rest.total():,} more: " if fits else f"{rest.total():,} machines: "
         rows.append([(("... " if fits else "") + more + said, "dim")])
@@ -266,7 +278,7 @@ def _machine(
     more = f" +{len(known.open) - 1}" if len(known.open) > 1 else ""
     inside = _inside(known, progress)
     told = f"  {inside}" if inside else f"{known.scored:>5,} scored of {known.attempts:,}"
-    cost = usd(spent) if (spent := machine_usd(known, now)) else ""
+    cost = usd(spent) if width >= LEAST_FOR_COST and (spent := machine_usd(known, now)) else ""
     room = min(44, max(8, width - names - 2 - 10 - 9 - 20 - (9 if cost else 0)))
     return [
         (pad(clean(known.name), names) + "  ", ""),
