@@ -20,8 +20,6 @@ def serve(args: argparse.Namespace) -> int:
     The link that is printed has a token in it: whoever has it sees all runs, what agents wrote included, and
     may steer them, unless `--read-only`. Everything is read from the journal: runs know nothing of it.
     """
-    import secrets
-
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
     from evalfleet.version import requirement
@@ -35,9 +33,10 @@ def serve(args: argparse.Namespace) -> int:
             raise
         raise RequestError(f"the dashboard needs {err.name}: pip install {requirement('web')}") from err
     serving.check_host(args.host, args.yes)
-    workspace, token = Workspace.here(), secrets.token_urlsafe(24)
+    workspace = Workspace.here()
     has_runs = serving.check_home(workspace)
     with serving.listening(args.host, args.port) as socket:
+        token = serving.kept_token(workspace.home, args.read_only)
         print(f"dashboard of {workspace.home} at {serving.link(args.host, socket, token)}", flush=True)
         if not has_runs:
             print("there are no runs here yet: each shows as soon as it is started", flush=True)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
+import secrets
 import socket
+from contextlib import suppress
+from pathlib import Path
 
 import uvicorn
 
@@ -13,6 +17,7 @@ from evalfleet.planning.workspace import Workspace
 
 from .server import application
 
+TOKEN_LENGTH = 32
 GRACE_S = 1
 """How long the end waits for what browsers are being told."""
 
@@ -54,6 +59,26 @@ def listening(host: str, port: int) -> socket.socket:
         why = (err.strerror or str(err)).lower()
         raise RequestError(f"cannot listen at {host}, port {port}: {why}") from err
     return found
+
+
+def kept_token(home: Path, read_only: bool) -> str:
+    """The home's token, made when first asked for: so pages that are open outlive a restart of the server.
+
+    Only its owner can read the file. A link to look without changing anything has another one.
+    """
+    file = home / ".dashboard" / ("token-read-only" if read_only else "token")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as new:
+                new.write(secrets.token_urlsafe(24))
+        token = file.read_text("utf-8")
+        if len(token) == TOKEN_LENGTH and file.stat().st_mode & 0o077 == 0:
+            return token
+    except (OSError, UnicodeError):
+        pass  # a home that cannot be written, or a file that others can read: a token for this time only
+    return secrets.token_urlsafe(24)
 
 
 def link(host: str, listener: socket.socket, token: str) -> str:

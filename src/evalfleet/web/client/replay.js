@@ -86,7 +86,7 @@ export function Log({ run, attempt }) {
   if (error && !log) return html`<${Problem} error=${error} />`;
   if (!log) return html`<${Skeleton} rows=${8} />`;
   return html`<div class="log-head"><input type="search" placeholder="search the log" aria-label="search the log" value=${text} onInput=${(event) => setText(event.target.value)} /><span class="quiet">${bytes(log.size)}${log.live ? " · grows" : ""}</span>${log.from > 0 && !embedded && html`<button type="button" onClick=${earlier}>earlier</button>`}${log.from > 0 && embedded && html`<span class="quiet">its end; the rest is left out</span>`}</div>
-    <pre class="log" tabindex="0" role="region" aria-label="log" ref=${box} onScroll=${(event) => { const node = event.currentTarget; stick.current = node.scrollHeight - node.scrollTop - node.clientHeight < 30; }}>${lines.map((line, n) => html`<span key=${n} class=${BAD.test(line.slice(0, LINE)) ? "bad" : ""}>${`${plain(line, LINE)}\n`}</span>`)}${!log.size && html`<span class="quiet">${plain(log.problem ?? "nothing was written")}</span>`}</pre>`;
+    <pre class="log" tabindex="0" role="region" aria-label="lines of the log" ref=${box} onScroll=${(event) => { const node = event.currentTarget; stick.current = node.scrollHeight - node.scrollTop - node.clientHeight < 30; }}>${lines.map((line, n) => html`<span key=${n} class=${BAD.test(line.slice(0, LINE)) ? "bad" : ""}>${`${plain(line, LINE)}\n`}</span>`)}${!log.size && html`<span class="quiet">${plain(log.problem ?? "nothing was written")}</span>`}</pre>`;
 }
 
 /** Model calls; those that were tried again for the same thing stand in one row. */
@@ -101,7 +101,7 @@ export function Calls({ calls }) {
     return joined.slice(-1000);
   }, [calls]);
   if (!calls.length) return html`<p class="quiet">No model calls were metered.</p>`;
-  return html`<div class="scroll-x" tabindex="0" role="region" aria-label="model calls"><table><thead><tr><th scope="col">model</th><th scope="col">status</th><th scope="col" class="r">in</th><th scope="col" class="r">out</th><th scope="col" class="r">ms</th><th scope="col" class="r">cost</th><th scope="col" class="r">tries</th></tr></thead><tbody>
+  return html`<div class="scroll-x" tabindex="0" role="region" aria-label="table of model calls"><table><thead><tr><th scope="col">model</th><th scope="col">status</th><th scope="col" class="r">in</th><th scope="col" class="r">out</th><th scope="col" class="r">ms</th><th scope="col" class="r">cost</th><th scope="col" class="r">tries</th></tr></thead><tbody>
     ${rows.map(({ call, tries, errors }, n) => html`<tr key=${n}><td><${Text} most=${40}>${call.model}</${Text}></td><td class=${failed(call) ? "bad" : ""}>${call.error ? html`<${Text} most=${120}>${call.error}</${Text}>` : call.status ?? html`<${Unknown} why="it was in flight" />`}</td><td class="r">${count(call.in)}</td><td class="r">${count(call.out)}</td><td class="r">${count(call.ms)}</td><td class="r">${call.usd === null || call.usd === undefined ? html`<${Unknown} why="its price is not known" />` : `$${call.usd.toFixed(4)}`}</td><td class="r" title=${errors.map((e) => plain(e, 80)).join("; ")}>${tries > 1 ? tries : ""}</td></tr>`)}
   </tbody></table></div>`;
 }

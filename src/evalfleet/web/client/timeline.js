@@ -336,7 +336,7 @@ export function Timeline({ store, query }) {
   const label = () => (canvas.current.clientWidth < 600 ? LABEL_NARROW : LABEL);
   const time = (x) => view[0] + ((x - label()) / Math.max(1, canvas.current.clientWidth - label())) * (view[1] - view[0]);
   const zoom = (from, to) => {
-    if (to - from < 1000) return;
+    if (to - from < 50) return;
     if (from <= full[0] && to >= full[1]) setQuery({ from: null, to: null });
     else setQuery({ from: Math.round(Math.max(full[0], from)), to: Math.round(Math.min(full[1], to)) });
   };

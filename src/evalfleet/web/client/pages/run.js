@@ -101,7 +101,12 @@ function Attention({ store }) {
   const { at } = store.attempts;
   const group = useMemo(() => {
     const texts = new Map();
-    for (const row of store.attempts.rows) if (row[at.outcome] === "broken") texts.set(row[at.cause], [...(texts.get(row[at.cause]) ?? []), row].slice(0, 5000));
+    for (const row of store.attempts.rows) {
+      if (row[at.outcome] !== "broken") continue;
+      const own = texts.get(row[at.cause]);
+      if (own) own.push(row);
+      else texts.set(row[at.cause], [row]);
+    }
     return [...texts].sort((a, b) => b[1].length - a[1].length).slice(0, 3);
   }, [store.attempts.version, store.attempts]);
   if (!alerts.length && !notes.length && !group.length) return run.live ? html`<p class="calm"><${Mark} outcome="pass" /> Nothing needs attention.</p>` : null;

@@ -1,0 +1,288 @@
+"""The dashboard's pages in a real browser: of runs that are over, and of one that goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
+
+import evalfleet.web
+from evalfleet.events import RunSteered
+from tests.e2e.dashboard import Dashboard, dashboard
+from tests.e2e.harness import Fleet, task
+from tests.web.looking import DESKTOP, MARKUP, NASTY, PATIENCE_MS, PHONE, WIDE, Scheme, looker
+
+CLIENT = Path(evalfleet.web.__file__).parent / "client"
+TASK = f"/runs/r/tasks/{quote(NASTY, safe='')}"
+PAGES = (
+    "/",
+    "/runs/r",
+    f"{TASK}?step=1",
+    "/runs/r/tasks/flaky",
+    "/runs/r/triage",
+    "/runs/r/wall",
+    "/runs/r/machines/worker-1",
+    "/compare?a=r&b=s",
+    "/pools",
+    "/machines",
+    "/money",
+)
+
+
+@pytest.fixture
+def live(tmp_path: Path, browser: Browser) -> Iterator[Fleet]:
+    fleet = Fleet.at(tmp_path / "f")
+    fleet.bench([task("a", "echo begun; gate 1; score 1"), task("b", "gate 2; score 0")])
+    yield fleet
+    fleet.sweep()
+
+
+def test_no_module_of_ours_makes_markup_of_text() -> None:
+    makers = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
+    )
+    own = [path for path in CLIENT.rglob("*.js") if "vendor" not in path.parts]
+    assert len(own) > 10
+    assert not [path.name for path in own if makers.search(path.read_text("utf-8"))]
+
+
+def test_what_is_vendored_is_named_with_its_version_and_licence() -> None:
+    told = (CLIENT / "vendor" / "README.md").read_text("utf-8")
+    for file in (CLIENT / "vendor").iterdir():
+        assert file.name == "README.md" or f"`{file.name}`" in told, file
+    assert re.search(r"preact.*\d+\.\d+\.\d+.*MIT", told)
+
+
+# -- runs that are over ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "scheme", "axed"),
+    [(DESKTOP, "light", True), (PHONE, "dark", True), (WIDE, "light", False)],
+    ids=["desktop", "phone in the dark", "wide"],
+)
+def test_every_page_is_drawn_whole_and_for_everybody(
+    finished: tuple[Fleet, Dashboard], browser: Browser, size: tuple[int, int], scheme: Scheme, axed: bool
+) -> None:
+    with looker(browser, finished[1], size, scheme) as looks:
+        for path in PAGES:
+            page = looks.go(path)
+            over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert over <= 0, f"{path} is {over} pixels too wide"
+            if axed:
+                found = Axe().run(page)
+                assert not found.violations_count, f"{path}: {found.generate_report()}"
+            assert not [each for each in looks.complaints if "404" not in each], (path, looks.complaints)
+
+
+def test_nothing_that_an_agent_wrote_is_markup(finished: tuple[Fleet, Dashboard], browser: Browser) -> None:
+    with looker(browser, finished[1]) as looks:
+        page = looks.go("/runs/r")
+        assert MARKUP in looks.text()
+        page.goto(f"{page.url.split('/runs')[0]}{TASK}?step=1")
+        looks.shows()
+        expect(page.locator(".log-panel pre")).to_contain_text("<script>alert(1)</script>")
+        log = page.locator(".log-panel pre").inner_text()
+        assert "\\u202e" in log, "what turns text around is seen"
+        assert "\x1b" not in log
+        assert len(log) < 20_000, "a line of a megabyte is cut"
+        assert "<b>click</b> \\u202e" in looks.text()
+        expect(page.locator(".shot img")).to_be_visible()
+        expect(page.locator(".shot svg.action")).to_have_count(1)
+        for step in (2, 3, 4):  # no image, one of 60,000 pixels a side, one that is cut off
+            page.get_by_role("button", name=f"step {step}", exact=True).click()
+            if step < 4:
+                expect(page.locator(".shot .no-picture")).to_contain_text("cannot be shown")
+            expect(page.locator(".replay-bar")).to_contain_text(f"step {step} of 4")
+            expect(page.locator(".shot svg.action")).to_have_count(0)
+        assert '<b>"q".html' in looks.text()
+        assert "<script>alert(2)</script>" in looks.text()
+        for selector in ("main script", "main b b", "img[src=x]", "main i i"):
+            assert page.locator(selector).count() == 0, selector
+        assert not [each for each in looks.complaints if "Failed to load resource" not in each]
+
+
+def test_the_figures_of_a_page_are_those_of_show(finished: tuple[Fleet, Dashboard], browser: Browser) -> None:
+    fleet, opened = finished
+    results = fleet.results()
+    with looker(browser, opened) as looks:
+        looks.go("/runs/r")
+        text = looks.text()
+        assert f"success {100 * results['success_rate']:.1f}%" in text
+        assert f"broken {results['broken']} retries {results['retries']} took" in text
+        assert "models – began" in text, "what is unknown is not 0"
+        for name, n in (("pass", results["succeeded"]), ("fail", results["failed"]), ("broken", 2)):
+            expect(looks.page.locator(f".filters .chip:has-text('{name}')")).to_contain_text(str(n))
+
+
+def test_everything_can_be_done_from_the_keyboard_and_has_an_address(
+    finished: tuple[Fleet, Dashboard], browser: Browser
+) -> None:
+    with looker(browser, finished[1]) as looks:
+        page = looks.go("/")
+        press(page, "j", "j", "Enter")
+        page.wait_for_url("**/runs/r")
+        looks.shows()
+        press(page, "/")
+        page.keyboard.type("flak")
+        press(page, "Escape", "j")
+        page.wait_for_url("**text=flak&task=flaky")
+        page.reload()
+        looks.shows()
+        expect(page.locator(".grid-body .grid-row.selected")).to_contain_text("flaky")
+        press(page, "j", "Enter")
+        page.wait_for_url("**/runs/r/tasks/flaky")
+        expect(page.locator(".verdict")).to_contain_text("attempt 2 of 2")
+        press(page, "[")
+        page.wait_for_url("**attempt=0")
+        expect(page.locator(".verdict")).to_contain_text("attempt 1 of 2")
+        looks.go("/runs/r/tasks/seen")
+        expect(page.locator(".replay-bar")).to_contain_text("step 3 of 3")
+        press(page, "ArrowLeft")
+        page.wait_for_url("**step=2")
+        expect(page.locator(".action-text")).to_contain_text("click (200, 50)")
+        press(page, "Home")
+        page.wait_for_url("**step=1")
+        press(page, " ")
+        page.wait_for_url("**step=3")
+        press(page, "?")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        press(page, "Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        page.go_back()
+        assert not looks.complaints
+
+
+def test_failures_that_are_one_and_tasks_that_flipped_lead_to_their_replays(
+    finished: tuple[Fleet, Dashboard], browser: Browser
+) -> None:
+    with looker(browser, finished[1]) as looks:
+        page = looks.go("/runs/r/triage")
+        group = page.locator(".group", has_text="500 from")
+        group.first.locator("button").click()
+        expect(group.first.locator(".attempts a").first).to_be_visible()
+        group.first.locator(".attempts a").first.click()
+        page.wait_for_url("**attempt=*")
+        looks.go("/compare?a=r&b=s")
+        assert "Tasks that flipped 1" in looks.text()
+        press(page, "j")
+        page.wait_for_url("**task=flips")
+        sides = page.locator(".side-by-side .side")
+        expect(sides).to_have_count(2)
+        sides.nth(1).locator("h3 a").click()
+        page.wait_for_url("**/runs/s/tasks/flips")
+
+
+def test_the_timeline_zooms_and_leads_to_attempts(
+    finished: tuple[Fleet, Dashboard], browser: Browser
+) -> None:
+    with looker(browser, finished[1]) as looks:
+        page = looks.go("/runs/r")
+        canvas = page.locator(".timeline canvas")
+        canvas.focus()
+        press(page, "+")
+        page.wait_for_url("**from=*to=*")
+        press(page, "0")
+        page.wait_for_url(re.compile(r"/runs/r$"))
+        box = canvas.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 300, box["y"] + 5)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 600, box["y"] + 5, steps=3)
+        page.mouse.up()
+        page.wait_for_url("**from=*to=*")
+        page.mouse.click(box["x"] + 5, box["y"] + 8)
+        page.wait_for_url("**/machines/*")
+
+
+def test_the_first_load_is_small(finished: tuple[Fleet, Dashboard], browser: Browser) -> None:
+    with looker(browser, finished[1]) as looks:
+        sizes: list[int] = []
+        looks.page.on("response", lambda answer: sizes.append(len(answer.body())) if answer.ok else None)
+        looks.go("/")
+        assert 50_000 < sum(sizes) < 250_000, "what they are unpacked; compressed a third of it"
+        assert not any("uplot" in url for url in looks.requests), (
+            "what only charts need comes with the first one"
+        )
+
+
+# -- runs that go on ---------------------------------------------------------------------------------
+
+
+def test_a_page_follows_its_run_through_cuts_a_new_server_and_a_new_controller(
+    live: Fleet, browser: Browser
+) -> None:
+    run = live.start_run("--workers", "2")
+    live.started("a.0", "b.0")
+    opened = dashboard(live)
+    with looker(browser, opened) as looks:
+        page = looks.go("/runs/r")
+        dot = page.locator(".head .dot-box")
+        expect(dot).to_have_text("live", timeout=PATIENCE_MS)
+        expect(chip(page, "running")).to_contain_text("2")
+        # somebody looks at the log of an attempt that runs
+        looks.go("/runs/r/tasks/a")
+        expect(page.locator(".log-panel pre")).to_contain_text("begun", timeout=PATIENCE_MS)
+        looks.go("/runs/r")
+        # the server goes, and another one comes in its place
+        opened.process.kill()
+        expect(dot).to_contain_text("disconnected", timeout=PATIENCE_MS)
+        # meanwhile the run loses its controller, and one of its tasks ends
+        run.kill()
+        live.open_gate("1")
+        again = live.start("serve", "--port", str(opened.port))
+        expect(dot).to_have_text("nobody works on it", timeout=PATIENCE_MS)
+        # somebody takes it over
+        resumed = live.start("resume", "r")
+        expect(dot).to_have_text("live", timeout=PATIENCE_MS)
+        expect(chip(page, "pass")).to_contain_text("1", timeout=PATIENCE_MS)
+        live.open_gate("2")
+        resumed.wait()
+        expect(dot).to_have_text("over", timeout=PATIENCE_MS)
+        expect(page.locator(".figures")).to_contain_text("2 of 2", timeout=PATIENCE_MS)
+        live.say("rm", "r", "--yes")
+        expect(page.locator(".problem")).to_contain_text("removed", timeout=PATIENCE_MS)
+        again.interrupt()
+        again.wait()
+
+
+def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, browser: Browser) -> None:
+    run = live.start_run("--workers", "2")
+    live.started("a.0", "b.0")
+    opened, shared = dashboard(live), dashboard(live, "--read-only")
+    with looker(browser, shared) as looks:
+        page = looks.go("/runs/r")
+        expect(page.locator(".head .dot-box")).to_have_text("live", timeout=PATIENCE_MS)
+        assert page.get_by_role("button", name="pause").count() == 0
+    with looker(browser, opened) as looks:
+        page = looks.go("/runs/r")
+        page.get_by_role("button", name="pause", exact=True).click()
+        asked = page.get_by_role("dialog")
+        expect(asked).to_contain_text("pause r?")
+        asked.get_by_role("textbox").fill("<b>to look</b>")
+        asked.get_by_role("button", name="pause r").click()
+        expect(page.locator(".head .tag")).to_have_text("paused", timeout=PATIENCE_MS)
+        (steered,) = live.recorded(RunSteered)
+        assert "<b>to look</b>" in str(steered)
+        assert Axe().run(page).violations_count == 0
+    live.open_gate("1", "2")
+    run.wait()
+    for each in (opened, shared):
+        each.process.interrupt()
+        each.process.wait()
+
+
+def chip(page: Page, name: str) -> Locator:
+    return page.locator(".filters .chip", has_text=name)
+
+
+def press(page: Page, *names: str) -> None:
+    """Each key when what the one before did is on the page."""
+    for name in names:
+        page.keyboard.press(name)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 30)))")

@@ -1,0 +1,76 @@
+"""A run as one file: opened from disk in a real browser, without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+
+from evalfleet.web.export import CLIENT, linked
+from tests.e2e.dashboard import Dashboard
+from tests.e2e.harness import Fleet
+from tests.web.looking import MARKUP, PHONE, looker
+
+
+def test_the_one_file_shows_the_run_and_asks_no_network(
+    finished: tuple[Fleet, Dashboard], browser: Browser, tmp_path: Path
+) -> None:
+    fleet, _ = finished
+    told = fleet.say("report", "r", "--format", "html", "-o", "r.html")
+    assert "report written to r.html" in told
+    file = fleet.folder / "r.html"
+    with looker(browser, None) as looks:
+        page = looks.page
+        page.goto(file.as_uri())
+        page.wait_for_url("**#/runs/r")
+        looks.shows()
+        text = looks.text()
+        assert f"success {100 * fleet.results()['success_rate']:.1f}%" in text
+        assert MARKUP in text
+        for part in ("Timeline", "Domains", "What broke", "Money", "Slowest and flakiest", "Method"):
+            assert part in text, part
+        assert not Axe().run(page).violations_count
+        page.goto(f"{file.as_uri()}#/runs/r/tasks/seen?step=3")
+        looks.shows()
+        expect(page.locator(".shot img")).to_be_visible()
+        expect(page.locator(".log-panel pre")).to_contain_text("step by step")
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator(".shot .no-picture")).to_contain_text("left out")
+        page.goto(f"{file.as_uri()}#/runs/r/triage")
+        looks.shows()
+        assert "500 from" in looks.text()
+        page.goto(f"{file.as_uri()}#/runs/r")
+        looks.shows()
+        pdf = page.pdf()
+        assert pdf.startswith(b"%PDF")
+        asked = [url for url in looks.requests if not url.startswith(("file:", "blob:", "data:"))]
+        assert not asked, asked
+        assert not looks.complaints
+
+
+def test_a_site_has_every_screenshot_and_a_file_only_what_has_room(
+    finished: tuple[Fleet, Dashboard], browser: Browser
+) -> None:
+    fleet, _ = finished
+    fleet.say("report", "r", "--format", "site", "-o", "site")
+    with looker(browser, None, PHONE, "dark") as looks:
+        looks.page.goto(f"{(fleet.folder / 'site/index.html').as_uri()}#/runs/r/tasks/seen?step=1")
+        looks.shows()
+        expect(looks.page.locator(".shot img")).to_be_visible()
+        assert not looks.complaints
+    assert len(list((fleet.folder / "site/images").iterdir())) == 4 + 3 - 2, "what is no image is none"
+    none = fleet.say("report", "r", "--format", "html", "--screens", "none", "-o", "n.html")
+    assert "without" not in none
+    assert b'id="image-' not in (fleet.folder / "n.html").read_bytes()
+    fleet("report", "r", "--format", "html", "--screens", "some").refused("none, last or all")
+    fleet("report", "r", "--format", "html", "--most-mb", "0").refused("0.5")
+    fleet("report", "r", "--screens", "all").refused("html and site")
+
+
+def test_modules_are_linked_in_the_order_in_which_they_need_each_other() -> None:
+    script = linked(CLIENT, "app.js")
+    assert script.index('modules["vendor/preact.js"] =') < script.index('modules["base.js"] =')
+    assert script.index('modules["base.js"] =') < script.index('modules["app.js"] =')
+    assert "\nimport " not in script
+    assert "\nexport " not in script
