@@ -274,10 +274,29 @@ def test_pages_of_others_reach_nothing(finished: tuple[Fleet, Dashboard]) -> Non
 # -- live --------------------------------------------------------------------------------------------
 
 
+def see_inside(opened: Dashboard) -> None:
+    """The output, the step and the screen of an attempt that runs, and the machine that it runs on."""
+
+    def log() -> bool:
+        return "begun" in opened.get("/api/runs/r/attempts/a.0/log")["text"]
+
+    until(log, "the output of an attempt that runs")
+    screens = until(lambda: [row for row in opened.get("/api/runs/r/wall")["screens"] if row[2]], "a screen")
+    ((machine, attempt, _, _, url),) = screens
+    assert (attempt, opened.ask(url).body) == ("a.0", PNG)
+    found = opened.get(f"/api/runs/r/machines/{part(machine)}")
+    assert (found["machine"]["attempt"], found["machine"]["step"]) == ("a.0", 1)
+    assert found["series"]["columns"][0] == "at"
+    assert [row[1] for row in found["attempts"]["rows"]] == ["a"]
+    tunnel = f"/api/runs/r/machines/{part(machine)}/screen-tunnel"
+    opened.change(tunnel, {}).refused(400, "machines of b have no screen")
+
+
 def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> None:
-    fleet.bench(
-        [task("a", "echo begun; gate 1; score 1"), task("b", "gate 2; score 0"), task("c", "score 1")]
-    )
+    (fleet.folder / "real.png").write_bytes(PNG)
+    step = """echo '{"n": 1, "action": "click", "screenshot": "real.png"}' > $EVALFLEET_OUT/traj.jsonl"""
+    first = f"echo begun; cp {fleet.folder}/real.png $EVALFLEET_OUT; {step}; gate 1; score 1"
+    fleet.bench([task("a", first), task("b", "gate 2; score 0"), task("c")], steps="traj.jsonl")
     run = fleet.start_run("--workers", "2")
     fleet.started("a.0", "b.0")
     opened = dashboard(fleet)
@@ -290,10 +309,7 @@ def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> N
     (row,) = opened.get("/api/runs")["runs"]["rows"]
     assert row[5:7] == ["running", True]
 
-    def log() -> bool:
-        return "begun" in opened.get("/api/runs/r/attempts/a.0/log")["text"]
-
-    until(log, "the output of an attempt that runs")
+    see_inside(opened)
     with opened.stream(after=tables.seq) as stream:
         said = opened.change("/api/runs/r/steer", {"verb": "pause", "reason": "to look"})
         assert said.code == 202, said

@@ -19,7 +19,7 @@ import msgspec
 from evalfleet import events as ev
 from evalfleet.controller import folder_of
 from evalfleet.journal import Store
-from evalfleet.model import Answered, AttemptId, Broken, MachineId, Micros, Scored, TaskId
+from evalfleet.model import SECOND, Answered, AttemptId, Broken, MachineId, Micros, Scored, TaskId
 from evalfleet.names import attempt_number
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState, apply_record
 from evalfleet.views.progress import Progress, read_progress
@@ -42,6 +42,8 @@ MACHINE_COLUMNS = (
     *("id", "name", "place", "offer", "region", "phase", "phases", "usd", "attempt", "step", "idle_since"),
     *("screen", "why"),
 )
+USD_EVERY = 10 * SECOND
+"""What a machine costs changes all the time: its row is not sent for that more often."""
 TASK_DICTIONARIES = ("domain", "outcome", "machine", "cause", "model")
 ATTEMPT_DICTIONARIES = ("task", "machine", "outcome", "cause")
 
@@ -91,6 +93,7 @@ class Board:
         self._phases = Phases()
         self._untold = Touched()
         self._progress: dict[AttemptId, Progress] = {}
+        self._progress_at: Micros = 0
         self._machine_rows: dict[MachineId, Row] = {}
 
     def advance(self) -> None:
@@ -133,6 +136,7 @@ class Board:
         """Read anew how far the attempts that run have come."""
         with self.lock:
             self._progress = read_progress(self.home, self.state, now) if self.state.ready else {}
+            self._progress_at = now
 
     def changed_machines(self, now: Micros) -> list[Row]:
         """Rows of machines that differ from when this was last asked: also by what is not in the journal."""
@@ -181,13 +185,13 @@ class Board:
         screen = progress is not None and progress.step is not None and bool(progress.step.screenshot)
         idle_since = None
         if progress is not None and progress.idle_s is not None:
-            idle_since = round(now / 1000 - progress.idle_s * 1000, -3)
+            idle_since = 1000 * round(self._progress_at / 1_000_000 - progress.idle_s)
         seen = progress.step.at if screen and progress is not None and progress.step is not None else None
         offer = machine.offer
         return [
             *(id, machine.name, offer.place, offer.size, offer.region or None, machine.phase),
             self._phases.of(id),
-            round(machine_usd(machine, now), 4),
+            round(machine_usd(machine, max(now - now % USD_EVERY, machine.billed_at)), 4),
             attempt,
             step,
             idle_since,

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalfleet.api.run import Run
 from evalfleet.api.tunnels import Tunnel, carry
@@ -25,7 +25,7 @@ from evalfleet.state import MachineState, RunState
 from .files import checked_image
 
 FRESH_S = 5.0
-"""A screenshot of an attempt that runs is fetched anew after so long, if there may be a newer one."""
+"""Whether an attempt has a newer screenshot is looked for as often; only then is it fetched."""
 FETCH_S = 20.0
 AT_ONCE = 8
 MOST_KEPT = 64 << 20
@@ -33,11 +33,20 @@ LOOKED_BACK = 20
 """How many of a machine's attempts are looked at for its last screenshot."""
 
 
+class _Shot(NamedTuple):
+    """A screenshot, of which step, and when it was last the newest."""
+
+    at: float
+    step: tuple[int, str | None] | None
+    data: bytes
+    kind: str
+
+
 class Screens:
     """The newest screenshot of each attempt that somebody looks at. For threads."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, AttemptId], tuple[float, bytes, str]] = {}
+        self._kept: dict[tuple[str, AttemptId], _Shot] = {}
         self._locks: dict[tuple[str, AttemptId], threading.Lock] = {}
         self._at_once = threading.Semaphore(AT_ONCE)
 
@@ -58,23 +67,25 @@ class Screens:
         key = (run.name, attempt)
         with self._locks.setdefault(key, threading.Lock()):
             kept = self._kept.get(key)
-            over = run.state().attempts[attempt].collected is not None
-            if kept is not None and (over or time.monotonic() - kept[0] < FRESH_S):
-                return kept[1], kept[2]
-            with self._at_once:
-                name, data = run.screenshot(attempt, FETCH_S)
-            data, kind = checked_image(data, name)
-            self._kept[key] = (time.monotonic(), data, kind)
+            if kept is not None and time.monotonic() - kept.at < FRESH_S:
+                return kept.data, kept.kind
+            step = next((row for row in reversed(run.steps(attempt)) if row["screenshot"]), None)
+            newest = None if step is None else (step["n"], step["screenshot"])
+            if kept is None or newest is None or kept.step != newest:
+                with self._at_once:
+                    name, data = run.screenshot(attempt, FETCH_S)
+                kept = _Shot(time.monotonic(), newest, *checked_image(data, name))
+            self._kept[key] = kept._replace(at=time.monotonic())
             self._forget_some()
-            return data, kind
+            return kept.data, kept.kind
 
     def _forget_some(self) -> None:
-        oldest = sorted(self._kept.items(), key=lambda item: item[1][0])
-        room = sum(len(kept[1]) for kept in self._kept.values())
+        oldest = sorted(self._kept.items(), key=lambda item: item[1].at)
+        room = sum(len(kept.data) for _, kept in oldest)
         for key, kept in oldest[:-1]:
             if room <= MOST_KEPT:
                 return
-            room -= len(kept[1])
+            room -= len(kept.data)
             self._kept.pop(key, None)
             self._locks.pop(key, None)
 

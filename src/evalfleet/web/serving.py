@@ -99,5 +99,6 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
         ws="none",
+        proxy_headers=False,
     )
     uvicorn.Server(config).run(sockets=[listener])
