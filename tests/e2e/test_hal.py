@@ -20,6 +20,10 @@ from tests.e2e.harness import Fleet
 GIVEN = ("hal_repo=hal-harness", "agent_dir=agents/quiz", "benchmark=gaia")
 
 
+RIGHT = ("right", "measured", "more", "usage")
+"""Tasks of the quiz that its agent solves, but for one that prints much."""
+
+
 class Hal:
     """A fleet with a checkout of HAL in its folder."""
 
@@ -51,7 +55,7 @@ def test_every_way_an_agent_can_end_has_its_outcome(fleet: Fleet, hal: Hal) -> N
     results = done.json
     tasks = {task["task_id"]: task for task in results["tasks"]}
     scores = {name: task["score"] for name, task in tasks.items()}
-    assert scores == dict.fromkeys(scores, 0.0) | dict.fromkeys(("right", "measured", "more", "usage"), 1.0)
+    assert scores == dict.fromkeys(scores, 0.0) | dict.fromkeys((*RIGHT, "flood"), 1.0)
     assert results["attempts"] == len(tasks)
     assert (tasks["measured"]["num_steps"], tasks["measured"]["cost_usd"]) == (7, 0.25)
     # what the agent left tells its tokens, each answer once, and HAL's table what they cost
@@ -88,6 +92,8 @@ def test_every_way_an_agent_can_end_has_its_outcome(fleet: Fleet, hal: Hal) -> N
     assert left == {"agent_args.json", "input.json", "output.json", "seen.txt"}
     assert (hal.out("crash") / "task/error.log").read_text("utf-8").startswith("ERROR: the agent's own fault")
     assert hal.read("more", "submission.json") == {"notes": "kept", "more": "6"}
+    # it printed 60 MB and left a process that goes on: both end with the attempt
+    assert (hal.out("flood") / "evalfleet.log").stat().st_size < 52 << 20
     # no machine has the answers, nor where they are
     kept = [path for path in (fleet.home / "r/.files").rglob("*") if path.is_file()]
     assert kept
@@ -106,7 +112,7 @@ def test_every_way_an_agent_can_end_has_its_outcome(fleet: Fleet, hal: Hal) -> N
 def check_tree(fleet: Fleet, scores: dict[str, float]) -> None:
     """What HAL's tools read is written, and read again as the same run."""
     told = fleet("report", "r", "--format", "hal", "-o", "results")
-    assert "11 submissions in results/gaia/r; HAL's accuracy: " in told.out
+    assert "12 submissions in results/gaia/r; HAL's accuracy: " in told.out
     run = fleet.folder / "results/gaia/r"
     lines = [json.loads(line) for line in (run / "r_RAW_SUBMISSIONS.jsonl").read_text("utf-8").splitlines()]
     assert [next(iter(line)) for line in lines] == list(scores)
@@ -115,9 +121,9 @@ def check_tree(fleet: Fleet, scores: dict[str, float]) -> None:
     assert [json.loads(line)["task_id"] for line in timed] == list(scores)
     upload = json.loads((run / "r_UPLOAD.json").read_text("utf-8"))
     assert upload["raw_eval_results"] == json.loads((run / "r.json").read_text("utf-8"))
-    assert upload["results"]["successful_tasks"] == ["right", "measured", "more", "usage"]
+    assert upload["results"]["successful_tasks"] == [*RIGHT, "flood"]
     assert upload["total_usage"]["gpt-4o"]["completion_tokens"] == 10
-    assert upload["total_cost"] is None  # two tasks tell their cost, nine do not
+    assert upload["total_cost"] is None  # two tasks tell their cost, ten do not
     assert upload["task_step_counts"] == {"measured": 7}
     assert (run / "r.log").is_file()
     assert sorted(path.name for path in (run / "right").iterdir()) == [
@@ -163,6 +169,15 @@ def test_what_the_grader_failed_on_is_graded_again_and_no_agent_runs_again(fleet
     fleet.settled()
 
 
+def test_requirements_that_cannot_be_installed_end_the_run_after_the_canary(fleet: Fleet, hal: Hal) -> None:
+    (hal.repo / "agents/quiz/requirements.txt").write_text("none @ file:///no/such/folder\n", "utf-8")
+    done = fleet(*hal.words("--workers", "3", "--canary", "1", agent_python=""))
+    assert done.code == 4, done
+    assert "/no/such/folder" in done.said  # pip's own words
+    assert not any(isinstance(record.event, AttemptStarted) for record in fleet.records("r"))
+    fleet.settled()
+
+
 def test_bad_input_is_told_in_one_line_before_anything_is_made(fleet: Fleet, hal: Hal) -> None:
     fleet(*hal.words("--task", "unheard")).refused("unheard")
     fleet(*hal.words("-A", "model_name")).refused("-A must be followed by KEY=VALUE")
@@ -179,7 +194,7 @@ def test_a_grader_that_executes_agents_code_runs_on_a_machine_of_its_own(
     (hal.repo / ".gitignore").write_text("data\n", "utf-8")  # what was downloaded is needed there, too
     words = hal.words("--task", "right", "--task", "wrong", "--workers", "2", benchmark="usaco")
     told = say(*words, "--set=grade_on=loacl", code=2)
-    assert "grade_on: there is no place 'loacl'; did you mean 'local'?" in told
+    assert "grade_on=loacl: place 'loacl' is unknown; did you mean 'local'?" in told
     assert "--set grade_on=PLACE for a fresh machine" in say(*words, code=2)
     done = fleet(*words, "--set=grade_on=local", f"--set=grade_python={sys.executable}", "--json")
     assert done.code == 0, done
@@ -282,7 +297,7 @@ def test_an_evaluation_whose_controller_was_killed_is_gone_on_with(fleet: Fleet,
 
 
 def test_what_hal_eval_cannot_do_is_refused_in_one_line(
-    fleet: Fleet, hal_eval: HalEval, say: Callable[..., str]
+    fleet: Fleet, hal_eval: HalEval, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = {
         "--vm --google-cloud": "--vm and --google-cloud exclude each other",
@@ -304,6 +319,11 @@ def test_what_hal_eval_cannot_do_is_refused_in_one_line(
     assert "HAL has no benchmark 'gaja'" in say(*hal_eval.words(benchmark="gaja"), code=2)
     plan = json.loads(say(*hal_eval.words("--dry-run", "--max_tasks", "3", "--json")))["plan"]
     assert re.fullmatch(r"gaia_quiz_gpt4o_\d{10}", plan["run"])
+    on_google = ("--google-cloud", "--set", "ssh_from=203.0.113.7/32", "--dry-run", "--json")
+    for name, value in {"GCP_PROJECT_ID": "ours", "GCP_REGION": "us-east1", "GCP_ZONE": "us-east1-b"}.items():
+        monkeypatch.setenv(name, value)
+    place = json.loads(say(*hal_eval.words(*on_google)))["plan"]["place_specs"]["gce"]["settings"]
+    assert (place["project"], place["zones"]) == ("ours", ["us-east1-b"])
     assert not (fleet.folder / "results").exists()
     assert not list(fleet.home.glob("*"))
 

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 GOOGLE = "gce"
 """The place that --google-cloud stands for."""
+GOOGLE_SETTINGS = {
+    "GCP_PROJECT_ID": "project",
+    "GCP_ZONE": "zones",
+    "GCP_REGION": "regions",
+    "SSH_PRIVATE_KEY_PATH": "key",
+}
+"""The variables that say where in Google Cloud -> the settings of the place that they stand for."""
 LONGEST_ID = 60
 SUFFIX = 4
 """Of a run id: room for the number of a run that goes on with it."""
@@ -229,7 +236,16 @@ class _Evaluation:
         merged = self._workspace.environment(options.get("env_file"))
         secrets = {name: merged[name] for name in self._settings.grader_secrets if merged.get(name)}
         now_s = self._workspace.now() / 1e6
-        return regrade(self._settings, config, tree, self._folder, secrets, now_s)
+        return regrade(
+            self._settings,
+            config,
+            tree,
+            self._folder,
+            secrets,
+            now_s,
+            home=self._workspace.home,
+            base=self._workspace.cwd,
+        )
 
     def print_results(self) -> int:
         """The results of the newest run of the id, for --json where nothing was run."""
@@ -321,6 +337,12 @@ def _request(args: argparse.Namespace, workspace: Workspace) -> RunRequest:
     env_file = args.env_file or (".env" if (workspace.cwd / ".env").is_file() else None)
     if "secrets" not in given and (names := _model_keys(workspace, env_file)):
         given["secrets"] = ",".join(names)
+    if args.google_cloud:
+        merged = workspace.environment(env_file)
+        told = {key: merged[name] for name, key in GOOGLE_SETTINGS.items() if merged.get(name)}
+        if "zones" in told:  # a zone is in its region, and says more
+            told.pop("regions", None)
+        given = {**{key: value for key, value in told.items() if key not in given}, **given}
     timeout = args.task_timeout
     options: dict[str, Any] = {
         "settings": given,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -243,9 +244,14 @@ def _defaults(benchmark: BenchmarkSource) -> dict[str, str]:
 
 def _coerced(text: str, type_: Any, key: str) -> Any:
     """The text as the setting's type: numbers and booleans as they are spelt, lists split at commas."""
-    origin = get_origin(getattr(type_, "__origin__", type_)) or get_origin(type_)
+    plain = type_.__origin__ if hasattr(type_, "__metadata__") else type_
+    origin, lists = get_origin(plain), (list, tuple, set, frozenset)
     listed = text.split(",") if text else []
-    value: Any = listed if origin in (list, tuple, set, frozenset) else text
+    value: Any = listed if origin in lists else text
+    if origin in (Union, UnionType):  # a word with a meaning, or a list
+        words = [option for part in get_args(plain) for option in _options(part)]
+        if words and text not in words and any(get_origin(part) in lists for part in get_args(plain)):
+            value = listed
     try:
         made = msgspec.to_builtins(msgspec.convert(value, type_, strict=False))
     except msgspec.ValidationError as e:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .checkout import Told, ask_in_background, last_line, listing
-from .settings import HalSettings
+from .elsewhere import GRADING, grade_elsewhere
+from .settings import HERE, HalSettings
 from .tree import RAW, Tree, is_answer, read_tree, write_tree
 
 
@@ -64,8 +65,14 @@ def regrade(
     folder: Path,
     secrets: Mapping[str, str],
     now_s: float,
+    *,
+    home: Path,
+    base: Path,
 ) -> str:
-    """Let HAL grade all answers of a tree, and write it. What there is to say about it."""
+    """Let HAL grade all answers of a tree, and write it. What there is to say about it.
+
+    Where `grade_on` says that it happens elsewhere, that is a run in the home, with places as in `base`.
+    """
     order = {
         "benchmark": settings.benchmark,
         "agent_dir": settings.agent_dir,
@@ -75,9 +82,13 @@ def regrade(
         "results_dir": "",
         "wandb": settings.wandb,
     }
-    with tempfile.TemporaryDirectory(prefix="evalfleet-hal-") as scratch:
-        order["results_dir"] = str(Path(scratch) / "results")
-        told = asyncio.run(ask_in_background(settings, "grade", order, Path(scratch), secrets))
+    if settings.grade_on not in ("", HERE):
+        scratch = home / folder.name / GRADING / "continued"
+        told = asyncio.run(grade_elsewhere(settings, base, order, scratch, secrets))
+    else:
+        with tempfile.TemporaryDirectory(prefix="evalfleet-hal-") as name:
+            order["results_dir"] = str(Path(name) / "results")
+            told = asyncio.run(ask_in_background(settings, "grade", order, Path(name), secrets))
     graded = None if told.problem else _graded(told, now_s)
     write_tree(folder, tree, graded, config)
     said = f"{len(tree.lines)} submissions in {folder}"

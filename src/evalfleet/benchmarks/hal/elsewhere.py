@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,37 +21,41 @@ from typing import Any
 import msgspec
 
 from evalfleet.errors import RequestError
-from evalfleet.names import hint
 
 from .checkout import IN_HAL, Told, last_line, read_answer
 from .settings import HERE, HalSettings
 
 THERE = Path(__file__).parent / "host" / "grade_there.py"
 TASK = "grading"
+GRADING = ".grading"
+"""The folder of a run in which its answers are graded."""
 _NOT_SENT = (".git", ".venv", "venv", "results", ".env", "__pycache__", ".gitignore", "node_modules")
 
 
 def check_place(settings: HalSettings, base: Path) -> None:
-    """Raises RequestError if `grade_on` names no place: after the last task it would be too late."""
+    """Raises RequestError if `grade_on` names no place, or one that is not set up: later it is too late."""
     if settings.grade_on in ("", HERE):
         return
-    told = subprocess.run(
-        _words("places", "--json"), cwd=base, capture_output=True, check=False, stdin=subprocess.DEVNULL
-    )
-    if told.returncode != 0:
-        raise RequestError(last_line(told.stderr.decode("utf-8", "replace")).removeprefix("evalfleet: "))
-    known = [str(place["name"]) for place in msgspec.json.decode(told.stdout)]
-    if settings.grade_on not in known:
-        raise RequestError(
-            f"grade_on: there is no place {settings.grade_on!r}; {hint(settings.grade_on, known)}"
+    with tempfile.TemporaryDirectory(prefix="evalfleet-hal-") as scratch:
+        file = Path(scratch) / "grading.toml"
+        file.write_text('name = "hal-grading"\ncommand = ["true"]\n[[tasks]]\nid = "grading"\n', "utf-8")
+        told = subprocess.run(
+            _words("run", str(file), "--on", settings.grade_on, "--dry-run"),
+            cwd=base,
+            capture_output=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
+    if told.returncode != 0:
+        why = last_line(told.stderr.decode("utf-8", "replace")).removeprefix("evalfleet: ")
+        raise RequestError(f"grade_on={settings.grade_on}: {why}")
 
 
 async def grade_elsewhere(
     settings: HalSettings, base: Path, order: Mapping[str, Any], folder: Path, secrets: Mapping[str, str]
 ) -> Told:
     """As `ask_in_background` does it here. `folder` is below the run's own, in its home."""
-    run_folder = next(above for above in folder.parents if above.name == ".grading").parent
+    run_folder = next(above for above in folder.parents if above.name == GRADING).parent
     folder.mkdir(parents=True, exist_ok=True)
     await asyncio.to_thread(_write_benchmark, settings, order, folder)
     digest = hashlib.sha256(msgspec.json.encode(order)).hexdigest()[:8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from typing import Any
 
@@ -55,6 +56,14 @@ def _usage() -> dict[str, str]:
         usage = {"input_tokens": 1000, "output_tokens": 10}
         json.dump({"turns": [{"id": "msg-2", "model": "gpt-4o", "usage": usage}, {"usage": usage}]}, file)
     return {"usage": "7"}
+
+
+def _flood() -> dict[str, str]:
+    """Prints more than anybody wants to keep, and leaves a process behind."""
+    for _ in range(60):
+        print("x" * (1 << 20))
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return {"flood": "8"}
 
 
 def _slow() -> None:
