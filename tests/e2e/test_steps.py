@@ -83,3 +83,7 @@ def test_the_screenshot_of_a_running_attempt_comes_from_its_machine(
     assert (fleet.folder / "now.png").read_bytes() == bytes(300_000)
     fleet.open_gate("1")
     run.finish()
+    (fleet.home / "r" / "a_1" / "a_1.0" / "traj.jsonl").write_text("step one: click\n")
+    said = say("show", "r", "a_1", "--steps", code=2)
+    assert "traj.jsonl: line 1 of the trajectory is no JSON object" in said
+    assert said.count("\n") == 1

@@ -7,13 +7,17 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evalfleet.benchmarks.steps import LONGEST, read_steps
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.channels.samples import FINE_S, Load, Sample, Samples, read_newest, read_series, thin
 from evalfleet.channels.supervisor.host import Engine
-from evalfleet.model import SECOND, Step
+from evalfleet.model import SECOND, NewestStep, Step, after
+from evalfleet.names import STEPS
+from evalfleet.views.progress import read_progress
+from tests.unit.views_feed import Feed
 from tests.waiting import PATIENCE_S
 
 NOON = 1_767_355_200  # 2026-01-02T12:00:00Z
@@ -165,6 +169,18 @@ def test_a_clock_that_is_set_back_does_not_stop_the_series(tmp_path: Path) -> No
     samples.keep("m", Load(0.1, 0.1, 0.1), now=(NOON + 9000) * SECOND)
     samples.keep("m", Load(0.2, 0.1, 0.1), now=NOON * SECOND)
     assert [sample.cpu for sample in read_series(tmp_path, "m")] == [0.1, 0.2]
+
+
+def test_a_clock_that_jumps_makes_nobody_idle_for_years_or_for_less_than_nothing(tmp_path: Path) -> None:
+    feed = Feed(tasks=1, machines=1)
+    attempt = feed.start("t_0")
+    folder = tmp_path / "run1" / STEPS
+    folder.mkdir(parents=True)
+    step = NewestStep(feed.now, 1, Step(1, at=NOON * 1.0 + 1e9))
+    (folder / f"{attempt}.json").write_bytes(msgspec.json.encode(step))
+    for seconds, idle_s in ((30, 30.0), (-3600, 0.0)):
+        progress = read_progress(tmp_path, feed.state, after(feed.now, seconds))
+        assert progress[attempt].idle_s == idle_s, "what the machine's own clock says does not count"
 
 
 def test_after_a_day_the_series_is_by_the_minute_and_it_is_bounded() -> None:

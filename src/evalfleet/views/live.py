@@ -39,6 +39,9 @@ RESULTS = "results.json"
 AGGREGATED = "aggregated_results.json"
 LATEST = "latest"
 
+OLD_S = 0.5
+"""A live file that is older is written anew at the next tick, so that none is ever a second old."""
+
 Health = Mapping[MachineId, Mapping[str, float]]
 
 
@@ -183,7 +186,7 @@ class Scribe:
         if not self._follower.seq:
             return
         now = self._clock()
-        old = self._live_at is None or abs(seconds_between(self._live_at, now)) >= 0.9
+        old = self._live_at is None or abs(seconds_between(self._live_at, now)) >= OLD_S
         ended = self.state.ended_at is not None
         if changed or (old and not ended):
             self._guarded(lambda: self._write_live(now))
