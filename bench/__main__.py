@@ -36,6 +36,7 @@ BENCHES: dict[str, str] = {
     "alerts": "each rule of alerts replayed: seconds from its cause to a webhook that has it",
     "follow": "from a line that is written on a lab host to the screens of ten who follow it",
     "dashboard": "runs of 100,000 tasks and lists of 1,000 for a browser; 100 watchers of a live run",
+    "report-html": "a report of 154 tasks with screenshots in one file: time, size, network requests",
     "meter": "model calls through the meter beside direct ones: time, CPU, memory, and every token counted",
     "budget-overshoot": "dollars over a budget of machines and models: 1,000 simulated runs, and a real one",
     "waa-faults": "WAA's own client and what goes wrong around it: whose zeros are scored (WAA_CHECKOUT)",

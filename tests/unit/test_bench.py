@@ -21,7 +21,8 @@ FIGURES = {
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
     "budget-overshoot": {"simulated", "real"},
     "watching": {"machines", "draw_ms", "alerts_look_ms"},
-    "dashboard": {"runs_s", "client_gzip_bytes", "tasks_200", "watched"},
+    "dashboard": {"runs_s", "client_gzip_bytes", "tasks_200", "watched", "replayed"},
+    "report-html": {"report_cpu_s", "file_MB", "network_requests", "opened"},
     "ls": {"runs", "ls_cpu_s", "ls_wall_s", "first_ls_cpu_s", "verify_all_cpu_s"},
     "sim-scale": {"400_tasks_on_20_machines", "steady_us_at_10_machines"},
     "shape": {"files", "lines", "class_names_used_twice", "optional_protocols"},
@@ -52,6 +53,7 @@ AGAINST = {
     "budget-overshoot": set[str](),
     "watching": set[str](),
     "dashboard": set[str](),
+    "report-html": set[str](),
     "ls": set[str](),
     "sim-scale": set[str](),
     "shape": set[str](),
@@ -105,6 +107,7 @@ NIGHTLY = (
     "dashboard",
     "fuzz",
     "hostile",
+    "report-html",
     "watching",
 )
 ALL = [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in BENCHES]
@@ -134,6 +137,7 @@ def test_last_line_is_the_result_and_nothing_is_left(name: str, tmp_path: Path) 
         "zeros_that_are_not_the_agents",
         "scores_called_broken",
         "tokens_miscounted",
+        "network_requests",
     ):
         assert found["aims"].get(exact, {"met": True})["met"], exact  # counts, not timings
 

@@ -271,6 +271,8 @@ def _steps(
         folder = run.steps_folder()
     except RequestError as err:
         problem, folder = str(err), ""
+    except msgspec.ValidationError:  # a run that was not planned here: nothing says what its benchmark is
+        problem, folder = "its benchmark is not known here", ""
     if rows or not screenshots:
         return [
             {

@@ -200,8 +200,10 @@ class Drawing {
     const { context: pen, colours } = this;
     const [top, height] = [y + 3, ROW - 6];
     const gap = width > 4 ? 1 : 0;
-    pen.fillStyle = colours.paper;
-    pen.fillRect(x, top, width - gap, height);
+    if (width > 2) {
+      pen.fillStyle = colours.paper;
+      pen.fillRect(x, top, width - gap, height);
+    }
     if (outcome === "pass") {
       pen.fillStyle = colours.accent;
       pen.fillRect(x, top, width - gap, height);

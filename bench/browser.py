@@ -1,0 +1,77 @@
+"""A browser to measure pages with: Debian's Chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from playwright.sync_api import BrowserContext, CDPSession, Page, sync_playwright
+
+from .result import Figures, rounded
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+LIMIT_MS = 120_000
+FIRST_ROW = ".grid-body .grid-row"
+"""What a run's page shows last: the first task of its table."""
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(performance.now()))))"
+
+
+class Tab:
+    """One tab of a browser that has never seen anything: `warm` loads find what the first one left."""
+
+    def __enter__(self) -> Self:
+        self._playwright = sync_playwright().start()
+        self._browser = self._playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        self.context: BrowserContext = self._browser.new_context(viewport={"width": 1280, "height": 900})
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(LIMIT_MS)
+        self._session: CDPSession = self.context.new_cdp_session(self.page)
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self._session.send("Network.enable")
+        self.bytes = 0
+        self.requests: list[str] = []
+        self._session.on("Network.loadingFinished", self._loaded)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._browser.close()
+        self._playwright.stop()
+
+    def _loaded(self, event: dict[str, Any]) -> None:
+        self.bytes += int(event["encodedDataLength"])
+
+    def load(self, url: str, until: str = FIRST_ROW) -> Figures:
+        """Seconds until the page can be used, the CPU seconds of its main thread, and the bytes that came."""
+        self.bytes, before = 0, self._cpu_s()
+        self.page.goto(url, wait_until="commit")
+        self.page.wait_for_selector(until)
+        wall_s = float(self.page.evaluate(DRAWN)) / 1000
+        return {
+            "wall_s": rounded(wall_s),
+            "page_cpu_s": rounded(max(self._cpu_s() - before, 0.0) or self._cpu_s()),
+            "kB": rounded(self.bytes / 1000),
+        }
+
+    def _cpu_s(self) -> float:
+        metrics = self._session.send("Performance.getMetrics")["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+
+    def memory_mb(self) -> float:
+        """What the tab's process has for itself, after what it no longer needs is gone."""
+        self._session.send("HeapProfiler.collectGarbage")
+        whole = self._browser.new_browser_cdp_session()
+        processes = whole.send("SystemInfo.getProcessInfo")["processInfo"]
+        whole.detach()
+        tabs = [int(each["id"]) for each in processes if each["type"] == "renderer"]
+        return max(map(_private_mb, tabs))
+
+
+def _private_mb(pid: int) -> float:
+    """Pages that no other process shares: the browser's own program is not counted for each tab."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
