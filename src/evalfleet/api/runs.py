@@ -31,7 +31,7 @@ from evalfleet.events import (
 )
 from evalfleet.journal import Store
 from evalfleet.journal.sqlite import StreamKind
-from evalfleet.model import IMPORTED, AttemptId, Limits, Task
+from evalfleet.model import IMPORTED, AttemptId, Limits, Plan, Task
 from evalfleet.named_pools import read_pool
 from evalfleet.planning import values
 from evalfleet.planning.flags import Count, Number
@@ -117,6 +117,16 @@ def _within_cap(workspace: Workspace, resolved: Resolved, cap_usd: float) -> Res
     return replace(resolved, plan=plan, warnings=(*resolved.warnings, told))
 
 
+def _check_within_cap(workspace: Workspace, plan: Plan, cap_usd: float) -> None:
+    """Raises RequestError if another run has reserved, since this one was planned, what it reckoned with."""
+    left = cap_usd - _month_usd(workspace, plan.owner)
+    if plan.limits.budget_usd is None or plan.limits.budget_usd > left:
+        raise RequestError(
+            f"[owners]: another run of {plan.owner}'s was faster, and ${max(0.0, left):.2f} are left of "
+            f"${cap_usd:g} this month; start it again, with what is left as its --budget"
+        )
+
+
 def _month_usd(workspace: Workspace, owner: str, but: str = "") -> float:
     """What an owner's runs of this month have cost; of one that is not over, what it may cost."""
     month = str(iso(workspace.now()))[:7]
@@ -186,7 +196,7 @@ async def vet(resolved: Resolved) -> Resolved:
     return replace(resolved, warnings=(*resolved.warnings, *doubts))
 
 
-def plan_run(resolved: Resolved) -> Resolved:
+def plan_run(workspace: Workspace, resolved: Resolved) -> Resolved:
     """Write the run down, and return it as it was written. From here on it exists, whoever runs it.
 
     What its machines get is copied first, so that nothing is written down that could not be run.
@@ -194,7 +204,7 @@ def plan_run(resolved: Resolved) -> Resolved:
     store = Store.open(resolved.home)
     with tempfile.TemporaryDirectory(prefix=".planned-", dir=resolved.home) as scratch:
         keep_files(resolved.plan, resolved.tasks, resolved.home, Path(scratch))
-        resolved = _written_down(store, resolved)
+        resolved = _written_down(workspace, store, resolved)
         folder = folder_of(resolved.home, resolved.plan.run)
         folder.mkdir(parents=True, exist_ok=True)
         if (kept := Path(scratch) / KEPT_FILES).exists():
@@ -203,11 +213,17 @@ def plan_run(resolved: Resolved) -> Resolved:
     return resolved
 
 
-def _written_down(store: Store, resolved: Resolved) -> Resolved:
+def _written_down(workspace: Workspace, store: Store, resolved: Resolved) -> Resolved:
+    """Two that are started at once must not share the rest of their owner's month: each reckons again, with
+    the runs that are there, and is written down only if no other has come meanwhile."""
     while True:
+        known = {info.name for info in store.streams()}
+        if resolved.cap_usd is not None:
+            _check_within_cap(workspace, resolved.plan, resolved.cap_usd)
         try:
-            store.create_streams(WallClock().now(), _streams(resolved))
-            return resolved
+            capped = None if resolved.cap_usd is None else known
+            if store.create_streams(WallClock().now(), _streams(resolved), capped):
+                return resolved
         except RequestError:
             if not resolved.made_up:
                 raise
@@ -236,7 +252,7 @@ def order_of(resolved: Resolved) -> Order:
 
 async def start(workspace: Workspace, resolved: Resolved) -> Run:
     """Write the run down, take it and run it, in a thread of this process."""
-    return await control(workspace, order_of(plan_run(resolved)))
+    return await control(workspace, order_of(plan_run(workspace, resolved)))
 
 
 async def control(workspace: Workspace, order: Order) -> Run:

@@ -19,6 +19,7 @@ from evalfleet.lab import Lab, NamespaceHost
 from evalfleet.model import AttemptId, Broken, MachineId, Offer
 from evalfleet.planning.plan import HomeFacts, resolve
 from evalfleet.planning.request import RunRequest
+from evalfleet.planning.workspace import Workspace
 from evalfleet.state import AttemptState, MachineState, RunState
 from tests.desk import Desk, FollowedRun, Process
 from tests.waiting import PATIENCE_S, until
@@ -76,7 +77,8 @@ class Arena(FollowedRun):
             request, environ=environ, cwd=self.folder, now=now, facts=lambda: HomeFacts(store.home_id)
         )
         limited = msgspec.structs.replace(resolved.plan.limits, **limits)
-        plan_run(replace(resolved, plan=msgspec.structs.replace(resolved.plan, limits=limited)))
+        workspace = Workspace(environ, self.folder, self.home)
+        plan_run(workspace, replace(resolved, plan=msgspec.structs.replace(resolved.plan, limits=limited)))
         return self.resume()
 
     def resume(self, *words: str) -> Process:
