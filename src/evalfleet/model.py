@@ -310,6 +310,8 @@ class Metering(Struct, frozen=True, omit_defaults=True):
     """Tokens that a call puts out at most where it does not say: what it can have cost if nobody tells."""
     containers: bool = False
     """Calls come from containers with a network of their own: the meter listens there, too."""
+    same_errors: int | None = None
+    """How often the same error of a model may come before it ends an attempt. None: the meter's own limit."""
 
 
 Spent = Annotated[float, Meta(ge=0.0, le=1e6)]

@@ -364,6 +364,16 @@ def test_the_budget_bounds_models_and_what_was_refused_is_unrun(fleet: Fleet, mo
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
+def test_half_of_the_budget_and_four_fifths_are_told(fleet: Fleet, models: Served) -> None:
+    """A call costs $0.000796: 29, 59 and 88 percent."""
+    metered(fleet, models, [task(f"a_{n}", "call(); score(1)") for n in (1, 2, 3)])
+    done = fleet.run("--budget", "0.0027", "--workers", "1")
+    assert done.code == 0, done
+    assert [event.percent for event in fleet.recorded(BudgetPassed)] == [50, 80]
+    assert "50% of the budget of $0.00" in done.out
+    assert "80% of the budget of $0.00" in done.out
+
+
 def test_a_call_of_which_nobody_tells_uses_up_the_budget_by_what_it_can_have_cost(
     fleet: Fleet, models: Served
 ) -> None:
@@ -415,6 +425,28 @@ def test_an_owners_runs_of_a_month_stay_within_their_cap(fleet: Fleet, models: S
     fleet.run("--name", "third").refused("ann may spend this month are spent")
     fleet("resume", "second", "--budget", "1").refused("are left of ann's $0.0032")
     assert fleet.run("--name", "other", env={"EVALFLEET_OWNER": "bob"}).code == 0
+
+
+def test_runs_that_are_started_at_once_do_not_share_what_is_left_of_their_owners_month(
+    fleet: Fleet,
+) -> None:
+    fleet.bench([task("a", "gate go; score 1")])
+    fleet.config("[owners]\nann = 5\n")
+    fleet.environ["EVALFLEET_OWNER"] = "ann"
+    runs = {
+        name: fleet.start("run", "./b.toml", "--name", name, "--budget", "2")
+        for name in ("r1", "r2", "r3", "r4")
+    }
+    until(lambda: all(fleet.records(name) or not run.lives for name, run in runs.items()))
+    planned = [name for name in runs if fleet.records(name)]
+    budgets = [fleet.state(name).limits.budget_usd or 0.0 for name in planned]
+    assert 2 <= len(budgets) <= 3
+    assert sum(budgets) <= 5, "each alone could have had its 2 dollars"
+    for name in runs.keys() - planned:
+        done = runs[name].wait()
+        assert (done.code, "evalfleet: [owners]: " in done.err) == (2, True), done
+    fleet.open_gate("go")
+    assert [runs[name].wait().code for name in planned] == [0] * len(planned)
 
 
 def test_tokens_are_bounded(fleet: Fleet, models: Served) -> None:
@@ -478,6 +510,7 @@ def test_a_run_that_is_not_metered_says_so(fleet: Fleet) -> None:
         ('[model]\nkey = "K"\nupstream = "http://models.example"', (), "begins with https://"),
         ('[model]\nupstream = "https://models.example"', (), "needs 'key'"),
         ('[model]\nkey = "OPENAI_API_KEY"\nrpm = 0', (), "above 0"),
+        ('[model]\nkey = "OPENAI_API_KEY"\nsame_errors = 0', (), "above 0"),
         ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 0}', (), "dollars above 0"),
         ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {out = 1}', (), "what input costs"),
         ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {inn = 1}', (), "did you mean 'in'"),

@@ -285,6 +285,46 @@ def test_the_same_error_again_and_again_ends_the_attempt(tmp_path: Path) -> None
     run(test, tmp_path)
 
 
+def test_how_often_the_same_error_may_come_can_be_said(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        for _ in range(4):
+            with pytest.raises(openai.InternalServerError):
+                await it.gpt().chat.completions.create(model="any+500", messages=ASK)
+        assert "asked to fail with 500" in (await it.state())["wedged"]
+
+    run(test, tmp_path, same_errors=4)
+
+
+def test_the_same_error_for_long_ends_the_attempt_unless_a_call_succeeds_meanwhile(tmp_path: Path) -> None:
+    """Ten minutes are a second here."""
+
+    async def test(it: Metered) -> None:
+        async def fail() -> None:
+            with pytest.raises(openai.InternalServerError):
+                await it.gpt().chat.completions.create(model="any+500", messages=ASK)
+
+        async def wedged() -> str:
+            return str((await it.state())["wedged"])
+
+        await fail()
+        await asyncio.sleep(1.1)
+        await fail()
+        assert not await wedged(), "two unlucky calls are no pattern"
+        await it.gpt().chat.completions.create(model="any", messages=ASK)
+        await fail()
+        await fail()
+        await asyncio.sleep(1.1)
+        await it.gpt().chat.completions.create(model="any", messages=ASK)
+        await fail()
+        assert not await wedged(), "there was a success between them"
+        await asyncio.sleep(1.1)
+        await fail()
+        await fail()
+        assert "asked to fail with 500" in await wedged()
+
+    run(test, tmp_path, same_error_s=1.0)
+
+
 def test_a_call_beyond_the_limit_waits_for_more_and_is_refused_without(tmp_path: Path) -> None:
     async def test(it: Metered) -> None:
         await it.ask(do="limit", attempt="t.1", usd=1e-9)

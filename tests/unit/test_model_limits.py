@@ -23,10 +23,12 @@ def metered(tasks: int, workers: int, **plan: object) -> Run:
     return run
 
 
-def end(run: Run, started: AttemptStarted, calls: int, throttled: int = 0) -> list[AttemptStarted]:
+def end(
+    run: Run, started: AttemptStarted, calls: int, throttled: int = 0, tokens: dict[str, int] | None = None
+) -> list[AttemptStarted]:
     """The attempt ends a second later; those that are started then."""
     run.now += 1_000_000
-    used = Metered(usd=0.1, calls=calls, throttled=throttled)
+    used = Metered(usd=0.1, calls=calls, throttled=throttled, tokens=tokens or {})
     event = AttemptEnded(started.attempt, Scored(1.0, True), 60.0, metered=used)
     return [each for each in run.tell(event) if isinstance(each, AttemptStarted)]
 
@@ -68,6 +70,12 @@ def test_what_was_said_of_the_models_limits_bounds_attempts_at_once() -> None:
     assert len(first) == 10
     end(run, first[0], calls=30)  # in a minute: two at once make 60 calls
     assert at_once(run.state) == 2
+    run = metered(50, workers=10)
+    run.state.plan = structs.replace(run.state.plan, metering=structs.replace(METERING, tpm=3500.0))
+    first = started(run)
+    assert len(first) == 10
+    end(run, first[0], calls=30, tokens={"in": 700, "out": 300, "cached": 600})  # `in` has the cached ones
+    assert at_once(run.state) == 3
 
 
 def leave(home: Path, run: str, usd: list[float], model: str = "m") -> None:

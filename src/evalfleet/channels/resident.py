@@ -234,6 +234,7 @@ class Resident(Session):
             "prices": metering.prices,
             "keep_calls": metering.keep_calls,
             "most_out": metering.most_out,
+            "same_errors": metering.same_errors,
             "sealed": seal(msgspec.json.encode(hidden), public),
         }
         await self._ask_for_meter({"orders": orders})

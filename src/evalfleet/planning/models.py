@@ -67,6 +67,7 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     tpm: float | None = None
     concurrency: int | None = None
     max_output_tokens: int | None = None
+    same_errors: int | None = None
 
 
 def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
@@ -76,7 +77,7 @@ def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
         raise RequestError(
             f"{where}: 'key' must be the name of a variable such as \"OPENAI_API_KEY\", never its value"
         )
-    for name in ("rpm", "tpm", "concurrency", "max_output_tokens"):
+    for name in ("rpm", "tpm", "concurrency", "max_output_tokens", "same_errors"):
         value = getattr(found, name)
         if value is not None and not 0 < value < 1e12:
             raise RequestError(f"{where}: {name!r} is {value}; write a number above 0, or leave it out")
@@ -192,6 +193,7 @@ def metering_of(
         table.rpm,
         table.tpm,
         table.max_output_tokens,
+        same_errors=table.same_errors,
     )
 
 

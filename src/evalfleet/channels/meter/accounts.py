@@ -34,10 +34,17 @@ class Most(NamedTuple):
 NOTHING = Most(0, 0)
 
 
+class ErrorRule:
+    """How often, or for how long, the same error may come before it ends an attempt."""
+
+    times = SAME_ERROR_TIMES
+    seconds = SAME_ERROR_S
+
+
 class Account:
     """An attempt's calls, tokens and money, and how much of both it may use."""
 
-    def __init__(self, attempt: str, folder: str, prices: Prices) -> None:
+    def __init__(self, attempt: str, folder: str, prices: Prices, rule: ErrorRule) -> None:
         self.attempt = attempt
         self.folder = folder
         self.calls = 0
@@ -56,6 +63,7 @@ class Account:
         self.wedged = ""  # the error that came again and again
         self.last_at = 0.0
         self._prices = prices
+        self._rule = rule
         self._same: tuple[str, float, int] = ("", 0.0, 0)  # an error, since when, how often
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._file = os.open(
@@ -153,7 +161,7 @@ class Account:
         told = f"{call.status} {call.error}".strip()
         self._same = (told, since, times + 1) if told == error else (told, now, 1)
         _, since, times = self._same
-        if times >= SAME_ERROR_TIMES or (times >= FEW and now - since >= SAME_ERROR_S):
+        if times >= self._rule.times or (times >= FEW and now - since >= self._rule.seconds):
             self.wedged = told
 
     def write(self, line: dict[str, Any]) -> None:
@@ -244,13 +252,14 @@ class Accounts:
     """The attempts of a machine by their keys."""
 
     def __init__(self, prices: Prices, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.prices = dict(prices)  # the accounts read this one: it is changed, never replaced
+        self.prices = dict(prices)  # the accounts read these two: they are changed, never replaced
+        self.rule = ErrorRule()
         self._by_key: dict[str, Account] = {}
         self._tell = tell
 
     def open(self, key: str, attempt: str, folder: str) -> Account:
         """An attempt's account; if it was opened before, that one, which this key opens from now on, too."""
-        account = self.of(attempt) or Account(attempt, folder, self.prices)
+        account = self.of(attempt) or Account(attempt, folder, self.prices, self.rule)
         self._by_key[key] = account
         return account
 

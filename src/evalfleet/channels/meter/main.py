@@ -15,7 +15,7 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from .accounts import Account, Accounts
+from .accounts import SAME_ERROR_S, SAME_ERROR_TIMES, Account, Accounts
 from .proxy import MOST_OUT, Proxy, Upstream
 from .sealing import KeyPair, unseal
 
@@ -47,6 +47,8 @@ class Meter:
         self._keeps = bool(orders.get("keep_calls"))
         self._accounts.prices.clear()
         self._accounts.prices.update(orders.get("prices", {}))
+        self._accounts.rule.times = orders.get("same_errors") or SAME_ERROR_TIMES
+        self._accounts.rule.seconds = orders.get("same_error_s") or SAME_ERROR_S
         self._proxy.pass_to(upstreams, self._keeps)
         self._proxy.most_out = orders.get("most_out") or MOST_OUT
 
