@@ -125,6 +125,7 @@ def check_tree(fleet: Fleet, scores: dict[str, float]) -> None:
     assert upload["total_usage"]["gpt-4o"]["completion_tokens"] == 10
     assert upload["total_cost"] is None  # two tasks tell their cost, ten do not
     assert upload["task_step_counts"] == {"measured": 7}
+    assert len(upload["agent_hash"]) == 64
     assert (run / "r.log").is_file()
     assert sorted(path.name for path in (run / "right").iterdir()) == [
         "agent_args.json",

@@ -8,6 +8,7 @@ a tree may be given, down to that of one run.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -28,6 +29,10 @@ from .scores import BY_AGENT, score_of
 RAW, TIMES, UPLOAD = "_RAW_SUBMISSIONS.jsonl", "_WALL_CLOCK_TIMES.jsonl", "_UPLOAD.json"
 LAYOUT = "<benchmark>/<run_id>/<run_id>" + RAW
 MOST_DEEP = 8
+KEPT = ".files"
+"""In a run's folder: what its machines got."""
+BESIDE = ("commit", "agent_hash")
+"""What stands in `_UPLOAD.json` beside `config`."""
 GRADED = ".grading/hal/0"
 """In a run's folder: the calls of HAL's grader, each in a folder called by its number."""
 
@@ -192,6 +197,9 @@ class HalResultWriter:
                 args = args or _json(task.folder / "task/agent_args.json")
         graded = _graded(tasks, tree.lines)
         about = config_of(plan, benchmark, args)
+        digest = str(_table(plan.benchmark_spec.get("spec")).get("digest"))
+        runs = {task.folder.parent.parent for task in tasks}
+        about["agent_hash"] = next((agent_hash(run / KEPT / digest / "hal/agent") for run in runs), None)
         write_tree(target, tree, graded, about)
         said = f"{len(tree.lines)} submissions in {target}"
         if graded is None:
@@ -295,7 +303,7 @@ def _upload(run: str, tree: Tree, graded: Mapping[str, Any], config: Mapping[str
     date = datetime.datetime.fromtimestamp(graded["at"], datetime.UTC).strftime("%Y-%m-%d")
     commit = config.get("commit")
     return {
-        "config": {**{k: v for k, v in config.items() if k != "commit"}, "date": date, "run_id": run},
+        "config": {**{k: v for k, v in config.items() if k not in BESIDE}, "date": date, "run_id": run},
         "results": {
             **_table(graded.get("metrics")),
             "total_cost": total,
@@ -307,12 +315,26 @@ def _upload(run: str, tree: Tree, graded: Mapping[str, Any], config: Mapping[str
         "total_usage": _table(traces.get("total_usage")) or _total_usage(tree),
         "total_cost": total,
         "git_info": {"commit": commit} if commit else None,
-        "agent_hash": None,
+        "agent_hash": config.get("agent_hash"),
         "wall_clock_times": tree.times,
         "task_step_counts": {t: told["step_count"] for t, told in metrics.items() if "step_count" in told},
         "task_metrics": metrics,
         "evalfleet": {"cost": tree.run_cost, "task_costs": tree.costs, "task_usage": tree.usage},
     }
+
+
+def agent_hash(agent: Path) -> str | None:
+    """What HAL calls the hash of an agent: of the names and contents of its files, folder by folder."""
+    if not agent.is_dir():
+        return None
+    total = hashlib.sha256()
+    for above, folders, names in os.walk(agent):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(above, name)
+            total.update(path.relative_to(agent).as_posix().encode())
+            total.update(path.read_bytes())
+    return total.hexdigest()
 
 
 def _total_usage(tree: Tree) -> dict[str, dict[str, int]]:
