@@ -203,6 +203,7 @@ def test_a_grader_that_executes_agents_code_runs_on_a_machine_of_its_own(
     assert not (hal.repo / "graded.jsonl").exists()  # it was not graded here
     (grading,) = fleet.home.glob("r-grading-*")
     assert (grading / "grading/grading.0/answer.json").is_file()
+    assert fleet.task("grading", grading.name)["success"] is True
     events = [record.event for record in fleet.records(grading.name)]
     assert any(isinstance(event, MachineDeleted) for event in events)
     fleet.settled()
