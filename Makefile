@@ -16,6 +16,8 @@ PYTEST := $(BIN)/python -m pytest -rfEs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Microsoft's descriptions of Azure's resources, which are not ours to copy (tests/cloud/test_azure_contracts.py)
 export AZURE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/azure-types))
+# Google's description of its API, which is not ours to copy, either (standins/gce/contract.py)
+export GOOGLE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/google))
 # Microsoft's own command line, which the stand-in for Azure is tried with (standins/tests/azure/test_az.py)
 export AZ ?= $(abspath $(wildcard .venv/az/bin/az))
 
@@ -39,6 +41,7 @@ check: lint
 test: lint system-packages
 	$(BIN)/pyright
 	@[ "$(AZURE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST AZURE'S CONTRACTS: there is no ../shared/contracts" >&2
+	@[ "$(GOOGLE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST GOOGLE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(AZ)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: \`make test-gear\` installs it, 700 MB" >&2
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo

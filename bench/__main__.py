@@ -43,6 +43,8 @@ BENCHES: dict[str, str] = {
     "fuzz": "everything that a host can send, mutated for ten minutes, through to the disk and the terminal",
     "waa-fresh": "Windows back to golden by a thin layer over its disk, beside copying it",
     "azure-fleet": "20 and 100 Azure machines on the stand-in: time until all are ready",
+    "gce-fleet": "20 and 100 Compute Engine machines on the stand-in: time until all are ready",
+    "gce-leak": "the same on Compute Engine: what is left and billed, and lives past the limit",
     "azure-first-run": "an empty region, and deletes that Azure refuses: how soon each is known",
     "hostile": "attacks of attempts on their machine and its neighbours, on each isolation",
     "isolation-cost": "ms that an attempt takes as a user of its own, beside none",

@@ -68,14 +68,14 @@ def measure(quick: bool) -> Result:
     aims: dict[str, Aim] = {}
     for count in sizes:
         fleet = _bring_up(count, boot_s)
-        figures[f"{count}_machines"] = _told(fleet)
+        figures[f"{count}_machines"] = told_of(fleet)
         aims[f"ready_over_slowest_{count}"] = below(rounded(fleet.ready_s / fleet.slowest_s), AIM)
     loaded = figures["imports"]["azure_modules_after_import_of_evalfleet"]
     aims["azure_modules_in_core_import"] = at_most(loaded, 0)
     return Result(BENCH, figures, aims)
 
 
-def _told(fleet: Fleet) -> Figures:
+def told_of(fleet: Fleet) -> Figures:
     return {
         "ready_s": rounded(fleet.ready_s),
         "slowest_vm_s": rounded(fleet.slowest_s),
@@ -106,10 +106,10 @@ def _bring_up(count: int, boot_s: tuple[float, float]) -> Fleet:
         if azure.meters.running() or clouds.left(azure):
             raise RuntimeError(f"left behind: {clouds.left(azure)}")
     created, running = [vm.created_at for vm in vms], [vm.power_since for vm in vms]
-    return Fleet(began, created, running, _ready(told, count), requests, share, load)
+    return Fleet(began, created, running, ready_at(told, count), requests, share, load)
 
 
-def _ready(told: Sequence[Record], count: int) -> list[float]:
+def ready_at(told: Sequence[Record], count: int) -> list[float]:
     """Checks, too, that all are: what did not come up is not fast."""
     found = [record.at / 1e6 for record in told if isinstance(record.event, MachineReady)]
     if len(found) != count:

@@ -70,10 +70,10 @@ def run(quick: bool) -> Result:
 
 def measure(quick: bool) -> Result:
     undisturbed = _crash(Point(0, 0, False))
-    points = _points(QUICK_POINTS if quick else POINTS, undisturbed.requests)
+    chosen = points(QUICK_POINTS if quick else POINTS, undisturbed.requests)
     load = os.getloadavg()[0]
     with ThreadPoolExecutor(TOGETHER) as together:
-        found = list(together.map(_crash, points))
+        found = list(together.map(_crash, chosen))
     died = Counter(each.died_in for each in found)
     names = dict(enumerate(PHASES, 1)) | {len(PHASES) + 1: "after_all"}
     figures: Figures = {
@@ -99,7 +99,7 @@ def measure(quick: bool) -> Result:
     return Result(BENCH, figures, aims)
 
 
-def _points(count: int, requests: Sequence[int]) -> list[Point]:
+def points(count: int, requests: Sequence[int]) -> list[Point]:
     """The phases in turn, so that each gets its share; where in them is chance, from a seed."""
     rng = random.Random(SEED)
     phases = [n % len(PHASES) + 1 for n in range(count)]
@@ -142,7 +142,7 @@ class World:
         cut = Cut(phase, len(PHASES), (point.phase, point.n), point.done, process)
         self._azure.cloud.faults = cut
         process.start()
-        _end(process)
+        end(process)
         if not cut.struck and process.exitcode:
             raise RuntimeError(f"the controller ended with {process.exitcode}")
         died_in = phase.value if cut.struck else len(PHASES) + 1
@@ -157,7 +157,7 @@ class World:
         now = self._azure.clock.now()
         process = self._fork.Process(target=self._life.clean_up, args=(str(self._desk), now, str(answer)))
         process.start()
-        _end(process)
+        end(process)
         if process.exitcode:
             raise RuntimeError(f"reap ended with {process.exitcode}")
         told = json.loads(answer.read_text())
@@ -189,7 +189,7 @@ def _records(azure: StandIn) -> int:
     return len(told.body["value"]) if told.status == 200 else 0
 
 
-def _end(process: BaseProcess) -> None:
+def end(process: BaseProcess) -> None:
     process.join(LIMIT_S)
     if process.is_alive():
         process.kill()

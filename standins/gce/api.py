@@ -570,9 +570,8 @@ class Api:
         if any(each.status != "TERMINATED" for each in used) and call.query.get("forceCreate") != "true":
             message = f"The disk resource '{disk.path}' is already being used by '{disk.users[0]}'"
             raise ApiError(400, "resourceInUseByAnotherResource", message)
-        made = self._new_image(
-            path, body["name"], **{**body, "status": "PENDING", "diskSizeGb": str(disk.gb)}
-        )
+        made = self._new_image(path, body["name"], diskSizeGb=str(disk.gb), status="PENDING")
+        made |= {key: value for key, value in body.items() if key not in made}
         made["labelFingerprint"] = "AAAAAAAAAAE="
 
         async def work() -> None:

@@ -109,6 +109,8 @@ class Instance:
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     gone: bool = False
     booted: asyncio.Task[None] | None = None
+    up_at: float = 0.0
+    """When its system had come up."""
 
     @property
     def path(self) -> str:

@@ -294,6 +294,7 @@ class Instances:
             else:
                 await cloud.machines.power_on(instance.path, instance.inside, fresh_temp_disk=False)
             await cloud.machines.protect(instance.path, firewalls.rules(cloud, instance))
+            instance.up_at = cloud.clock.now()
         except MachineTrouble as err:
             if not instance.gone and instance.status == "RUNNING" and instance.start == start:
                 cloud.troubles.append(err)

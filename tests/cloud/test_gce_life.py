@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from evalfleet.errors import MachineMute, PlaceError
+from evalfleet.errors import MachineMute, PlaceError, RequestError
 from evalfleet.lab import Lab
 from evalfleet.model import AttemptId, Command, Job, Machine, Needs
 from evalfleet.places.gce import GcePlace
-from evalfleet.ports import Fence
+from evalfleet.ports import Estate, Fence
 from evalfleet.testing.harness import find, raised
 from standins.gce import Hosts, StandIn
-from tests.cloud.gce_places import FAST, machine_id, offer, place
+from tests.cloud.gce_places import FAST, HOME, machine_id, offer, place
 from tests.waiting import PATIENCE_S, until_async, until_seen
 
 CANNOT = Lab.missing()
@@ -213,6 +213,50 @@ def test_a_machine_without_a_public_address_is_reached_from_inside(google: Stand
         use(google, tmp_path, work, public_ip=False, ssh_from=())
     finally:
         google.cloud.clients_are_inside = False
+
+
+def test_a_machine_becomes_an_image_and_others_are_made_from_it(google: StandIn, tmp_path: Path) -> None:
+    names: list[str] = []
+
+    async def capture(made: GcePlace) -> None:
+        assert isinstance(made, Estate)
+        seen = await bring_up(made)
+        await says(made, seen, "touch", "kept")
+        rested: list[int] = []
+
+        async def rest() -> None:
+            rested.append(1)
+
+        await made.reserve(ONE, "good")
+        image = await made.capture(seen, "good", rest, lambda _: None)
+        assert rested == [1]
+        assert (image.name, image.state, image.home) == ("good", "ready", HOME)
+        assert await made.capture(seen, "good", rest, lambda _: None) == image, "it may be repeated"
+        await raised(RequestError, made.reserve(machine_id(2), "good"))
+        await raised(RequestError, made.reserve(machine_id(2), "No Name"))
+        names.append(image.setting.split('"')[1])
+        await made.delete(ONE)
+        assert [each.name for each in await made.images()] == ["good"]
+
+    async def use_it(made: GcePlace) -> None:
+        try:
+            seen = await bring_up(made)
+            assert await says(made, seen, "ls", "kept") == "kept"
+        finally:
+            for image in await made.images():
+                await made.drop_image(image)
+        assert not await made.images()
+
+    async def main() -> None:
+        made = place(google, tmp_path, inside=True)
+        try:
+            await capture(made)
+        finally:
+            await made.close()
+
+    with google.hosts.lab.inside():
+        asyncio.run(main())
+    use(google, tmp_path, use_it, image=names[0])
 
 
 def test_virtual_machines_can_run_where_the_benchmark_needs_it(google: StandIn, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ FIGURES = {
     "hostile": {"attacks", "outcomes", "user_touched", "none_touched"},
     "isolation-cost": {"shared_none_ms", "shared_user_ms", "busy_user_more_ms", "counted"},
     "azure-fleet": {"imports", "3_machines", "counted"},
+    "gce-fleet": {"3_machines", "counted"},
+    "gce-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry", "lives_past_limit"},
     "azure-first-run": {"deployments_canary", "deployments_at_once", "refused_delete_told", "counted"},
     "hal-overhead": {"cpu_s_a_task", "s_a_task", "counted"},
     "hal-fleet": {"lines", "scores", "machines_left", "counted"},
@@ -73,6 +75,8 @@ AGAINST = {
     "hostile": set[str](),
     "isolation-cost": set[str](),
     "azure-fleet": set[str](),
+    "gce-fleet": set[str](),
+    "gce-leak": set[str](),
     "azure-first-run": {"ideal"},
     "hal-overhead": {"hal_local_runner"},
     "hal-fleet": set[str](),
@@ -88,6 +92,7 @@ NEED_LAB = (
     "waa-154",
     "waa-faults",
     "azure-fleet",
+    "gce-fleet",
 )
 NEED_CHECKOUT = () if os.environ.get("WAA_CHECKOUT") else ("waa-faults",)
 
@@ -102,6 +107,7 @@ def bench(*words: str, scratch: Path) -> subprocess.CompletedProcess[str]:
 NIGHTLY = (
     *NEED_LAB,
     "azure-leak",
+    "gce-leak",
     "azure-first-run",
     "budget-overshoot",
     "dashboard",

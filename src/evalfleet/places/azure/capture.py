@@ -2,26 +2,20 @@
 
 Each step is found done or not by what Azure says, so that whoever comes after a crash goes on. Generalized,
 not specialized: only so does a machine that is made from it take a user, keys and a host key of its own.
-
-Before its disk becomes an image, what makes the machine itself goes, secrets too. All that could be a secret
-goes with the first part of that (CLEAN), which ends what we run there. The second (SEAL) shuts us out. So it
-comes last, runs to its end whoever leaves, and may be taken for done where a machine that has got so far does
-not let us in any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shlex
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.clock import pauses
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
+from evalfleet.places.vm.cleaning import clean, seal
 from evalfleet.places.vm.ssh_access import SshAccess, address_of
 from evalfleet.ports import Image
 
@@ -36,43 +30,10 @@ from .region_network import RegionNetwork, check_ours
 from .settings import AzureSettings
 from .template import COMPUTE, GALLERIES, RESOURCES
 
-if TYPE_CHECKING:
-    from evalfleet.channels.ssh.hosts import SshHost
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 15.0
 MADE_S = 900.0
 COPIED_S = 4 * 3600.0
 GONE_S = 900.0
-CLEAN = r"""
-set -eu
-home=$(getent passwd "$1" | cut -d: -f6)
-for each in "$home"/.evalfleet/*/*/supervisor.pid; do
-  if [ -e "$each" ]; then read -r pid _ <"$each" || true; kill -9 "$pid" 2>/dev/null || true; fi
-done
-rm -rf "$home/.evalfleet"
-for each in "$home" /root; do
-  rm -rf "$each/.docker/config.json" "$each/.azure" "$each/.aws" "$each/.config/gcloud" "$each/.netrc" \
-    "$each/.git-credentials" "$each/.cache" "$each"/.ssh/id_* "$each"/.*_history
-done
-if command -v apt-get >/dev/null; then apt-get clean || true; fi
-if command -v cloud-init >/dev/null; then cloud-init clean --logs; fi
-rm -rf /var/log/journal/*
-find /var/log -xdev -type f -exec truncate -s 0 {} +
-find /tmp /var/tmp -xdev -mindepth 1 -delete 2>/dev/null || true
-: >/etc/machine-id
-fstrim / 2>/dev/null || true
-df -Pk / | awk 'NR == 2 { print $3 }'
-"""
-SEAL = r"""
-trap "" HUP INT TERM PIPE
-exec </dev/null >/dev/null 2>&1
-home=$(getent passwd "$1" | cut -d: -f6)
-if command -v waagent; then waagent -force -deprovision; fi
-rm -rf /var/lib/waagent/*
-rm -f /etc/ssh/ssh_host_* /etc/sudoers.d/90-cloud-init-users
-rm -f /root/.ssh/authorized_keys "$home/.ssh/authorized_keys"
-sync
-"""
 Rest = Callable[[], Awaitable[None]]
 """Brings the benchmark on the machine to rest."""
 Tell = Callable[[str], None]
@@ -189,9 +150,9 @@ class ImageGallery:
                 await rest()
                 await self._merge_tags(vm.id, {RESTED: image})
             if tags.get(CLEANED) != image:
-                gb = await _clean(self._access.host_home(machine, address).host, user)
+                gb = await clean(self._access.host_home(machine, address).host, user)
                 await self._merge_tags(vm.id, {CLEANED: image, SIZE: f"{gb:.1f}"})
-            await _seal(self._access.host_home(machine, address).host, user)
+            await seal(self._access.host_home(machine, address).host, user)
         except (HostDown, HostLost, HostRefused) as err:
             if tags_in(await self._vm(machine)).get(CLEANED) != image:
                 raise _cannot(machine, str(err)) from err
@@ -284,34 +245,6 @@ class ImageGallery:
 
 def _cannot(machine: MachineId, why: str) -> PlaceError:
     return PlaceError(f"{machine} cannot be captured: {why}", transient=False, scope="machine")
-
-
-async def _clean(host: SshHost, user: str) -> float:
-    """Remove all but our way in. Returns the GB in use on its disk. Raises as hosts do, and PlaceError."""
-    said = await _run(host, f"sudo -n sh -c {shlex.quote(CLEAN)} clean {shlex.quote(user)}")
-    try:
-        return int(said.split()[-1]) / (1 << 20)
-    except (ValueError, IndexError):
-        raise PlaceError(
-            f"{host.name}: it did not tell what its disk has in use", transient=False, scope="machine"
-        ) from None
-
-
-async def _seal(host: SshHost, user: str) -> None:
-    """Remove our way in. Raises as `_clean` does."""
-    await _run(host, f"sudo -n setsid --wait sh -c {shlex.quote(SEAL)} seal {shlex.quote(user)}")
-
-
-async def _run(host: SshHost, command: str) -> str:
-    from evalfleet.channels.ssh.hosts import converse
-
-    async with host.process(command) as process:
-        said, errors = await converse(process)
-        status = process.exit_status
-    if status != 0:
-        told = errors.decode("utf-8", "replace").strip()[-300:] or f"exit status {status}"
-        raise PlaceError(f"{host.name} cannot be cleaned: {told}", transient=False, scope="machine")
-    return said.decode("utf-8", "replace")
 
 
 @contextmanager

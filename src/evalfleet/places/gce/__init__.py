@@ -11,6 +11,7 @@
     inventory.py      what exists, by a few lists over all zones
     firewall.py       who may connect to our machines
     lifecycle.py      instances made, started, stopped and taken down; their host keys
+    capture.py        a machine becomes an image of the project
     leftovers.py      what evalfleet has left anywhere, by labels alone, and how it is deleted
     preflight.py      what would be made, and what can be checked before money is spent
 

@@ -46,6 +46,7 @@ class Vm(Struct, frozen=True):
     started_at: float | None
     """When it was last started."""
     label_fingerprint: str
+    labels: Mapping[str, str]
 
 
 class Preemption(Struct, frozen=True):
@@ -125,6 +126,7 @@ def vm_of(shown: Json) -> Vm:
         created=str(shown.get("creationTimestamp", "")),
         started_at=moment(shown.get("lastStartTimestamp")),
         label_fingerprint=str(shown.get("labelFingerprint", "")),
+        labels={key: str(value) for key, value in table(shown.get("labels")).items()},
     )
 
 

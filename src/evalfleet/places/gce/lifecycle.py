@@ -132,16 +132,22 @@ class VmLifecycle:
                 scope="place",
             )
 
-    async def start(self, vm: Vm, machine: MachineId, ends_at: float, labels: Mapping[str, str]) -> Vm:
+    async def start(
+        self, vm: Vm, machine: MachineId, ends_at: float, labels: Mapping[str, str], *, stops: bool
+    ) -> Vm:
         """Start an instance that is stopped, with a new end: only now can that be set."""
-        stops = scheduling(ends_at, spot=vm.spot, stops=True)
-        await self._client.change("POST", f"{vm.path}/setScheduling", stops)
-        body = {"labels": dict(labels), "labelFingerprint": vm.label_fingerprint}
-        await self._client.change("POST", f"{vm.path}/setLabels", body)
+        limit = scheduling(ends_at, spot=vm.spot, stops=stops)
+        await self._client.change("POST", f"{vm.path}/setScheduling", limit)
+        await self.mark(vm, labels)
         await self._client.change("POST", f"{vm.path}/start")
         running = await self.until_running(machine)
         await self._check_end(running, ends_at)
         return running
+
+    async def mark(self, vm: Vm, labels: Mapping[str, str]) -> None:
+        """Give an instance these labels, in place of those that it has."""
+        body = {"labels": dict(labels), "labelFingerprint": vm.label_fingerprint}
+        await self._client.change("POST", f"{vm.path}/setLabels", body)
 
     async def again(self, machine: MachineId, step: str) -> Vm:
         """Reset it, or stop it and start it, perhaps on other hardware. Its end stays where it is."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME, safe_name
 from evalfleet.places.vm.place import VmPlace, check_installed
 from evalfleet.places.vm.ssh_access import SshKeys, SshLogin
-from evalfleet.ports import Belonging, Check, Made, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
 
 from . import leftovers, preflight, prices
 from .answers import GoogleFault, as_refusal, refusal
+from .capture import ProjectImages
 from .client import ComputeClient, ComputeEndpoint
 from .firewall import Firewall
 from .inventory import Inventory, Snapshot, Vm
@@ -60,6 +61,9 @@ class GcePlace(VmPlace, Preflight):
         self._firewall = Firewall(self._client, name, settings, context.home_id or NO_HOME)
         self._inventory = Inventory(self._client, context.home_id)
         self._lifecycle = VmLifecycle(self._client, self._inventory, keys, context.home_id)
+        self._images = ProjectImages(
+            self._client, self._inventory, self._lifecycle, self._access, settings, account, context.home_id
+        )
         self._nested = bool(settings.nested)
         """Are machines to run virtual machines? Set by the settings, or by a benchmark that needs it."""
 
@@ -126,7 +130,8 @@ class GcePlace(VmPlace, Preflight):
                     raise PlaceError(why, transient=False, scope="machine")
                 await self._firewall.ensure()
                 ends_at = end_of(self._client.now(), until)
-                return await self._lifecycle.start(vm, machine, ends_at, self._labels(machine, until))
+                labels, stops = self._labels(machine, until), self._kind == "pool"
+                return await self._lifecycle.start(vm, machine, ends_at, labels, stops=stops)
             return await self._lifecycle.until_running(machine)
         except GoogleFault as fault:
             region = region_of(offer.region)
@@ -277,6 +282,30 @@ class GcePlace(VmPlace, Preflight):
     async def reap(self, belonging: Belonging) -> None:
         with as_refusal(belonging.machine):
             await leftovers.reap(self._client, belonging)
+
+    # -- images --------------------------------------------------------------------------------
+
+    async def reserve(self, machine: MachineId, image: str) -> None:
+        with as_refusal(f"image {image}"):
+            await self._images.reserve(machine, image)
+
+    async def capture(
+        self,
+        machine: Machine,
+        image: str,
+        rest: Callable[[], Awaitable[None]],
+        tell: Callable[[str], None],
+    ) -> Image:
+        with as_refusal(f"image {image}"):
+            return await self._images.capture(machine, image, rest, tell)
+
+    async def images(self) -> Sequence[Image]:
+        with as_refusal("images cannot be seen"):
+            return await self._images.all()
+
+    async def drop_image(self, image: Image) -> None:
+        with as_refusal(f"image {image.name}"):
+            await self._images.drop(image)
 
     async def close(self) -> None:
         await super().close()
