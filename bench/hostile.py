@@ -55,6 +55,7 @@ LIMIT_S = 20.0
 DEADLINE_S = 120.0
 """Of one attack with its machine, from the request to its deletion, on a busy computer."""
 AT_ONCE = 3
+TRIES = 3
 CHANGING = ("jobs/attack.0", "trash", "beat.json", "supervisor.", "groups", "forgotten", "spares")
 """Of a machine's folder: the attacker's own, and what changes by itself."""
 
@@ -267,11 +268,23 @@ async def _all_tried(chosen: list[Attack], kind: Isolation) -> dict[str, str]:
     return {attack.name: outcome for attack, outcome in zip(chosen, outcomes, strict=True)}
 
 
+class NotBegun(Exception):
+    """The machine or the victim failed before the attack began: that is none of its doing."""
+
+
 async def _tried(attack: Attack, kind: Isolation, nap: str) -> str:
     """`held`, or what it did."""
     if attack.alone and kind == "none":
         return "not_run"
+    for _ in range(TRIES):
+        with contextlib.suppress(NotBegun):
+            return await _tried_once(attack, kind, nap)
+    return "not_run"
+
+
+async def _tried_once(attack: Attack, kind: Isolation, nap: str) -> str:
     found: list[str] = []
+    not_begun: NotBegun | None = None
     with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-", ignore_cleanup_errors=True) as folder:
         place = LocalPlace("local", LocalSettings(), Path(folder))
         machine_id = MachineId("hostile-000000-1")
@@ -288,6 +301,8 @@ async def _tried(attack: Attack, kind: Isolation, nap: str) -> str:
                         await channel.close()
         except TimeoutError:
             found.append("stuck")
+        except NotBegun as err:
+            not_begun = err
         except FleetError:
             found.append("harmed")  # its machine is lost
         try:
@@ -295,6 +310,8 @@ async def _tried(attack: Attack, kind: Isolation, nap: str) -> str:
                 await place.delete(machine_id)
         except (TimeoutError, FleetError):
             found.append("remained")
+    if not_begun is not None:
+        raise not_begun
     if _alive(nap):
         found.append("remained")
     return ", ".join(dict.fromkeys(found)) or "held"
@@ -303,23 +320,11 @@ async def _tried(attack: Attack, kind: Isolation, nap: str) -> str:
 async def _attacked(
     attack: Attack, kind: Isolation, channel: Channel, home: Path, folder: Path, nap: str
 ) -> list[str]:
-    (folder / "grade.py").write_text("print(0)\n")
-    steps = (image_step(ENGINE.settings(), [IMAGE]),) if kind == "container" else ()
-    await channel.prepare(Bundle("b", {"grade.py": str(folder / "grade.py")}, steps))
-    script = (
-        'echo $$ > "$EVALFLEET_OUT/pid"; echo "$KEY" > "$EVALFLEET_OUT/secret"; echo "$KEY" > secret; '
-        'echo "$KEY" > /tmp/secret; echo {} > "$EVALFLEET_OUT/result.json"; echo $KEY; '
-        'until [ -e "$EVALFLEET_OUT/go" ]; do sleep 0.05; done'
-    ).replace("/tmp/secret", '"$EVALFLEET_OUT/tmp"' if kind == "none" else "/tmp/secret")
-    victim = AttemptId("victim.0")
-    command = ENGINE.command(kind, script, {"KEY": SECRET, "VICTIM": nap})
-    await channel.start(Job(victim, command, 120.0, "b", isolation=kind))
+    try:
+        pid = await _victim(kind, channel, home, folder, nap)
+    except FleetError as err:
+        raise NotBegun from err
     jobs = home / "jobs"
-    while SECRET.encode() not in (read_file(str(jobs / "victim.0/log")) or b""):  # what it writes last
-        await asyncio.sleep(0.01)
-    pid = (jobs / "victim.0/out/pid").read_text().strip()
-    if kind == "container":
-        pid = _pid_in_container(f"VICTIM={nap}")
     before = _contents(home)
     attacker = AttemptId("attack.0")
     env = {"M": str(home), "V": str(jobs / "victim.0"), "PID": pid, "NAP": nap}
@@ -339,6 +344,28 @@ async def _attacked(
         found = ["not_run"]  # it saw that it was not bounded
     (jobs / "victim.0/out/go").touch()
     return found
+
+
+async def _victim(kind: Isolation, channel: Channel, home: Path, folder: Path, nap: str) -> str:
+    """The pid of a neighbour that runs and has a secret."""
+    (folder / "grade.py").write_text("print(0)\n")
+    steps = (image_step(ENGINE.settings(), [IMAGE]),) if kind == "container" else ()
+    await channel.prepare(Bundle("b", {"grade.py": str(folder / "grade.py")}, steps))
+    script = (
+        'echo $$ > "$EVALFLEET_OUT/pid"; echo "$KEY" > "$EVALFLEET_OUT/secret"; echo "$KEY" > secret; '
+        'echo "$KEY" > /tmp/secret; echo {} > "$EVALFLEET_OUT/result.json"; echo $KEY; '
+        'until [ -e "$EVALFLEET_OUT/go" ]; do sleep 0.05; done'
+    ).replace("/tmp/secret", '"$EVALFLEET_OUT/tmp"' if kind == "none" else "/tmp/secret")
+    victim = AttemptId("victim.0")
+    command = ENGINE.command(kind, script, {"KEY": SECRET, "VICTIM": nap})
+    await channel.start(Job(victim, command, 120.0, "b", isolation=kind))
+    jobs = home / "jobs"
+    while SECRET.encode() not in (read_file(str(jobs / "victim.0/log")) or b""):  # what it writes last
+        await asyncio.sleep(0.01)
+    pid = (jobs / "victim.0/out/pid").read_text().strip()
+    if kind == "container":
+        pid = _pid_in_container(f"VICTIM={nap}")
+    return pid
 
 
 def _pid_in_container(variable: str) -> str:
