@@ -313,6 +313,28 @@ def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) ->
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
+DOCKER = """#!/bin/sh
+case "$1 $*" in
+  network*Subnet*) echo 127.0.0.0/8 ;;
+  run*) while [ "$1" != tiny ]; do shift; done; shift; exec "$@" ;;
+esac
+"""
+
+
+def test_the_gateway_of_dockers_own_bridge_is_known_though_docker_does_not_tell_it(
+    fleet: Fleet, models: Served
+) -> None:
+    """As the daemon does from its installation to its next start. This one has no network of its own."""
+    (fleet.folder / "bin").mkdir()
+    (fleet.folder / "bin/docker").write_text(DOCKER)
+    (fleet.folder / "bin/docker").chmod(0o755)
+    fleet.environ["PATH"] = f"{fleet.folder}/bin:{fleet.environ['PATH']}"
+    image = {"image": "tiny", "container": {"engine": "docker"}}
+    metered(fleet, models, [task("a", "call(); score(1)")], **image)
+    assert fleet.run("--attempts", "1").code == 0, fleet("logs", "r", "a").out
+    assert len(calls_of(fleet, "a.0")) == 1
+
+
 BASH_AGENT = r"""
 url=${OPENAI_BASE_URL#http://}; place=${url%%/*}; body='{"model": "any", "messages": []}'
 exec 3<>"/dev/tcp/${place%:*}/${place#*:}" || exit 1

@@ -75,6 +75,10 @@ case "$EVALFLEET_METER $*" in " "*|*" --network=host "*) ;; *)
   for word; do case $word in --network=*) network=${word#--network=} ;; esac; done
   entry=$([ "$engine" = docker ] && echo .IPAM.Config || echo .Subnets)
   gateway=$("$engine" network inspect "$network" --format "{{(index $entry 0).Gateway}}" 2>/dev/null)
+  if [ -z "$gateway" ]; then  # docker tells none of its own bridge until its daemon is started again
+    gateway=$("$engine" network inspect "$network" --format "{{(index $entry 0).Subnet}}" 2>/dev/null |
+      awk -F'[./]' 'NF == 5 { print $1 "." $2 "." $3 "." $4 + 1 }')
+  fi
   if [ -z "$gateway" ]; then echo "its network $network has no way to the meter of model calls"; exit 126; fi
   for key in $(awk 'BEGIN { for (key in ENVIRON)
       if (index(ENVIRON[key], ENVIRON["EVALFLEET_METER"])) print key }'); do
