@@ -178,6 +178,22 @@ def test_failures_that_are_one_and_tasks_that_flipped_lead_to_their_replays(
         page.wait_for_url("**/runs/s/tasks/flips")
 
 
+@pytest.mark.parametrize("size", [PHONE, DESKTOP, WIDE], ids=["phone", "desktop", "wide"])
+def test_an_action_is_drawn_where_it_happened(
+    finished: tuple[Fleet, Dashboard], browser: Browser, size: tuple[int, int]
+) -> None:
+    with looker(browser, finished[1], size) as looks:
+        page = looks.go("/runs/r/tasks/seen?step=2")
+        expect(page.locator(".shot svg.action")).to_have_count(1)
+        box, ring = (page.locator(f".shot {each}").first.bounding_box() for each in ("img", "svg circle"))
+        assert box is not None
+        assert ring is not None
+        scale = min(box["width"] / 640, box["height"] / 400)  # the picture is in the middle of its box
+        left, top = (box["width"] - 640 * scale) / 2, (box["height"] - 400 * scale) / 2
+        middle = ring["x"] + ring["width"] / 2 - box["x"], ring["y"] + ring["height"] / 2 - box["y"]
+        assert middle == pytest.approx((left + 200 * scale, top + 50 * scale), abs=2)
+
+
 def test_the_timeline_zooms_and_leads_to_attempts(
     finished: tuple[Fleet, Dashboard], browser: Browser
 ) -> None:

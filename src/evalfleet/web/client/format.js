@@ -34,7 +34,8 @@ export function percent(share, digits = 1) {
 /** `31 to 47`: an interval beside its rate, which has the sign. */
 export function span(low, high) {
   if (low === null || low === undefined || high === null || high === undefined) return "";
-  return `${(100 * low).toFixed(0)} to ${(100 * high).toFixed(0)}`;
+  const digits = high - low < 0.02 ? 1 : 0;
+  return `${(100 * low).toFixed(digits)} to ${(100 * high).toFixed(digits)}`;
 }
 
 export function bytes(n) {

@@ -124,7 +124,8 @@ class Drawing {
       pen.stroke();
       pen.fillStyle = colours.quiet;
       const text = step < 60_000 ? `${clock(at, at)}:${String(new Date(at).getSeconds()).padStart(2, "0")}` : step >= 86_400_000 ? clock(at, 0).slice(5, 10) : clock(at, at);
-      if (x > this.label + 14 && x < this.width - 16) pen.fillText(text, x, bottom + AXIS / 2 + 1);
+      const half = pen.measureText(text).width / 2;
+      if (x > this.label + half && x < this.width - half) pen.fillText(text, x, bottom + AXIS / 2 + 1);
     }
     pen.strokeStyle = colours.line;
     pen.beginPath();
