@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -41,6 +38,10 @@ def ask(
 
     `direct`: past any proxy, because what an environment says of proxies is not about this computer.
     """
+    import http.client  # here, because it takes a while
+    import urllib.error
+    import urllib.request
+
     until = time.monotonic() + timeout_s
     proxies = [urllib.request.ProxyHandler({})] if direct else []
     try:

@@ -12,7 +12,6 @@ import importlib
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any, Literal, Protocol, cast, get_origin, get_type_hints
 
 import msgspec
@@ -114,8 +113,15 @@ def benchmarks() -> tuple[PlugIn, ...]:
 
 def known(group: Group) -> dict[str, str]:
     """Name -> dotted path of all that is installed; imports nothing. Ours win over others of that name."""
+    from importlib.metadata import entry_points  # here, because it takes a while
+
     others = {entry.name: entry.value for entry in entry_points(group=f"evalfleet.{group}s")}
     return {**others, **BUILT_IN[group]}
+
+
+def is_known(group: Group, name: str) -> bool:
+    """As `name in known(group)`, but ours are found at once."""
+    return name in BUILT_IN[group] or name in known(group)
 
 
 def settings_of(kind: PlaceKind | BenchmarkKind) -> tuple[Setting, ...]:

@@ -17,7 +17,7 @@ from evalfleet.names import hint
 from evalfleet.toml_tables import check_finite, convert
 
 from .config import Config
-from .plugins import PlaceKind, benchmark_kind, known, place_kind
+from .plugins import PlaceKind, benchmark_kind, is_known, known, place_kind
 from .values import as_text
 
 SPOT = "spot"
@@ -89,11 +89,12 @@ def benchmark_source(name: str, config: Config, cwd: Path) -> BenchmarkSource:
         kind = table.pop("kind", "command" if "path" in table else name)
         where = f"{config.path}: [benchmarks.{name}]"
         return _installed_benchmark(name, _kind_name(kind, where), table, config.base, where)
-    installed = known("benchmark")
-    if name not in installed and ":" not in name:
+    if ":" not in name and not is_known("benchmark", name):
         if (cwd / f"{name}.toml").is_file():
             raise RequestError(f"benchmark {name!r} is unknown; did you mean the file {name}.toml?")
-        raise RequestError(f"benchmark {name!r} is unknown; {hint(name, {*config.benchmarks, *installed})}")
+        raise RequestError(
+            f"benchmark {name!r} is unknown; {hint(name, {*config.benchmarks, *known('benchmark')})}"
+        )
     return _installed_benchmark(name, name, {}, cwd, f"benchmark {name!r}")
 
 
@@ -198,15 +199,16 @@ def _installed_benchmark(
 
 
 def _place_source(name: str, config: Config) -> PlaceSource:
-    installed = known("place")
     if name not in config.places:
-        if name not in installed and ":" not in name:
-            raise RequestError(f"place {name!r} is unknown; {hint(name, {*installed, *config.places})}")
+        if ":" not in name and not is_known("place", name):
+            raise RequestError(f"place {name!r} is unknown; {hint(name, {*known('place'), *config.places})}")
         return PlaceSource(name, name, place_kind(name), {}, config.base, f"place {name!r}")
     table = dict(config.places[name])
     where = f"{config.path}: [places.{name}]"
-    if "kind" not in table and name not in installed:
-        raise RequestError(f"{where}: key 'kind' is missing; write one of {', '.join(sorted(installed))}")
+    if "kind" not in table and not is_known("place", name):
+        raise RequestError(
+            f"{where}: key 'kind' is missing; write one of {', '.join(sorted(known('place')))}"
+        )
     kind_name = _kind_name(table.pop("kind", name), where)
     return PlaceSource(name, kind_name, _place_kind_at(kind_name, where), table, config.base, where)
 

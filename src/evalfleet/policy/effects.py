@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from evalfleet.model import Allowance, AttemptId, MachineId, Micros
 from evalfleet.state import AttemptState, MachineState, RunState
@@ -12,45 +13,39 @@ from evalfleet.state import AttemptState, MachineState, RunState
 from .finish import grading_is_due
 
 
-@dataclass(frozen=True, slots=True)
-class BringUp:
+class BringUp(Struct, frozen=True):
     """Create the machine, wait until it is up, set it up, probe it."""
 
     machine: MachineId
 
 
-@dataclass(frozen=True, slots=True)
-class Extend:
+class Extend(Struct, frozen=True):
     """Make the place end the machine at this time, not before."""
 
     machine: MachineId
     expires_at: Micros
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
+class Listen(Struct, frozen=True):
     """The machine is silent: is it gone, or is it our own network? Ask it, and ask others."""
 
     machine: MachineId
 
 
-@dataclass(frozen=True, slots=True)
-class Mend:
+class Mend(Struct, frozen=True):
     """The machine runs but cannot be reached: let its place do this to it, and set it up again."""
 
     machine: MachineId
     step: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunAttempt:
+class RunAttempt(Struct, frozen=True):
     """Start the attempt, or attach to it, and wait for its end."""
 
     attempt: AttemptId
 
 
-@dataclass(frozen=True, slots=True)
-class Allow:
+class Allow(Struct, frozen=True):
     """Tell the attempt's machine what its model calls may use now, or that they get no more."""
 
     attempt: AttemptId
@@ -58,36 +53,31 @@ class Allow:
     refused: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndAttempt:
+class EndAttempt(Struct, frozen=True):
     """Stop the attempt on its machine, because somebody asked for that."""
 
     attempt: AttemptId
 
 
-@dataclass(frozen=True, slots=True)
-class Collect:
+class Collect(Struct, frozen=True):
     """Bring the attempt's artefacts home."""
 
     attempt: AttemptId
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """Stop the machine, and keep its disk."""
 
     machine: MachineId
 
 
-@dataclass(frozen=True, slots=True)
-class TearDown:
+class TearDown(Struct, frozen=True):
     """Delete the machine until it is gone for good."""
 
     machine: MachineId
 
 
-@dataclass(frozen=True, slots=True)
-class GradeAnswers:
+class GradeAnswers(Struct, frozen=True):
     """Let the benchmark grade the answers of the run, all at once."""
 
 

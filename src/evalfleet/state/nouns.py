@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from evalfleet import events as ev
 from evalfleet.cost import billed_usd, idle_usd
@@ -49,18 +50,17 @@ MachinePhase = Literal[
 QueueEntry = tuple[float, int, TaskId]
 
 
-@dataclass(slots=True, eq=False)
-class TaskState:
+class TaskState(Struct, eq=False):
     """One task, and what has become of it."""
 
     task: Task
     index: int  # its place in the plan
     lane: int  # the worker that a static schedule gives it to
     status: TaskStatus = "waiting"
-    attempts: list[AttemptId] = field(default_factory=list[AttemptId])
+    attempts: list[AttemptId] = []
     used: int = 0  # attempts that count against its limit, since it was opened or reopened
     tries: int = 0  # all attempts since then
-    broken_on: list[MachineId] = field(default_factory=list[MachineId])  # another one is tried next
+    broken_on: list[MachineId] = []  # another one is tried next
     lost: bool = False  # a machine that ran it was lost, and that was forgiven
     not_before: Micros = 0  # a retry waits until then
     retrying: bool = False  # it waits among the retries, not among the fresh tasks
@@ -73,8 +73,7 @@ class TaskState:
         return (-(self.task.weight_s or 0.0), self.index, self.task.id)
 
 
-@dataclass(slots=True, eq=False)
-class AttemptState:
+class AttemptState(Struct, eq=False):
     """One try at a task on one machine."""
 
     id: AttemptId
@@ -92,12 +91,11 @@ class AttemptState:
     wanting: Metered | None = None  # what they had used when they asked for more, and nobody has decided
     refused: str = ""  # why they got no more
     untold: bool = False  # its machine does not know yet what was decided
-    grades: list[Grade] = field(default_factory=list[Grade])  # the first one counts
+    grades: list[Grade] = []  # the first one counts
     ending: ev.RunSteered | None = None  # who asked to end it, and why
 
 
-@dataclass(slots=True, eq=False)
-class MachineState:
+class MachineState(Struct, eq=False):
     """One machine of the run or the pool, from its request to its end."""
 
     id: MachineId
@@ -120,20 +118,20 @@ class MachineState:
     condemned_at: Micros | None = None
     stopped_at: Micros | None = None  # since when only what is left of it is billed: disk, address
     gone_at: Micros | None = None
-    timings: dict[str, float] = field(default_factory=dict[str, float])
+    timings: dict[str, float] = {}
     prepared: str = ""  # the digest of the bundle that it was set up with
     good_until: Micros | None = None  # of what was set up there
     setting_up: tuple[str, str] = ("", "")  # the step, and what it says
     step_since: Micros = 0  # when that step began
     closed_usd: float = 0.0  # what it cost until it was stopped or deleted
-    open: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # attempts that run on it
-    uncollected: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # artefacts to fetch
+    open: dict[AttemptId, None] = {}  # attempts that run on it
+    uncollected: dict[AttemptId, None] = {}  # artefacts to fetch
     attempts: int = 0
     scored: int = 0
     streak: int = 0  # how many attempts broke on it in a row
     streak_mark: int = 0  # how many had scored in the run when that began
     silent_since: Micros | None = None
-    mends: list[str] = field(default_factory=list[str])  # each step is tried once in its life
+    mends: list[str] = []  # each step is tried once in its life
     mending_since: Micros | None = None
     cause: Cause | None = None  # why it was given up, if it was not let go
     detail: str = ""
@@ -163,8 +161,7 @@ class MachineState:
         return billed_usd(self.offer, self.billed_at, off) + idle_usd(self.offer, off, now)
 
 
-@dataclass(slots=True)
-class Deadline:
+class Deadline(Struct):
     """When a machine's life must be looked at again. Stale ones are dropped when they surface."""
 
     at: Micros
@@ -174,21 +171,19 @@ class Deadline:
         return (self.at, self.machine) < (other.at, other.machine)
 
 
-@dataclass(slots=True, eq=False)
-class Line:
+class Line(Struct, eq=False):
     """How the machines of one place are heard.
 
     `shared`: all of them by way of one service, so that it may be silent while other places are heard.
     """
 
     shared: bool
-    silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
+    silent: dict[MachineId, None] = {}
     heard_at: Micros = 0  # if it is shared: when a machine of this place was last heard
     stirred_at: Micros = 0  # when a long silence of all of them last ended
 
 
-@dataclass(slots=True)
-class Block:
+class Block(Struct):
     """An offer, or several, that refused us at `at`: until when, how often in a row, and what was said."""
 
     at: Micros
@@ -198,8 +193,7 @@ class Block:
     detail: str
 
 
-@dataclass(slots=True)
-class Refusal:
+class Refusal(Struct):
     """What came of asking for machines of one offer: how often it refused, and what it said last."""
 
     offer: Offer
@@ -209,14 +203,13 @@ class Refusal:
     permanent: bool
 
 
-@dataclass(slots=True)
-class Purse:
+class Purse(Struct):
     """What metered model calls use up of one thing, dollars or tokens."""
 
     spent: float = 0.0  # by attempts that are over
     lost: float = 0.0  # the most that attempts can have used of which nobody will tell; not in `spent`
     reserved: float = 0.0  # allowances of those that are not
-    each: list[float] = field(default_factory=list[float])  # what each attempt used, in order of size
+    each: list[float] = []  # what each attempt used, in order of size
 
     @property
     def taken(self) -> float:
@@ -224,8 +217,7 @@ class Purse:
         return self.spent + self.lost + self.reserved
 
 
-@dataclass(slots=True, eq=False)
-class RunState:
+class RunState(Struct, eq=False):
     """A run, or a pool, as its events have made it, with an index for every question that policy asks."""
 
     plan: Plan = field(default_factory=lambda: Plan(run="", benchmark=""))
@@ -239,48 +231,48 @@ class RunState:
     controller: ev.ControllerStarted = field(default_factory=ev.ControllerStarted)  # the last one
     stop: ev.StopRequested | None = None
     paused: ev.RunSteered | None = None  # nothing is handed out for now
-    steered: list[tuple[Micros, ev.RunSteered | ev.StopRequested]] = field(
-        default_factory=list[tuple[Micros, ev.RunSteered | ev.StopRequested]]
-    )  # what people changed from outside, in order
+    steered: list[
+        tuple[Micros, ev.RunSteered | ev.StopRequested]
+    ] = []  # what people changed from outside, in order
     status: RunStatus = "running"
     ended_at: Micros | None = None
 
-    tasks: dict[TaskId, TaskState] = field(default_factory=dict[TaskId, TaskState])
-    attempts: dict[AttemptId, AttemptState] = field(default_factory=dict[AttemptId, AttemptState])
-    machines: dict[MachineId, MachineState] = field(default_factory=dict[MachineId, MachineState])
+    tasks: dict[TaskId, TaskState] = {}
+    attempts: dict[AttemptId, AttemptState] = {}
+    machines: dict[MachineId, MachineState] = {}
 
     # what waits: fresh tasks by lane, and retries by time. A static schedule has a lane for each worker, a
     # dynamic one for each kind of machine that tasks need: `kinds` are their own needs, and their lane
     kinds: dict[Needs | None, int] = field(default_factory=lambda: {None: 0})
     unsettled: Counter[Needs | None] = field(default_factory=Counter[Needs | None])  # tasks that wait or run
-    fresh: list[list[QueueEntry]] = field(default_factory=list[list[QueueEntry]])
-    retries: list[tuple[Micros, int, TaskId]] = field(default_factory=list[tuple[Micros, int, TaskId]])
+    fresh: list[list[QueueEntry]] = []
+    retries: list[tuple[Micros, int, TaskId]] = []
     counts: Counter[str] = field(default_factory=Counter[str])
 
     # machines by what policy asks of them; dicts, because sets have no order to reproduce
-    coming: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # asked for, not ready yet
-    ready: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
-    audible: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # ready, not silent
-    idle: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # with a free slot
-    silent: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
-    suspects: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # broke all of late
-    mending: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
-    unreachable: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # to be decided about
-    draining: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # takes no more work
-    restarting: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # somebody asked for it
-    replacing: dict[MachineId, None] = field(default_factory=dict[MachineId, None])  # somebody asked for it
-    lines: dict[str, Line] = field(default_factory=dict[str, Line])  # by place
+    coming: dict[MachineId, None] = {}  # asked for, not ready yet
+    ready: dict[MachineId, None] = {}
+    audible: dict[MachineId, None] = {}  # ready, not silent
+    idle: dict[MachineId, None] = {}  # with a free slot
+    silent: dict[MachineId, None] = {}
+    suspects: dict[MachineId, None] = {}  # broke all of late
+    mending: dict[MachineId, None] = {}
+    unreachable: dict[MachineId, None] = {}  # to be decided about
+    draining: dict[MachineId, None] = {}  # takes no more work
+    restarting: dict[MachineId, None] = {}  # somebody asked for it
+    replacing: dict[MachineId, None] = {}  # somebody asked for it
+    lines: dict[str, Line] = {}  # by place
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
-    orphans: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])  # their machine is given up
-    undeleted: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
-    free_lanes: list[int] = field(default_factory=list[int])
-    deadlines: list[Deadline] = field(default_factory=list[Deadline])
+    orphans: dict[AttemptId, None] = {}  # their machine is given up
+    undeleted: dict[MachineId, None] = {}
+    free_lanes: list[int] = []
+    deadlines: list[Deadline] = []
     live_by_offer: Counter[str] = field(default_factory=Counter[str])
-    blocks: dict[str, Block] = field(default_factory=dict[str, Block])
+    blocks: dict[str, Block] = {}
     evictions: Counter[str] = field(default_factory=Counter[str])  # by offer
     forged: Counter[str] = field(default_factory=Counter[str])
     """By offer: machines on which something else answered from the start, since one that was ours."""
-    refusals: dict[str, Refusal] = field(default_factory=dict[str, Refusal])
+    refusals: dict[str, Refusal] = {}
 
     # money: what deleted machines cost, and the most that the others can cost by their expiry
     closed_usd: float = 0.0
@@ -289,7 +281,7 @@ class RunState:
     # what metered model calls have used, and may use; and the attempts that ask for more
     model_usd: Purse = field(default_factory=Purse)
     model_tokens: Purse = field(default_factory=Purse)
-    wanting: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    wanting: dict[AttemptId, None] = {}
     model_refused: str = ""  # why calls were refused for want of money
     budget_told: int = 0  # percent of the budget, as was told last
     metered_calls: int = 0
@@ -305,19 +297,19 @@ class RunState:
     proof_seconds: float = 0.0
     causes: Counter[str] = field(default_factory=Counter[str])
     first_broken: Counter[str] = field(default_factory=Counter[str])
-    canary_breaks: list[str] = field(default_factory=list[str])
+    canary_breaks: list[str] = []
     """Why attempts broke, by causes that are not free, before as many scored as the canary has to."""
     same_failures: Counter[str] = field(default_factory=Counter[str])
     last_failure: str = ""
     uncollected: int = 0
 
     # what is to be graded again, and why grading was given up
-    regrading: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    regrading: dict[AttemptId, None] = {}
     grading_problem: str = ""
 
     # what changed since the engine last looked: only their effects are compared anew
-    touched_machines: dict[MachineId, None] = field(default_factory=dict[MachineId, None])
-    touched_attempts: dict[AttemptId, None] = field(default_factory=dict[AttemptId, None])
+    touched_machines: dict[MachineId, None] = {}
+    touched_attempts: dict[AttemptId, None] = {}
 
     @property
     def scored(self) -> int:

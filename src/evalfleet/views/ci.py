@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree as ET
 
 from .format import clean
 from .tasks import in_order, outcome_word
 
 if TYPE_CHECKING:
+    from xml.etree import ElementTree as ET
+
     from .documents import Results, TaskResult
 
 ANNOTATIONS = 10
@@ -18,6 +19,8 @@ ANNOTATIONS = 10
 def junit(results: Results) -> str:
     """One suite a domain, one case a task: a failed task is a failure, a broken one an error, and a task
     without an outcome is skipped."""
+    from xml.etree import ElementTree as ET  # here, because it takes a while
+
     domains: dict[str, list[TaskResult]] = {}
     for task in results["tasks"]:
         domains.setdefault(task["domain"], []).append(task)
@@ -32,6 +35,8 @@ def junit(results: Results) -> str:
 
 
 def _case(suite: ET.Element, benchmark: str, task: TaskResult) -> None:
+    from xml.etree import ElementTree as ET
+
     seconds = f"{task['duration_seconds'] or 0.0:.3f}"
     name = f"{benchmark}.{task['domain']}" if task["domain"] else benchmark
     case = ET.SubElement(suite, "testcase", name=_text(task["task_id"]), classname=_text(name), time=seconds)
