@@ -25,7 +25,7 @@ CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e tests/
 PLACES := tests/ssh tests/lab tests/cloud tests/waa
 GEAR   := standins/tests
 
-.PHONY: help demo test test-core test-places test-gear system-packages check nightly bench clean lint
+.PHONY: help demo test test-core test-places test-gear system-packages check nightly bench clean lint lint-twice
 .NOTPARALLEL:
 
 help:
@@ -38,14 +38,12 @@ check: lint
 	$(PYTEST) -q -n $(JOBS) -m 'not slow and not nightly' tests/unit
 	$(BIN)/evalfleet sim --seeds 10
 
-test: lint system-packages
-	$(BIN)/pyright
+test: lint-twice system-packages
 	@[ "$(AZURE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST AZURE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(GOOGLE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST GOOGLE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(AZ)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: \`make test-gear\` installs it, 700 MB" >&2
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
-	$(BIN)/evalfleet sim --seeds 300
 
 test-core test-places: .venv/dev system-packages
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $($(shell echo $(@:test-%=%) | tr a-z A-Z))
@@ -90,6 +88,13 @@ lint: .venv/dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# By both checkers of types, at the same time, because each of them uses one core; what is left of the second
+# core's time simulates runs.
+lint-twice: .venv/dev
+	$(BIN)/pyright & pyright=$$!; \
+	$(MAKE) -s lint && $(BIN)/evalfleet sim --seeds 300; lint=$$?; \
+	wait $$pyright && exit $$lint
 
 # The stamps are redone when pyproject.toml changes.
 .venv/core: pyproject.toml | $(BIN)/python

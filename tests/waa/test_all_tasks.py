@@ -56,7 +56,7 @@ def await_ends(arena: Arena, count: int) -> None:
 
 
 @needs_lab
-@pytest.mark.slow
+@pytest.mark.nightly  # what dies and hangs is seen by day in test_runs.py and tests/lab/chaos
 def test_every_task_is_scored_though_machines_die_and_guests_hang(arena: Arena) -> None:
     run = arena.start_run("all", "--task-timeout", "6")
     await_ends(arena, 15)

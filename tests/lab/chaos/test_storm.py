@@ -23,7 +23,7 @@ CALM_S = 2.0
 Undo = Callable[[], None]
 
 
-@pytest.mark.parametrize("round", range(2))
+@pytest.mark.parametrize("round", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_storm(arena: Arena, round: int) -> None:
     """Also of the controller, which is killed and started again in between."""
     arena.run()
