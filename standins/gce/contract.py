@@ -39,6 +39,11 @@ def load(path: Path) -> Contract:
     return Contract(json.loads(path.read_text()))
 
 
+def _is_a(kind: str, value: object) -> bool:
+    """Python's True is an int; JSON's is not."""
+    return isinstance(value, TYPES[kind]) and not (kind in ("integer", "number") and isinstance(value, bool))
+
+
 class Contract:
     """Google's own description of the API."""
 
@@ -83,10 +88,7 @@ class Contract:
         while "$ref" in schema:
             schema = self._schemas[schema["$ref"]]
         kind = schema.get("type", "object")
-        fits = isinstance(value, TYPES[kind]) and not (
-            kind in ("integer", "number") and isinstance(value, bool)
-        )
-        if not fits:
+        if not _is_a(kind, value):
             yield f"{where} is {value!r}, no {kind}"
         elif kind == "object":
             yield from self._object(schema, value, where, sent)

@@ -200,8 +200,9 @@ def summarised(state: RunState) -> RunSummary:
 
 def agent_of(plan: Plan) -> str | None:
     """The agent's name, where the plan has one."""
-    settings: Mapping[str, Any] = (plan.benchmark_spec.get("spec") or {}).get("settings", {})
-    named = plan.agent.get("name") or plan.settings.get("agent") or settings.get("agent")
+    spec: Mapping[str, Any] = plan.benchmark_spec.get("spec") or {}
+    settings: Mapping[str, Any] = spec.get("settings", {})
+    named: object = plan.agent.get("name") or plan.settings.get("agent") or settings.get("agent")
     return str(named) if named else None
 
 

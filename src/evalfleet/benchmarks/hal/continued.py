@@ -43,8 +43,8 @@ def _added(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
     """Money of both runs. What one of them does not know, nobody knows of both."""
     total = dict(later)
     for key in ("machines_usd", "models_usd"):
-        both = (earlier.get(key), later.get(key))
-        total[key] = sum(both) if all(isinstance(usd, int | float) for usd in both) else None
+        known = [usd for usd in (earlier.get(key), later.get(key)) if isinstance(usd, int | float)]
+        total[key] = sum(known) if len(known) == 2 else None
     total["per_task_usd"] = None
     return total
 

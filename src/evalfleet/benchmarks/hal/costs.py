@@ -7,14 +7,14 @@ import operator
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
 TABLE = "hal/utils/weave_utils.py"
 _PRICES, _CACHED = "MODEL_PRICES_DICT", "CACHED_PRICE_OVERRIDES"
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Div: operator.truediv,
+    ast.Div: lambda one, other: one / other,
     ast.Mult: operator.mul,
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -54,8 +54,9 @@ def price_table(repo: Path) -> Mapping[str, ModelPrice]:
     cached = tables.get(_CACHED, {})
     found = dict[str, ModelPrice]()
     for model, row in tables.get(_PRICES, {}).items():
-        if isinstance(row, dict) and isinstance(row.get("prompt_tokens"), int | float):
-            into, out = float(row["prompt_tokens"]), float(row.get("completion_tokens") or 0.0)
+        prices = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+        if isinstance(prices.get("prompt_tokens"), int | float):
+            into, out = float(prices["prompt_tokens"]), float(prices.get("completion_tokens") or 0.0)
             again = cached.get(model)
             found[model] = ModelPrice(into, out, float(again) if isinstance(again, int | float) else into)
     return found

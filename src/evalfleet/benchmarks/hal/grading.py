@@ -69,9 +69,10 @@ class FileGrader:
             if not answer.wanted:
                 continue
             submission = submission_of(answer)
-            told = submission[answer.task.id]
-            if isinstance(told, dict) and "answer" in told:
-                told = cast("dict[str, Any]", told)["answer"]
+            told: object = submission[answer.task.id]
+            if isinstance(told, dict):
+                fields = cast("dict[str, object]", told)
+                told = fields.get("answer", fields)
             right = tasks[answer.task.id]["answer"]
             is_right = told == right or str(told).strip() == str(right).strip()
             error = error_of(answer.task.id, submission)

@@ -55,7 +55,9 @@ class Meter:
     def _take_orders(self, asked: dict[str, Any]) -> str:
         """What is wrong with them, in one line; if nothing is, they hold from now on."""
         try:
-            hidden = json.loads(unseal(asked["sealed"], self._pair)) if "sealed" in asked else {}
+            hidden: dict[str, Any] = (
+                json.loads(unseal(asked["sealed"], self._pair)) if "sealed" in asked else {}
+            )
         except ValueError as error:
             return str(error)
         orders = {**asked, **hidden}

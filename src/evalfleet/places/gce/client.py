@@ -301,7 +301,7 @@ class GoogleLogin:
             except (exceptions.TransportError, exceptions.TimeoutError) as err:
                 raise no_answer("no token can be had now", err, "NoToken") from err
             except exceptions.GoogleAuthError as err:
-                if err.retryable:
+                if getattr(err, "retryable", False):
                     raise no_answer("no token can be had now", err, "NoToken") from err
                 raise GoogleFault(401, (Problem("NoCredentials", _first_line(err)),)) from err
             headers: dict[str, str] = {}

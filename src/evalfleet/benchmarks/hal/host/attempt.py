@@ -244,8 +244,8 @@ def find_usage(value: Any, answers: dict[str, tuple[str, dict[str, int]]], depth
         if isinstance(name, str) and isinstance(model, str) and usage:
             answers[name] = (model, usage)
             return
-    inside: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in inside:
+    inside: Any = table(value).values() if isinstance(value, dict) else value
+    for each in inside if isinstance(value, (dict, list)) else ():
         find_usage(each, answers, depth + 1)
 
 

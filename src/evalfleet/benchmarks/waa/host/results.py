@@ -21,6 +21,7 @@ from .shell import Failed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
     from .docker import Docker
 
@@ -108,10 +109,10 @@ class LiveTrajectory:
 def picture_of(line: bytes) -> str:
     """The name of the screenshot of a step; empty if it has none, or an odd one."""
     try:
-        step = json.loads(line)
-    except ValueError:
+        step: Any = json.loads(line)
+        name: Any = step["screenshot"]
+    except (ValueError, KeyError, TypeError):
         return ""
-    name = step.get("screenshot") if isinstance(step, dict) else None
     return name if isinstance(name, str) and _PICTURE.fullmatch(name) else ""
 
 
