@@ -329,7 +329,7 @@ def test_the_gateway_of_dockers_own_bridge_is_known_though_docker_does_not_tell_
     (fleet.folder / "bin/docker").write_text(DOCKER)
     (fleet.folder / "bin/docker").chmod(0o755)
     fleet.environ["PATH"] = f"{fleet.folder}/bin:{fleet.environ['PATH']}"
-    image = {"image": "tiny", "container": {"engine": "docker"}}
+    image: dict[str, Any] = {"image": "tiny", "container": {"engine": "docker"}}
     metered(fleet, models, [task("a", "call(); score(1)")], **image)
     assert fleet.run("--attempts", "1").code == 0, fleet("logs", "r", "a").out
     assert len(calls_of(fleet, "a.0")) == 1
