@@ -73,8 +73,8 @@ def kept_token(home: Path, read_only: bool) -> str:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as new:
                 new.write(secrets.token_urlsafe(24))
-        token = file.read_text("utf-8")
-        if len(token) == TOKEN_LENGTH and file.stat().st_mode & 0o077 == 0:
+        token, status = file.read_text("utf-8"), file.stat()
+        if len(token) == TOKEN_LENGTH and status.st_mode & 0o077 == 0 and status.st_uid == os.getuid():
             return token
     except (OSError, UnicodeError):
         pass  # a home that cannot be written, or a file that others can read: a token for this time only
