@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import re
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from evalfleet.model import Needs
 from evalfleet.places.ssh.examination import missing
 from tests.desk import Desk
 
-from .fleet import HOME_ID, Fleet, Sshd, bring_up, fleet, keygen
+from .fleet import HOME_ID, Fleet, bring_up, fleet, keygen
 
 BENCH = """\
 name = "b"
@@ -209,7 +208,7 @@ def test_tasks_that_need_more_go_to_hosts_that_have_it_and_the_others_anywhere(
     strangers: Fleet, tmp_path: Path
 ) -> None:
     strangers.learn()
-    _give_gpu(strangers.hosts[1])
+    strangers.hosts[1].give_tool("nvidia-smi", "echo NVIDIA A100")
     folder = tmp_path / "f"
     folder.mkdir()
     tasks = [f"{{id = 'plain_{n}'}}" for n in range(6)] + [
@@ -229,19 +228,6 @@ def test_tasks_that_need_more_go_to_hosts_that_have_it_and_the_others_anywhere(
     assert "no host of lab does for some tasks; 3 hosts" in said
     assert "less than 2 GPUs" in said
     assert len(re.findall(r"plain_\d on \S+: pass", said)) == 6, "what can be run is run"
-
-
-def _give_gpu(host: Sshd) -> None:
-    """A host with NVIDIA's tool, which lists one. It is the first directive of its kind that counts."""
-    tools = host.folder / "bin"
-    tools.mkdir()
-    (tools / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA A100\n")
-    (tools / "nvidia-smi").chmod(0o755)
-    config = host.folder / "sshd_config"
-    home = f"SetEnv HOME={host.home}"
-    config.write_text(config.read_text().replace(home, f"{home} PATH={tools}:{os.environ['PATH']}"))
-    host.stop()
-    host.start()
 
 
 def test_what_a_host_lacks_is_named() -> None:

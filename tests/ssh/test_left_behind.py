@@ -117,6 +117,24 @@ async def test_what_a_task_left_in_the_home_of_a_lent_host_is_told(
         shutil.rmtree(home / ".ssh", ignore_errors=True)
 
 
+async def test_a_crontab_that_a_task_has_changed_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with fleet(tmp_path, 1) as hosts:
+        hosts.hosts[0].give_tool("crontab", f"cat {tmp_path}/crontab")
+        (tmp_path / "crontab").write_text("@daily back-up\n")
+        async with machine(hosts) as (*_, channel):
+            await channel.start(shell(JOB, "true"))
+            await channel.ended(JOB)
+        assert "not as it was" not in caplog.text
+        async with machine(hosts) as (*_, channel):
+            await channel.start(shell(JOB, f"echo '@reboot evil' >>{tmp_path}/crontab"))
+            await channel.ended(JOB)
+    (told,) = [record.getMessage() for record in caplog.records if "not as it was" in record.getMessage()]
+    assert "changed: crontab" in told
+
+
 async def test_files_that_stop_coming_are_given_up(
     hosts: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
