@@ -192,6 +192,18 @@ def test_the_money_of_an_attempt_that_broke_is_counted(fleet: Fleet, models: Ser
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
+def test_the_money_of_an_attempt_that_was_cancelled_is_counted(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task("a", "call(); call(); gate('never')"), task("b", "call(); score(1)")])
+    run = fleet.start_run("--workers", "2")
+    fleet.started("a.0")
+    until(lambda: models.sums()["calls"] == 3)
+    assert fleet("cancel", "r").code == 0
+    assert run.wait().code == 130
+    results = fleet.results()
+    assert results["cost"]["models_usd"] == pytest.approx(models.usd(), abs=1e-6)
+    assert results["models"]["by_cause"]["cancelled"] == pytest.approx(models.usd() * 2 / 3, abs=1e-6)
+
+
 def test_a_meter_that_is_killed_breaks_its_attempts_and_the_next_ones_get_another(
     fleet: Fleet, models: Served
 ) -> None:
@@ -498,6 +510,7 @@ def test_the_report_tells_what_retries_and_models_cost(fleet: Fleet, models: Ser
     report = fleet("report", "r").out
     assert "2 model calls were metered" in report
     assert "went to attempts that did not decide" in report
+    assert "Attempts were not isolated: an agent that is root could have read the key" in report
 
 
 def test_an_agent_that_goes_round_the_meter_is_noticed(fleet: Fleet, models: Served) -> None:

@@ -22,6 +22,7 @@ from google import genai
 
 from evalfleet.channels import meter
 from standins.models import Models
+from tests.pythons import python_3_8
 from tests.waiting import until_seen
 
 FOLDER = Path(meter.__file__).parent
@@ -87,7 +88,9 @@ class Metered:
 
 
 @asynccontextmanager
-async def metered(tmp_path: Path, models: Models, **orders: Any) -> AsyncIterator[Metered]:
+async def metered(
+    tmp_path: Path, models: Models, python: str = sys.executable, **orders: Any
+) -> AsyncIterator[Metered]:
     folder = tmp_path / "meter"
     folder.mkdir(mode=0o700)
     upstreams = {
@@ -97,7 +100,7 @@ async def metered(tmp_path: Path, models: Models, **orders: Any) -> AsyncIterato
         "gemini": {"url": models.url, "key": models.key, "header": "x-goog-api-key"},
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", str(FOLDER), stdin=-1, stdout=-1, cwd=tmp_path
+        python, "-I", "-S", str(FOLDER), stdin=-1, stdout=-1, cwd=tmp_path
     )
     try:
         assert process.stdin is not None
@@ -144,8 +147,14 @@ async def _every_kind_of_call(it: Metered) -> None:
         pass
 
 
+@pytest.mark.parametrize("python", [sys.executable, python_3_8()], ids=["this Python", "Python 3.8"])
 @pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession")
-def test_the_vendors_own_clients_work_and_every_token_served_is_counted(tmp_path: Path) -> None:
+def test_the_vendors_own_clients_work_and_every_token_served_is_counted(
+    tmp_path: Path, python: str | None
+) -> None:
+    if python is None:
+        pytest.skip("NO TEST OF THE METER ON PYTHON 3.8: there is none here")
+
     async def test(it: Metered) -> None:
         await _every_kind_of_call(it)
         state, served = await it.state(), it.models.served
@@ -158,7 +167,7 @@ def test_the_vendors_own_clients_work_and_every_token_served_is_counted(tmp_path
         assert state["usd"] == pytest.approx(sum(line["usd"] for line in it.ended()), abs=1e-6)
         assert [line["model"] for line in it.ended()] == ["any"] * 10
 
-    run(test, tmp_path)
+    run(test, tmp_path, python=python)
 
 
 def test_a_call_costs_its_tokens_at_the_models_price(tmp_path: Path) -> None:

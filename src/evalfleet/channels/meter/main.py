@@ -155,6 +155,11 @@ def refusal(orders: dict[str, Any]) -> str:
     return ""
 
 
+async def _serve(orders: dict[str, Any]) -> None:
+    # made here: before Python 3.10 an event belongs to the loop of when it is made
+    await Meter(orders).run(orders.get("listen") or ["127.0.0.1"], orders.get("port", 0))
+
+
 def main(argv: list[str]) -> int:
     """Exit code 2: the orders cannot be carried out; standard error says why in one line."""
     orders = json.loads(sys.stdin.readline())
@@ -162,7 +167,7 @@ def main(argv: list[str]) -> int:
     wrong = refusal(orders)
     if not wrong:
         try:
-            asyncio.run(Meter(orders).run(orders.get("listen") or ["127.0.0.1"], orders.get("port", 0)))
+            asyncio.run(_serve(orders))
             return 0
         except OSError as error:
             wrong = f"the meter cannot listen at port {orders.get('port', 0)}: {error}; name another or none"
