@@ -84,7 +84,7 @@ def test_where_it_cannot_be(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> No
     say(fleet, "reap", "--install").refused("no crontab", "--install=github")
     workflow = say(fleet, "reap", "--install=github").out
     assert "run: evalfleet reap" in workflow
-    assert "pip install 'evalfleet[azure,ssh] @ git+https://" in workflow
+    assert "pip install 'evalfleet[azure,gcp,ssh] @ git+https://" in workflow
     assert "\n          AZURE_CLIENT_SECRET: ${{ secrets.AZURE_CLIENT_SECRET }}\n" in workflow
 
 
