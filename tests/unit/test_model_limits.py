@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from evalfleet.events import AttemptEnded, AttemptStarted
-from evalfleet.model import Metered, Metering, ModelApi, Scored
+from evalfleet.model import SECOND, Metered, Metering, Micros, ModelApi, Scored
 from evalfleet.planning.history import known_attempt_usd
+from evalfleet.planning.models import listed_prices
 from evalfleet.policy.allowances import at_once, first_allowance
 from tests.unit.runs import Run
 
@@ -97,3 +99,16 @@ def test_the_first_allowance_is_what_most_attempts_of_earlier_runs_needed(tmp_pa
     allowance = first_allowance(run.state)
     assert allowance is not None
     assert allowance.usd == 8.0
+
+
+def test_listed_prices_are_those_of_the_day() -> None:
+    """OpenAI's o3 became cheaper on 10 June 2025."""
+    before, listed = listed_prices(METERING.apis, at=wall("2025-05-01"))
+    since, _ = listed_prices(METERING.apis, at=wall("2025-07-01"))
+    assert listed.startswith("genai-prices ")
+    assert [before["o3"]["in"], since["o3"]["in"]] == pytest.approx([10e-6, 2e-6])
+    assert since["gpt-4o"] == pytest.approx({"in": 2.5e-6, "cached": 1.25e-6, "out": 10e-6})
+
+
+def wall(day: str) -> Micros:
+    return int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp()) * SECOND
