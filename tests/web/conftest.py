@@ -14,9 +14,14 @@ from tests.web.looking import CHROMIUM, bench, launched
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def chromium() -> None:
     if not os.access(CHROMIUM, os.X_OK):
         pytest.skip(f"THE DASHBOARD'S PAGES ARE NOT TESTED: there is no {CHROMIUM} (Debian's chromium)")
+
+
+@pytest.fixture
+def browser(chromium: None) -> Iterator[Browser]:
+    """One a test: while Playwright is open its loop runs, and no other test could run one of its own."""
     with sync_playwright() as playwright:
         opened = launched(playwright)
         yield opened
@@ -24,7 +29,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[tuple[Fleet, Dashboard]]:
+def finished(tmp_path_factory: pytest.TempPathFactory, chromium: None) -> Iterator[tuple[Fleet, Dashboard]]:
     """Two runs that are over, one of whose tasks is hostile, and a dashboard of them."""
     fleet = Fleet.at(tmp_path_factory.mktemp("pages") / "f")
     bench(fleet)
