@@ -100,9 +100,8 @@ class _Reader:
 
 
 def _supervisor(host: NamespaceHost) -> int:
-    """Its process. Nobody follows yet: there is no other one of ours."""
-    (pid,) = {each.pid for each in host.processes() if any("supervis" in word for word in each.argv)}
-    return pid
+    """Its process: the first of ours. The others are its forks, which wait for jobs to keep."""
+    return min(each.pid for each in host.processes() if any("supervis" in word for word in each.argv))
 
 
 def _share(pid: int, seconds: float) -> float:

@@ -21,6 +21,8 @@ FIGURES = {
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
     "budget-overshoot": {"simulated", "real"},
     "watching": {"machines", "draw_ms", "alerts_look_ms"},
+    "alerts": {"rules", "worst_s", "told_again", "counted"},
+    "follow": {"counted"},
     "dashboard": {"runs_s", "client_gzip_bytes", "tasks_200", "watched", "replayed"},
     "report-html": {"report_cpu_s", "file_MB", "network_requests", "opened"},
     "ls": {"runs", "ls_cpu_s", "ls_wall_s", "first_ls_cpu_s", "verify_all_cpu_s"},
@@ -54,6 +56,8 @@ AGAINST = {
     "startup": {"python_pass", "python_import_argparse"},
     "budget-overshoot": set[str](),
     "watching": set[str](),
+    "alerts": set[str](),
+    "follow": set[str](),
     "dashboard": set[str](),
     "report-html": set[str](),
     "ls": set[str](),
@@ -85,6 +89,7 @@ AGAINST = {
 }
 NEED_LAB = (
     "first-contact",
+    "follow",
     "hal-fleet",
     "ssh-dispatch",
     "ssh-scale",
