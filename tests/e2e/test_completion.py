@@ -43,7 +43,7 @@ def offered(fleet: Fleet, *words: str) -> set[str]:
 
 
 def test_commands_flags_runs_tasks_and_files_are_offered(ran: Fleet) -> None:
-    assert offered(ran, "re") == {"resume", "rerun", "report", "reap", "restart"}
+    assert offered(ran, "re") == {"resume", "rerun", "report", "reap", "restart", "replace"}
     assert offered(ran, "show", "") == {"latest", "r"}
     assert offered(ran, "show", "r", "") == {"a_1", "a_2"}
     assert offered(ran, "show", "--json", "latest", "a_2") == {"a_2"}
