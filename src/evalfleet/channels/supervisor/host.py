@@ -65,12 +65,14 @@ def seconds_to(expiry: dict[str, Any], clock: HostClock = CLOCK, left: float = f
     """Until then. `left` is how long it was known to be at some moment before the last reboot.
 
     After a reboot the wall clock tells, which may have been set back since: but at least as much has passed
-    as the host is up.
+    as the host is up; or, where the steady clock may have gone on (of a container, say), as that tells.
     """
     if expiry["boot"] != clock.boot:
-        most = min(left, float(expiry.get("life", float("inf"))))
+        life = float(expiry.get("life", float("inf")))
+        most = min(left, life)
         if expiry.get("host") == clock.host:
-            most -= clock.steady()
+            set_at, up = float(expiry.get("steady", float("inf"))) - life, clock.steady()
+            most = min(left, life - (up - set_at)) if up >= set_at else most - up
         return min(float(expiry["wall"]) - clock.wall(), most)
     if "steady" not in expiry:  # of an earlier version
         return float(expiry["mono"]) - time.monotonic()
