@@ -100,10 +100,14 @@ def test_every_number_of_a_run_is_that_of_show(finished: tuple[Fleet, Dashboard]
         assert row["cause"] == each["cause"]
         assert row["domain"] == each["domain"]
         assert tables.machines[row["machine"]]["name"] == each["machine"]
-    for machine in shown["machines"]:
+    busy = {row["machine"] for row in tables.attempts.values()}
+    assert busy
+    for machine in shown["machines"]:  # one that was slow to come up may have found nothing left to do
         row = tables.machines[machine["id"]]
         assert row["phase"] == machine["phase"]
-        assert [phase[0] for phase in row["phases"]][-2:] == ["ready", "ending"]
+        phases = [phase[0] for phase in row["phases"]]
+        assert phases[-1] == "ending"
+        assert phases[-2] == "ready" or machine["id"] not in busy
         assert all(phase[2] is not None and phase[1] <= phase[2] for phase in row["phases"])
     attempts = sum(1 for row in tables.attempts.values() if row["outcome"] == "broken")
     assert attempts == sum(shown["causes"].values())

@@ -544,6 +544,10 @@ def test_after_a_reboot_a_wall_clock_that_was_set_back_prolongs_no_life() -> Non
     assert seconds_to({**expiry, "host": "another one that shares our home"}, clock) == 600
     clock.wall_s += 7200 + 300
     assert seconds_to(expiry, clock) == 300
+    clock.steady_s = 5000.0 + 400
+    assert seconds_to(expiry, clock) < 0, "it is up for longer than it had to live"
+    clock.wall_s = 1e9 + 400
+    assert seconds_to(expiry, clock) == 200, "both clocks went on alike, so the steady one was not set anew"
     of_an_earlier_version = {"mono": time.monotonic() + 60, "wall": 0.0, "boot": HostClock().boot}
     assert 59 < seconds_to(of_an_earlier_version) <= 60
 

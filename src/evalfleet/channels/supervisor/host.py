@@ -65,14 +65,16 @@ def seconds_to(expiry: dict[str, Any], clock: HostClock = CLOCK, left: float = f
     """Until then. `left` is how long it was known to be at some moment before the last reboot.
 
     After a reboot the wall clock tells, which may have been set back since: but at least as much has passed
-    as the host is up; or, where the steady clock may have gone on (of a container, say), as that tells.
+    as the host is up. Where both clocks have gone on alike, the steady one was not set anew (of a host that
+    is a namespace, say), and tells how much.
     """
     if expiry["boot"] != clock.boot:
         life = float(expiry.get("life", float("inf")))
         most = min(left, life)
         if expiry.get("host") == clock.host:
-            set_at, up = float(expiry.get("steady", float("inf"))) - life, clock.steady()
-            most = min(left, life - (up - set_at)) if up >= set_at else most - up
+            up, gone = clock.steady(), life - (float(expiry["wall"]) - clock.wall())
+            passed = up - (float(expiry.get("steady", float("inf"))) - life)
+            most = min(left, life - passed) if abs(passed - gone) < 5 else most - up
         return min(float(expiry["wall"]) - clock.wall(), most)
     if "steady" not in expiry:  # of an earlier version
         return float(expiry["mono"]) - time.monotonic()
