@@ -197,6 +197,8 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     queues: bool = False
     """Its machines are jobs of a service and wait for their start there; their life and their billing begin
     when they start."""
+    queue_s: float | None = None
+    """How long its machines are expected to wait there; None: nobody can tell."""
     extendable: bool = True
     """The life of a machine can be made longer, in all up to `max_life_s`."""
     max_life_s: float | None = None

@@ -14,8 +14,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from evalfleet.channels.samples import read_newest
 from evalfleet.events import AttemptEnded, AttemptStarted, BudgetPassed
-from evalfleet.model import Broken
+from evalfleet.model import AttemptId, Broken, MachineId
 from standins.podman import LIMITS, lacking, podman_with
 from tests.e2e.harness import Fleet, processes, task
 from tests.planted import holding, processes_holding
@@ -126,6 +127,12 @@ def written(fleet: Fleet, attempt: str) -> bytes:
     return b"".join(path.read_bytes() for path in found)
 
 
+def noticed(fleet: Fleet, machine: MachineId, attempt: str) -> int | None:
+    """How much an attempt has written, its calls included, as far as the controller was told."""
+    newest = read_newest(fleet.home, machine)
+    return newest.jobs[attempt].written if newest is not None and attempt in newest.jobs else None
+
+
 def meters(fleet: Fleet) -> list[int]:
     return [int(path.read_text().split()[0]) for path in (fleet.home / ".machines").glob("*/meter/pid")]
 
@@ -197,6 +204,9 @@ def test_the_money_of_an_attempt_that_was_cancelled_is_counted(fleet: Fleet, mod
     run = fleet.start_run("--workers", "2")
     fleet.started("a.0")
     until(lambda: models.sums()["calls"] == 3)
+    machine = fleet.state().attempts[AttemptId("a.0")].machine
+    # its log is empty: that it asks its model is all that tells that it works
+    until(lambda: noticed(fleet, machine, "a.0") == len(written(fleet, "a.0")) > 0, "a beat after its calls")
     assert fleet("cancel", "r").code == 0
     assert run.wait().code == 130
     results = fleet.results()

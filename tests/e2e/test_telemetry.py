@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from evalfleet.views.metrics import DURATIONS, FAMILIES, RUN_INFO
+from evalfleet.channels.samples import ENGINE_DOWN, Newest
+from evalfleet.views.metrics import DURATIONS, FAMILIES, RUN_INFO, exposition
 from tests.desk import Process
 from tests.e2e.harness import Fleet, task
+from tests.unit.views_feed import Feed
 from tests.waiting import until
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -132,6 +134,8 @@ def test_prometheus_scrapes_a_run_while_it_goes_on_and_after(fleet: Fleet, tmp_p
         until(lambda: value('evalfleet_run_tasks{run="r",status="scored"}') == 1, "a score, live")
         assert value('evalfleet_run_tasks{run="r",status="running"}') == 1
         assert value('evalfleet_run_info{run="r",model="m\\"1",status="running"}') == 1
+        rate = 'evalfleet_machine_network_bytes_per_second{run="r",direction="received"}'
+        until(lambda: (value(rate) or -1.0) >= 0.0, "a rate over the network, which takes two samples")
         fleet.open_gate("go")
         run.finish()
         until(lambda: value('evalfleet_run_tasks{run="r",status="scored"}') == 2, "the end")
@@ -144,13 +148,39 @@ def test_prometheus_scrapes_a_run_while_it_goes_on_and_after(fleet: Fleet, tmp_p
     assert exporter.wait().code == 130
 
 
-@needs_prometheus
-def test_promtool_finds_no_fault_in_the_metrics(fleet_with_run: Fleet) -> None:
-    text = fleet_with_run("metrics", "r").out
+def check_by_promtool(text: str) -> None:
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+@needs_prometheus
+def test_what_machines_tell_of_network_and_container_engine_is_among_the_metrics() -> None:
+    feed = Feed(tasks=1, machines=3)
+    one, two, three = feed.state.machines
+    loads = {
+        one: Newest(0.5, 0.25, 0.1, received=2e6, sent=0.0, containers=4),
+        two: Newest(0.5, 0.25, 0.1, containers=ENGINE_DOWN),
+        three: Newest(0.5, 0.25, 0.1),
+    }
+    text = exposition([(feed.state, loads)], feed.now)
+    check_by_promtool(text)
+    prefix = "evalfleet_machine_"
+    told = [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
+    assert [line for line in told if not line.startswith("used_ratio")] == [
+        'network_bytes_per_second{run="run1",machine="worker-1",direction="received"} 2000000',
+        'network_bytes_per_second{run="run1",machine="worker-1",direction="sent"} 0',
+        'container_engine_up{run="run1",machine="worker-1"} 1',
+        'container_engine_up{run="run1",machine="worker-2"} 0',
+        'containers{run="run1",machine="worker-1"} 4',
+    ]
+
+
+@needs_prometheus
+def test_promtool_finds_no_fault_in_the_metrics(fleet_with_run: Fleet) -> None:
+    text = fleet_with_run("metrics", "r").out
+    check_by_promtool(text)
     assert 'evalfleet_run_broken_attempts_total{run="r",cause="result"} 2\n' in text
     assert 'evalfleet_attempt_duration_seconds_count{run="r"} 2\n' in text
 

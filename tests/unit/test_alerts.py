@@ -58,13 +58,30 @@ def test_a_machine_that_does_not_become_ready_and_one_that_fetches_its_image_for
     assert set(told(feed)) == {"docker_pull_slow", "container_startup_timeout"}
 
 
-def test_a_machine_that_waits_in_a_queue_for_long() -> None:
+@pytest.mark.parametrize(
+    ("planned_s", "lines", "told_after_s"),
+    [
+        (None, "", 3600),
+        (None, "after_s = 60", 60),
+        (7200.0, "", 7200),
+        (7200.0, "after_s = 60\nfactor = 1.5", 10_800),
+        (0.0, "", 0),
+    ],
+)
+def test_a_machine_that_waits_in_a_queue_for_longer_than_its_place_expects_or_the_rule_says(
+    config: Path, planned_s: float | None, lines: str, told_after_s: int
+) -> None:
+    config.write_text(f"[alerts.queue_longer_than_planned]\n{lines}\n")
+    alerting = load_config(config, config.parent).notify.alerting
     feed = Feed(tasks=4, machines=0)
-    feed.offer = structs.replace(feed.offer, queues=True)
+    feed.offer = structs.replace(feed.offer, queues=True, queue_s=planned_s)
     feed.machine(1, ready=False)
     feed.add(ev.MachineQueued(ONE))
-    feed.wait(3600)
-    assert list(told(feed)) == ["queue_longer_than_planned"]
+    feed.wait(told_after_s - 1)
+    assert told(feed, alerting=alerting) == {}
+    feed.wait(1)
+    (alert,) = told(feed, alerting=alerting)["queue_longer_than_planned"]
+    assert ("2h00m were expected" in alert.text) == (planned_s == 7200)
 
 
 def samples(now: Micros, seconds: int, cpu: float = 0.1, disk: float = 0.1) -> list[Sample]:

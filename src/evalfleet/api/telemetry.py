@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from evalfleet.channels.samples import read_loads
 from evalfleet.errors import JournalError, RequestError
 from evalfleet.http_client import NoAnswer, ask
 from evalfleet.journal import Store, StreamInfo
@@ -25,7 +26,6 @@ from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState
 from evalfleet.version import requirement
 from evalfleet.views.follow import Follower
-from evalfleet.views.live import read_health
 from evalfleet.views.metrics import CONTENT_TYPE, exposition
 from evalfleet.views.results import RunSummary
 from evalfleet.views.spans import Span, trace_id
@@ -71,7 +71,7 @@ class Exporter:
             wanted = [info.name for info, body in stored if self._is_wanted(store, info, body, now)]
             self._followers = {name: self._followers.get(name) or Follower(store, name) for name in wanted}
             states = [state for follower in self._followers.values() if (state := _polled(follower))]
-            return exposition(((state, read_health(home, state.ready)) for state in states), now)
+            return exposition(((state, read_loads(home, state.ready)) for state in states), now)
 
     def _is_wanted(self, store: Store, info: StreamInfo, body: str | None, now: Micros) -> bool:
         """Has it no summary yet, a controller, or an end that is not long ago?"""
@@ -139,7 +139,7 @@ def push(run: Run, gateway: str) -> str:
     if not gateway.startswith(("http://", "https://")):
         raise RequestError("--push wants the address of a Pushgateway, such as http://gateway:9091")
     state = run.state()
-    body = exposition([(state, read_health(run.home, state.ready))], state.last_at).encode()
+    body = exposition([(state, read_loads(run.home, state.ready))], state.last_at).encode()
     path = f"/metrics/job/evalfleet/run/{quote(run.name, safe='')}"
     try:
         answer = ask(gateway.rstrip("/") + path, body, {"Content-Type": CONTENT_TYPE}, timeout_s=PUSH_S)

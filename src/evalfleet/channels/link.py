@@ -63,6 +63,7 @@ class Pulse(Struct):
 
     said: str = ""
     log_bytes: int = 0
+    calls_bytes: int = 0
 
 
 decode_line = msgspec.json.Decoder(Incoming).decode
@@ -87,13 +88,13 @@ MOST_RATE = 1e12
 MOST_CONTAINERS = 100_000
 
 
-def log_sizes(beat: Incoming) -> dict[str, int]:
-    """How much each job that runs there has written to its log."""
+def written_bytes(beat: Incoming) -> dict[str, int]:
+    """How much each job that runs there has written to its log, and the meter to the list of its calls."""
     try:
         pulses = _pulses(beat.jobs)
     except UNREADABLE:
         return {}
-    return {job: pulse.log_bytes for job, pulse in islice(pulses.items(), MOST_JOBS)}
+    return {job: pulse.log_bytes + pulse.calls_bytes for job, pulse in islice(pulses.items(), MOST_JOBS)}
 
 
 def load_of(beat: Incoming) -> Load:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,7 @@ from evalfleet.files import replace
 from evalfleet.model import SECOND, Micros
 from evalfleet.names import safe_name
 
+_Id = TypeVar("_Id", bound=str)
 FOLDER = ".samples"
 SERIES = ".series"
 EVERY_S = 10.0
@@ -31,9 +32,10 @@ TIDY_LINES = 2000
 
 
 class JobOutput(Struct, frozen=True):
-    """How much a job has written to its log, and since when it has not written more."""
+    """How much a job has written, and since when it has not written more."""
 
-    log_bytes: int
+    written: int
+    """Bytes of its log, and of the list of its model calls."""
     grew_at: Micros
 
 
@@ -93,14 +95,15 @@ class Samples:
         self,
         machine: str,
         load: Load,
-        log_bytes: Mapping[str, int] | None = None,
+        written: Mapping[str, int] | None = None,
         now: Micros | None = None,
     ) -> None:
-        """`log_bytes` of the jobs that run there. `now` is the wall clock's, unless a test says so."""
+        """`written`: by each job that runs there, as in `JobOutput`. `now` is the wall clock's, unless a test
+        says so."""
         at = time.time_ns() // 1000 if now is None else now
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
-            jobs = self._outputs(machine, log_bytes or {}, at)
+            jobs = self._outputs(machine, written or {}, at)
             newest = Newest(**load._asdict(), at=at, jobs=jobs)
             replace(self._path(machine), msgspec.json.encode(newest))
             if not 0 <= at - self._kept_at.get(machine, 0) < EVERY_S * SECOND:  # clocks jump both ways
@@ -114,15 +117,15 @@ class Samples:
         with contextlib.suppress(OSError):
             self._path(machine).unlink()
 
-    def _outputs(self, machine: str, log_bytes: Mapping[str, int], at: Micros) -> dict[str, JobOutput]:
+    def _outputs(self, machine: str, written: Mapping[str, int], at: Micros) -> dict[str, JobOutput]:
         before = self._jobs.get(machine)
         if before is None:  # an earlier controller may have seen since when a job is quiet
             newest = read_newest(self._folder.parent, machine)
             before = {} if newest is None else dict(newest.jobs)
         found: dict[str, JobOutput] = {}
-        for job, size in log_bytes.items():
+        for job, size in written.items():
             known = before.get(job)
-            found[job] = known if known is not None and known.log_bytes == size else JobOutput(size, at)
+            found[job] = known if known is not None and known.written == size else JobOutput(size, at)
         self._jobs[machine] = found
         return found
 
@@ -146,6 +149,13 @@ def read_newest(home: Path, machine: str) -> Newest | None:
         return msgspec.json.decode((home / FOLDER / f"{safe_name(machine)}.json").read_bytes(), type=Newest)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def read_loads(home: Path, machines: Iterable[_Id]) -> dict[_Id, Newest]:
+    """What each of these machines has told last, where there is anything that can be read."""
+    if not (home / FOLDER).is_dir():
+        return {}
+    return {machine: newest for machine in machines if (newest := read_newest(home, machine)) is not None}
 
 
 def read_series(home: Path, machine: str, last_bytes: int | None = None) -> list[Sample]:

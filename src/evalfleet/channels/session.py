@@ -22,7 +22,7 @@ from evalfleet.model import (
 from evalfleet.ports import Fence
 
 from .follow import Follows
-from .link import UNREADABLE, Dial, Incoming, Link, Lost, load_of, log_sizes, plain, said_in
+from .link import UNREADABLE, Dial, Incoming, Link, Lost, load_of, plain, said_in, written_bytes
 from .samples import Load
 from .secrecy import Secrets
 
@@ -332,7 +332,7 @@ class Session:
 
     def _on_beat(self, message: Incoming) -> None:
         if self._on_load is not None and not self._fence.looks_on:
-            sizes = {job: size for job, size in log_sizes(message).items() if self.is_ours(job)}
+            sizes = {job: size for job, size in written_bytes(message).items() if self.is_ours(job)}
             self._on_load(load_of(message), sizes)
         if self._set_up_said is not None:
             job, last, tell = self._set_up_said

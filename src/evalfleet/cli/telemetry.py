@@ -29,10 +29,10 @@ def metrics(args: argparse.Namespace) -> int:
     before Prometheus comes by, `evalfleet metrics RUN --push URL` gives them to a Pushgateway.
     """
     from evalfleet.api import runs, telemetry
+    from evalfleet.channels.samples import read_loads
     from evalfleet.errors import RequestError
     from evalfleet.planning.values import parse_duration
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.live import read_health
     from evalfleet.views.metrics import exposition
 
     workspace = Workspace.here()
@@ -43,7 +43,7 @@ def metrics(args: argparse.Namespace) -> int:
     if args.run is not None:
         run = runs.open_run(workspace, args.run)
         state = run.state()
-        print(exposition([(state, read_health(run.home, state.ready))], workspace.now()), end="")
+        print(exposition([(state, read_loads(run.home, state.ready))], workspace.now()), end="")
         return 0
     if not 0 <= args.port <= 65_535:
         raise RequestError(f"--port {args.port} is no port: it must be from 0 to 65535")

@@ -79,7 +79,8 @@ def _stuck(situation: Situation, rule: AlertRule) -> Found:
     for attempt in _running(situation.state):
         known = situation.progress.get(attempt)
         if known is not None and known.idle_s is not None and known.idle_s >= rule.after_s:
-            text = f"{clean(attempt)} has made no step and written nothing for {duration(known.idle_s)}"
+            signs = "no step, no output, no model call"
+            text = f"{clean(attempt)} has made no progress for {duration(known.idle_s)}: {signs}"
             yield attempt, text, situation.state.attempts[attempt].machine, attempt
 
 
@@ -188,9 +189,11 @@ def _queue(situation: Situation, rule: AlertRule) -> Found:
     for machine in situation.state.coming:
         known = situation.state.machines[machine]
         if known.phase == "queued" and known.queued_at is not None:
-            waited = seconds_between(known.queued_at, situation.now)
-            if waited >= rule.after_s:
+            waited, planned = seconds_between(known.queued_at, situation.now), known.offer.queue_s
+            if waited >= (rule.after_s if planned is None else rule.factor * planned):
                 text = f"{clean(known.name)} has waited in its place's queue for {duration(waited)}"
+                if planned is not None:
+                    text += f", where {duration(planned)} were expected"
                 yield machine, text, machine, None
 
 
@@ -227,7 +230,7 @@ CHECKS: dict[str, tuple[Check, AlertRule]] = {
     "docker_pull_slow": (_pull, AlertRule(after_s=300.0)),
     "budget": (_budget, AlertRule()),
     "model_error_repeated": (_model_errors, AlertRule(count=3)),
-    "queue_longer_than_planned": (_queue, AlertRule(after_s=3600.0)),
+    "queue_longer_than_planned": (_queue, AlertRule(after_s=3600.0, factor=1.0)),
     "machines_left": (_left, AlertRule("critical", after_s=1200.0)),
     "run_ended": (_ended, AlertRule("info")),
 }

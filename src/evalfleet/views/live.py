@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalfleet.channels.samples import FOLDER, read_newest
+from evalfleet.channels.samples import read_loads
 from evalfleet.errors import JournalError
 from evalfleet.files import alone_in, changed_at, point, points_to, replace, to_json
 from evalfleet.model import MachineId, Micros, seconds_between
@@ -109,14 +109,9 @@ def _rounded(value: float | None) -> float | None:
 
 def read_health(home: Path, machines: Iterable[MachineId]) -> dict[MachineId, dict[str, float]]:
     """The newest samples of these machines, where there are any that can be read."""
-    folder = home / FOLDER
-    if not folder.is_dir():
-        return {}
-    found = {machine: read_newest(home, machine) for machine in machines}
     return {
         machine: {"cpu": newest.cpu, "memory": newest.memory, "disk": newest.disk}
-        for machine, newest in found.items()
-        if newest is not None
+        for machine, newest in read_loads(home, machines).items()
     }
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from evalfleet.channels.samples import ENGINE_DOWN, Newest
 from evalfleet.model import SECOND, MachineId, Micros
 from evalfleet.state import RunState
 from evalfleet.version import __version__
@@ -17,7 +18,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUCKETS_S = (1, 5, 15, 60, 180, 600, 1200, 1800, 3600, 7200, 14_400)
 """Tasks take seconds in one benchmark and hours in another."""
 
-Health = Mapping[MachineId, Mapping[str, float]]
+Loads = Mapping[MachineId, Newest]
+"""The newest that each machine has told of itself."""
 Labels = Mapping[str, str]
 
 
@@ -49,6 +51,13 @@ FAMILIES = {
     "calls": Family("evalfleet_model_calls_total", "counter", "Metered model calls of attempts that ended."),
     "tokens": Family("evalfleet_model_tokens_total", "counter", "Metered tokens of attempts that ended."),
     "load": Family("evalfleet_machine_used_ratio", "gauge", "CPU, memory and disk in use on a machine."),
+    "network": Family(
+        "evalfleet_machine_network_bytes_per_second", "gauge", "What a machine receives and sends."
+    ),
+    "engine": Family(
+        "evalfleet_machine_container_engine_up", "gauge", "Whether a machine's container engine answers."
+    ),
+    "containers": Family("evalfleet_machine_containers", "gauge", "Containers that run on a machine."),
 }
 DURATIONS = Family(
     "evalfleet_attempt_duration_seconds", "histogram", "How long attempts that were scored took."
@@ -77,15 +86,15 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def exposition(runs: Iterable[tuple[RunState, Health]], now: Micros) -> str:
+def exposition(runs: Iterable[tuple[RunState, Loads]], now: Micros) -> str:
     """The metrics of these runs, for a scrape or a push."""
     lines = _Lines()
-    for state, health in runs:
-        _tell(lines, state, health, now if state.ended_at is None else state.ended_at)
+    for state, loads in runs:
+        _tell(lines, state, loads, now if state.ended_at is None else state.ended_at)
     return "".join(f"{line}\n" for line in lines.text())
 
 
-def _tell(lines: _Lines, state: RunState, health: Health, now: Micros) -> None:
+def _tell(lines: _Lines, state: RunState, loads: Loads, now: Micros) -> None:
     run = {"run": state.plan.run}
 
     def tell(what: str, value: float | None, **labels: str) -> None:
@@ -123,9 +132,16 @@ def _tell(lines: _Lines, state: RunState, health: Health, now: Micros) -> None:
         tell("calls", cost["calls"], model=model)
         for kind, count in cost["tokens"].items():
             tell("tokens", count, model=model, kind=kind)
-    for machine, used in health.items():
-        for resource, share in used.items():
-            tell("load", share, machine=state.machines[machine].name, resource=resource)
+    for machine, load in loads.items():
+        name = state.machines[machine].name
+        for resource, share in (("cpu", load.cpu), ("memory", load.memory), ("disk", load.disk)):
+            tell("load", share, machine=name, resource=resource)
+        for direction, speed in (("received", load.received), ("sent", load.sent)):
+            tell("network", speed, machine=name, direction=direction)
+        if load.containers is not None:
+            is_up = load.containers != ENGINE_DOWN
+            tell("engine", is_up, machine=name)
+            tell("containers", load.containers if is_up else None, machine=name)
 
 
 def _tell_durations(lines: _Lines, run: Labels, seconds: Sequence[float]) -> None:

@@ -32,7 +32,7 @@ class Progress(Struct, frozen=True):
     step: Step | None = None
     """The newest."""
     idle_s: float | None = None
-    """How long ago it last made a step or wrote a line."""
+    """How long ago it last made a step, wrote a line, or began or ended a metered model call."""
     problem: str = ""
     """Why its trajectory cannot be read."""
 

@@ -10,6 +10,7 @@ import time
 
 from .files import job_name, read_file
 from .isolation import Box
+from .metering import calls_bytes
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -376,6 +377,8 @@ class Job:
         told: dict[str, Any] = {"seconds": round(now - self.started, 1), "log_bytes": self.log.size()}
         if self.in_bundle:
             told["said"] = self.log.last_line()
+        if self.metered:
+            told["calls_bytes"] = calls_bytes(self.path)
         return told
 
     def result_bytes(self) -> int:

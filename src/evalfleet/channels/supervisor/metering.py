@@ -254,6 +254,14 @@ class Metering:
                 os.replace(f"{folder}/{name}", f"{job.path}/out/{name}")
 
 
+def calls_bytes(job_path: str) -> int:
+    """The size of the list of a job's calls. It grows when a call begins, and when it ends."""
+    try:
+        return os.stat(f"{job_path}/{FOLDER}/{CALLS}").st_size
+    except OSError:  # it has made none yet
+        return 0
+
+
 def _sums_of(folder: str) -> dict[str, Any]:
     """What a job used, from the list of its calls: its meter is gone. What was in flight is unknown."""
     calls: dict[int, dict[str, Any]] = {}

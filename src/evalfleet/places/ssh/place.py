@@ -347,9 +347,9 @@ class SshPlace(Preflight):
         verdict = self._fleet.standings[host].did
         return SshChannel(self._fleet.homes[host], machine.id, fence, self._secrets, on_load, verdict)
 
-    def _on_beat(self, machine: MachineId, load: Load, log_bytes: Mapping[str, int]) -> None:
+    def _on_beat(self, machine: MachineId, load: Load, written: Mapping[str, int]) -> None:
         self._fleet.heard(machine)
-        self._samples.keep(machine, load, log_bytes)
+        self._samples.keep(machine, load, written)
 
     async def close(self) -> None:
         if self._scan is not None:
