@@ -533,11 +533,24 @@ def test_an_agent_that_goes_round_the_meter_is_noticed(fleet: Fleet, models: Ser
     assert "1 attempts tell of calls that the meter did not see" in fleet("report", "r").out
 
 
-def test_a_budget_below_one_call_ends_as_any_budget_does(fleet: Fleet, models: Served) -> None:
-    metered(fleet, models, [task("a", "call(); call(); score(1)")])
-    done = fleet.run("--budget", "0.000001")
-    assert done.code == 3, done
-    assert (models.sums()["calls"], fleet.results()["unrun"]) == (1, 1)
+def test_a_budget_below_one_call_is_refused_before_anything_is_spent(fleet: Fleet, models: Served) -> None:
+    """100 tokens in and 10 out cost $0.00028, and a call of this agent $0.0008."""
+    metered(fleet, models, [task("a", "[call() for _ in range(20)]; score(1)")])
+    fleet.run("--budget", "0.0002").refused("--budget 0.0002 pays no call of a model", "$0.00028")
+    fleet.run("--budget", "1", "--task-budget", "0.0002").refused("--task-budget 0.0002 pays no call")
+    fleet.run("--budget", "1", "--task-budget", "2").refused("--task-budget 2 is more than --budget 1")
+    fleet.run("--max-tokens", "50").refused("--max-tokens 50 is less than one call", "110 or more")
+    assert models.sums()["requests"] == 0
+    assert not (fleet.home / "fleet.db").exists(), "no run was begun"
+    assert fleet.run("--budget", "0.01").code == 3, "it pays 13 calls of 20"
+    spent = models.usd()
+    fleet("resume", "r", "--budget", "0.01").refused("has cost $0.01 already", "give more")
+    fleet("resume", "r", "--budget", str(spent + 0.0001)).refused(
+        "the rest does not pay one call of a model ($0.0008)"
+    )
+    assert fleet("resume", "r", "--budget", "1").code == 0
+    fleet.run("--budget", "0.0005", "--name", "s").refused("one has cost $0.0008 on average in earlier runs")
+    assert models.sums()["calls"] == 13 + 20
 
 
 def test_a_run_that_is_not_metered_says_so(fleet: Fleet) -> None:

@@ -36,6 +36,7 @@ from evalfleet.named_pools import read_pool
 from evalfleet.planning import values
 from evalfleet.planning.flags import Count, Number
 from evalfleet.planning.history import known_durations
+from evalfleet.planning.models import refuse_below_one_call
 from evalfleet.planning.new_files import has_changed, read_again
 from evalfleet.planning.plan import (
     KEPT_FILES,
@@ -111,6 +112,9 @@ def _within_cap(workspace: Workspace, resolved: Resolved, cap_usd: float) -> Res
         )
     if plan.limits.budget_usd is not None and plan.limits.budget_usd <= left:
         return resolved
+    if plan.metering is not None:
+        models = plan.models or (plan.model,)
+        refuse_below_one_call("[owners]: what is left of the month,", left, plan.metering.prices, models)
     limits = msgspec.structs.replace(plan.limits, budget_usd=left)
     told = f"[owners]: ${left:.2f} are left of {plan.owner}'s ${cap_usd:g} this month: that is the budget"
     plan = msgspec.structs.replace(plan, limits=limits)
@@ -148,6 +152,19 @@ def _refuse_over_cap(workspace: Workspace, state: RunState, budget_usd: float | 
             raise RequestError(
                 f"[owners]: ${max(0.0, left):.2f} are left of {owner}'s ${cap_usd:g} this month"
             )
+
+
+def _refuse_spent(state: RunState, budget_usd: float | None) -> None:
+    """A budget that pays nothing more would end the run again as soon as it began."""
+    if budget_usd is None:
+        return
+    spent = state.closed_usd + state.model_usd.spent + state.model_usd.lost
+    already = f"--budget {budget_usd:g}: run {state.plan.run!r} has cost ${spent:.2g} already"
+    if budget_usd <= spent:
+        raise RequestError(f"{already}; give more")
+    call_usd = state.model_usd.spent / max(1, state.metered_calls)
+    if budget_usd - spent < call_usd:
+        raise RequestError(f"{already}, and the rest does not pay one call of a model (${call_usd:.2g})")
 
 
 def _earlier_tasks(workspace: Workspace, name: str, only: Sequence[str]) -> list[str]:
@@ -360,6 +377,7 @@ def resume_order(
             f"run {found.name!r} was made in another home, where its machines are: take it up there"
         )
     _refuse_over_cap(workspace, state, (limits or {}).get("budget_usd"))
+    _refuse_spent(state, (limits or {}).get("budget_usd"))
     first = tuple(_resumption(state, only_broken, limits or {}))
     if state.ended_at is not None and not first:
         hint = "; `--only broken` runs the broken ones again" if state.broken else ""

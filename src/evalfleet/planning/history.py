@@ -1,4 +1,4 @@
-"""What earlier runs of a home tell beforehand: how long tasks took, and machines until they were ready."""
+"""What earlier runs of a home tell beforehand: what tasks and calls took and cost, and machines' boots."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 LATEST = 5
 LOOKED_AT = 100
 FEW_ATTEMPTS = 5
+FEW_CALLS = 20
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -30,6 +31,12 @@ class _Machine(msgspec.Struct, frozen=True):
     ready_at: datetime | None = None
 
 
+class _Models(msgspec.Struct, frozen=True):
+    usd: float = 0.0
+    calls: int = 0
+    unknown_calls: int = 0
+
+
 class _Run(msgspec.Struct, frozen=True):
     """What is needed of a results.json."""
 
@@ -37,6 +44,7 @@ class _Run(msgspec.Struct, frozen=True):
     tasks: tuple[_Task, ...]
     model: str | None = None
     machines: tuple[_Machine, ...] = ()
+    models: _Models = _Models()
 
 
 def known_durations(home: Path, benchmark: str) -> dict[str, float]:
@@ -60,6 +68,13 @@ def known_attempt_usd(home: Path, benchmark: str, model: str) -> float | None:
         if task.model_usd is not None
     )
     return found[int(0.95 * (len(found) - 1))] if len(found) >= FEW_ATTEMPTS else None
+
+
+def known_call_usd(home: Path, benchmark: str, model: str) -> float | None:
+    """What a call of the latest runs with this model cost on average; None if few told what they used."""
+    runs = [run.models for run in _latest(home, benchmark) if (run.model or "") == model]
+    calls = sum(each.calls - each.unknown_calls for each in runs)
+    return sum(each.usd for each in runs) / calls if calls >= FEW_CALLS else None
 
 
 def known_machine_s(home: Path, benchmark: str, places: Collection[str], borrowed: str) -> float | None:

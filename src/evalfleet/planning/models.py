@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
 
+from evalfleet.channels.meter.accounts import Prices, price_of
 from evalfleet.errors import RequestError
 from evalfleet.model import SECOND, Metering, Micros, ModelApi
 from evalfleet.names import hint
 from evalfleet.toml_tables import convert
+from evalfleet.version import requirement
 
 KINDS = ("in", "cached", "cache_write", "out")
 MILLION = 1e6
@@ -49,6 +51,8 @@ def vendors() -> Mapping[str, Vendor]:
 
 
 GATEWAY = "gateway"
+SMALLEST_IN, SMALLEST_OUT = 100, 10
+"""Tokens of a call that is smaller than any agent's: a limit below it pays none."""
 LIST_KEYS = {
     "in": "input_mtok",
     "cached": "cache_read_mtok",
@@ -195,6 +199,74 @@ def metering_of(
         table.max_output_tokens,
         same_errors=table.same_errors,
     )
+
+
+class Bounds(NamedTuple):
+    """What the command line says model calls may use."""
+
+    budget_usd: float | None
+    task_budget_usd: float | None
+    max_tokens: int | None
+
+
+def check_bounds(bounds: Bounds, metering: Metering, models: Sequence[str], listed: Sequence[str]) -> None:
+    """RequestError if a bound cannot be held, or pays no call at all: nothing has been spent yet.
+
+    `models` are those that are named by `--model`, `listed` those of `[model.prices]`.
+    """
+    if bounds.max_tokens is not None and bounds.max_tokens < SMALLEST_IN + SMALLEST_OUT:
+        raise RequestError(
+            f"--max-tokens {bounds.max_tokens} is less than one call of a model uses; "
+            f"write {SMALLEST_IN + SMALLEST_OUT} or more"
+        )
+    if bounds.budget_usd is None:
+        if bounds.task_budget_usd is not None:
+            raise RequestError("--task-budget says how --budget is shared out; give --budget, too")
+        return
+    _refuse_unpriced(metering, models)
+    if bounds.task_budget_usd is not None and bounds.task_budget_usd > bounds.budget_usd:
+        raise RequestError(
+            f"--task-budget {bounds.task_budget_usd:g} is more than --budget {bounds.budget_usd:g}, "
+            "from which it is taken"
+        )
+    prices = {model: metering.prices[model] for model in listed if not any(models)} or metering.prices
+    for flag, usd in (("--budget", bounds.budget_usd), ("--task-budget", bounds.task_budget_usd)):
+        if usd is not None:
+            refuse_below_one_call(flag, usd, prices, models)
+
+
+def _refuse_unpriced(metering: Metering, models: Sequence[str]) -> None:
+    """Of a call without a price nobody could say whether the budget pays it."""
+    if not metering.prices:
+        how = f"write it under [model.prices], or pip install '{requirement('models')}'"
+        raise RequestError(f"--budget needs to know what the models cost; {how}")
+    for model in models:
+        if model and price_of(metering.prices, model) is None:
+            known = hint(model, metering.prices)
+            raise RequestError(
+                f"--budget needs to know what --model {model} costs; write it under [model.prices]; {known}"
+            )
+
+
+def refuse_below_one_call(flag: str, usd: float, prices: Prices, models: Sequence[str]) -> None:
+    """RequestError if `usd` is less than a very small call costs, of the dearest of these models.
+
+    Where none of them is named, it is the cheapest of all that have a price: nobody knows which are called.
+    """
+    named = {model: price for model in models if (price := price_of(prices, model)) is not None}
+    costs = [
+        (SMALLEST_IN * price["in"] + SMALLEST_OUT * price["out"], model)
+        for model, price in (named or prices).items()
+        if "out" in price
+    ]
+    if not costs:
+        return
+    least_usd, model = max(costs) if named else min(costs)
+    if usd < least_usd:
+        raise RequestError(
+            f"{flag} {usd:g} pays no call of a model: {SMALLEST_IN} tokens in and {SMALLEST_OUT} out of "
+            f"{model!r} cost ${least_usd:.2g}; give more"
+        )
 
 
 def _api(secret: str, given: str, environ: Mapping[str, str], where: str) -> ModelApi:

@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from evalfleet.benchmarks.loaded import Appliance, Loaded, Repeated, ResultWriter
 from evalfleet.benchmarks.selection import Selection, select
-from evalfleet.channels.meter.accounts import price_of
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
 from evalfleet.model import (
@@ -39,7 +38,6 @@ from evalfleet.model import (
 from evalfleet.names import check_run_name, default_run_name, hint
 from evalfleet.ports import Benchmark, Examined, FileBenchmark, Place, PlaceContext
 from evalfleet.toml_tables import convert, expand
-from evalfleet.version import requirement
 
 from .config import (
     Config,
@@ -52,8 +50,8 @@ from .config import (
     notify_of,
     readable_by_others,
 )
-from .history import known_attempt_usd
-from .models import metering_of
+from .history import known_attempt_usd, known_call_usd
+from .models import Bounds, check_bounds, metering_of
 from .plugins import benchmark_kind, place_kind
 from .provenance import provenance, selection_of
 from .request import (
@@ -207,13 +205,13 @@ def resolve(
     name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
     metering, unmetered = _metering(flags, loaded, config, merged, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering)
-    plan = _with_usual_cost(plan, home)
+    plan, scarce = _with_usual_cost(plan, home)
     _refuse_given_to_setup(plan)
     names = setup_secrets(plan) if only_setup else secret_names(plan)
     secrets = {} if secrets_elsewhere else secret_values(names, merged)
     _refuse_shown(flags, secrets)
     doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers is not None)
-    doubts += [*unmetered, *_weak_secrets(secrets), *readable_by_others(secrets, config, env_file)]
+    doubts += [*unmetered, *scarce, *_weak_secrets(secrets), *readable_by_others(secrets, config, env_file)]
     doubts += _doubts_of(pool)
     origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
     known = facts()
@@ -245,12 +243,25 @@ def _refuse_without(missing: str) -> None:
         raise RequestError(missing)
 
 
-def _with_usual_cost(plan: Plan, home: Path) -> Plan:
-    """The plan with what attempts at its benchmark have cost before, where a budget is for models, too."""
-    if plan.metering is None or plan.limits.budget_usd is None:
-        return plan
-    usual_usd = known_attempt_usd(home, plan.benchmark, plan.model)
-    return msgspec.structs.replace(plan, attempt_usd=usual_usd or None)
+def _with_usual_cost(plan: Plan, home: Path) -> tuple[Plan, list[str]]:
+    """The plan with what attempts at its benchmark have cost before, where a budget is for models, too; and a
+    warning if the budget is less than that. RequestError if it is less than one call has cost."""
+    budget, task_budget = plan.limits.budget_usd, plan.limits.task_budget_usd
+    if plan.metering is None or budget is None:
+        return plan, []
+    call_usd = known_call_usd(home, plan.benchmark, plan.model) or 0.0
+    for flag, usd in (("--budget", budget), ("--task-budget", task_budget)):
+        if usd is not None and usd < call_usd:
+            raise RequestError(
+                f"{flag} {usd:g} pays no call of a model: one has cost ${call_usd:.2g} on average in earlier "
+                f"runs of {plan.benchmark}; give more"
+            )
+    usual_usd = known_attempt_usd(home, plan.benchmark, plan.model) or None
+    doubts: list[str] = []
+    if usual_usd is not None and budget < usual_usd:
+        seen = f"attempts at {plan.benchmark} have cost up to ${usual_usd:.2g} in earlier runs"
+        doubts.append(f"--budget {budget:g} may not pay one task: {seen}")
+    return msgspec.structs.replace(plan, attempt_usd=usual_usd), doubts
 
 
 def _with_all_machines(request: RunRequest, pool: LentPool | None) -> RunRequest:
@@ -574,7 +585,8 @@ def _metering(
         )
         why = "nobody has said which secret is a model's key: see [model] in the docs"
     if found is not None:
-        _check_priced(flags, found)
+        bounds = Bounds(flags.budget, flags.task_budget, flags.max_tokens)
+        check_bounds(bounds, found, flags.model, tuple(config.model.prices) if config.model else ())
         return msgspec.structs.replace(found, containers=loaded.in_containers), []
     for flag, value in (("--task-budget", flags.task_budget), ("--max-tokens", flags.max_tokens)):
         if value is not None:
@@ -593,23 +605,6 @@ def _refuse_given_to_setup(plan: Plan) -> None:
         if api.secret in given:
             raise RequestError(
                 f"{api.secret} is a model's key, and metered: set-up cannot have it; take it from there"
-            )
-
-
-def _check_priced(flags: Flags, metering: Metering) -> None:
-    """Of a call without a price nobody could say whether the budget pays it."""
-    if flags.task_budget is not None and flags.budget is None:
-        raise RequestError("--task-budget says how --budget is shared out; give --budget, too")
-    if flags.budget is None:
-        return
-    if not metering.prices:
-        how = f"write it under [model.prices], or pip install '{requirement('models')}'"
-        raise RequestError(f"--budget needs to know what the models cost; {how}")
-    for model in flags.model:
-        if model and price_of(metering.prices, model) is None:
-            known = hint(model, metering.prices)
-            raise RequestError(
-                f"--budget needs to know what --model {model} costs; write it under [model.prices]; {known}"
             )
 
 
