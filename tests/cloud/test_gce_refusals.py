@@ -14,7 +14,8 @@ import pytest
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import MachineId, Needs
 from evalfleet.places.gce import GcePlace
-from evalfleet.places.gce.answers import GoogleFault, Problem, refusal
+from evalfleet.places.gce.answers import GoogleFault
+from evalfleet.places.vm.answers import Problem
 from evalfleet.testing.harness import raised
 from standins.gce import Failed, FailsLate, Late, Lost, Refused, StandIn, Stuck, Throttled
 from standins.gce.contract import document_path
@@ -197,7 +198,7 @@ def test_a_rate_limit_is_a_wait(google: StandIn, tmp_path: Path, status: int) ->
 
     use(google, tmp_path, work)
     assert len(google.instances()) == 1
-    error = refusal(GoogleFault(status, (Problem("rateLimitExceeded", "too many"),)), "x")
+    error = GoogleFault(status, (Problem("rateLimitExceeded", "too many"),)).refusal("x")
     assert (error.scope, error.transient) == ("place", True), "it is no quota that somebody must raise"
 
 

@@ -17,7 +17,7 @@ import pytest
 from evalfleet.errors import RequestError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure import AzurePlace, AzureSettings
-from evalfleet.places.azure.answers import fault_of, refusal
+from evalfleet.places.azure.answers import fault_of
 from evalfleet.places.azure.arm import login_fault
 from evalfleet.places.azure.names import moment, names_of, plain, stamp
 from evalfleet.places.azure.prices import FILE, AzurePriceBook, disk
@@ -123,7 +123,7 @@ Attempted credentials:
     ],
 )
 def test_a_login_that_hiccups_is_no_lost_login(said: str, transient: bool) -> None:
-    error = refusal(login_fault(Exception(said)), "here")
+    error = login_fault(Exception(said)).refusal("here")
     assert (error.transient, error.scope) == (transient, "place")
     assert transient or "az login" in str(error)
 
@@ -325,7 +325,7 @@ def test_what_an_error_means(status: int, code: str, message: str, transient: bo
     """The same, whether Azure tells what is inside as JSON, or as a text that is JSON."""
     as_text = hidden_error("Conflict", code, message)
     for told in (deployment_error(code, message), as_text):
-        error = refusal(fault_of(status, told), "here")
+        error = fault_of(status, told).refusal("here")
         assert (error.transient, error.scope) == (transient, scope)
         assert code in str(error)
         assert "{" not in str(error)
@@ -338,7 +338,7 @@ def test_what_an_error_means(status: int, code: str, message: str, transient: bo
 )
 def test_no_room_does_not_read_as_try_again(code: str) -> None:
     theirs = "Allocation failed. Please try again later or remove some constraints and retry."
-    error = refusal(fault_of(409, hidden_error("Conflict", code, theirs)), "Standard_D4s_v5 in eastus")
+    error = fault_of(409, hidden_error("Conflict", code, theirs)).refusal("Standard_D4s_v5 in eastus")
     assert (error.transient, error.scope) == (False, "offer")
     assert str(error).startswith(f"Standard_D4s_v5 in eastus: Azure has no room for it there ({code})")
     assert "try again" not in str(error)
@@ -347,26 +347,26 @@ def test_no_room_does_not_read_as_try_again(code: str) -> None:
 
 def test_a_text_that_is_no_error_stays_as_it_is() -> None:
     for message in ("{not json", '{"a": 1}', "[1]"):
-        assert message in str(refusal(fault_of(409, {"code": "Odd", "message": message}), "here"))
+        assert message in str(fault_of(409, {"code": "Odd", "message": message}).refusal("here"))
 
 
 def test_full_quota_may_be_free_again_when_machines_of_ours_use_it() -> None:
     fault = fault_of(409, deployment_error("OperationNotAllowed", FAMILY))
-    assert refusal(fault, "here", have_some=True).transient
-    assert "Microsoft_Azure_Capacity" in str(refusal(fault, "here"))
+    assert fault.refusal("here", have_some=True).transient
+    assert "Microsoft_Azure_Capacity" in str(fault.refusal("here"))
 
 
 def test_a_policy_that_denies_is_named_and_is_for_good() -> None:
     info = {"type": "PolicyViolation", "info": {"policyAssignmentDisplayName": "only-in-europe"}}
     fault = fault_of(403, {"error": deployment_error("RequestDisallowedByPolicy", additionalInfo=[info])})
-    error = refusal(fault, "here")
+    error = fault.refusal("here")
     assert not error.transient
     assert "'only-in-europe'" in str(error)
 
 
 def test_retry_after_is_kept() -> None:
-    assert refusal(fault_of(429, {"error": {"code": "Busy"}}, "17"), "here").retry_after_s == 17
-    assert refusal(fault_of(502, "<html>", "soon"), "here").retry_after_s is None
+    assert fault_of(429, {"error": {"code": "Busy"}}, "17").refusal("here").retry_after_s == 17
+    assert fault_of(502, "<html>", "soon").refusal("here").retry_after_s is None
 
 
 # -- templates -----------------------------------------------------------------------------------

@@ -6,25 +6,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
-
-from msgspec import Struct
+from collections.abc import Iterator
 
 from evalfleet.errors import PlaceError, Scope
-
-Json = dict[str, Any]
-
-
-def table(value: object) -> Json:
-    """An object; an empty one if there is none."""
-    return cast("Json", value) if isinstance(value, dict) else {}
-
-
-def rows(value: object) -> list[Json]:
-    """The objects of a list; none if there is no list."""
-    return [table(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
+from evalfleet.places.vm.answers import (
+    CloudFault,
+    Json,
+    Problem,
+    meaning_of,
+    means,
+    plain_code,
+    rows,
+    seconds_in,
+    table,
+)
 
 
 def tags_in(shown: Json) -> dict[str, str]:
@@ -32,31 +27,28 @@ def tags_in(shown: Json) -> dict[str, str]:
     return {key.lower(): str(value) for key, value in table(shown.get("tags")).items()}
 
 
-class Problem(Struct, frozen=True):
-    """One error in Azure's words."""
+class ArmFault(CloudFault):
+    """An answer of Azure's that is a no, or none at all. Of its problems, the innermost comes first."""
 
-    code: str
-    message: str
-    policy: str = ""
-    """The name of the policy that denied it, if one did."""
-
-
-class ArmFault(Exception):
-    """An answer of Azure's that is a no, or none at all."""
-
-    def __init__(
-        self, status: int, problems: tuple[Problem, ...], retry_after_s: float | None = None
-    ) -> None:
-        super().__init__("; ".join(f"{each.code}: {each.message}" for each in problems[:1]))
-        self.status = status
-        """Of HTTP; 0 if there was no answer."""
-        self.problems = problems
-        """The innermost first."""
-        self.retry_after_s = retry_after_s
-
-    def has(self, *codes: str) -> bool:
-        wanted = {code.lower() for code in codes}
-        return any(each.code.lower() in wanted for each in self.problems)
+    def refusal(self, what: str, *, have_some: bool = False) -> PlaceError:
+        if self.status in (0, 408, 429) or self.status >= 500:
+            return self.refused(what, self.told, "place", transient=True)
+        if found := meaning_of(self, MEANINGS):
+            meaning, problem = found
+            told = f"{meaning.told}{_object(problem.message)} ({problem.code})" if meaning.told else self.told
+            transient = meaning.transient or (meaning.frees and have_some)
+            return self.refused(what, f"{told}; {meaning.remedy}", meaning.scope, transient=transient)
+        if self.status == 401:
+            return self.refused(what, f"{self.told}; {LOG_IN}", "place")
+        if self.has("RequestDisallowedByPolicy"):
+            why = f"denied by the policy {_denied_by(self)}; change the settings, or ask who keeps it"
+            return self.refused(what, why, "region")
+        if quota := _quota(self):
+            scope: Scope = "region" if _is_regional(quota.message) else "family"
+            return self.refused(what, f"{self.told}; {QUOTA_PAGE} raises it", scope, transient=have_some)
+        if plain_code(self.problems[0].code) in SOON:
+            return self.refused(what, self.told, "machine", transient=True)
+        return self.refused(what, self.told, "offer")
 
 
 def fault_of(status: int, body: object, retry_after: str | None = None) -> ArmFault:
@@ -65,8 +57,7 @@ def fault_of(status: int, body: object, retry_after: str | None = None) -> ArmFa
     problems = tuple(_innermost_first(table(error.get("error", error)))) or (
         Problem("NoDetails", f"the answer was {status}"),
     )
-    wait = float(retry_after) if retry_after and re.fullmatch(r"\d+(\.\d+)?", retry_after) else None
-    return ArmFault(status, problems, wait)
+    return ArmFault(status, problems, seconds_in(retry_after))
 
 
 def _innermost_first(error: Json) -> Iterator[Problem]:
@@ -104,84 +95,63 @@ def _policy(error: Json) -> str:
 # -- what they mean ------------------------------------------------------------------------------
 
 QUOTA_PAGE = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
-
-
-class Meaning(Struct, frozen=True):
-    """What some of Azure's codes mean to us."""
-
-    codes: frozenset[str]
-    """In lower case."""
-    scope: Scope
-    """How much of Azure the answer is about."""
-    remedy: str = ""
-    """What the user can do about it."""
-    transient: bool = False
-    """Does asking again help?"""
-    frees: bool = False
-    """Does the end of a machine of ours there help?"""
-    told: str = ""
-    """In place of Azure's words, where those mislead."""
-
-
-def _mean(codes: str, scope: Scope, remedy: str = "", **more: Any) -> Meaning:
-    return Meaning(frozenset(codes.lower().split()), scope, remedy, **more)
-
+LOG_IN = "run `az login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET"
 
 MEANINGS = (
-    _mean(
+    means(
         "InvalidAuthenticationTokenTenant",
         "place",
         "log in to the directory that the subscription is in: `az login --tenant NAME`, or AZURE_TENANT_ID",
     ),
-    _mean(
+    means(
         "AuthenticationFailed ExpiredAuthenticationToken InvalidAuthenticationToken NoCredentials "
         "AuthenticationFailedMissingToken AuthenticationFailedInvalidHeader",
         "place",
-        "run `az login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET",
+        LOG_IN,
     ),
-    _mean(
+    means(
         "AuthorizationFailed LinkedAuthorizationFailed RoleAssignmentMissing LinkedAccessCheckFailed "
         "AuthorizationFailedForManagedIdentity",
         "place",
         "ask for the role Contributor on the resource group",
         told="we may not do that",
     ),
-    _mean(
+    means(
         "SubscriptionNotFound InvalidSubscriptionId ReadOnlyDisabledSubscription SubscriptionNotRegistered "
         "DisallowedOperation",
         "place",
         "check `subscription`",
     ),
-    _mean("MissingSubscriptionRegistration", "place", "`az provider register --namespace NAME` registers it"),
-    _mean(
+    means("MissingSubscriptionRegistration", "place", "`az provider register --namespace NAME` registers it"),
+    means(
         "ScopeLocked",
         "place",
         "`az lock list -g GROUP` shows the lock; whoever set it can remove it (`az lock delete`)",
         told="a lock forbids it",
     ),
-    _mean(
+    means(
         "RequestDisallowedByAzure",
         "region",
         "Azure does not let this kind of subscription (student, free trial) use that region: name others in "
         "`regions`",
     ),
-    _mean("LocationNotAvailableForResourceType", "region", "name other `regions`"),
-    _mean(
+    means("LocationNotAvailableForResourceType", "region", "name other `regions`"),
+    means(
         "DeploymentQuotaExceeded",
         "place",
         "the group has the records of 800 deployments: delete old ones (`az deployment group delete`), or "
         "set another `resource_group`",
     ),
-    _mean("PlatformImageNotFound GalleryImageNotFound ImageNotFound", "place", "check `image`"),
-    _mean("MarketplacePurchaseEligibilityFailed ResourcePurchaseValidationFailed", "place", "check `image`"),
-    _mean(
+    means("PlatformImageNotFound GalleryImageNotFound ImageNotFound", "place", "check `image`"),
+    means("MarketplacePurchaseEligibilityFailed ResourcePurchaseValidationFailed", "place", "check `image`"),
+    means(
         "PublicIPCountLimitReached StaticPublicIPCountLimitReached StandardSkuPublicIPCountLimitReached "
         "IPv4StandardSkuPublicIpCountLimitReached PublicIpAddressQuotaExceeded",
         "region",
         f"fewer machines a region, public_ip = false, or more addresses: {QUOTA_PAGE}",
         frees=True,
     ),
-    _mean(
+    means(
         "AllocationFailed ZonalAllocationFailed OverconstrainedAllocationRequest "
         "OverconstrainedZonalAllocationRequest SkuNotAvailable VMSizeNotSupported",
         "offer",
@@ -190,7 +160,7 @@ MEANINGS = (
     ),
 )
 SOON = frozenset(
-    code.lower()
+    plain_code(code)
     for code in (
         "Conflict",
         "OperationPreempted",
@@ -217,57 +187,6 @@ SOON = frozenset(
 """Codes by which asking again soon helps, if no other error is hidden below them."""
 
 
-def refusal(fault: ArmFault, what: str, *, have_some: bool = False) -> PlaceError:
-    """What a fault means to us.
-
-    `have_some`: are there machines of ours in that region, whose end would give quota back?
-    """
-
-    def no(why: str, scope: Scope, *, transient: bool = False) -> PlaceError:
-        wait = fault.retry_after_s if transient else None
-        return PlaceError(f"{what}: {why}", transient=transient, scope=scope, retry_after_s=wait)
-
-    told = told_by(fault)
-    if fault.status in (0, 408, 429) or fault.status >= 500:
-        return no(told, "place", transient=True)
-    if found := _meaning(fault):
-        meaning, problem = found
-        if meaning.told:
-            told = f"{meaning.told}{_object(problem.message)} ({problem.code})"
-        transient = meaning.transient or (meaning.frees and have_some)
-        return no(f"{told}; {meaning.remedy}", meaning.scope, transient=transient)
-    if fault.status == 401:
-        return no(f"{told}; {MEANINGS[1].remedy}", "place")
-    if fault.has("RequestDisallowedByPolicy"):
-        return no(
-            f"denied by the policy {_denied_by(fault)}; change the settings, or ask who keeps it", "region"
-        )
-    if quota := _quota(fault):
-        scope: Scope = "region" if _is_regional(quota.message) else "family"
-        return no(f"{told}; {QUOTA_PAGE} raises it", scope, transient=have_some)
-    if fault.problems[0].code.lower() in SOON:
-        return no(told, "machine", transient=True)
-    return no(told, "offer")
-
-
-def _meaning(fault: ArmFault) -> tuple[Meaning, Problem] | None:
-    """Of the innermost problem that has one."""
-    for problem in fault.problems:
-        for meaning in MEANINGS:
-            if problem.code.lower() in meaning.codes:
-                return meaning, problem
-    return None
-
-
-@contextmanager
-def as_refusal(what: str) -> Generator[None]:
-    """Raise PlaceError, with what it means, where Azure raises ArmFault."""
-    try:
-        yield
-    except ArmFault as fault:
-        raise refusal(fault, what) from fault
-
-
 def _object(message: str) -> str:
     """What is locked, or which action is not allowed, as Azure's long sentences say; empty for others."""
     if found := re.search(r"locked: '([^']+)'", message):
@@ -276,19 +195,13 @@ def _object(message: str) -> str:
     return f": {found[1]}" if found else ""
 
 
-def told_by(fault: ArmFault) -> str:
-    """In Azure's words: the innermost error, and its code."""
-    first = fault.problems[0]
-    return f"{first.message.rstrip('.')} ({first.code})" if first.message else first.code
-
-
 def _denied_by(fault: ArmFault) -> str:
     for each in fault.problems:
-        if each.policy:
-            return repr(each.policy)
+        if each.names:
+            return repr(each.names)
         if found := re.search(r'policyAssignment":\{"name":"([^"]+)"', each.message):
             return repr(found[1])
-    return "named here: " + told_by(fault)
+    return "named here: " + fault.told
 
 
 def _quota(fault: ArmFault) -> Problem | None:

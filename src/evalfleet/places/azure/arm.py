@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from msgspec import Struct
 
 from evalfleet.clock import wall_seconds
+from evalfleet.places.vm.answers import Json, Problem, rows, table
 from evalfleet.places.vm.place import CallRate
 
-from .answers import ArmFault, Json, Problem, fault_of, rows, table
+from .answers import ArmFault, fault_of
 from .settings import az_folder
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.clock import pauses
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
+from evalfleet.places.vm.answers import Json, Problem
 from evalfleet.places.vm.cleaning import clean, seal
 from evalfleet.places.vm.ssh_access import SshAccess, address_of
 from evalfleet.ports import Image
 
 from . import galleries, leftovers
-from .answers import ArmFault, Json, Problem, fault_of, refusal, tags_in
+from .answers import ArmFault, fault_of, tags_in
 from .arm import ArmClient
 from .galleries import CLEANED, IMAGE, RESTED, SIZE, SOURCE, ImageIds
 from .inventory import Inventory
@@ -257,4 +258,4 @@ def image_refusal(image: str) -> Generator[None]:
     except ArmFault as fault:
         if fault.has("NotOurs"):
             raise RequestError(f"{fault.problems[0].message}: choose another name or group") from fault
-        raise refusal(fault, f"image {image}") from fault
+        raise fault.refusal(f"image {image}") from fault

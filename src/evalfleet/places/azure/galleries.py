@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from evalfleet.errors import RequestError
 from evalfleet.model import MachineId
+from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.ports import Image
 
-from .answers import Json, rows, table, tags_in
+from .answers import tags_in
 from .names import HOME, OWNER
 from .prices import AS_OF, IMAGE_USD_A_GB_MONTH
 from .template import id_of

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from evalfleet.model import Machine, MachineId
+from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.place import Snapshots
 from evalfleet.single_flight import SingleFlight
 
-from .answers import ArmFault, Json, rows, table, tags_in
+from .answers import ArmFault, tags_in
 from .arm import ArmClient
 from .names import EXPIRES, HOME, MACHINE, moment
 from .template import ADDRESS, COMPUTE, DISK, NETWORK, NIC, RESOURCES, VM

@@ -10,9 +10,10 @@ from itertools import groupby
 from evalfleet.clock import pauses
 from evalfleet.errors import PlaceError
 from evalfleet.model import SECOND, MachineId
+from evalfleet.places.vm.answers import Json, table
 from evalfleet.ports import Belonging
 
-from .answers import ArmFault, Json, table, tags_in, told_by
+from .answers import ArmFault, tags_in
 from .arm import ArmClient
 from .inventory import ACTIVE
 from .lifecycle import ORDER, parts_of
@@ -187,7 +188,7 @@ async def _remove(arm: ArmClient, belonging: Belonging, id: str, kind: str, *, l
         except ArmFault as fault:
             if fault.status not in (400, 404, 409) or fault.has("ScopeLocked"):
                 raise  # else something else must go first
-            answer = f": {told_by(fault)}"
+            answer = f": {fault.told}"
         pause_s = next(rests)
         await asyncio.sleep(pause_s)
         waited += pause_s

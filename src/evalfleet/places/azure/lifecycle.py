@@ -10,9 +10,10 @@ from contextlib import suppress
 from evalfleet.clock import pauses
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
+from evalfleet.places.vm.answers import Json, Problem, as_refusal, rows
 from evalfleet.places.vm.ssh_access import RunningVm
 
-from .answers import ArmFault, Json, Problem, as_refusal, fault_of, rows, told_by
+from .answers import ArmFault, fault_of
 from .arm import ArmClient
 from .inventory import Inventory, MachineResource, Snapshot, Vm
 from .names import EXPIRES, Names, names_of_record, stamp
@@ -215,7 +216,7 @@ class VmLifecycle:
             await self._take_down(snapshot, machine, deletes)
             waited_s = time.monotonic() - begun
             if waited_s > TELL_S and deletes.put_off is not None:
-                why = f"{machine} is still there after {waited_s:.0f} s: {told_by(deletes.put_off)}"
+                why = f"{machine} is still there after {waited_s:.0f} s: {deletes.put_off.told}"
                 raise PlaceError(why, transient=False, scope="machine")
             if waited_s > DELETE_S:
                 break

@@ -13,12 +13,13 @@ from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME, safe_name
+from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import VmPlace, check_installed
 from evalfleet.places.vm.ssh_access import SshKeys, SshLogin, address_of
 from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
 
 from . import leftovers, preflight, prices, retail
-from .answers import ArmFault, as_refusal, refusal
+from .answers import ArmFault
 from .arm import ArmClient, ArmEndpoint, login_doubt
 from .capture import ImageGallery, image_refusal
 from .inventory import Inventory, Snapshot, Vm
@@ -156,7 +157,7 @@ class AzurePlace(VmPlace, Preflight):
             return await self._lifecycle.until_running(machine)
         except ArmFault as fault:
             have_some = any(vm.region == region for vm in snapshot.vms.values())
-            raise refusal(fault, f"{offer.size} in {offer.region}", have_some=have_some) from fault
+            raise fault.refusal(f"{offer.size} in {offer.region}", have_some=have_some) from fault
 
     def _build(
         self, machine: MachineId, offer: Offer, region: str, zone: str, network: NetworkIds, until: float
@@ -226,7 +227,7 @@ class AzurePlace(VmPlace, Preflight):
             await self._admit(snapshot)
             await self._rearm_switches(snapshot)
         except ArmFault as fault:
-            log.warning("%s", refusal(fault, "machines are not looked after"))
+            log.warning("%s", fault.refusal("machines are not looked after"))
 
     async def _admit(self, snapshot: Snapshot) -> None:
         """`ssh_from` may have changed since the machines were made: apply it once, where there are any."""

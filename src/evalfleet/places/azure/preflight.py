@@ -10,9 +10,10 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.ports import Check, Made
 
-from .answers import QUOTA_PAGE, ArmFault, Json, refusal, rows, table
+from .answers import QUOTA_PAGE, ArmFault
 from .arm import ArmClient, login_doubt
 from .galleries import regions_of
 from .leftovers import UNLOCK, all_locks, lock_on, lock_scope
@@ -356,7 +357,7 @@ async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> li
                 "ask for the role Reader on the subscription, or whoever has it; machines can be made without"
             )
             return [Check(name, "warn", told, remedy)]
-        told, _, remedy = str(refusal(fault, name)).partition("; ")
+        told, _, remedy = str(fault.refusal(name)).partition("; ")
         return [Check(name, "bad", told.removeprefix(f"{name}: "), remedy)]
 
 

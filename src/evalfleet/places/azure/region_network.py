@@ -11,8 +11,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from evalfleet.clock import pauses
+from evalfleet.places.vm.answers import Json, Problem, rows
 
-from .answers import ArmFault, Json, Problem, rows, tags_in
+from .answers import ArmFault, tags_in
 from .arm import ArmClient
 from .names import HOME, plain, shared_name, shared_tags
 from .settings import Account, AzureSettings

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from evalfleet.errors import PlaceError
+from evalfleet.places.vm.answers import Json, rows
 from evalfleet.places.vm.price_book import load_prices, named_in, save_prices
 from evalfleet.ports import Price, PriceTable
 
-from .answers import Json, rows
 from .prices import ADDRESS, DISK_USD_A_MONTH, FILE, HOURS_A_MONTH, built_in, disk
 from .settings import AzureSettings
 

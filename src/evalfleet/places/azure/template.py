@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from .answers import Json
+from evalfleet.places.vm.answers import Json
+
 from .names import Names
 
 COMPUTE, GALLERIES, DISKS, NETWORK, SCHEDULES, RESOURCES = (

@@ -8,57 +8,40 @@ a GoogleFault.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any, cast
-
-from msgspec import Struct
 
 from evalfleet.errors import PlaceError, Scope
-
-Json = dict[str, Any]
-
-
-def table(value: object) -> Json:
-    """An object; an empty one if there is none."""
-    return cast("Json", value) if isinstance(value, dict) else {}
+from evalfleet.places.vm.answers import CloudFault, Json, Problem, meaning_of, means, rows, seconds_in, table
 
 
-def rows(value: object) -> list[Json]:
-    """The objects of a list; none if there is no list."""
-    return [table(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
-
-
-class Problem(Struct, frozen=True):
-    """One error in Google's words."""
-
-    code: str
-    """`quotaExceeded` in an answer, `QUOTA_EXCEEDED` in an operation."""
-    message: str
-    metric: str = ""
-    """The quota that was exceeded, such as `N2_CPUS`; empty if it was none, or is not told."""
-
-
-class GoogleFault(Exception):
+class GoogleFault(CloudFault):
     """An answer of Google's that is a no, or none at all."""
 
-    def __init__(
-        self, status: int, problems: tuple[Problem, ...], retry_after_s: float | None = None
-    ) -> None:
-        super().__init__("; ".join(f"{each.code}: {each.message}" for each in problems[:1]))
-        self.status = status
-        """Of HTTP; 0 if there was no answer."""
-        self.problems = problems
-        self.retry_after_s = retry_after_s
+    @property
+    def is_rate_limit(self) -> bool:
+        """Is it a matter of waiting? By the documentation it is 403, by reports 429: both count."""
+        return self.has(*RATE_CODES) or (self.status == 429 and not self.has(*QUOTA_CODES))
 
-    def has(self, *codes: str) -> bool:
-        """Is it one of these? `quotaExceeded` and `QUOTA_EXCEEDED` are the same."""
-        wanted = {plain_code(code) for code in codes}
-        return any(plain_code(each.code) in wanted for each in self.problems)
-
-
-def plain_code(code: str) -> str:
-    return code.replace("_", "").lower()
+    def refusal(self, what: str, *, have_some: bool = False) -> PlaceError:
+        if self.is_rate_limit or self.status in (0, 408):
+            return self.refused(what, self.told, "place", transient=True)
+        if self.has(*QUOTA_CODES):
+            metric = next((each.names for each in self.problems if each.names), "") or _quota_in(self.told)
+            why = f"{self.told}; ask for more: {QUOTA_PAGE}"
+            return self.refused(what, why, quota_scope(metric), transient=have_some)
+        if found := meaning_of(self, MEANINGS):
+            meaning, problem = found
+            words = f"{meaning.told} ({problem.code})" if meaning.told else self.told
+            remedy = f"; {meaning.remedy}" if meaning.remedy else ""
+            return self.refused(what, f"{words}{remedy}", meaning.scope, transient=meaning.transient)
+        if self.status >= 500:
+            return self.refused(what, self.told, "place", transient=True)
+        if self.status == 401:
+            return self.refused(what, f"{self.told}; {LOG_IN}", "place")
+        if self.status == 403:
+            return self.refused(what, self.told, "place")
+        if self.status == 412:
+            return self.refused(what, f"{self.told}; {POLICY}", "place")
+        return self.refused(what, self.told, "place" if is_about_settings(self.told) else "offer")
 
 
 def fault_of(status: int, body: Json, retry_after: str | None = None) -> GoogleFault:
@@ -73,8 +56,7 @@ def fault_of(status: int, body: Json, retry_after: str | None = None) -> GoogleF
     problems += [Problem(str(each["reason"]), message) for each in details]
     if not problems:
         problems = [Problem(str(error.get("status") or f"HTTP {status}"), message)]
-    wait = float(retry_after) if retry_after and re.fullmatch(r"\d+(\.\d+)?", retry_after) else None
-    return GoogleFault(status, tuple(problems), wait)
+    return GoogleFault(status, tuple(problems), seconds_in(retry_after))
 
 
 def operation_fault(operation: Json) -> GoogleFault | None:
@@ -106,27 +88,10 @@ LOG_IN = (
     "log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key "
     "of a service account"
 )
-
-
-class Meaning(Struct, frozen=True):
-    """What some of Google's codes mean to us."""
-
-    codes: frozenset[str]
-    """As `plain_code` has them."""
-    scope: Scope
-    """How much of the place the answer is about."""
-    remedy: str = ""
-    """What the user can do about it."""
-    transient: bool = False
-    """Does asking again help?"""
-    told: str = ""
-    """In place of Google's words, where those are long."""
-
-
-def _mean(codes: str, scope: Scope, remedy: str = "", **more: Any) -> Meaning:
-    return Meaning(frozenset(plain_code(code) for code in codes.split()), scope, remedy, **more)
-
-
+POLICY = (
+    "an organisation policy forbids it: change the settings, or ask who keeps it (`gcloud resource-manager "
+    "org-policies list --project PROJECT`)"
+)
 RATE_CODES = (
     "rateLimitExceeded",
     "userRateLimitExceeded",
@@ -135,82 +100,39 @@ RATE_CODES = (
 )
 QUOTA_CODES = ("QUOTA_EXCEEDED", "quotaExceeded")
 MEANINGS = (
-    _mean("NoCredentials authError UNAUTHENTICATED required ACCESS_TOKEN_EXPIRED", "place", LOG_IN),
-    _mean(
+    means("NoCredentials authError UNAUTHENTICATED required ACCESS_TOKEN_EXPIRED", "place", LOG_IN),
+    means(
         "accessNotConfigured SERVICE_DISABLED",
         "place",
         "switch it on: `gcloud services enable compute.googleapis.com`",
         told="the Compute Engine API is off in this project",
     ),
-    _mean(
+    means(
         "BILLING_DISABLED", "place", "link a billing account: `gcloud billing projects link PROJECT "
         "--billing-account ID`",
     ),
-    _mean(
-        "CONDITION_NOT_MET conditionNotMet POLICY_VIOLATION",
-        "place",
-        "an organisation policy forbids it: change the settings, or ask who keeps it "
-        "(`gcloud resource-manager org-policies list --project PROJECT`)",
-    ),
-    _mean(
+    means("CONDITION_NOT_MET POLICY_VIOLATION", "place", POLICY),
+    means(
         "forbidden IAM_PERMISSION_DENIED PERMISSION_DENIED PERMISSIONS_ERROR",
         "place",
         "ask for the role roles/compute.admin: `gcloud projects add-iam-policy-binding PROJECT --member "
         "user:YOU --role roles/compute.admin`",
     ),
-    _mean(
+    means(
         "ZONE_RESOURCE_POOL_EXHAUSTED ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
         "offer",
         "other zones, regions and machine types are tried",
         told="the zone has no room for it",
     ),
-    _mean(
+    means(
         "UNSUPPORTED_OPERATION", "offer", "it was taken back while it was being made; other zones are tried",
         transient=True,
     ),
-    _mean("RESOURCE_NOT_READY resourceNotReady", "machine", transient=True),
-    _mean("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE resourceInUseByAnotherResource", "machine", transient=True),
-    _mean("INTERNAL_ERROR internalError backendError", "machine", transient=True),
-    _mean("Canceled", "machine", transient=True),
+    means("RESOURCE_NOT_READY", "machine", transient=True),
+    means("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "machine", transient=True),
+    means("INTERNAL_ERROR backendError", "machine", transient=True),
+    means("Canceled", "machine", transient=True),
 )  # fmt: skip
-
-
-def is_rate_limit(fault: GoogleFault) -> bool:
-    """Is it a matter of waiting? By the documentation it is 403, by reports 429; both are treated alike."""
-    return fault.has(*RATE_CODES) or (fault.status == 429 and not fault.has(*QUOTA_CODES))
-
-
-def refusal(fault: GoogleFault, what: str, *, have_some: bool = False) -> PlaceError:
-    """What a fault means to us.
-
-    `have_some`: are there machines of ours in that region, whose end would give quota back?
-    """
-
-    def no(why: str, scope: Scope, *, transient: bool = False) -> PlaceError:
-        wait = fault.retry_after_s if transient else None
-        return PlaceError(f"{what}: {why}", transient=transient, scope=scope, retry_after_s=wait)
-
-    told = told_by(fault)
-    if is_rate_limit(fault) or fault.status in (0, 408):
-        return no(told, "place", transient=True)
-    if fault.has(*QUOTA_CODES):
-        metric = next((each.metric for each in fault.problems if each.metric), "") or _quota_in(told)
-        return no(f"{told}; ask for more: {QUOTA_PAGE}", quota_scope(metric), transient=have_some)
-    for problem in fault.problems:
-        for meaning in MEANINGS:
-            if plain_code(problem.code) in meaning.codes:
-                words = f"{meaning.told} ({problem.code})" if meaning.told else told
-                remedy = f"; {meaning.remedy}" if meaning.remedy else ""
-                return no(f"{words}{remedy}", meaning.scope, transient=meaning.transient)
-    if fault.status >= 500:
-        return no(told, "place", transient=True)
-    if fault.status == 401:
-        return no(f"{told}; {LOG_IN}", "place")
-    if fault.status == 403:
-        return no(told, "place")
-    if fault.status == 412:
-        return no(f"{told}; {MEANINGS[3].remedy}", "place")
-    return no(told, "place" if is_about_settings(told) else "offer")
 
 
 def quota_scope(metric: str) -> Scope:
@@ -230,18 +152,3 @@ def is_about_settings(message: str) -> bool:
     return (
         re.search(r"'?projects/[^/']+/global/(images|networks|firewalls)|subnetworks/", message) is not None
     )
-
-
-def told_by(fault: GoogleFault) -> str:
-    """In Google's words: the first error, and its code."""
-    first = fault.problems[0]
-    return f"{first.message.rstrip('.')} ({first.code})" if first.message else first.code
-
-
-@contextmanager
-def as_refusal(what: str) -> Generator[None]:
-    """Raise PlaceError, with what it means, where Google's answer raises GoogleFault."""
-    try:
-        yield
-    except GoogleFault as fault:
-        raise refusal(fault, what) from fault

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
+from evalfleet.places.vm.answers import Json, table
 from evalfleet.places.vm.cleaning import clean, seal
 from evalfleet.places.vm.ssh_access import SshAccess, address_of
 from evalfleet.ports import Image
 
-from .answers import GoogleFault, Json, table
+from .answers import GoogleFault
 from .client import ComputeClient, path_of
 from .inventory import Inventory, Vm
 from .lifecycle import VmLifecycle

@@ -25,9 +25,10 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.clock import wall_seconds
+from evalfleet.places.vm.answers import Json, Problem, table
 from evalfleet.places.vm.place import CallRate
 
-from .answers import GoogleFault, Json, Problem, fault_of, is_rate_limit, operation_fault, table
+from .answers import GoogleFault, fault_of, operation_fault
 
 if TYPE_CHECKING:
     import aiohttp
@@ -178,7 +179,7 @@ class ComputeClient:
                     renewed = True
                     self._login.forget()
                     continue
-                again = fault.status == 0 or fault.status >= 500 or is_rate_limit(fault)
+                again = fault.status == 0 or fault.status >= 500 or fault.is_rate_limit
                 if not again or tries >= TRIES or fault.has("NoToken"):
                     raise
                 pause_s = fault.retry_after_s or backoff_s * (0.5 + random.random())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from .answers import GoogleFault, Json, Problem
+from evalfleet.places.vm.answers import Json, Problem
+
+from .answers import GoogleFault
 from .client import ComputeClient
 from .names import shared_name
 from .settings import GceSettings

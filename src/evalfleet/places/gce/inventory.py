@@ -10,9 +10,9 @@ from typing import Literal
 from msgspec import Struct
 
 from evalfleet.model import MachineId
+from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.place import Snapshots
 
-from .answers import Json, rows, table
 from .client import ComputeClient, last_word, path_of
 from .names import EXPIRES, HOME, label, machine_in, moment, seconds
 

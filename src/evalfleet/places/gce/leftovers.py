@@ -8,9 +8,10 @@ from itertools import groupby
 
 from evalfleet.errors import PlaceError
 from evalfleet.model import SECOND, MachineId
+from evalfleet.places.vm.answers import Json, table
 from evalfleet.ports import Belonging
 
-from .answers import GoogleFault, Json, table
+from .answers import GoogleFault
 from .client import ComputeClient, last_word, path_of
 from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, label, machine_in, seconds
 

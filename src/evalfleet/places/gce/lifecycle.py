@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
+from evalfleet.places.vm.answers import Json, Problem, as_refusal, rows, table
 from evalfleet.places.vm.ssh_access import RunningVm, SshKeys
 
-from .answers import GoogleFault, Json, Problem, as_refusal, rows, table, told_by
+from .answers import GoogleFault
 from .client import ComputeClient, path_of, request_id
 from .inventory import COMING, Inventory, Snapshot, Vm, vm_of
 from .names import HOME, label, machine_in, timestamp
@@ -200,7 +201,7 @@ class VmLifecycle:
         try:
             shown = await self._client.get(f"{vm.path}/serialPort", port="1")
         except GoogleFault as fault:
-            return f"(it cannot be read: {told_by(fault)})"
+            return f"(it cannot be read: {fault.told})"
         lines = str(shown.get("contents", "")).strip().splitlines()[-CONSOLE_LINES:]
         return "\n".join(lines)[-CONSOLE_CHARACTERS:]
 

@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from evalfleet.model import MachineId
-
-from .answers import Json, table
+from evalfleet.places.vm.answers import Json, table
 
 HOME, POOL, KIND, MACHINE, OWNER, EXPIRES, IMAGE = (
     "evalfleet-home",

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME, safe_name
+from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import VmPlace, check_installed
 from evalfleet.places.vm.ssh_access import SshKeys, SshLogin
 from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
 
 from . import leftovers, preflight, prices
-from .answers import GoogleFault, as_refusal, refusal
+from .answers import GoogleFault
 from .capture import ProjectImages
 from .client import ComputeClient, ComputeEndpoint
 from .firewall import Firewall
@@ -136,7 +137,7 @@ class GcePlace(VmPlace, Preflight):
         except GoogleFault as fault:
             region = region_of(offer.region)
             have_some = any(region_of(vm.zone) == region for vm in snapshot.vms.values())
-            raise refusal(fault, f"{offer.size} in {offer.region}", have_some=have_some) from fault
+            raise fault.refusal(f"{offer.size} in {offer.region}", have_some=have_some) from fault
 
     def _build(self, machine: MachineId, offer: Offer, until: float) -> Build:
         s, project = self._settings, self._account.project
@@ -214,7 +215,7 @@ class GcePlace(VmPlace, Preflight):
             if snapshot.doubles:
                 await asyncio.gather(*(self._lifecycle.delete(vm.path) for vm in snapshot.doubles))
         except GoogleFault as fault:
-            log.warning("%s", refusal(fault, "machines are not looked after"))
+            log.warning("%s", fault.refusal("machines are not looked after"))
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         """Google moves the limit of a machine only while it is stopped."""

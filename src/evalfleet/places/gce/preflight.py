@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Literal
 
 from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.places.vm.answers import Json, rows
 from evalfleet.ports import Check, Made
 
-from .answers import QUOTA_PAGE, GoogleFault, Json, refusal, rows
+from .answers import QUOTA_PAGE, GoogleFault
 from .client import ComputeClient
 from .firewall import Firewall
 from .machine_types import SPOT_QUOTA, MachineType, fits, region_of, type_of
@@ -236,7 +237,7 @@ async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> li
     try:
         return await check()
     except GoogleFault as fault:
-        told, _, remedy = str(refusal(fault, name)).partition("; ")
+        told, _, remedy = str(fault.refusal(name)).partition("; ")
         return [Check(name, "bad", told.removeprefix(f"{name}: "), remedy)]
 
 

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from evalfleet.errors import RequestError
+from evalfleet.places.vm.answers import table
 from evalfleet.ports import PlaceContext
 
-from .answers import table
 from .client import KEY_FILE, credentials_file, gcloud_folder
 from .machine_types import REGION, ZONE, region_of, strange, type_of, zones_of
 from .names import LABEL, LABEL_KEY, label

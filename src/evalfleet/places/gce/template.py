@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from .answers import Json
+from evalfleet.places.vm.answers import Json
+
 from .names import DESCRIPTION, timestamp
 
 LATE_S = 30.0
