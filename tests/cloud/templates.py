@@ -6,7 +6,7 @@ from typing import Any
 
 from evalfleet.model import MachineId
 from evalfleet.places.azure.names import names_of
-from evalfleet.places.azure.template import Build
+from evalfleet.places.azure.template import VmBuild
 from tests.cloud.rest import Json, vm_body
 
 SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#"
@@ -76,9 +76,9 @@ def template() -> Json:
     }
 
 
-def build(security_type: str, spot: bool = False) -> Build:
+def build(security_type: str, spot: bool = False) -> VmBuild:
     """What the place `azure` would make."""
-    return Build(
+    return VmBuild(
         root="/subscriptions/s/resourceGroups/rg",
         names=names_of(MachineId("pool-abc123-1")),
         region="eastus",

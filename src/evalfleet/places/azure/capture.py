@@ -24,8 +24,8 @@ from . import galleries, leftovers
 from .answers import ArmFault, fault_of, tags_in
 from .arm import ArmClient
 from .galleries import CLEANED, IMAGE, RESTED, SIZE, SOURCE, ImageIds
-from .inventory import Inventory
-from .lifecycle import VmLifecycle
+from .inventory import GroupInventory
+from .lifecycle import AzureControl
 from .names import HOME
 from .region_network import RegionNetwork, check_ours
 from .settings import AzureSettings
@@ -49,8 +49,8 @@ class ImageGallery:
     def __init__(
         self,
         arm: ArmClient,
-        inventory: Inventory,
-        lifecycle: VmLifecycle,
+        inventory: GroupInventory,
+        lifecycle: AzureControl,
         access: SshAccess,
         network: RegionNetwork,
         settings: AzureSettings,

@@ -61,7 +61,7 @@ class DeploymentRecord(Struct, frozen=True):
         return self.state.lower() in ACTIVE
 
 
-class Snapshot(Struct, frozen=True):
+class GroupSnapshot(Struct, frozen=True):
     """What is there of this home, by machine, at one moment."""
 
     vms: Mapping[MachineId, Vm]
@@ -93,12 +93,12 @@ class Snapshot(Struct, frozen=True):
         return "evicted" if vm.spot else "gone"
 
 
-NOTHING = Snapshot({}, {}, {}, frozenset())
+NOTHING = GroupSnapshot({}, {}, {}, frozenset())
 
 
 def read(
     home: str, vms: list[Json], statuses: list[Json], resources: list[Json], deployments: list[Json]
-) -> Snapshot:
+) -> GroupSnapshot:
     """Make a snapshot of the lists as Azure gives them. Pure."""
     power = {row["id"].lower(): _power(row) for row in statuses}
     ours: dict[MachineId, Vm] = {}
@@ -123,7 +123,7 @@ def read(
         for row in deployments
         if (machine := _machine(home, row)) is not None
     }
-    return Snapshot(ours, {key: tuple(some) for key, some in parts.items()}, records, frozenset(taken))
+    return GroupSnapshot(ours, {key: tuple(some) for key, some in parts.items()}, records, frozenset(taken))
 
 
 def _machine(home: str, shown: Json) -> MachineId | None:
@@ -155,7 +155,7 @@ def _power(shown: Json) -> str:
     return next((code.split("/", 1)[1].lower() for code in codes if code.startswith("PowerState/")), "")
 
 
-class Inventory(Snapshots[Snapshot]):
+class GroupInventory(Snapshots[GroupSnapshot]):
     """What there is of this home in the resource group: snapshots of it, and addresses. Raises ArmFault."""
 
     def __init__(self, arm: ArmClient, group: str, home: str) -> None:
@@ -166,7 +166,7 @@ class Inventory(Snapshots[Snapshot]):
         self._address_lists = SingleFlight(self._fetch_addresses)
         self._addresses: dict[str, str] = {}
 
-    async def _fetch(self) -> Snapshot:
+    async def _fetch(self) -> GroupSnapshot:
         arm, root = self._arm, self._root
         try:
             vms, resources, deployments = await asyncio.gather(
@@ -198,7 +198,7 @@ class Inventory(Snapshots[Snapshot]):
 
     # -- addresses -----------------------------------------------------------------------------
 
-    async def machines(self, snapshot: Snapshot, now: float) -> dict[MachineId, Machine]:
+    async def machines(self, snapshot: GroupSnapshot, now: float) -> dict[MachineId, Machine]:
         """The machines of a snapshot as the engine sees them. One without an address is not up yet."""
         phases: dict[MachineId, Phase] = {
             machine: snapshot.phase(machine, now) for machine in snapshot.machines
@@ -209,7 +209,7 @@ class Inventory(Snapshots[Snapshot]):
         await self._learn(up)
         return {each: self._machine(snapshot, each, phase) for each, phase in phases.items()}
 
-    def _machine(self, snapshot: Snapshot, machine: MachineId, phase: Phase) -> Machine:
+    def _machine(self, snapshot: GroupSnapshot, machine: MachineId, phase: Phase) -> Machine:
         vm = snapshot.vms.get(machine)
         if vm is None or phase != "up":
             return Machine(machine, phase)

@@ -11,11 +11,12 @@ from evalfleet.clock import pauses
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
 from evalfleet.places.vm.answers import Json, Problem, as_refusal, rows
+from evalfleet.places.vm.place import UNSEEN
 from evalfleet.places.vm.ssh_access import RunningVm
 
 from .answers import ArmFault, fault_of
 from .arm import ArmClient
-from .inventory import Inventory, MachineResource, Snapshot, Vm
+from .inventory import GroupInventory, GroupSnapshot, MachineResource, Vm
 from .names import EXPIRES, Names, names_of_record, stamp
 from .template import (
     ADDRESS,
@@ -26,7 +27,7 @@ from .template import (
     RESOURCES,
     SCHEDULE,
     VM,
-    Build,
+    VmBuild,
     deployment,
     id_of,
     schedule,
@@ -39,7 +40,6 @@ TELL_S = 40.0
 """After so long it is told that Azure takes a deletion and does not do it, or puts it off again and again."""
 FIRST_AGAIN_S, LONGEST_AGAIN_S = 0.3, 15.0
 """How long a deletion is not asked for again: Azure bears four a minute of one machine."""
-UNSEEN = "what exists cannot be seen"
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
 """Parts of the codes by which Azure says that something else must go first."""
@@ -58,20 +58,20 @@ def parts_of(root: str, record: str) -> Sequence[tuple[str, str]]:
     return [(kind, id_of(root, kind, name)) for kind, name in (*kinds, (SCHEDULE, names.schedule))]
 
 
-class VmLifecycle:
+class AzureControl:
     """The VMs of a resource group, from their deployment until nothing is left of them.
 
     Raises ArmFault, and PlaceError for what no answer of Azure's says.
     """
 
-    def __init__(self, arm: ArmClient, inventory: Inventory, root: str) -> None:
+    def __init__(self, arm: ArmClient, inventory: GroupInventory, root: str) -> None:
         self._arm = arm
         self._inventory = inventory
         self._root = root
 
     # -- up ------------------------------------------------------------------------------------
 
-    async def deploy(self, build: Build) -> None:
+    async def deploy(self, build: VmBuild) -> None:
         """Ask for a VM. Another controller may have done so: then that is the one."""
         try:
             await self._arm.send("PUT", self._record(build.names.deployment), RESOURCES, deployment(build))
@@ -222,7 +222,7 @@ class VmLifecycle:
                 break
         return False
 
-    async def _take_down(self, snapshot: Snapshot, machine: MachineId, deletes: _Deletes) -> None:
+    async def _take_down(self, snapshot: GroupSnapshot, machine: MachineId, deletes: _Deletes) -> None:
         record, vm = snapshot.deployments.get(machine), snapshot.vms.get(machine)
         if record is not None and record.active:
             with suppress(ArmFault):  # it may have ended just now; if it has not, the next snapshot shows it

@@ -6,11 +6,11 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Literal
 
 from msgspec import Struct
 
 from evalfleet.model import MachineId
+from evalfleet.places.vm.settings import MachineUse
 
 HOME, POOL, KIND, MACHINE, OWNER, EXPIRES = (
     "evalfleet-home",
@@ -20,7 +20,6 @@ HOME, POOL, KIND, MACHINE, OWNER, EXPIRES = (
     "evalfleet-owner",
     "evalfleet-expires-at",
 )
-Kind = Literal["run", "pool"]
 RECORD = "evalfleet-"
 """How the names of our deployments begin."""
 LONGEST = 50
@@ -61,7 +60,7 @@ def plain(text: str) -> str:
 
 
 def tags_of(
-    machine: MachineId, home: str, owner: str, kind: Kind, expires_at: float, own: Mapping[str, str]
+    machine: MachineId, home: str, owner: str, kind: MachineUse, expires_at: float, own: Mapping[str, str]
 ) -> dict[str, str]:
     """The tags of all that belongs to a machine.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import structs
@@ -12,23 +11,23 @@ from msgspec import structs
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.names import NO_HOME, safe_name
+from evalfleet.names import NO_HOME
 from evalfleet.places.vm.answers import as_refusal
-from evalfleet.places.vm.place import VmPlace, check_installed
-from evalfleet.places.vm.ssh_access import SshKeys, SshLogin, address_of
+from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
+from evalfleet.places.vm.ssh_access import address_of
 from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
 
 from . import leftovers, preflight, prices, retail
 from .answers import ArmFault
 from .arm import ArmClient, ArmEndpoint, login_doubt
 from .capture import ImageGallery, image_refusal
-from .inventory import Inventory, Snapshot, Vm
-from .lifecycle import UNSEEN, VmLifecycle
-from .names import Kind, Names, names_of, tags_of
+from .inventory import GroupInventory, GroupSnapshot, Vm
+from .lifecycle import AzureControl
+from .names import Names, names_of, tags_of
 from .prices import offers_of
 from .region_network import NetworkIds, RegionNetwork
-from .settings import Account, AzureSettings, account_of
-from .sizes import region_and_zone, size_of, strange
+from .settings import AzureAccount, AzureSettings, account_of
+from .sizes import region_and_zone, strange, vcpus
 from .template import (
     ADDRESS,
     NIC,
@@ -37,48 +36,40 @@ from .template import (
     SHORTEST_S,
     STOPPING_S,
     VM,
-    Build,
+    VmBuild,
     cloud_config,
     shutdown_at,
 )
 
-KEYS = ".azure"
-"""The folder in the home with the keys of all places of this kind."""
 REARM_S = 6 * 3600.0
-MENDED_S = 300.0
-"""A machine that was restarted answers sooner than a new one."""
 CLAIMS_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
-class AzurePlace(VmPlace, Preflight):
+class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
     """Virtual machines of Azure, made for us, stopped by Azure itself at their expiry, deleted after use."""
 
     Settings = AzureSettings
-    default_canary = 1
-    changeable = ("ssh_from",)
     login_variables = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")
     extra = "azure"
     registry_settings = ("resource_group",)
     machine_s = 300.0
     price_list = retail.RetailPrices()
 
-    def __init__(self, name: str, settings: AzureSettings, account: Account, context: PlaceContext) -> None:
-        keys = SshKeys(context.home / KEYS / safe_name(name), account.key)
-        agent = context.environ.get("SSH_AUTH_SOCK")
-        login = SshLogin(settings.user, settings.port, settings.jump, settings.answer_s, agent)
-        super().__init__(name, context, keys, login, settings.max_vcpus)
+    def __init__(
+        self, name: str, settings: AzureSettings, account: AzureAccount, context: PlaceContext
+    ) -> None:
+        super().__init__(name, settings, account, context, ".azure")
         self._settings = settings
         self._account = account
-        self._kind: Kind = "pool" if context.for_pool else "run"
-        self._folder = context.home
         self._environ = context.environ
         endpoint = ArmEndpoint(account.subscription, settings.endpoint, settings.scope, account.ca)
         self._arm = ArmClient(endpoint, context.environ)
         self._network = RegionNetwork(self._arm, name, settings, account, context.home_id)
-        self._inventory = Inventory(self._arm, account.group, context.home_id)
-        self._lifecycle = VmLifecycle(self._arm, self._inventory, self._network.root)
+        self._inventory = GroupInventory(self._arm, account.group, context.home_id)
+        self._lifecycle = AzureControl(self._arm, self._inventory, self._network.root)
+        self._use_cloud(self._arm, self._inventory, self._lifecycle)
         self._gallery = ImageGallery(
             self._arm, self._inventory, self._lifecycle, self._access, self._network, settings, self._home
         )
@@ -107,32 +98,13 @@ class AzurePlace(VmPlace, Preflight):
 
     # -- create --------------------------------------------------------------------------------
 
-    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        """Make the machine, or start it if it is stopped. Returns when it can be used."""
-        async with self._turn(machine):
-            with self._ceiling.counting(machine, _vcpus(offer.size)):
-                begun = time.monotonic()
-                snapshot = await self._snapshot()  # and with it, what time it is at Azure
-                until = self._arm.now() + expires_s - (time.monotonic() - begun)
-                if machine in snapshot.vms:
-                    vm = await self._have(snapshot, machine, offer, until)
-                else:
-                    async with self._trials.asking(offer) as had:
-                        vm = await self._have(snapshot, machine, offer, until, had)
-                await self._wait_ready(machine, vm, until, self._settings.answer_s)
-
-    async def _wait_ready(self, machine: MachineId, vm: Vm, until: float, patience_s: float) -> None:
-        """`until`: when it ends, by Azure's clock."""
-        boot, here = self._lifecycle.boot(machine, vm), until - self._arm.skew_s
-        await self._readiness.wait(machine, boot, lambda: self._lifecycle.console(vm), here, patience_s)
-
     async def _have(
         self,
-        snapshot: Snapshot,
+        snapshot: GroupSnapshot,
         machine: MachineId,
         offer: Offer,
         until: float,
-        on_allocated: Callable[[], None] = lambda: None,
+        on_allocated: Callable[[], None],
     ) -> Vm:
         region, zone = region_and_zone(offer.region)
         try:
@@ -146,7 +118,7 @@ class AzurePlace(VmPlace, Preflight):
             if vm is None and snapshot.has_disk(machine):  # another machine cannot have one of that name
                 await self._lifecycle.remove(machine)
             if vm is None or (vm.state == "failed" and vm.power != "running"):
-                self._ceiling.check(machine, {each: _vcpus(vm.size) for each, vm in snapshot.vms.items()})
+                self._ceiling.check(machine, {each: vcpus(vm.size) for each, vm in snapshot.vms.items()})
                 _check_time(machine, offer, until - self._arm.now())
                 network = await self._network.ids(region)
                 await self._lifecycle.deploy(self._build(machine, offer, region, zone, network, until))
@@ -161,10 +133,10 @@ class AzurePlace(VmPlace, Preflight):
 
     def _build(
         self, machine: MachineId, offer: Offer, region: str, zone: str, network: NetworkIds, until: float
-    ) -> Build:
+    ) -> VmBuild:
         s, host = self._settings, self._keys.of_host(machine)
         now = self._arm.now()
-        return Build(
+        return VmBuild(
             root=self._network.root,
             names=self._names(machine),
             region=region,
@@ -186,7 +158,7 @@ class AzurePlace(VmPlace, Preflight):
             shutdown_at=shutdown_at(now, until - now - STOPPING_S),
         )
 
-    def _check_names(self, snapshot: Snapshot, machine: MachineId) -> None:
+    def _check_names(self, snapshot: GroupSnapshot, machine: MachineId) -> None:
         """What has the name but not our tags is somebody else's, whatever it is."""
         names = self._names(machine)
         for kind, name in (
@@ -217,11 +189,7 @@ class AzurePlace(VmPlace, Preflight):
             for machine, shown in machines.items()
         }
 
-    async def _snapshot(self) -> Snapshot:
-        with as_refusal(UNSEEN):
-            return await self._inventory.fresh()
-
-    async def _maintain(self, snapshot: Snapshot) -> None:
+    async def _maintain(self, snapshot: GroupSnapshot) -> None:
         """Do what machines need while they live. If it is refused, they can still be seen and deleted."""
         try:
             await self._admit(snapshot)
@@ -229,13 +197,13 @@ class AzurePlace(VmPlace, Preflight):
         except ArmFault as fault:
             log.warning("%s", fault.refusal("machines are not looked after"))
 
-    async def _admit(self, snapshot: Snapshot) -> None:
+    async def _admit(self, snapshot: GroupSnapshot) -> None:
         """`ssh_from` may have changed since the machines were made: apply it once, where there are any."""
         regions = {vm.region for vm in snapshot.vms.values()} - self._admitted
         self._admitted |= regions
         await asyncio.gather(*(self._network.admit(region) for region in regions))
 
-    async def _rearm_switches(self, snapshot: Snapshot) -> None:
+    async def _rearm_switches(self, snapshot: GroupSnapshot) -> None:
         """Move the switches on: an expiry may be further off than a daily time can say."""
         now = self._arm.now()
         for machine in self._access.in_use:
@@ -269,29 +237,11 @@ class AzurePlace(VmPlace, Preflight):
         await self._lifecycle.arm_switch(vm, self._names(machine), tags, at)
         self._rearm_at[machine] = now + REARM_S
 
-    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
-        """Restart it, or let Azure move it to other hardware; there, its local disk is empty."""
-        async with self._turn(machine):
-            await self._access.drop(machine)
-            with as_refusal(f"{machine}: {step}"):
-                vm = await self._lifecycle.again(machine, step)
-            patience_s = min(self._settings.answer_s, MENDED_S)
-            await self._wait_ready(machine, vm, self._arm.now() + expires_s, patience_s)
+    def _named(self, machine: MachineId) -> str:
+        return f"{self._names(machine).vm} in {self._account.group}"
 
-    async def stop(self, machine: MachineId) -> None:
-        """Deallocate it: its disk and its address stay, and are billed."""
-        await self._access.drop(machine)
-        with as_refusal(machine):
-            await self._lifecycle.stop(machine)
-
-    async def delete(self, machine: MachineId) -> None:
-        self._samples.drop(machine)
-        await self._access.drop(machine)
-        with as_refusal(f"{self._names(machine).vm} in {self._account.group}"):
-            gone = await self._lifecycle.remove(machine)
-        if gone:
-            self._keys.drop(machine)
-            self._readiness.forget(machine)
+    def _vcpus(self, size: str) -> int:
+        return vcpus(size)
 
     # -- before, and after ---------------------------------------------------------------------
 
@@ -314,10 +264,6 @@ class AzurePlace(VmPlace, Preflight):
         """What can be found out before money is spent."""
         checks = preflight.AzureChecks(self._arm, self._environ, self._settings, self._account)
         return await checks.all(await self.offers(needs), needs, workers)
-
-    @property
-    def owner(self) -> str:
-        return self._account.owner
 
     async def belongings(self) -> Sequence[Belonging]:
         """What is evalfleet's, of all homes, in the whole subscription."""
@@ -352,17 +298,13 @@ class AzurePlace(VmPlace, Preflight):
         with image_refusal(image.name):
             await self._gallery.drop(image)
 
-    async def close(self) -> None:
-        await super().close()
-        await self._arm.close()
-
     # -- words ---------------------------------------------------------------------------------
 
     def _names(self, machine: MachineId) -> Names:
         return names_of(machine, self._settings.name)
 
     def _tags(self, machine: MachineId, until: float) -> dict[str, str]:
-        return tags_of(machine, self._home, self._account.owner, self._kind, until, self._settings.tags)
+        return tags_of(machine, self._home, self._account.owner, self._use, until, self._settings.tags)
 
 
 def _check_time(machine: MachineId, offer: Offer, left_s: float) -> None:
@@ -371,8 +313,3 @@ def _check_time(machine: MachineId, offer: Offer, left_s: float) -> None:
         raise MachineUnavailable(
             machine, f"less than {SHORTEST_S / 60:.0f} minutes are left: Azure could not stop it in time"
         )
-
-
-def _vcpus(size: str) -> int:
-    known = size_of(size)
-    return known.cpus if known is not None else 0

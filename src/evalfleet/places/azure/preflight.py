@@ -18,7 +18,7 @@ from .arm import ArmClient, login_doubt
 from .galleries import regions_of
 from .leftovers import UNLOCK, all_locks, lock_on, lock_scope
 from .names import names_of, plain, shared_name
-from .settings import Account, AzureSettings
+from .settings import AzureAccount, AzureSettings
 from .sizes import fits, region_and_zone, size_of
 from .template import (
     ADDRESS,
@@ -80,7 +80,7 @@ NEW_NETWORK = "Microsoft.Network/virtualNetworks/write"
 def outline(
     place: str,
     settings: AzureSettings,
-    account: Account,
+    account: AzureAccount,
     home: str,
     machines: Sequence[tuple[MachineId, Offer]],
 ) -> Iterator[Made]:
@@ -115,7 +115,7 @@ class AzureChecks:
     """The checks of `evalfleet doctor` for one place. They only read."""
 
     def __init__(
-        self, arm: ArmClient, environ: Mapping[str, str], settings: AzureSettings, account: Account
+        self, arm: ArmClient, environ: Mapping[str, str], settings: AzureSettings, account: AzureAccount
     ) -> None:
         self._arm = arm
         self._environ = environ

@@ -16,7 +16,7 @@ from evalfleet.places.vm.answers import Json, Problem, rows
 from .answers import ArmFault, tags_in
 from .arm import ArmClient
 from .names import HOME, plain, shared_name, shared_tags
-from .settings import Account, AzureSettings
+from .settings import AzureAccount, AzureSettings
 from .template import API, NSG, RESOURCES, SUBNET, VNET, id_of, network, security_group
 
 READY_S = 180.0
@@ -39,7 +39,7 @@ class RegionNetwork:
     """
 
     def __init__(
-        self, arm: ArmClient, place: str, settings: AzureSettings, account: Account, home: str
+        self, arm: ArmClient, place: str, settings: AzureSettings, account: AzureAccount, home: str
     ) -> None:
         self._arm = arm
         self._place = place

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import getpass
-import ipaddress
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
 from evalfleet.errors import RequestError
+from evalfleet.places.vm.settings import (
+    VmAccount,
+    VmSettings,
+    file_of,
+    is_user_name,
+    owner_of,
+    problems_of,
+)
 from evalfleet.ports import PlaceContext
 
 from .sizes import size_of
@@ -27,7 +33,6 @@ _SUBNET = re.compile(
 )
 _TAG = re.compile(r"[^<>%&\\?/]{1,512}")
 _REGION = re.compile(r"[a-z][a-z0-9]*")
-_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 RESERVED_USERS = frozenset(
     [
         "administrator",
@@ -71,7 +76,7 @@ LOGIN = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
 """All three or none: a service principal."""
 
 
-class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
+class AzureSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     """The settings of a place of Azure VMs. `ssh_from` must be given unless they have no public address."""
 
     subscription: Annotated[str, Meta(description="else AZURE_SUBSCRIPTION_ID, else the default of `az`")] = (
@@ -83,10 +88,6 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
     sizes: Annotated[tuple[str, ...], Meta(description="tried in order of price, if they fit")] = SIZES
     regions: Annotated[tuple[str, ...], Meta(description="where machines may be")] = REGIONS
     zones: Annotated[tuple[str, ...], Meta(description="such as 1, 2, 3; none: wherever there is room")] = ()
-    spot: Annotated[bool, Meta(description="cheaper machines that Azure may take back")] = False
-    spot_only: Annotated[
-        bool, Meta(description="with `spot`: no regular machines, whatever is taken back or cannot be had")
-    ] = False
     image: Annotated[
         str, Meta(description="publisher:offer:sku:version, or the id of an image or gallery image")
     ] = IMAGE
@@ -102,72 +103,26 @@ class AzureSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(description="id of a managed identity for the machines; the agent under test can use it")
     ] = ""
     user: Annotated[str, Meta(description="made on the machines, to come in as")] = "azureuser"
-    isolation: Annotated[
-        Literal["user", "container", "none"] | None,
-        Meta(description="user: each attempt is a user of its own; else so where that can be had"),
-    ] = None
-    key: Annotated[str, Meta(description="a private key of yours to come in with; else one is made")] = ""
-    ssh_from: Annotated[
-        tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")
-    ] = ()
-    port: Annotated[int, Meta(ge=1, le=65535, description="of the machines' sshd")] = 22
-    public_ip: Annotated[bool, Meta(description="false: reached inside the network, perhaps by `jump`")] = (
-        True
-    )
-    jump: Annotated[str, Meta(description="[user@]host[:port][,...] to go through")] = ""
     subnet: Annotated[str, Meta(description="id of a subnet of yours, in the one region of `regions`")] = ""
     tags: Annotated[Mapping[str, str], Meta(description="of your own, on everything that is made")] = field(
         default_factory=dict[str, str]
     )
-    owner: Annotated[str, Meta(description="who is to be asked about the machines; else your user name")] = ""
-    name: Annotated[str, Meta(description="of machines; must have {machine} in it")] = "{machine}"
-    max_vcpus: Annotated[int, Meta(ge=0, description="all machines of this home together; 0: no limit")] = 0
-    prices: Annotated[
-        Mapping[str, Annotated[float, Meta(ge=0, le=10_000)]],
-        Meta(description="USD an hour by size, or size@region: yours, not the list's"),
-    ] = field(default_factory=dict[str, float])
-    endpoint: Annotated[
-        str, Meta(description="of the Resource Manager, for other clouds than the public one")
-    ] = ""
     scope: Annotated[str, Meta(description="of the token; else <endpoint>/.default of the public cloud")] = ""
-    ca: Annotated[str, Meta(description="file of the authorities to trust, for endpoints of your own")] = ""
-    answer_s: Annotated[
-        float, Meta(gt=0, description="a machine that runs must answer within so many seconds")
-    ] = 600.0
-    lost_s: Annotated[
-        float,
-        Meta(
-            ge=12,
-            description="silence of so many seconds before a restart: Azure pauses machines at times",
-        ),
-    ] = 45.0
-    teardown_s: Annotated[
-        float, Meta(gt=0, description="so many seconds before the end of its time a machine is deleted")
-    ] = 120.0
     sweep_s: Annotated[
         float,
         Meta(ge=0, description="a budget pays disk and address for so long after the expiry; then `reap`"),
     ] = 3600.0
-    settle_s: Annotated[
-        float, Meta(ge=0, description="a machine is gone when two listings so far apart do not show it")
-    ] = 60.0
 
 
-class Account(Struct, frozen=True):
-    """The account that a place uses: what the settings leave open, filled in from the environment."""
+class AzureAccount(VmAccount, frozen=True, kw_only=True):
+    """The subscription and the resource group that a place uses."""
 
     subscription: str
     group: str
     """The name of the resource group."""
-    owner: str
-    """Who is to be asked about the machines."""
-    ca: str
-    """An absolute path, or empty."""
-    key: str
-    """An absolute path, or empty."""
 
 
-def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Account:
+def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> AzureAccount:
     """The account that the settings and the environment name. Raises RequestError."""
     environ = context.environ
     _check(name, [*_problems(settings), *_empty_variables(environ)])
@@ -178,15 +133,14 @@ def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> Acc
             "`az login`"
         )
 
-    def path(setting: str, given: str) -> str:
-        file = str(context.base / Path(given).expanduser()) if given else ""
-        if file and not Path(file).is_file():
-            raise RequestError(f"place {name!r}: {setting} = {file!r} is no file; correct it")
-        return file
-
-    ca, key = path("ca", settings.ca), path("key", settings.key)
     group = settings.resource_group or environ.get("AZURE_DEFAULTS_GROUP") or GROUP
-    return Account(subscription, group, settings.owner or _user(environ), ca, key)
+    return AzureAccount(
+        subscription=subscription,
+        group=group,
+        owner=owner_of(settings, environ),
+        ca=file_of(name, "ca", settings.ca, context),
+        key=file_of(name, "key", settings.key, context),
+    )
 
 
 def _check(name: str, problems: list[str]) -> None:
@@ -195,26 +149,18 @@ def _check(name: str, problems: list[str]) -> None:
 
 
 def _problems(settings: AzureSettings) -> list[str]:
-    found: list[str] = []
+    found = problems_of(settings, "A-Za-z0-9._-")
     if not settings.sizes or not settings.regions:
         found.append("`sizes` and `regions` must not be empty")
-    if settings.public_ip and not settings.ssh_from:
-        found.append(
-            '`ssh_from` is not set: say which addresses may connect, such as ssh_from = ["203.0.113.7/32"] '
-            "(`curl https://api.ipify.org` prints yours)"
-        )
-    found += [problem for each in settings.ssh_from if (problem := _source_problem(each))]
     for region in settings.regions:
         if not _REGION.fullmatch(region):
             plain = re.sub(r"[^a-z0-9]", "", region.lower())
             found.append(f"regions: {region!r} must be written as {plain!r} (`az account list-locations`)")
-    if not _USER.fullmatch(settings.user) or settings.user in RESERVED_USERS:
+    if not is_user_name(settings.user) or settings.user in RESERVED_USERS:
         found.append(
             f"Azure refuses the user {settings.user!r}: up to 32 small letters, digits, '_' and '-', and "
             "none of admin, administrator, root, user, test, guest and the like"
         )
-    if "{machine}" not in settings.name or not re.fullmatch(r"[A-Za-z0-9{}._-]+", settings.name):
-        found.append("`name` must have {machine} in it, and letters, digits, '.', '_' and '-' only")
     if settings.subnet and not _SUBNET.fullmatch(settings.subnet):
         found.append("`subnet` must be a subnet's id, /subscriptions/.../virtualNetworks/NET/subnets/SUBNET")
     if settings.subnet and len(settings.regions) > 1:
@@ -228,25 +174,7 @@ def _problems(settings: AzureSettings) -> list[str]:
             for name in settings.sizes
             if (size := size_of(name)) is not None and not size.premium
         ]
-    if settings.endpoint and not settings.endpoint.startswith("https://"):
-        found.append("`endpoint` must begin with https://: tokens are not sent in the clear")
     return found
-
-
-def _source_problem(text: str) -> str:
-    """What is wrong with an entry of `ssh_from`; empty if nothing is."""
-    if text == "*":
-        return ""
-    try:
-        network = ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return f"ssh_from: {text!r} is no address or range"
-    if network.version == 6:
-        return (
-            f"ssh_from: {text!r} is IPv6, and the machines have IPv4 addresses only: give your IPv4 address "
-            "(`curl -4 https://api.ipify.org` prints it)"
-        )
-    return ""
 
 
 def _tag_problems(settings: AzureSettings) -> list[str]:
@@ -294,10 +222,3 @@ def _of_az(environ: Mapping[str, str]) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     return str(chosen[0]) if chosen else ""
-
-
-def _user(environ: Mapping[str, str]) -> str:
-    try:
-        return environ.get("USER") or getpass.getuser()
-    except (OSError, KeyError):
-        return "unknown"

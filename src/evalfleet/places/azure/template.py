@@ -49,7 +49,7 @@ API: Mapping[str, str] = {
 """The version by which each kind is spoken to."""
 
 
-class Build(Struct, frozen=True):
+class VmBuild(Struct, frozen=True):
     """One machine to be made. `root`: the id of its resource group."""
 
     root: str
@@ -78,7 +78,7 @@ def names_standard(version: str) -> bool:
     return version >= "2025-11-01"
 
 
-def deployment(build: Build) -> Json:
+def deployment(build: VmBuild) -> Json:
     """The body of the call. The host's private key is a secure parameter: Azure shows it to nobody."""
     resources = [_nic(build), _vm(build), _schedule(build)]
     if build.public_ip:
@@ -97,7 +97,7 @@ def deployment(build: Build) -> Json:
     return {"tags": dict(build.tags), "properties": properties}
 
 
-def _resource(build: Build, type: str, name: str, properties: Json, after: tuple[str, ...] = ()) -> Json:
+def _resource(build: VmBuild, type: str, name: str, properties: Json, after: tuple[str, ...] = ()) -> Json:
     resource: Json = {
         "type": type,
         "apiVersion": API[type],
@@ -114,14 +114,14 @@ def literal(text: str) -> str:
     return f"[{text}" if text.startswith("[") else text
 
 
-def _address(build: Build) -> Json:
+def _address(build: VmBuild) -> Json:
     properties = {"publicIPAllocationMethod": "Static", "deleteOption": "Delete"}
     address = _resource(build, ADDRESS, build.names.address, properties)
     zones = {"zones": [build.zone]} if build.zone else {}
     return {**address, "sku": {"name": "Standard"}, **zones}
 
 
-def _nic(build: Build) -> Json:
+def _nic(build: VmBuild) -> Json:
     configuration: Json = {"subnet": {"id": build.subnet}}
     after: tuple[str, ...] = ()
     if build.public_ip:
@@ -135,7 +135,7 @@ def _nic(build: Build) -> Json:
     return _resource(build, NIC, build.names.nic, properties, after)
 
 
-def _vm(build: Build) -> Json:
+def _vm(build: VmBuild) -> Json:
     nic = id_of(build.root, NIC, build.names.nic)
     properties: Json = {
         "hardwareProfile": {"vmSize": build.size},
@@ -157,7 +157,7 @@ def _vm(build: Build) -> Json:
     return vm
 
 
-def _disk(build: Build) -> Json:
+def _disk(build: VmBuild) -> Json:
     return {
         "name": build.names.disk,
         "createOption": "FromImage",
@@ -167,7 +167,7 @@ def _disk(build: Build) -> Json:
     }
 
 
-def _os(build: Build) -> Json:
+def _os(build: VmBuild) -> Json:
     keys = [{"path": f"/home/{build.user}/.ssh/authorized_keys", "keyData": build.public_key}]
     return {
         "computerName": build.names.vm,
@@ -184,7 +184,7 @@ def image_of(text: str) -> Json:
     return {"publisher": publisher, "offer": offer, "sku": sku, "version": version}
 
 
-def _schedule(build: Build) -> Json:
+def _schedule(build: VmBuild) -> Json:
     vm = id_of(build.root, VM, build.names.vm)
     return _resource(build, SCHEDULE, build.names.schedule, schedule(vm, build.shutdown_at), (vm,))
 

@@ -19,11 +19,11 @@ from evalfleet.ports import Image
 
 from .answers import GoogleFault
 from .client import ComputeClient, path_of
-from .inventory import Inventory, Vm
-from .lifecycle import VmLifecycle
+from .inventory import Instance, ProjectInventory
+from .lifecycle import InstanceControl
 from .names import HOME, IMAGE, OWNER, label, plain
 from .prices import AS_OF, IMAGE_USD_A_GB_MONTH
-from .settings import Account, GceSettings
+from .settings import GceSettings, GoogleAccount
 
 SOURCE, SIZE = "evalfleet-captured-from", "evalfleet-gb"
 RESTED, CLEANED = "evalfleet-rested-for", "evalfleet-cleaned-for"
@@ -40,11 +40,11 @@ class ProjectImages:
     def __init__(
         self,
         client: ComputeClient,
-        inventory: Inventory,
-        lifecycle: VmLifecycle,
+        inventory: ProjectInventory,
+        lifecycle: InstanceControl,
         access: SshAccess,
         settings: GceSettings,
-        account: Account,
+        account: GoogleAccount,
         home: str,
     ) -> None:
         self._client = client
@@ -116,7 +116,7 @@ class ProjectImages:
             "POST", f"{self._client.root}/global/images", {**body, "sourceDisk": source}
         )
 
-    async def _quiet(self, machine: MachineId, vm: Vm, image: str, rest: Rest) -> None:
+    async def _quiet(self, machine: MachineId, vm: Instance, image: str, rest: Rest) -> None:
         """Bring the machine to rest, clean it and seal it. Labels mark the first two as done.
 
         A machine that was cleaned and lets nobody in is taken for sealed.
@@ -141,12 +141,12 @@ class ProjectImages:
         finally:
             await self._access.drop(machine)
 
-    async def _marked(self, machine: MachineId, labels: dict[str, str]) -> Vm:
+    async def _marked(self, machine: MachineId, labels: dict[str, str]) -> Instance:
         vm = await self._vm(machine)
         await self._lifecycle.mark(vm, {**vm.labels, **labels})
         return await self._vm(machine)
 
-    async def _vm(self, machine: MachineId) -> Vm:
+    async def _vm(self, machine: MachineId) -> Instance:
         vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None:
             raise _cannot(machine, "there is no such machine any more")

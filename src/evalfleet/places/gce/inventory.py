@@ -22,7 +22,7 @@ PREEMPTED = 'operationType="compute.instances.preempted"'
 INSERTING = '(operationType="insert") AND (status!="DONE")'
 
 
-class Vm(Struct, frozen=True):
+class Instance(Struct, frozen=True):
     """An instance of ours, as Google shows it."""
 
     path: str
@@ -56,12 +56,12 @@ class Preemption(Struct, frozen=True):
     id: str
     at: float
 
-    def is_of(self, name: str, vm: Vm | None) -> bool:
+    def is_of(self, name: str, vm: Instance | None) -> bool:
         """Is that why the instance, which is gone or has stopped, does not run? It may have started since."""
         return self.name == name and (vm is None or (self.id == vm.id and self.at >= (vm.started_at or 0.0)))
 
 
-class Disk(Struct, frozen=True):
+class OwnDisk(Struct, frozen=True):
     """A disk of ours."""
 
     path: str
@@ -69,13 +69,13 @@ class Disk(Struct, frozen=True):
     attached: bool
 
 
-class Snapshot(Struct, frozen=True):
+class ProjectSnapshot(Struct, frozen=True):
     """What is there of this home, by machine, at one moment."""
 
-    vms: Mapping[MachineId, Vm]
-    doubles: tuple[Vm, ...]
+    vms: Mapping[MachineId, Instance]
+    doubles: tuple[Instance, ...]
     """Names are unique in a zone only: of two of one machine, the older is in `vms`, the other here."""
-    disks: Mapping[MachineId, tuple[Disk, ...]]
+    disks: Mapping[MachineId, tuple[OwnDisk, ...]]
 
     @property
     def machines(self) -> set[MachineId]:
@@ -91,28 +91,28 @@ class Snapshot(Struct, frozen=True):
         return "pending" if vm.status in COMING else "gone"
 
 
-def read(instances: list[Json], disks: list[Json]) -> Snapshot:
+def read(instances: list[Json], disks: list[Json]) -> ProjectSnapshot:
     """Make a snapshot of the lists as Google gives them. Pure."""
-    vms: dict[MachineId, Vm] = {}
-    doubles: list[Vm] = []
+    vms: dict[MachineId, Instance] = {}
+    doubles: list[Instance] = []
     ours = [(machine, vm_of(row)) for row in instances if (machine := machine_in(row)) is not None]
     for machine, vm in sorted(ours, key=lambda pair: (pair[1].created, pair[1].id)):
         if machine in vms:
             doubles.append(vm)
         else:
             vms[machine] = vm
-    found: dict[MachineId, tuple[Disk, ...]] = {}
+    found: dict[MachineId, tuple[OwnDisk, ...]] = {}
     for row in disks:
         if (machine := machine_in(row)) is not None:
-            disk = Disk(path_of(row), last_word(row.get("zone")), bool(row.get("users")))
+            disk = OwnDisk(path_of(row), last_word(row.get("zone")), bool(row.get("users")))
             found[machine] = (*found.get(machine, ()), disk)
-    return Snapshot(vms, tuple(doubles), found)
+    return ProjectSnapshot(vms, tuple(doubles), found)
 
 
-def vm_of(shown: Json) -> Vm:
+def vm_of(shown: Json) -> Instance:
     scheduling = table(shown.get("scheduling"))
     status = table(table(shown.get("resourceStatus")).get("scheduling"))
-    return Vm(
+    return Instance(
         path=path_of(shown),
         id=str(shown.get("id", "")),
         name=str(shown["name"]),
@@ -139,7 +139,7 @@ def address_in(shown: Json) -> str:
     return ""
 
 
-class Inventory(Snapshots[Snapshot]):
+class ProjectInventory(Snapshots[ProjectSnapshot]):
     """What there is of this home in the project. Raises GoogleFault."""
 
     def __init__(self, client: ComputeClient, home: str) -> None:
@@ -147,7 +147,7 @@ class Inventory(Snapshots[Snapshot]):
         self._client = client
         self._filter = f"labels.{HOME}={label(home)}"
 
-    async def _fetch(self) -> Snapshot:
+    async def _fetch(self) -> ProjectSnapshot:
         instances, disks = await asyncio.gather(
             self._client.everywhere("instances", filter=self._filter),
             self._client.everywhere("disks", filter=self._filter),

@@ -9,20 +9,20 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
 from evalfleet.places.vm.answers import Json, Problem, as_refusal, rows, table
+from evalfleet.places.vm.place import UNSEEN
 from evalfleet.places.vm.ssh_access import RunningVm, SshKeys
 
 from .answers import GoogleFault
 from .client import ComputeClient, path_of, request_id
-from .inventory import COMING, Inventory, Snapshot, Vm, vm_of
+from .inventory import COMING, Instance, ProjectInventory, ProjectSnapshot, vm_of
 from .names import HOME, label, machine_in, timestamp
-from .template import AGREES_S, Build, instance, scheduling
+from .template import AGREES_S, InstanceBuild, instance, scheduling
 
 DELETE_S = 300.0
 """For so long a deletion is waited for that goes on."""
 MOST_TRIES = 20
 """So often a machine may have been asked for in one zone, with no success."""
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
-UNSEEN = "what exists cannot be seen"
 KEY_ORDER = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 NOTICES: Mapping[str, object] = {
     "url": "http://169.254.169.254/computeMetadata/v1/instance/preempted",
@@ -32,13 +32,13 @@ NOTICES: Mapping[str, object] = {
 """Where Google tells a spot machine that it takes it back."""
 
 
-class VmLifecycle:
+class InstanceControl:
     """The instances of this home, from their insert until nothing is left of them.
 
     Raises GoogleFault, and PlaceError for what no answer of Google's says.
     """
 
-    def __init__(self, client: ComputeClient, inventory: Inventory, keys: SshKeys, home: str) -> None:
+    def __init__(self, client: ComputeClient, inventory: ProjectInventory, keys: SshKeys, home: str) -> None:
         self._client = client
         self._inventory = inventory
         self._keys = keys
@@ -46,7 +46,7 @@ class VmLifecycle:
 
     # -- up ------------------------------------------------------------------------------------
 
-    async def insert(self, build: Build, on_allocated: Callable[[], None]) -> Vm:
+    async def insert(self, build: InstanceBuild, on_allocated: Callable[[], None]) -> Instance:
         """Make an instance, with everything, in one call. Returns when it runs."""
         machine = MachineId(build.machine)
         await self._clear_name(build, machine)
@@ -61,7 +61,7 @@ class VmLifecycle:
         await self._check_end(vm, build.ends_at)
         return vm
 
-    async def _begin(self, zone: str, build: Build) -> Json:
+    async def _begin(self, zone: str, build: InstanceBuild) -> Json:
         """The operation that makes it.
 
         A request that was made before is answered by its operation, also by one that ended long ago. No
@@ -80,7 +80,7 @@ class VmLifecycle:
             scope="machine",
         )
 
-    async def _clear_name(self, build: Build, machine: MachineId) -> None:
+    async def _clear_name(self, build: InstanceBuild, machine: MachineId) -> None:
         """An old disk of that name would be attached in place of a new one. Nothing may come up elsewhere."""
         for operation in await self._inventory.inserting(build.name):
             if path_of(operation).split("/")[3] != build.zone:
@@ -98,7 +98,7 @@ class VmLifecycle:
     def _is_ours(self, shown: Json, machine: MachineId) -> bool:
         return table(shown.get("labels")).get(HOME) == self._home and machine_in(shown) == machine
 
-    async def _running(self, path: str, machine: MachineId) -> Vm:
+    async def _running(self, path: str, machine: MachineId) -> Instance:
         """The instance of this path once it runs; it must be the machine's."""
         shown = await self._client.find(path)
         if shown is not None and not self._is_ours(shown, machine):
@@ -109,7 +109,7 @@ class VmLifecycle:
             return await self.until_running(machine)
         return vm_of(shown)
 
-    async def until_running(self, machine: MachineId) -> Vm:
+    async def until_running(self, machine: MachineId) -> Instance:
         async for snapshot in self._inventory.watch():
             vm = snapshot.vms.get(machine)
             if vm is None or vm.status not in (*COMING, "RUNNING"):
@@ -118,7 +118,7 @@ class VmLifecycle:
                 return vm
         raise AssertionError("snapshots never end")
 
-    async def _check_end(self, vm: Vm, ends_at: float) -> None:
+    async def _check_end(self, vm: Instance, ends_at: float) -> None:
         """Google must have understood when it is to end the machine: nobody else may be there to do so."""
         if vm.ends_at is None:
             shown = await self._client.find(vm.path)
@@ -134,8 +134,8 @@ class VmLifecycle:
             )
 
     async def start(
-        self, vm: Vm, machine: MachineId, ends_at: float, labels: Mapping[str, str], *, stops: bool
-    ) -> Vm:
+        self, vm: Instance, machine: MachineId, ends_at: float, labels: Mapping[str, str], *, stops: bool
+    ) -> Instance:
         """Start an instance that is stopped, with a new end: only now can that be set."""
         limit = scheduling(ends_at, spot=vm.spot, stops=stops)
         await self._client.change("POST", f"{vm.path}/setScheduling", limit)
@@ -145,12 +145,12 @@ class VmLifecycle:
         await self._check_end(running, ends_at)
         return running
 
-    async def mark(self, vm: Vm, labels: Mapping[str, str]) -> None:
+    async def mark(self, vm: Instance, labels: Mapping[str, str]) -> None:
         """Give an instance these labels, in place of those that it has."""
         body = {"labels": dict(labels), "labelFingerprint": vm.label_fingerprint}
         await self._client.change("POST", f"{vm.path}/setLabels", body)
 
-    async def again(self, machine: MachineId, step: str) -> Vm:
+    async def again(self, machine: MachineId, step: str) -> Instance:
         """Reset it, or stop it and start it, perhaps on other hardware. Its end stays where it is."""
         vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None or vm.status not in ("RUNNING", "TERMINATED", *COMING):
@@ -163,7 +163,7 @@ class VmLifecycle:
             await self._client.change("POST", f"{vm.path}/start")
         return await self.until_running(machine)
 
-    async def boot(self, machine: MachineId, vm: Vm) -> AsyncGenerator[RunningVm]:
+    async def boot(self, machine: MachineId, vm: Instance) -> AsyncGenerator[RunningVm]:
         """An instance that runs, looked at anew each time, without end. Raises PlaceError."""
         while True:
             yield await self.running(machine, vm)
@@ -174,7 +174,7 @@ class VmLifecycle:
                 raise MachineUnavailable(machine, "it is gone again")
             vm = now
 
-    async def running(self, machine: MachineId, vm: Vm) -> RunningVm:
+    async def running(self, machine: MachineId, vm: Instance) -> RunningVm:
         """How an instance that runs is reached, once its host key is known. Raises PlaceError."""
         notices = NOTICES if vm.spot else None
         if not self._keys.has_host(machine):
@@ -186,7 +186,7 @@ class VmLifecycle:
             self._keys.pin(machine, key)
         return RunningVm(vm.name, vm.address, notices=notices)
 
-    async def _host_key(self, vm: Vm) -> str:
+    async def _host_key(self, vm: Instance) -> str:
         """The public key that the machine has told Google at its first boot; empty if it has not yet.
 
         Later any process of the machine could write there: what was read before the first job counts.
@@ -196,7 +196,7 @@ class VmLifecycle:
         told = {str(each.get("key")): str(each.get("value", "")).strip() for each in items}
         return next((f"{kind} {told[kind]}" for kind in KEY_ORDER if told.get(kind)), "")
 
-    async def console(self, vm: Vm) -> str:
+    async def console(self, vm: Instance) -> str:
         """The end of what it said while it booted; what keeps us from reading it, if something does."""
         try:
             shown = await self._client.get(f"{vm.path}/serialPort", port="1")
@@ -229,7 +229,7 @@ class VmLifecycle:
                 break
         return False
 
-    async def _take_down(self, snapshot: Snapshot, machine: MachineId) -> None:
+    async def _take_down(self, snapshot: ProjectSnapshot, machine: MachineId) -> None:
         vm = snapshot.vms.get(machine)
         instances = [*([vm] if vm is not None else []), *_doubles(snapshot, machine)]
         if instances:
@@ -249,7 +249,7 @@ class VmLifecycle:
                 raise
 
 
-def _doubles(snapshot: Snapshot, machine: MachineId) -> list[Vm]:
+def _doubles(snapshot: ProjectSnapshot, machine: MachineId) -> list[Instance]:
     """Other instances of the machine: they have its name, and are in other zones."""
     vm = snapshot.vms.get(machine)
     return [double for double in snapshot.doubles if vm is not None and double.name == vm.name]

@@ -102,3 +102,9 @@ def region_of(zone: str) -> str:
 
 def zones_of(region: str) -> list[str]:
     return [f"{region}-{letter}" for letter in ODD_ZONES.get(region, "abc")]
+
+
+def vcpus(name: str) -> int:
+    """Of a machine type of this name; 0 if nobody knows."""
+    known = type_of(name)
+    return known.cpus if known is not None else 0

@@ -11,10 +11,10 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Literal
 
 from evalfleet.model import MachineId
 from evalfleet.places.vm.answers import Json, table
+from evalfleet.places.vm.settings import MachineUse
 
 HOME, POOL, KIND, MACHINE, OWNER, EXPIRES, IMAGE = (
     "evalfleet-home",
@@ -25,7 +25,6 @@ HOME, POOL, KIND, MACHINE, OWNER, EXPIRES, IMAGE = (
     "evalfleet-expires-at",
     "evalfleet-image",
 )
-Kind = Literal["run", "pool"]
 DESCRIPTION = "evalfleet machine "
 """How the description of all that belongs to a machine begins; its id follows."""
 LONGEST_NAME, LONGEST_LABEL = 60, 63
@@ -61,7 +60,7 @@ def _mark(text: str) -> str:
 
 
 def labels_of(
-    machine: MachineId, home: str, owner: str, kind: Kind, expires_at: float, own: Mapping[str, str]
+    machine: MachineId, home: str, owner: str, kind: MachineUse, expires_at: float, own: Mapping[str, str]
 ) -> dict[str, str]:
     """The labels of all that belongs to a machine.
 

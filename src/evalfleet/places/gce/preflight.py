@@ -19,7 +19,7 @@ from .firewall import Firewall
 from .machine_types import SPOT_QUOTA, MachineType, fits, region_of, type_of
 from .names import name_of
 from .prices import wants_nesting
-from .settings import Account, GceSettings
+from .settings import GceSettings, GoogleAccount
 
 UNLIMITED = 1 << 30
 DISK_QUOTA = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
@@ -48,7 +48,7 @@ class GceChecks:
     """The checks of `evalfleet doctor` for one place. They only read."""
 
     def __init__(
-        self, client: ComputeClient, settings: GceSettings, account: Account, firewall: Firewall
+        self, client: ComputeClient, settings: GceSettings, account: GoogleAccount, firewall: Firewall
     ) -> None:
         self._client = client
         self._settings = settings

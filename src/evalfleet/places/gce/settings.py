@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import configparser
-import getpass
-import ipaddress
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
 from evalfleet.errors import RequestError
 from evalfleet.places.vm.answers import table
+from evalfleet.places.vm.settings import (
+    VmAccount,
+    VmSettings,
+    file_of,
+    is_user_name,
+    owner_of,
+    problems_of,
+)
 from evalfleet.ports import PlaceContext
 
 from .client import KEY_FILE, credentials_file, gcloud_folder
@@ -36,12 +42,11 @@ CREDENTIAL_KINDS = frozenset(
 )
 """What google-auth can log in with."""
 _PROJECT = re.compile(r"(?:[a-z0-9.-]+:)?[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _SHORT_IMAGE = re.compile(r"projects/[^/]+/global/images/(family/)?[a-z]([-a-z0-9]*[a-z0-9])?")
 MOST_LABELS, OUR_LABELS = 64, 7
 
 
-class GceSettings(Struct, frozen=True, forbid_unknown_fields=True):
+class GceSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     """The settings of a place of Compute Engine VMs. `ssh_from` must be given unless they have no public
     address."""
 
@@ -62,10 +67,6 @@ class GceSettings(Struct, frozen=True, forbid_unknown_fields=True):
             '"nearest": those of the region that answers soonest'
         ),
     ] = ()
-    spot: Annotated[bool, Meta(description="cheaper machines that Google may take back")] = False
-    spot_only: Annotated[
-        bool, Meta(description="with `spot`: no regular machines, whatever is taken back or cannot be had")
-    ] = False
     image: Annotated[
         str, Meta(description="projects/PROJECT/global/images/NAME, or .../images/family/NAME")
     ] = IMAGE
@@ -81,20 +82,6 @@ class GceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     service_account: Annotated[
         str, Meta(description="e-mail of one for the machines; the agent under test can use it")
     ] = ""
-    user: Annotated[str, Meta(description="made on the machines, to come in as")] = "evalfleet"
-    isolation: Annotated[
-        Literal["user", "container", "none"] | None,
-        Meta(description="user: each attempt is a user of its own; else so where that can be had"),
-    ] = None
-    key: Annotated[str, Meta(description="a private key of yours to come in with; else one is made")] = ""
-    ssh_from: Annotated[
-        tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")
-    ] = ()
-    port: Annotated[int, Meta(ge=1, le=65535, description="of the machines' sshd")] = 22
-    public_ip: Annotated[bool, Meta(description="false: reached inside the network, perhaps by `jump`")] = (
-        True
-    )
-    jump: Annotated[str, Meta(description="[user@]host[:port][,...] to go through")] = ""
     network: Annotated[str, Meta(description="the VPC network; our rules there are about our machines")] = (
         "default"
     )
@@ -102,48 +89,21 @@ class GceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     labels: Annotated[Mapping[str, str], Meta(description="of your own, on machines and disks")] = field(
         default_factory=dict[str, str]
     )
-    owner: Annotated[str, Meta(description="who is to be asked about the machines; else your user name")] = ""
-    name: Annotated[str, Meta(description="of machines; must have {machine} in it")] = "{machine}"
-    max_vcpus: Annotated[int, Meta(ge=0, description="all machines of this home together; 0: no limit")] = 0
-    prices: Annotated[
-        Mapping[str, Annotated[float, Meta(ge=0, le=10_000)]],
-        Meta(description="USD an hour by machine type, or type@region: yours, not the list's"),
-    ] = field(default_factory=dict[str, float])
     discounts: Annotated[
         Mapping[str, Annotated[float, Meta(ge=0, lt=1)]],
         Meta(description="shares off the list price of regular machines by family, as { n2 = 0.2 }"),
     ] = field(default_factory=dict[str, float])
-    endpoint: Annotated[str, Meta(description="of the Compute Engine API, if it is not Google's own")] = ""
-    ca: Annotated[str, Meta(description="file of the authorities to trust, for endpoints of your own")] = ""
-    answer_s: Annotated[
-        float, Meta(gt=0, description="a machine that runs must answer within so many seconds")
-    ] = 600.0
-    lost_s: Annotated[
-        float, Meta(ge=12, description="silence of so many seconds before a reset: live migrations pause")
-    ] = 45.0
-    teardown_s: Annotated[
-        float, Meta(gt=0, description="so many seconds before the end of its time a machine is deleted")
-    ] = 120.0
-    settle_s: Annotated[
-        float, Meta(ge=0, description="a machine is gone when two listings so far apart do not show it")
-    ] = 60.0
 
 
-class Account(Struct, frozen=True):
-    """The account that a place uses: what the settings leave open, filled in from the environment."""
+class GoogleAccount(VmAccount, frozen=True, kw_only=True):
+    """The project that a place uses, and where in it."""
 
     project: str
     zones: tuple[str, ...]
     """All zones that machines may be in; with `zones = "nearest"`, those to choose from."""
-    owner: str
-    """Who is to be asked about the machines."""
-    ca: str
-    """An absolute path, or empty."""
-    key: str
-    """An absolute path, or empty."""
 
 
-def account_of(name: str, settings: GceSettings, context: PlaceContext) -> Account:
+def account_of(name: str, settings: GceSettings, context: PlaceContext) -> GoogleAccount:
     """The account that the settings and the environment name. Raises RequestError."""
     environ = context.environ
     for problem in (*_problems(settings), *_credential_problems(environ)):
@@ -160,14 +120,13 @@ def account_of(name: str, settings: GceSettings, context: PlaceContext) -> Accou
             "`gcloud projects list` shows them"
         )
 
-    def path(setting: str, given: str) -> str:
-        file = str(context.base / Path(given).expanduser()) if given else ""
-        if file and not Path(file).is_file():
-            raise RequestError(f"place {name!r}: {setting} = {file!r} is no file; correct it")
-        return file
-
-    ca, key = path("ca", settings.ca), path("key", settings.key)
-    return Account(project, _zones(name, settings, environ), settings.owner or _user(environ), ca, key)
+    return GoogleAccount(
+        project=project,
+        zones=_zones(name, settings, environ),
+        owner=owner_of(settings, environ),
+        ca=file_of(name, "ca", settings.ca, context),
+        key=file_of(name, "key", settings.key, context),
+    )
 
 
 def _zones(name: str, settings: GceSettings, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -189,24 +148,16 @@ def _zones(name: str, settings: GceSettings, environ: Mapping[str, str]) -> tupl
 
 
 def _problems(settings: GceSettings) -> list[str]:
-    found: list[str] = []
+    found = problems_of(settings, "a-z0-9-")
     if not settings.types:
         found.append("`types` must not be empty")
     found += [f"{name} is no machine type; Google's are as n2-standard-4" for name in strange(settings.types)]
     found += _where_problems(settings)
-    if settings.public_ip and not settings.ssh_from:
-        found.append(
-            '`ssh_from` is not set: say which addresses may connect, such as ssh_from = ["203.0.113.7/32"] '
-            "(`curl https://api.ipify.org` prints yours)"
-        )
-    found += [problem for each in settings.ssh_from if (problem := _source_problem(each))]
-    if not _USER.fullmatch(settings.user) or settings.user == "root":
+    if not is_user_name(settings.user) or settings.user == "root":
         found.append(
             f"user = {settings.user!r}: up to 32 small letters, digits, '_' and '-', and not root, whom "
             "Google's images do not let in"
         )
-    if "{machine}" not in settings.name or not re.fullmatch(r"[a-z0-9{}-]+", settings.name):
-        found.append("`name` must have {machine} in it, and small letters, digits and '-' only")
     if not _SHORT_IMAGE.fullmatch(settings.image):
         found.append(
             "`image` must be projects/PROJECT/global/images/NAME, or .../global/images/family/NAME "
@@ -219,8 +170,6 @@ def _problems(settings: GceSettings) -> list[str]:
             if (type := type_of(name)) is not None and not type.nested
         ]
     found += _label_problems(settings)
-    if settings.endpoint and not settings.endpoint.startswith("https://"):
-        found.append("`endpoint` must begin with https://: tokens are not sent in the clear")
     return found
 
 
@@ -236,20 +185,6 @@ def _where_problems(settings: GceSettings) -> list[str]:
         for each in zones
         if not ZONE.fullmatch(each)
     ]
-
-
-def _source_problem(text: str) -> str:
-    """What is wrong with an entry of `ssh_from`; empty if nothing is."""
-    try:
-        network = ipaddress.ip_network("0.0.0.0/0" if text == "*" else text, strict=False)
-    except ValueError:
-        return f"ssh_from: {text!r} is no address or range"
-    if network.version == 6:
-        return (
-            f"ssh_from: {text!r} is IPv6, and the machines have IPv4 addresses only: give your IPv4 address "
-            "(`curl -4 https://api.ipify.org` prints it)"
-        )
-    return ""
 
 
 def _label_problems(settings: GceSettings) -> list[str]:
@@ -328,10 +263,3 @@ def _of_gcloud(environ: Mapping[str, str]) -> str:
         return parser.get("core", "project", fallback="")
     except (OSError, configparser.Error):
         return ""
-
-
-def _user(environ: Mapping[str, str]) -> str:
-    try:
-        return environ.get("USER") or getpass.getuser()
-    except (OSError, KeyError):
-        return "unknown"

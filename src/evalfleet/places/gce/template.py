@@ -31,7 +31,7 @@ INSIDE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 """Who may connect to machines without a public address, if the settings name nobody."""
 
 
-class Build(Struct, frozen=True):
+class InstanceBuild(Struct, frozen=True):
     """One machine to be made."""
 
     project: str
@@ -58,7 +58,7 @@ class Build(Struct, frozen=True):
     ends_at: float
 
 
-def instance(build: Build) -> Json:
+def instance(build: InstanceBuild) -> Json:
     """The body of the insert."""
     body: Json = {
         "name": build.name,
@@ -78,7 +78,7 @@ def instance(build: Build) -> Json:
     return body
 
 
-def _disk(build: Build) -> Json:
+def _disk(build: InstanceBuild) -> Json:
     made = {
         "sourceImage": build.image,
         "diskSizeGb": str(build.disk_gb),
@@ -89,7 +89,7 @@ def _disk(build: Build) -> Json:
     return {"boot": True, "autoDelete": True, "initializeParams": made}
 
 
-def _interface(build: Build) -> Json:
+def _interface(build: InstanceBuild) -> Json:
     interface: Json = {"network": build.network}
     if build.subnet:
         interface["subnetwork"] = build.subnet
@@ -98,7 +98,7 @@ def _interface(build: Build) -> Json:
     return interface
 
 
-def _metadata(build: Build) -> dict[str, str]:
+def _metadata(build: InstanceBuild) -> dict[str, str]:
     """Every process of the machine can read it: no secret is in it."""
     return {
         "ssh-keys": f"{build.user}:{build.public_key} {build.user}",

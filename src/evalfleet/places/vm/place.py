@@ -5,41 +5,194 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from evalfleet.channels.samples import Samples
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Offer
+from evalfleet.names import safe_name
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import requirement
 
-from .ssh_access import Readiness, SshAccess, SshKeys, SshLogin
+from .answers import as_refusal
+from .settings import MachineUse, VmAccount, VmSettings
+from .ssh_access import Readiness, RunningVm, SshAccess, SshKeys, SshLogin
+
+UNSEEN = "what exists cannot be seen"
+MENDED_S = 300.0
+"""A machine that was restarted answers sooner than a new one."""
 
 
-class VmPlace:
+class CloudClient(Protocol):
+    """What calls a cloud's API, as far as all clouds are alike."""
+
+    @property
+    def skew_s(self) -> float:
+        """How far the cloud's clock is ahead of this computer's."""
+        ...
+
+    def now(self) -> float:
+        """By the cloud's clock."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class VmSnapshot(Protocol):
+    """What is there of this home, at one moment."""
+
+    @property
+    def vms(self) -> Mapping[MachineId, object]: ...
+
+
+V = TypeVar("V")
+S = TypeVar("S")
+SnapshotT = TypeVar("SnapshotT", bound=VmSnapshot)
+
+
+class VmControl(Protocol[V]):
+    """What brings VMs up and down in one cloud. Raises CloudFault, and PlaceError."""
+
+    def boot(self, machine: MachineId, vm: V, /) -> AsyncGenerator[RunningVm]:
+        """A VM that runs, looked at anew each time, without end."""
+        ...
+
+    async def console(self, vm: V, /) -> str:
+        """The end of what it said while it booted."""
+        ...
+
+    async def again(self, machine: MachineId, step: str, /) -> V:
+        """Mend it by this step. Returns when it runs."""
+        ...
+
+    async def stop(self, machine: MachineId) -> None: ...
+
+    async def remove(self, machine: MachineId) -> bool:
+        """Delete what there is of it, for a while. Is nothing left?"""
+        ...
+
+
+class VmPlace(Generic[V, SnapshotT]):
     """A place of VMs as far as all clouds are alike: its machines have keys of ours, and SSH leads there."""
 
+    default_canary = 1
+    changeable = ("ssh_from",)
+
     def __init__(
-        self, name: str, context: PlaceContext, keys: SshKeys, login: SshLogin, max_vcpus: int
+        self, name: str, settings: VmSettings, account: VmAccount, context: PlaceContext, folder: str
     ) -> None:
+        """`folder`: in the home, with the keys of all places of this kind."""
+        keys = SshKeys(context.home / folder / safe_name(name), account.key)
+        agent = context.environ.get("SSH_AUTH_SOCK")
+        login = SshLogin(settings.user, settings.port, settings.jump, settings.answer_s, agent)
         self._name = name
+        self._use: MachineUse = "pool" if context.for_pool else "run"
         self._home = context.home_id
+        self._folder = context.home
+        self._answer_s = settings.answer_s
+        self._owner = account.owner
         self._secrets = context.secrets
         self._samples = Samples(context.home)
         self._keys = keys
         self._access = SshAccess(login, keys, context.home_id)
         self._readiness = Readiness(self._access)
-        self._ceiling = VcpuCeiling(max_vcpus)
+        self._ceiling = VcpuCeiling(settings.max_vcpus)
         self._trials = OfferTrials()
         self._turns: dict[MachineId, asyncio.Lock] = {}
+
+    def _use_cloud(self, cloud: CloudClient, snapshots: Snapshots[SnapshotT], control: VmControl[V]) -> None:
+        """To be called first of all, by whoever inherits from this."""
+        self._cloud, self._snapshots, self._control = cloud, snapshots, control
 
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    # -- what each cloud does in its own way ---------------------------------------------------
+
+    @abstractmethod
+    async def _have(
+        self,
+        snapshot: SnapshotT,
+        machine: MachineId,
+        offer: Offer,
+        until: float,
+        on_allocated: Callable[[], None],
+    ) -> V:
+        """Make the VM, or start it if it is stopped. Returns when it runs. Raises PlaceError.
+
+        `until`: when it ends, by the cloud's clock. `on_allocated` is called as soon as it has got its room.
+        """
+
+    @abstractmethod
+    def _named(self, machine: MachineId) -> str:
+        """The VM as the cloud's own tools would find it."""
+
+    @abstractmethod
+    def _vcpus(self, size: str) -> int: ...
+
+    # -- a machine's life ----------------------------------------------------------------------
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        """Make the machine, or start it if it is stopped. Returns when it can be used."""
+        async with self._turn(machine):
+            with self._ceiling.counting(machine, self._vcpus(offer.size)):
+                begun = time.monotonic()
+                snapshot = await self._snapshot()  # and with it, what time it is in the cloud
+                until = self._cloud.now() + expires_s - (time.monotonic() - begun)
+                if machine in snapshot.vms:
+                    vm = await self._have(snapshot, machine, offer, until, lambda: None)
+                else:
+                    async with self._trials.asking(offer) as had:
+                        vm = await self._have(snapshot, machine, offer, until, had)
+                await self._wait_ready(machine, vm, until, self._answer_s)
+
+    async def _wait_ready(self, machine: MachineId, vm: V, until: float, patience_s: float) -> None:
+        """`until`: when it ends, by the cloud's clock."""
+        boot, here = self._control.boot(machine, vm), until - self._cloud.skew_s
+        await self._readiness.wait(machine, boot, lambda: self._control.console(vm), here, patience_s)
+
+    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
+        """Do this step of an offer's `mends`, and return when the machine can be used."""
+        async with self._turn(machine):
+            await self._access.drop(machine)
+            with as_refusal(f"{machine}: {step}"):
+                vm = await self._control.again(machine, step)
+            await self._wait_ready(machine, vm, self._cloud.now() + expires_s, min(self._answer_s, MENDED_S))
+
+    async def stop(self, machine: MachineId) -> None:
+        """Stop it: what stays, its disk at least, is billed."""
+        await self._access.drop(machine)
+        with as_refusal(machine):
+            await self._control.stop(machine)
+
+    async def delete(self, machine: MachineId) -> None:
+        self._samples.drop(machine)
+        await self._access.drop(machine)
+        with as_refusal(self._named(machine)):
+            gone = await self._control.remove(machine)
+        if gone:
+            self._keys.drop(machine)
+            self._readiness.forget(machine)
+
+    async def _snapshot(self) -> SnapshotT:
+        with as_refusal(UNSEEN):
+            return await self._snapshots.fresh()
+
+    def _turn(self, machine: MachineId) -> asyncio.Lock:
+        """Held by whoever makes or mends the machine: it is done once at a time."""
+        return self._turns.setdefault(machine, asyncio.Lock())
+
+    # -- ways in -------------------------------------------------------------------------------
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         from evalfleet.channels.ssh.channel import SshChannel
@@ -60,10 +213,7 @@ class VmPlace:
 
     async def close(self) -> None:
         await self._access.close()
-
-    def _turn(self, machine: MachineId) -> asyncio.Lock:
-        """Held by whoever makes or mends the machine: it is done once at a time."""
-        return self._turns.setdefault(machine, asyncio.Lock())
+        await self._cloud.close()
 
 
 OfferKey = tuple[str, str, bool]
@@ -183,8 +333,6 @@ SPACING_S = 0.1
 BURST, REFILL_S = 30.0, 1.0
 """Thirty snapshots may follow one another closely; in the long run there is one a second."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, SHARE = 0.1, 3.0, 0.1
-
-S = TypeVar("S")
 
 
 class SnapshotPace:
