@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from evalfleet.events import AttemptEnded, RunSteered
+from evalfleet.events import AttemptEnded, MachineDeleted, RunSteered
 from evalfleet.model import Alerting, AttemptId
 from evalfleet.views.alerting import read_notices
-from tests.e2e.harness import Fleet, task, tasks
+from tests.e2e.harness import Fleet, flat, task, tasks
 from tests.planted import UNIQUE
 from tests.waiting import until
 
@@ -114,6 +114,38 @@ def test_a_rule_replaces_a_machine_and_alerts_are_kept_though_nobody_is_told(fle
     assert told[0]["link"] == "http://127.0.0.1:1/runs/r/tasks/z_1?attempt=0"
     (entry,) = fleet.results()["steering"]
     assert entry["what"].startswith("worker-1 to be replaced by alert slow_task_execution")
+
+
+def test_rules_drain_a_machine_and_pause_the_run_and_the_report_says_that_they_did(fleet: Fleet) -> None:
+    fleet.config(
+        '[alerts.slow_task_execution]\nact = "drain"\n'
+        '[alerts.job_stuck_no_progress]\nafter_s = 1\nact = "pause"\n'
+    )
+    fleet.bench([*tasks(5, "sleep 0.3; score 1"), task("b_1", "gate 1; score 1"), task("c_1")])
+    run = fleet.start_run("--workers", "1")
+    steered = fleet.recorded(RunSteered, 2)
+    assert {(event.verb, event.by) for event in steered} == {
+        ("drain", "alert slow_task_execution"),
+        ("pause", "alert job_stuck_no_progress"),
+    }
+    fleet.open_gate("1")
+    (gone,) = fleet.recorded(MachineDeleted)
+    assert fleet.state().paused is not None
+    assert "c_1.0" not in fleet.starts(), "what runs goes on to its end, and nothing else is handed out"
+    fleet.say("unpause", "r", "--reason", "it was the network")
+    assert run.wait().code == 0
+    assert fleet.state().attempts[AttemptId("c_1.0")].machine != gone.machine
+    entries = fleet.results()["steering"]
+    assert {entry["verb"] for entry in entries} == {"drain", "pause", "unpause"}
+    report = flat(fleet.say("report", "r"))
+    assert "worker-1 to be drained by alert slow_task_execution: b_1.0 has run for" in report
+    assert "paused by alert job_stuck_no_progress: b_1.0 has made no progress for" in report
+    told = fleet.done("alerts", "r", "--json").json["told"]
+    assert {(each["rule"], each["act"]) for each in told} == {
+        ("slow_task_execution", "drain"),
+        ("job_stuck_no_progress", "pause"),
+        ("run_ended", None),
+    }
 
 
 def test_a_notifier_that_hangs_does_not_hold_up_a_run(fleet: Fleet, receiver: Receiver) -> None:

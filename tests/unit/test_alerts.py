@@ -219,6 +219,8 @@ def test_rules_are_changed_in_the_file(config: Path) -> None:
         ("[alerts]\nbudget = 3\n", "[alerts.budget]"),
         ('[alerts]\ndashboard = "here"\n', "'dashboard' must be an address"),
         ('[alerts.budget]\nact = "explode"\n', "explode"),
+        ('[alerts.budget]\nact = "drain"\n', "act = 'drain' is only for compute_node_unhealthy, "),
+        ('[alerts.docker_pull_slow]\nact = "end"\n', "act = 'end' is only for job_stuck_no_progress, "),
         ('[notify]\napprise = "slack"\n', "must be a list of Apprise's addresses"),
     ],
 )

@@ -140,7 +140,7 @@ def _notify(table: Table, where: str) -> Notify:
 
 def _alerting(table: Table, where: str) -> Alerting:
     """The rules as the file changes them. RequestError names a rule that is unknown, and the nearest."""
-    from evalfleet.views.alerts import CHECKS
+    from evalfleet.views.alerts import ABOUT_A_MACHINE, ABOUT_AN_ATTEMPT, CHECKS
 
     cool_down_s = table.get("cool_down_s", Alerting().cool_down_s)
     if isinstance(cool_down_s, bool) or not isinstance(cool_down_s, int | float) or cool_down_s < 0:
@@ -156,7 +156,11 @@ def _alerting(table: Table, where: str) -> Alerting:
             raise RequestError(f"{where}: there is no alert {name!r}; {hint(name, CHECKS)}")
         usual: dict[str, Any] = msgspec.to_builtins(CHECKS[name][1])
         given = _table(changes, f"{where[:-1]}.{name}]")
-        rules[name] = convert({**usual, **given}, AlertRule, f"{where[:-1]}.{name}]")
+        rule = rules[name] = convert({**usual, **given}, AlertRule, f"{where[:-1]}.{name}]")
+        about = {"end": ABOUT_AN_ATTEMPT, "drain": ABOUT_A_MACHINE, "replace": ABOUT_A_MACHINE}
+        if rule.act in about and name not in about[rule.act]:
+            can = ", ".join(sorted(about[rule.act]))
+            raise RequestError(f"{where[:-1]}.{name}]: act = {rule.act!r} is only for {can}")
     return Alerting(float(cool_down_s), rules, dashboard.rstrip("/"))
 
 

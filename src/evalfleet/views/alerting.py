@@ -25,7 +25,7 @@ from evalfleet.events import RunSteered
 from evalfleet.journal import Store
 from evalfleet.model import Alerting, MachineId, Micros, Notify
 from evalfleet.names import safe_name
-from evalfleet.state import RunState
+from evalfleet.state import RunState, objection
 from evalfleet.version import __version__
 
 from . import notify as telling
@@ -135,6 +135,20 @@ def _link(state: RunState, alert: Alert, dashboard: str) -> str:
     return page if alert.machine is None else f"{page}/machines/{quote(alert.machine, safe='')}"
 
 
+def steering_of(act: str, alert: Alert) -> RunSteered | None:
+    """What a rule that acts asks of the run; None if the alert is about nothing that it could act on."""
+    by, why = f"alert {alert.rule}", alert.text
+    match act:
+        case "pause":
+            return RunSteered("pause", by, why)
+        case "drain" | "replace" if alert.machine is not None:
+            return RunSteered(act, by, why, machine=alert.machine)
+        case "end" if alert.attempt is not None:
+            return RunSteered("end", by, why, attempt=alert.attempt)
+        case _:
+            return None
+
+
 class AlertWatch:
     """Looks at a run by the rules every few seconds, writes down what is new, tells it to whom [notify]
     names, and does what a rule says.
@@ -189,8 +203,12 @@ class AlertWatch:
         alerts = holding(situation, self._alerting)
         for alert in self._raised.new(alerts, situation.now, self._alerting.cool_down_s):
             rule = self._alerting.rules.get(alert.rule, CHECKS[alert.rule][1])
-            act = rule.act if self._can(rule.act, alert) else ""
-            self._raise(situation.state, structs.replace(alert, act=act))
+            asked = steering_of(rule.act, alert)
+            if asked is None or objection(situation.state, asked):
+                self._raise(situation.state, alert)
+            else:
+                self._raise(situation.state, structs.replace(alert, act=asked.verb))
+                self._store.ask(self._run, asked, self._clock())
 
     def _raise(self, state: RunState, alert: Alert) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -201,23 +219,6 @@ class AlertWatch:
                 self._letters.put_nowait(notice_of(state, alert, self._alerting))
             except queue.Full:
                 log.warning("alerts: whom they are told to is too slow; see `evalfleet alerts %s`", self._run)
-        if alert.act:
-            self._store.ask(self._run, self._steering(alert), self._clock())
-
-    def _can(self, act: str, alert: Alert) -> bool:
-        about_a_machine = alert.machine is not None
-        wanted = {"pause": True, "drain": about_a_machine, "replace": about_a_machine}
-        return wanted.get(act, alert.attempt is not None if act == "end" else False)
-
-    def _steering(self, alert: Alert) -> RunSteered:
-        by, why = f"alert {alert.rule}", alert.text
-        match alert.act:
-            case "drain" | "replace":
-                return RunSteered(alert.act, by, why, machine=alert.machine)
-            case "end":
-                return RunSteered("end", by, why, attempt=alert.attempt)
-            case _:
-                return RunSteered("pause", by, why)
 
     def _tell(self, letters: queue.Queue[AlertNotice | None]) -> None:
         while (letter := letters.get()) is not None:

@@ -235,6 +235,14 @@ CHECKS: dict[str, tuple[Check, AlertRule]] = {
     "run_ended": (_ended, AlertRule("info")),
 }
 """Every rule, with what it is unless evalfleet.toml says otherwise."""
+ABOUT_AN_ATTEMPT = frozenset({"job_stuck_no_progress", "slow_task_execution"})
+ABOUT_A_MACHINE = ABOUT_AN_ATTEMPT | {
+    "container_startup_timeout",
+    UNHEALTHY,
+    "docker_pull_slow",
+    "queue_longer_than_planned",
+}
+"""The rules that name one which takes tasks, or is to take some: an attempt's is its machine."""
 AFTER_THE_END = ("machines_left", "run_ended")
 """The rules that have something to say of a run that is over."""
 
