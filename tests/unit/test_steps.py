@@ -13,7 +13,7 @@ import pytest
 from evalfleet.benchmarks.steps import LONGEST, read_steps
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.channels.samples import FINE_S, Load, Sample, Samples, read_newest, read_series, thin
-from evalfleet.channels.supervisor.host import Engine
+from evalfleet.channels.supervisor.host import ContainerEngine
 from evalfleet.model import SECOND, NewestStep, Step, after
 from evalfleet.names import STEPS
 from evalfleet.views.progress import read_progress
@@ -145,10 +145,10 @@ def test_a_sample_has_the_network_and_the_container_engine_and_older_lines_are_s
 
 def test_an_engine_is_asked_how_many_containers_run_and_nobody_waits_for_it(tmp_path: Path) -> None:
     address, pid = str(tmp_path / "sock"), tmp_path / "pid"
-    engine = Engine(address, str(pid))
+    engine = ContainerEngine(address, str(pid))
     assert engine.containers() is None, "there is no engine"
     pid.write_text("1")
-    assert engine.containers() == Engine.DOWN
+    assert engine.containers() == ContainerEngine.DOWN
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen()
@@ -159,7 +159,7 @@ def test_an_engine_is_asked_how_many_containers_run_and_nobody_waits_for_it(tmp_
         link.sendall(b'HTTP/1.0 200 OK\r\n\r\n[{"Id":"a","ImageID":"x"},{"Id":"b","ImageID":"x"}]')
         link.close()
         assert engine.containers() == 2
-        assert engine.containers() == Engine.DOWN, "it takes connections, and says nothing"
+        assert engine.containers() == ContainerEngine.DOWN, "it takes connections, and says nothing"
         pid.unlink()
         assert engine.containers() is None, "it was ended"
 

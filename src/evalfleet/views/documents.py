@@ -22,14 +22,14 @@ WorkerStatus = Literal["creating", "ready", "running", "completed", "failed", "d
 # -- results ---------------------------------------------------------------------------------------
 
 
-class Stop(TypedDict):
+class RunStop(TypedDict):
     """Why a run was stopped."""
 
     reason: str
     detail: str
 
 
-class Refusal(TypedDict):
+class RefusedOffer(TypedDict):
     """An offer that refused machines."""
 
     place: str
@@ -148,7 +148,7 @@ class RepeatedTask(TypedDict):
     pass_at_k: Annotated[dict[str, float], Meta(description="k -> of its scored repeats, unbiased")]
 
 
-class Told(TypedDict):
+class ToldDetails(TypedDict):
     """What an attempt told of itself beside its score."""
 
     cost_usd: Annotated[float | None, Meta(description="of the model, as the attempt told")]
@@ -157,7 +157,7 @@ class Told(TypedDict):
     metadata: Annotated[dict[str, Any], Meta(description="whatever else result.json had to keep")]
 
 
-class Verdict(Told):
+class OutcomeDetails(ToldDetails):
     """How an attempt or a task ended."""
 
     success: bool | None
@@ -169,7 +169,7 @@ class Verdict(Told):
     limit_seconds: Annotated[float | None, Meta(description="the time limit that it was ended by")]
 
 
-class TaskFacts(Verdict):
+class TaskFacts(OutcomeDetails):
     """A task, by the attempt that decided it, or by the newest one if none did yet."""
 
     task_id: str
@@ -217,7 +217,7 @@ class AttemptProgress(TypedDict):
     problem: Annotated[str | None, Meta(description="why its trajectory cannot be read")]
 
 
-class Attempt(Verdict):
+class Attempt(OutcomeDetails):
     """One try at a task."""
 
     attempt: str
@@ -232,8 +232,10 @@ class Attempt(Verdict):
     artifacts: str
     files: Annotated[int | None, Meta(description="how many were collected")]
     problem: Annotated[str | None, Meta(description="why its files are not complete")]
-    grades: Annotated[list[Verdict], Meta(description="of an answer, in the order in which they were given")]
-    superseded: Annotated[Verdict | None, Meta(description="what came in when it no longer counted")]
+    grades: Annotated[
+        list[OutcomeDetails], Meta(description="of an answer, in the order in which they were given")
+    ]
+    superseded: Annotated[OutcomeDetails | None, Meta(description="what came in when it no longer counted")]
     progress: Annotated[AttemptProgress | None, Meta(description="while it runs, and only in `show`")]
 
 
@@ -328,12 +330,12 @@ class ResultsBeyond(TypedDict):
     strict: Annotated[bool, Meta(description="broken tasks count as not solved")]
     shortfall: Annotated[str | None, Meta(description="why a run that is done does not exit 0")]
     task_seconds: Annotated[dict[str, float | None], Meta(description="p50, p90 and max of scored tasks")]
-    stop: Stop | None
+    stop: RunStop | None
     grading_problem: Annotated[str | None, Meta(description="why answers could not be graded")]
     graded_again: Annotated[GradedAgain | None, Meta(description="what later gradings say; the first counts")]
     controllers: Annotated[int, Meta(description="how many have worked on it, one after another")]
     rerun_of: Annotated[str | None, Meta(description="the run whose tasks this one runs again")]
-    refusals: list[Refusal]
+    refusals: list[RefusedOffer]
     paused: Annotated[bool, Meta(description="nothing is handed out until somebody unpauses it")]
     steering: Annotated[list[Steered], Meta(description="what people changed while it went on, in order")]
 
@@ -529,7 +531,7 @@ class PoolDocument(TypedDict):
     warning: str | None
     cost: PoolCost
     machines: list[PoolMachineRow]
-    refusals: list[Refusal]
+    refusals: list[RefusedOffer]
 
 
 class BelongingRow(TypedDict):

@@ -339,12 +339,12 @@ def together(lines: list[Notice]) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def refusals(state: RunState) -> list[documents.Refusal]:
+def refusals(state: RunState) -> list[documents.RefusedOffer]:
     """One entry an offer, in the order in which they first refused."""
     return [_entry(each) for each in state.refusals.values()]
 
 
-def _entry(refusal: Refusal) -> documents.Refusal:
+def _entry(refusal: Refusal) -> documents.RefusedOffer:
     offer = refusal.offer
     return {
         "place": offer.place,
@@ -374,7 +374,7 @@ def _blocked(refusal: Refusal) -> str:
             return " in ".join(word for word in (offer.size, offer.region) if word)
 
 
-def refusals_table(entries: Sequence[documents.Refusal]) -> str:
+def refusals_table(entries: Sequence[documents.RefusedOffer]) -> str:
     """Empty if nothing was refused."""
     if not entries:
         return ""

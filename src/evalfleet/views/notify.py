@@ -172,11 +172,11 @@ def _problems(notify: Notify, document: RunNotice | ReapNotice | AlertNotice) ->
         ways.append((lambda: by_webhook(notify.webhook, body), WEBHOOK_S))
     if notify.apprise:
         ways.append((lambda: by_apprise(notify.apprise, document["text"]), COMMAND_S))
-    calls = [_Call(work, limit_s + MARGIN_S) for work, limit_s in ways]
+    calls = [_TimedCall(work, limit_s + MARGIN_S) for work, limit_s in ways]
     return [problem for call in calls if (problem := call.problem())]
 
 
-class _Call:
+class _TimedCall:
     """Work in a thread of its own, that is not waited for longer than `limit_s`."""
 
     def __init__(self, work: Callable[[], str], limit_s: float) -> None:

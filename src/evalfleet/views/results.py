@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without
         GradedAgain,
         MachineResult,
         ModelShares,
+        OutcomeDetails,
         ProvenanceDocument,
         Results,
         ResultsBeyond,
@@ -63,8 +64,7 @@ if TYPE_CHECKING:  # types that only type checkers need: `ls` is quicker without
         TaskFacts,
         TaskResult,
         TaskStatus,
-        Told,
-        Verdict,
+        ToldDetails,
     )
 
 
@@ -415,7 +415,7 @@ def _answer(attempt: AttemptState | None) -> Answered | None:
     return outcome if isinstance(outcome, Answered) else None
 
 
-def _verdict(outcome: Outcome | None, answer: Answered | None = None) -> Verdict:
+def _verdict(outcome: Outcome | None, answer: Answered | None = None) -> OutcomeDetails:
     """An outcome as data. Of an answer that was graded, the answer tells the steps and the screenshots."""
     scored = outcome if isinstance(outcome, Scored) else None
     told = answer or scored
@@ -432,7 +432,7 @@ def _verdict(outcome: Outcome | None, answer: Answered | None = None) -> Verdict
     }
 
 
-def _measured(outcomes: Sequence[Outcome]) -> Told:
+def _measured(outcomes: Sequence[Outcome]) -> ToldDetails:
     """What outcomes of one attempt tell of it; of what several tell, the last counts."""
     metrics: dict[str, float] = {}
     metadata: dict[str, Any] = {}

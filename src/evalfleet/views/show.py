@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from .documents import (
         Attempt,
         MachineResult,
+        OutcomeDetails,
         PoolMachineRow,
         Results,
         TaskDetail,
         TaskFacts,
         TaskResult,
-        Verdict,
     )
 
 SHORT_S = 0.95
@@ -189,11 +189,11 @@ def _attempt(attempt: Attempt) -> str:
     return pairs([row for row in rows if row[1] is not None], indent="  ")
 
 
-def _grade(grade: Verdict) -> str:
+def _grade(grade: OutcomeDetails) -> str:
     return f"{_outcome(grade)} ({clean(grade['error'], 100)})" if grade["error"] else _outcome(grade)
 
 
-def _outcome(verdict: Verdict) -> str:
+def _outcome(verdict: OutcomeDetails) -> str:
     """`pass`, `fail`, `fail (0.5)` or `broken: model`."""
     if verdict["cause"] or verdict["score"] is None:
         return f"broken: {verdict['cause']}"

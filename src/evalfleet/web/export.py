@@ -57,7 +57,7 @@ class Shot:
 
 
 @dataclass
-class Contents:
+class ExportContents:
     """What a file holds, and what it does not."""
 
     documents: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -134,7 +134,7 @@ def write_site(workspace: Workspace, run: str, folder: Path, screens: Screens) -
     return _told(folder, size, contents)
 
 
-def _told(path: Path, size: int, contents: Contents) -> str:
+def _told(path: Path, size: int, contents: ExportContents) -> str:
     without = f", without {' and '.join(contents.left_out)}" if contents.left_out else ""
     return f"report written to {path}: {size / 1_000_000:.1f} MB{without}"
 
@@ -151,8 +151,8 @@ def _write(path: Path, content: bytes) -> int:
 # -- contents ------------------------------------------------------------------------------------------
 
 
-def _contents(watched: WatchedRun, screens: Screens) -> Contents:
-    contents = Contents()
+def _contents(watched: WatchedRun, screens: Screens) -> ExportContents:
+    contents = ExportContents()
     run, state, logs = watched.run(), watched.board.state, Logs()
     base = _address("runs", watched.board.run)
     documents = contents.documents
@@ -223,7 +223,7 @@ def _part(text: str) -> str:
     return quote(text, safe="!~*'()")
 
 
-def _packed_documents(contents: Contents, most: int) -> bytes:
+def _packed_documents(contents: ExportContents, most: int) -> bytes:
     """The documents, compressed; what is too much goes: logs first, then steps of attempts."""
     for what, ends in (("logs", "/log"), ("the steps of attempts", "/attempts/")):
         packed = base64.b64encode(gzip.compress(msgspec.json.encode(contents.documents), 5))
@@ -240,7 +240,9 @@ def _packed_documents(contents: Contents, most: int) -> bytes:
     return base64.b64encode(gzip.compress(msgspec.json.encode(contents.documents), 5))
 
 
-def _data(workspace: Workspace, run: str, contents: Contents, images: dict[str, dict[str, str]]) -> bytes:
+def _data(
+    workspace: Workspace, run: str, contents: ExportContents, images: dict[str, dict[str, str]]
+) -> bytes:
     about = {
         "made": workspace.now() // 1000,
         "version": __version__,

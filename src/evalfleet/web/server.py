@@ -186,7 +186,7 @@ def packed_json(request: Request, packed: bytes) -> Response:
     return Response(gzip.decompress(packed), media_type="application/json")
 
 
-class Steer(msgspec.Struct):
+class SteeringRequest(msgspec.Struct):
     """What somebody wants changed of a run: a verb of the command line, and what it needs."""
 
     verb: str
@@ -245,7 +245,7 @@ class Pages:
     async def steer(self, request: Request) -> Response:
         watched = await self._opened(request)
         try:
-            wanted = msgspec.json.decode(await _body(request), type=Steer)
+            wanted = msgspec.json.decode(await _body(request), type=SteeringRequest)
         except msgspec.MsgspecError as err:
             raise RequestError(f"that is no change of a run: {err}") from err
         run = watched.run()

@@ -30,9 +30,9 @@ from evalfleet.model import (
 )
 from evalfleet.ports import Grader
 
-from .checkout import Told, listing, parsed_args
+from .checkout import HalAnswer, listing, parsed_args
 from .contents import Contents, agent_files, kept_bundle, task_files
-from .costs import ModelPrice, Usage, price_table, priced
+from .costs import ModelPrice, TokenUsage, price_table, priced
 from .elsewhere import check_place
 from .grading import FileGrader, HalGrader
 from .settings import TIMEOUT_S, WANDB_LIBRARY, HalSettings, resolved
@@ -74,7 +74,7 @@ class HalResult(Struct, frozen=True):
     error: str = ""
     broken: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    usage: Mapping[str, Usage] = field(default_factory=dict[str, Usage])
+    usage: Mapping[str, TokenUsage] = field(default_factory=dict[str, TokenUsage])
     """Model -> its tokens, as far as what the agent left tells."""
 
 
@@ -290,7 +290,7 @@ def _steps(spec: HalSpec) -> tuple[SetupStep, ...]:
     return tuple(steps)
 
 
-def _contents(settings: HalSettings, told: Told, task: str) -> Contents:
+def _contents(settings: HalSettings, told: HalAnswer, task: str) -> Contents:
     return Contents(TASK, task_files(task, told.tasks[task], Path(settings.hal_repo)))
 
 
@@ -310,7 +310,7 @@ def _task(settings: HalSettings, task: str) -> Task:
     return Task(TaskId(task), settings.benchmark, timeout_s=TIMEOUT_S, ready_s=READY_S)
 
 
-def _settled(settings: HalSettings, told: Told, task: Task) -> Task:
+def _settled(settings: HalSettings, told: HalAnswer, task: Task) -> Task:
     digest = _contents(settings, told, task.id).digest()
     matched = settings.gpu_tasks == "match" and _wants_gpu(told.tasks[task.id])
     return msgspec.structs.replace(
@@ -318,7 +318,7 @@ def _settled(settings: HalSettings, told: Told, task: Task) -> Task:
     )
 
 
-def _fit(settings: HalSettings, told: Told, chosen: Sequence[Task]) -> Sequence[Task]:
+def _fit(settings: HalSettings, told: HalAnswer, chosen: Sequence[Task]) -> Sequence[Task]:
     wanting = [task.id for task in chosen if _wants_gpu(told.tasks[task.id])]
     if wanting and settings.gpu_tasks == "refuse":
         raise RequestError(
@@ -332,7 +332,7 @@ def _wants_gpu(task: object) -> bool:
     return isinstance(task, dict) and bool(cast("dict[str, Any]", task).get("gpu"))
 
 
-def _warnings(settings: HalSettings, told: Told) -> list[str]:
+def _warnings(settings: HalSettings, told: HalAnswer) -> list[str]:
     found = list[str]()
     if told.setup_script and not settings.setup_script:
         found.append(

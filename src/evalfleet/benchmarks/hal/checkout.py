@@ -30,7 +30,7 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 _LINE = 400
 
 
-class Told(Struct, frozen=True):
+class HalAnswer(Struct, frozen=True):
     """What HAL answered, or why it did not."""
 
     stage: str = ""
@@ -72,16 +72,16 @@ def _words(settings: HalSettings, verb: str, folder: Path) -> list[str]:
     return [settings.hal_python, str(IN_HAL), verb, str(folder / "order.json"), str(folder / "answer.json")]
 
 
-def read_answer(folder: Path, log: str) -> Told:
+def read_answer(folder: Path, log: str) -> HalAnswer:
     try:
-        return msgspec.json.decode((folder / "answer.json").read_bytes(), type=Told)
+        return msgspec.json.decode((folder / "answer.json").read_bytes(), type=HalAnswer)
     except OSError:
-        return Told(problem=last_line(log) or "it ended without a word")
+        return HalAnswer(problem=last_line(log) or "it ended without a word")
     except msgspec.MsgspecError as err:
-        return Told(problem=f"its answer cannot be read ({err})")
+        return HalAnswer(problem=f"its answer cannot be read ({err})")
 
 
-def _ask(settings: HalSettings, verb: str, order: Mapping[str, Any]) -> Told:
+def _ask(settings: HalSettings, verb: str, order: Mapping[str, Any]) -> HalAnswer:
     """At once, while nothing else is under way. Raises RequestError."""
     with tempfile.TemporaryDirectory(prefix="evalfleet-hal-") as scratch:
         folder = Path(scratch)
@@ -117,7 +117,7 @@ def _ask(settings: HalSettings, verb: str, order: Mapping[str, Any]) -> Told:
 
 async def ask_in_background(
     settings: HalSettings, verb: str, order: Mapping[str, Any], folder: Path, secrets: Mapping[str, str]
-) -> Told:
+) -> HalAnswer:
     """For what takes long. The child ends with whoever asked, also if that is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "answer.json").unlink(missing_ok=True)
@@ -135,7 +135,7 @@ async def ask_in_background(
         try:
             await asyncio.wait_for(child.wait(), settings.grade_timeout_s)
         except TimeoutError:
-            return Told(stage="grading", problem=f"no grades within {settings.grade_timeout_s:g} s")
+            return HalAnswer(stage="grading", problem=f"no grades within {settings.grade_timeout_s:g} s")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -145,11 +145,11 @@ async def ask_in_background(
 
 
 @cache
-def listing(settings: HalSettings) -> Told:
+def listing(settings: HalSettings) -> HalAnswer:
     """HAL's own tasks of a benchmark, as it strips them, once a process. Raises RequestError."""
     if settings.tasks_file:
         tasks = tasks_in_file(Path(settings.tasks_file))
-        return Told(
+        return HalAnswer(
             tasks={id: {k: v for k, v in task.items() if k != "answer"} for id, task in tasks.items()}
         )
     told = _ask(settings, "list", {"benchmark": settings.benchmark, "agent_dir": settings.agent_dir})
@@ -193,7 +193,7 @@ def tasks_in_file(path: Path) -> Mapping[str, dict[str, Any]]:
     return tasks
 
 
-def _remedy(settings: HalSettings, told: Told) -> str:
+def _remedy(settings: HalSettings, told: HalAnswer) -> str:
     python, name = settings.hal_python, settings.benchmark
     if told.module.partition(".")[0] == "weave" and told.module != "weave":
         return (

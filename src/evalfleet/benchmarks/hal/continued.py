@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .checkout import Told, ask_in_background, last_line, listing
+from .checkout import HalAnswer, ask_in_background, last_line, listing
 from .elsewhere import GRADING, grade_elsewhere
 from .settings import HERE, HalSettings
 from .tree import RAW, Tree, is_answer, read_tree, write_tree
@@ -97,7 +97,7 @@ def regrade(
     return f"{said}; HAL's accuracy: {told.metrics.get('accuracy')}"
 
 
-def _graded(told: Told, now_s: float) -> dict[str, Any]:
+def _graded(told: HalAnswer, now_s: float) -> dict[str, Any]:
     return {
         "results": told.results,
         "metrics": told.metrics,

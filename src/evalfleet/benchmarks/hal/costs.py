@@ -30,7 +30,7 @@ class ModelPrice(Struct, frozen=True):
     """Of input that the API had seen before."""
 
 
-class Usage(Struct, frozen=True):
+class TokenUsage(Struct, frozen=True):
     """Tokens that a model took and gave; `cached` ones are among those that went in."""
 
     input: int = 0
@@ -76,7 +76,7 @@ def _value(node: ast.expr) -> Any:
     return None
 
 
-def priced(usage: Mapping[str, Usage], table: Mapping[str, ModelPrice]) -> float | None:
+def priced(usage: Mapping[str, TokenUsage], table: Mapping[str, ModelPrice]) -> float | None:
     """None if there is no usage, or a model without a price: unknown, not nothing."""
     total = 0.0
     for model, tokens in usage.items():

@@ -22,7 +22,7 @@ import msgspec
 
 from evalfleet.errors import RequestError
 
-from .checkout import IN_HAL, Told, last_line, read_answer
+from .checkout import IN_HAL, HalAnswer, last_line, read_answer
 from .settings import HERE, HalSettings
 
 THERE = Path(__file__).parent / "host" / "grade_there.py"
@@ -53,17 +53,17 @@ def check_place(settings: HalSettings, base: Path) -> None:
 
 async def grade_elsewhere(
     settings: HalSettings, base: Path, order: Mapping[str, Any], folder: Path, secrets: Mapping[str, str]
-) -> Told:
+) -> HalAnswer:
     """As `ask_in_background` does it here. `folder` is below the run's own, in its home."""
     run_folder = next(above for above in folder.parents if above.name == GRADING).parent
     folder.mkdir(parents=True, exist_ok=True)
     await asyncio.to_thread(_write_benchmark, settings, order, folder)
     digest = hashlib.sha256(msgspec.json.encode(order)).hexdigest()[:8]
-    call = _Call(settings, base, run_folder.parent, f"{run_folder.name[:44]}-grading-{digest}", secrets)
+    call = _GradingRun(settings, base, run_folder.parent, f"{run_folder.name[:44]}-grading-{digest}", secrets)
     said = await call.run(folder / "grading.toml")
     answer = call.answer_folder / "answer.json"
     if not answer.is_file():
-        return Told(stage="machine", problem=f"run {call.name} gave no grades: {said}")
+        return HalAnswer(stage="machine", problem=f"run {call.name} gave no grades: {said}")
     shutil.copyfile(answer, folder / "answer.json")  # the tree for HAL's tools is made of this
     told = read_answer(folder, said)
     return msgspec.structs.replace(told, stage=told.stage or "grading")
@@ -111,7 +111,7 @@ def _words(*words: str) -> list[str]:
     return [sys.executable, "-m", "evalfleet", *words]
 
 
-class _Call:
+class _GradingRun:
     """A run that grades. One that an earlier controller has left is gone on with."""
 
     def __init__(

@@ -17,7 +17,7 @@ from evalfleet.errors import FleetError
 from evalfleet.model import AttemptId, Broken, Cause, Grade, Measured, Scored
 from evalfleet.ports import Answer
 
-from .checkout import Told, ask_in_background, first_line, last_line, tasks_in_file
+from .checkout import HalAnswer, ask_in_background, first_line, last_line, tasks_in_file
 from .elsewhere import grade_elsewhere
 from .scores import BY_AGENT, score_of
 from .settings import HERE, HalSettings
@@ -119,7 +119,7 @@ class _Round:
             half = len(batch) // 2
             waiting += [batch[half:], batch[:half]]
 
-    def _give_up_if_hopeless(self, told: Told) -> None:
+    def _give_up_if_hopeless(self, told: HalAnswer) -> None:
         """Raises FleetError: all answers stay as they are, and can be graded later."""
         name = self._settings.benchmark
         where = f"see {self._folder / str(self._calls) / 'log'}"
@@ -129,7 +129,7 @@ class _Round:
         if name in NEEDS_ALL or (not self._worked and self._calls >= hopeless):
             raise FleetError(f"HAL's grader for {name} fails: {last_line(told.problem)}; {where}")
 
-    async def _ask(self, submissions: Mapping[str, Mapping[str, Any]]) -> Told:
+    async def _ask(self, submissions: Mapping[str, Mapping[str, Any]]) -> HalAnswer:
         self._calls += 1
         folder = self._folder / str(self._calls)
         merged = dict[str, Any]()
@@ -153,7 +153,7 @@ class _Round:
         return self._settings.grade_on not in ("", HERE)
 
     def _grade(
-        self, answer: Answer, place: int, submissions: Mapping[str, Mapping[str, Any]], told: Told
+        self, answer: Answer, place: int, submissions: Mapping[str, Mapping[str, Any]], told: HalAnswer
     ) -> Grade:
         submission = submissions[answer.task.id]
         score = score_of(

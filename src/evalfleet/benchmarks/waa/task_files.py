@@ -73,7 +73,7 @@ class Folder:
         return (self._path / name).is_dir()
 
 
-class Told(Struct, frozen=True):
+class ImageTasks(Struct, frozen=True):
     """The folder as the image `name` has it, told by a machine: its lists, and which tasks it defines."""
 
     name: str
@@ -139,7 +139,7 @@ NAMES = "names.json"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def kept_list(home: Path, image: str) -> Told | None:
+def kept_list(home: Path, image: str) -> ImageTasks | None:
     """The list of this image. One that cannot be read counts as missing."""
     for folder in (home / KEPT, home / EARLIER):
         digest = _names(folder).get(image, "")
@@ -160,10 +160,10 @@ def keep_list(home: Path, image: str, listed: bytes) -> None:
     _write(folder / NAMES, {**_names(folder), image: told.digest})
 
 
-def _read(listed: bytes, image: str) -> Told:
+def _read(listed: bytes, image: str) -> ImageTasks:
     """Agents have worked on the machine that wrote it: what becomes a path or a message is checked."""
     try:
-        told = msgspec.json.decode(listed, type=Told)
+        told = msgspec.json.decode(listed, type=ImageTasks)
     except msgspec.MsgspecError as err:
         raise RequestError(f"what it tells is no list of tasks ({err})") from None
     if not _DIGEST.fullmatch(told.digest) or not all(name.isprintable() for name in told.texts):

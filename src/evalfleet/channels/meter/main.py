@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from .accounts import SAME_ERROR_S, SAME_ERROR_TIMES, Account, Accounts
 from .proxy import MOST_OUT, Proxy, Upstream
-from .sealing import KeyPair, unseal
+from .sealing import SealingPair, unseal
 
 SOCKET = "meter.sock"
 LOOK_S = 5.0
@@ -33,7 +33,7 @@ class Meter:
         self._port = 0
         self._watchers: set[asyncio.StreamWriter] = set()
         self._over = asyncio.Event()
-        self._pair = KeyPair()
+        self._pair = SealingPair()
         self._accounts = Accounts({}, self._tell)
         context = ssl.create_default_context(cafile=orders.get("ca_file") or None)
         self._proxy = Proxy({}, self._accounts, context, self._keep)

@@ -47,7 +47,7 @@ class Upstream(NamedTuple):
         return (self.header, f"Bearer {self.key}" if self.header == "authorization" else self.key)
 
 
-class Refusal(Exception):
+class CallRefused(Exception):
     """A call that is answered here and goes nowhere."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -85,7 +85,7 @@ class Connections:
             writer.close()
 
 
-class Request(NamedTuple):
+class ModelCall(NamedTuple):
     """A call as it came, with its body and what of it matters here."""
 
     head: Head
@@ -183,7 +183,7 @@ class Proxy:
         try:
             request = self._understood(head, await self._body(head, reader, writer))
             await self._afford(request, cast("Caller", writer.transport.get_protocol()).gone)
-        except Refusal as refusal:
+        except CallRefused as refusal:
             writer.write(_refused(refusal))
             await writer.drain()
             return head.keeps and refusal.status != 413
@@ -196,23 +196,23 @@ class Proxy:
         async for part in parts_of(head, reader, to_end=False):
             body += part
             if len(body) > LARGEST_CALL:
-                raise Refusal(413, "too_large", f"a call may have at most {LARGEST_CALL} bytes")
+                raise CallRefused(413, "too_large", f"a call may have at most {LARGEST_CALL} bytes")
         return bytes(body)
 
-    def _understood(self, head: Head, body: bytes) -> Request:
+    def _understood(self, head: Head, body: bytes) -> ModelCall:
         if head.get("upgrade"):
-            raise Refusal(501, "not_metered", "the meter counts no web sockets: call the model by HTTP")
+            raise CallRefused(501, "not_metered", "the meter counts no web sockets: call the model by HTTP")
         target = urlsplit(head.first[1])
         name, _, path = target.path.lstrip("/").partition("/")
         upstream = self._upstreams.get(name)
         if upstream is None:
-            raise Refusal(
+            raise CallRefused(
                 404, "no_such_upstream", f"the meter passes on to {', '.join(self._upstreams)}, not {name!r}"
             )
         query = parse_qsl(target.query, keep_blank_values=True)
         account = self._accounts.of_key(_key(head, query))
         if account is None:
-            raise Refusal(
+            raise CallRefused(
                 401,
                 "invalid_api_key",
                 "the meter knows no attempt with this key; use the key in the environment",
@@ -229,20 +229,20 @@ class Proxy:
         if head.first[0] == "POST" and is_counted(path):
             most = Most(*most_of(path, body, document, self.most_out))
         whole = path + (f"?{rest}" if rest else "")
-        return Request(head, body, upstream, whole, account, model, asked, streams, most)
+        return ModelCall(head, body, upstream, whole, account, model, asked, streams, most)
 
-    async def _afford(self, request: Request, gone: asyncio.Future[None]) -> None:
+    async def _afford(self, request: ModelCall, gone: asyncio.Future[None]) -> None:
         """Return once a call may begin.
 
-        Raises Refusal when no more money is granted, ConnectionError when the caller is gone meanwhile.
+        Raises CallRefused when no more money is granted, ConnectionError when the caller is gone meanwhile.
         """
         account = request.account
         if request.most is not NOTHING and not account.can_price(request.model):
             account.refused = f"no price is known for the model {request.model!r}: add it to [model.prices]"
             self._accounts.tell(account, "refused")
-            raise Refusal(402, "no_price", f"evalfleet's run has a budget, and {account.refused}")
+            raise CallRefused(402, "no_price", f"evalfleet's run has a budget, and {account.refused}")
         if account.wedged:
-            raise Refusal(503, "attempt_ended", f"this attempt is being ended: {account.wedged}")
+            raise CallRefused(503, "attempt_ended", f"this attempt is being ended: {account.wedged}")
         if account.has_room():
             return
         if not account.refused:
@@ -257,12 +257,12 @@ class Proxy:
                 raise ConnectionError("the caller did not wait for more money")
             if account.wanting:
                 self._accounts.tell(account, "refused")  # by nobody: so its attempt ends, and is tried again
-                raise Refusal(402, "not_granted", f"nobody has granted more money within {GRANT_S:g} s")
+                raise CallRefused(402, "not_granted", f"nobody has granted more money within {GRANT_S:g} s")
             if account.has_room():
                 return
         account.refused = account.refused or "the budget is used up"
         self._accounts.tell(account, "refused")
-        raise Refusal(
+        raise CallRefused(
             402, "budget_exhausted", f"evalfleet's budget for this attempt is used up: {account.refused}"
         )
 
@@ -270,7 +270,7 @@ class Proxy:
         """The limits of an attempt have been changed, or will not be."""
         self._grants.setdefault(attempt, asyncio.Event()).set()
 
-    async def _pass_on(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+    async def _pass_on(self, request: ModelCall, writer: asyncio.StreamWriter) -> bool:
         """Returns whether the caller's connection can go on."""
         call = request.account.begin(request.model, request.most)
         if self._keep:
@@ -288,7 +288,7 @@ class Proxy:
             if request.account.wedged:
                 self._accounts.tell(request.account, "wedged")
 
-    async def _exchange(self, request: Request, answer: _Answer) -> bool:
+    async def _exchange(self, request: ModelCall, answer: _Answer) -> bool:
         connections = self._connections[request.upstream.name]
         message = _sent(request, connections)
         for fresh in (False, True):
@@ -318,7 +318,7 @@ class _Answer:
 
     def __init__(
         self,
-        request: Request,
+        request: ModelCall,
         call: Call,
         writer: asyncio.StreamWriter,
         keep: Callable[[Account, int, str, bytes], None] | None,
@@ -428,7 +428,7 @@ class _Answer:
         self._status, self._call.unanswered = 502, self._call.sent
         self.end(f"{netloc} cannot be reached: {told}")
         self._writer.write(
-            _refused(Refusal(502, "upstream_unreachable", f"{netloc} cannot be reached: {told}"))
+            _refused(CallRefused(502, "upstream_unreachable", f"{netloc} cannot be reached: {told}"))
         )
         await self._writer.drain()
         return True
@@ -482,7 +482,7 @@ def _inflater(encoding: str) -> Callable[[bytes], bytes] | None:
     return inflate
 
 
-def _sent(request: Request, connections: Connections) -> bytes:
+def _sent(request: ModelCall, connections: Connections) -> bytes:
     """The call as the upstream sees it: its own host and key, and an answer that can be read."""
     head = request.head
     headers = head.end_to_end("host", "content-length", "accept-encoding", "expect", *KEY_HEADERS)
@@ -527,7 +527,7 @@ def _model_in(path: str) -> str:
     return ""
 
 
-def _refused(refusal: Refusal) -> bytes:
+def _refused(refusal: CallRefused) -> bytes:
     """An error in a shape that the clients of all known APIs can read."""
     error = {
         "message": refusal.message,

@@ -26,7 +26,7 @@ GENERATOR = 2
 SECRET_BYTES = 32
 
 
-class KeyPair:
+class SealingPair:
     """A secret number, and the public one by which others seal for whoever has it."""
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class KeyPair:
 
 
 @lru_cache(maxsize=1)
-def _our_pair() -> KeyPair:
+def _our_pair() -> SealingPair:
     """One for all that this process seals: a thousand machines are told in a short time."""
-    return KeyPair()
+    return SealingPair()
 
 
 def seal(data: bytes, public: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ def seal(data: bytes, public: str) -> dict[str, str]:
     return {"public": pair.public, "nonce": nonce, "data": hidden.hex(), "mark": _mark(hidden, key)}
 
 
-def unseal(sealed: dict[str, str], pair: KeyPair) -> bytes:
+def unseal(sealed: dict[str, str], pair: SealingPair) -> bytes:
     """Raises ValueError if it was sealed for somebody else, or has been changed."""
     key = pair.key(sealed["public"], sealed["nonce"])
     hidden = bytes.fromhex(sealed["data"])

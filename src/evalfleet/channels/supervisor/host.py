@@ -125,7 +125,7 @@ def network_bytes() -> tuple[int, int]:
     return received, sent
 
 
-class Engine:
+class ContainerEngine:
     """The host's container engine, asked at one beat and heard at the next: it may hang, and nobody waits.
 
     It is asked only where its daemon runs: a mere connection would start one that is started on demand.
@@ -178,11 +178,11 @@ class Engine:
         return answer
 
 
-class Load:
+class LoadMeter:
     """How busy the host has been since the last beat."""
 
     def __init__(self) -> None:
-        self._engine = Engine()
+        self._engine = ContainerEngine()
         self._cpu, self._network, self._at = cpu_times(), network_bytes(), time.monotonic()
 
     def told(self) -> dict[str, Any]:

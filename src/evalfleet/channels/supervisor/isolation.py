@@ -113,7 +113,7 @@ def own_ids(name: str) -> str:
 # -- what a host offers --------------------------------------------------------------------------
 
 
-class Host:
+class HostIsolation:
     """What this host offers to keep jobs apart. `why_not`: why they cannot be; empty if they can."""
 
     def __init__(self, home: str) -> None:
@@ -286,7 +286,7 @@ class Box:
         self.groups = groups
 
     @classmethod
-    def make(cls, host: Host) -> Box:
+    def make(cls, host: HostIsolation) -> Box:
         uid = new_uid()
         tops = list(dict.fromkeys(host.groups.values()))
         box = cls(uid, [f"{top}/{uid}" for top in tops])
@@ -295,7 +295,7 @@ class Box:
         box.limit(host, 0, 0)
         return box
 
-    def limit(self, host: Host, processes: int, memory_bytes: int) -> None:
+    def limit(self, host: HostIsolation, processes: int, memory_bytes: int) -> None:
         """So many processes and so much memory; 0: as much as any job may have."""
         uid = self.uid
         most = memory_bytes or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

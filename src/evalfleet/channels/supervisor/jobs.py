@@ -11,10 +11,10 @@ import time
 
 from .files import CLEANER, is_small, make_folder, make_folders, read_file, write_atomic
 from .grading import Grading
-from .isolation import USER, Box, FileView, Host, open_up
+from .isolation import USER, Box, FileView, HostIsolation, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
 from .keeper import Bounds, Keeper, StartOrder
-from .metering import Metering
+from .metering import MeterProcess
 from .parcel import has_bundle
 from .processes import (
     age,
@@ -80,21 +80,21 @@ class Jobs:
         self._trash_count = 0
         self._trashed = 0
         self._busy_at = 0.0
-        self._host: Host | None = None
+        self._host: HostIsolation | None = None
         self._opened: set[str] = set()
         self._empty_boxes: list[Box] = []
         self._spares: list[Keeper] = []
         self._restock_at = NEVER
         self._left: list[Job] = []
         self.seals = Seals()
-        self.metering = Metering(selector, self.environ, self._on_meter, self._unmetered)
+        self.metering = MeterProcess(selector, self.environ, self._on_meter, self._unmetered)
         self.wants: Callable[[Job, dict[str, Any]], None] | None = None  # a job's calls wait for more money
 
     @property
-    def host(self) -> Host:
+    def host(self) -> HostIsolation:
         """What this host offers to keep jobs apart, found out when it is first asked for."""
         if self._host is None:
-            self._host = Host(self.home)
+            self._host = HostIsolation(self.home)
             write_atomic("groups", json.dumps(list(self._host.groups.values())))
         return self._host
 

@@ -42,7 +42,7 @@ NO_CALLS = {"calls": 0, "usd": 0.0, "unknown": 0, "unknown_usd": 0.0}
 TOKENS = ("in", "cached", "cache_write", "out", "reasoning")
 
 
-class Metering:
+class MeterProcess:
     """The meter as its supervisor sees it. The working directory is the machine's.
 
     `news` is called with what the meter tells unasked, `gone` when it is found to have ended.

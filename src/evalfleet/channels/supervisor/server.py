@@ -15,7 +15,7 @@ from binascii import a2b_base64, b2a_base64
 from .clients import Client, Clients
 from .files import ENVIRON, SOCKET, make_key, read_file, sha256, write_atomic
 from .follow import FileFollower, Followers
-from .host import Load, boot_id, expiry_in, steady, time_left
+from .host import LoadMeter, boot_id, expiry_in, steady, time_left
 from .job import NEVER, Job
 from .jobs import Jobs
 from .main import owner_of_parent
@@ -69,7 +69,7 @@ class Server:
         self.notices: Notices | None = None
         self.evicted = False
         self.jobs.wants = self.on_wants
-        self.load = Load()
+        self.load = LoadMeter()
         self.leaving = False
         self.done = False
 

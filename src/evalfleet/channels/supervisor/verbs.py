@@ -335,13 +335,13 @@ def supervise(directory: str, request: dict[str, Any]) -> dict[str, Any]:
 
 def elevate(request: dict[str, Any]) -> dict[str, Any]:
     """As root: be the machine's supervisor from now on, if attempts can be isolated then. May be repeated."""
-    from .isolation import Host
+    from .isolation import HostIsolation
     from .processes import environment_of, host_environment
 
     directory = os.path.realpath(directory_of(request))
     if not os.path.isdir(directory) or os.path.exists(directory + "/deleting"):
         return {"error": "unknown", "detail": "there is no such machine"}
-    why_not = Host(directory).why_not
+    why_not = HostIsolation(directory).why_not
     if why_not:
         return {"error": "host", "detail": why_not}
     os.chdir(directory)

@@ -49,7 +49,7 @@ BACKLOG = 1024
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class LabKeeper:
     """The process that answers questions about one lab, and decides when it is over."""
 
     def __init__(self, lab: Lab, shape: Shape) -> None:
@@ -184,7 +184,7 @@ def create(shape: Shape) -> Lab:
 async def keep(lab: Lab, errand: KeeperOrders, record: KeeperRecord) -> None:
     path = Path(errand.record)
     replace(path, msgspec.json.encode(record))
-    await Keeper(lab, errand.shape).serve(record.socket)
+    await LabKeeper(lab, errand.shape).serve(record.socket)
     forget(path, errand.lock, record)
 
 
