@@ -13,7 +13,15 @@ from evalfleet.channels.samples import Sample
 from evalfleet.errors import RequestError
 from evalfleet.model import SECOND, Alerting, AttemptId, Broken, Cause, MachineId, Micros, Scored, after
 from evalfleet.planning.config import load_config
-from evalfleet.views.alerts import CHECKS, Alert, Raised, Situation, holding
+from evalfleet.views.alerts import (
+    ABOUT_A_MACHINE,
+    ABOUT_AN_ATTEMPT,
+    CHECKS,
+    Alert,
+    Raised,
+    Situation,
+    holding,
+)
 from evalfleet.views.progress import Progress
 from tests.unit.views_feed import Feed
 
@@ -32,6 +40,11 @@ def told(
     for alert in holding(situation, alerting or Alerting()):
         found.setdefault(alert.rule, []).append(alert)
         assert SAY not in alert.text
+        of_a_machine = {*ABOUT_A_MACHINE, "machines_left"}
+        assert (alert.machine is not None, alert.attempt is not None) == (
+            alert.rule in of_a_machine,
+            alert.rule in ABOUT_AN_ATTEMPT,
+        )
     return found
 
 

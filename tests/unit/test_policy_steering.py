@@ -137,15 +137,21 @@ def test_a_drained_machine_ends_what_it_runs_and_another_takes_its_place() -> No
     assert len(requested(decided)) == 1
 
 
-def test_a_machine_that_is_restarted_spares_its_attempt() -> None:
-    run = at_work(offer=MENDABLE)
+@pytest.mark.parametrize("schedule", ["dynamic", "slices"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_machine_that_is_restarted_spares_its_attempt_and_nobody_takes_its_place(
+    workers: int, schedule: str
+) -> None:
+    run = at_work(workers=workers, offer=MENDABLE, schedule=schedule)
     decided = run.tell(RunSteered("restart", "ann", "odd", machine=ONE))
     (ended,) = of(AttemptEnded, decided)
     assert ended.outcome == Broken(Cause.CANCELLED, "its machine was restarted by ann: odd")
     (mending,) = of(MachineMending, decided)
     assert (mending.machine, mending.step) == (ONE, "restart")
     assert run.task("t0").used == 0
-    run.tell(MachineReady(ONE, {"restart": 40.0}))
+    assert not requested(decided)
+    decided = run.tell(MachineReady(ONE, {"restart": 40.0}))
+    assert not condemned(decided)
     assert ONE in run.open().values()
     again = objection(run.state, RunSteered("restart", "ann", machine=ONE))
     assert "was restarted before" in again
