@@ -12,18 +12,23 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import anthropic
-import openai
 import pytest
-from google import genai
 
 from evalfleet.channels import meter
 from standins.models import Models
+from tests.lazily import lazily
 from tests.pythons import python_3_8
 from tests.waiting import until_seen
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+    from google import genai
+else:
+    anthropic, genai, openai = lazily("anthropic"), lazily("google.genai"), lazily("openai")
 
 FOLDER = Path(meter.__file__).parent
 PRICE = {"in": 2e-6, "cached": 1e-6, "cache_write": 3e-6, "out": 8e-6}

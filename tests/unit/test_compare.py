@@ -1,15 +1,14 @@
-"""Runs compared task by task: the statistics against scipy and statsmodels, and what is said of them."""
+"""Runs compared task by task: the statistics against scipy and statsmodels, and what is said of them.
+
+What takes long to import is imported where it is used: every worker collects all tests, and runs a few.
+"""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy.stats import bootstrap
-from statsmodels.stats.contingency_tables import mcnemar as their_mcnemar
-from statsmodels.stats.weightstats import DescrStatsW
 
 from evalfleet.views.compare import (
     MANY,
@@ -26,6 +25,8 @@ def corners(both: int, first: int, second: int, neither: int) -> Corners:
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 1), (3, 3), (1, 9), (12, 30), (400, 460)])
 def test_mcnemar_is_that_of_statsmodels(first: int, second: int) -> None:
+    from statsmodels.stats.contingency_tables import mcnemar as their_mcnemar
+
     theirs: Any = their_mcnemar([[50, first], [second, 40]], exact=True)
     assert mcnemar(first, second) == pytest.approx(theirs.pvalue, abs=1e-12)
 
@@ -33,6 +34,9 @@ def test_mcnemar_is_that_of_statsmodels(first: int, second: int) -> None:
 @pytest.mark.parametrize("cells", [(10, 0, 0, 5), (40, 3, 9, 60), (1, 0, 2, 1), (300, 70, 45, 900)])
 def test_the_interval_of_rates_is_that_of_half_a_task_more_in_each_corner(cells: tuple[int, ...]) -> None:
     found = paired_rates(corners(*cells))
+    import numpy as np
+    from statsmodels.stats.weightstats import DescrStatsW
+
     adjusted = np.array(cells) + 0.5
     theirs: Any = DescrStatsW(np.array([0.0, -1.0, 1.0, 0.0]), weights=adjusted)
     # theirs divides by one less than the number of tasks, which is for samples from their own variance
@@ -52,6 +56,9 @@ def test_the_interval_of_rates_holds_the_truth_as_often_as_it_says() -> None:
 
 
 def test_the_interval_of_scores_is_that_of_scipys_bootstrap() -> None:
+    import numpy as np
+    from scipy.stats import bootstrap
+
     rng = random.Random(2)
     differences = [rng.choice((0.0, 0.0, 0.25, 0.5, -0.25)) for _ in range(120)]
     found = paired_means(differences)

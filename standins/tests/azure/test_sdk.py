@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.identity import ClientSecretCredential, ManagedIdentityCredential
-from azure.mgmt.compute import ComputeManagementClient
-from azure.mgmt.network import NetworkManagementClient
-from azure.mgmt.resource.deployments import DeploymentsMgmtClient
-from azure.mgmt.resource.resources import ResourceManagementClient
 
 from standins.azure import StandIn, Throttled
 from tests.cloud.rest import DEFINITION, VNET, Rest, compute, version_of, vm_body
@@ -25,6 +21,12 @@ class Clients:
 
     # Any: bodies are given as plain JSON, which the clients take, but their types do not say so
     def __init__(self, azure: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        # every worker collects all tests, and few run these: the imports take seconds
+        from azure.mgmt.compute import ComputeManagementClient
+        from azure.mgmt.network import NetworkManagementClient
+        from azure.mgmt.resource.deployments import DeploymentsMgmtClient
+        from azure.mgmt.resource.resources import ResourceManagementClient
+
         for name, value in azure.environment.items():
             monkeypatch.setenv(name, value)
         credential = ManagedIdentityCredential()
