@@ -24,13 +24,13 @@ from evalfleet.channels.ssh.target import HostLost
 from evalfleet.channels.supervisor import parcel as packing
 from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker
 from evalfleet.errors import ChannelError
-from evalfleet.model import AttemptId, Collected
+from evalfleet.model import AttemptId, Bundle, Collected, Command, SetupStep
 from evalfleet.names import INCOMING
 from evalfleet.ports import Fence
 from tests.waiting import PATIENCE_S
 
 from .fleet import Fleet, Sshd
-from .test_channel import machine, shell
+from .test_channel import machine, on, shell
 
 JOB = AttemptId("t.0")
 
@@ -239,6 +239,7 @@ def record(**fields: Any) -> bytes:
         record(file="x", size=1 << 40, mode=384, mtime=0),
         record(link="d", to="/tmp") + record(file="d/x", size=0, mode=384, mtime=0),
         record(link="..", to="x"),
+        record(same="x", **{"as": "bundles/task-1/x"}),
         b"[]\n",
         b"nonsense\n",
         record(end="0" * 64),
@@ -251,6 +252,49 @@ def test_nothing_leaves_the_folder(tmp_path: Path, evil: bytes) -> None:
         Unpacker(str(inside), 1 << 30).feed(evil)
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
     assert not any(path.is_symlink() for path in inside.iterdir())
+
+
+@pytest.mark.parametrize("other", ["/etc/passwd", "bundles/../key", "seals/x", "bundles/t/link"])
+def test_a_bundle_shares_files_of_bundles_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("bundles/t", "seals", "top"):
+        os.makedirs(folder)
+    os.symlink("/etc/passwd", "bundles/t/link")
+    for name in ("key", "seals/x"):
+        Path(name).write_text("ours", "utf-8")
+    with pytest.raises(BadParcel):
+        Unpacker("top", shares=True).feed(record(same="x", **{"as": other}))
+    assert os.listdir("top") == []
+
+
+async def test_a_large_file_of_two_tasks_is_sent_to_a_machine_once(hosts: Fleet, tmp_path: Path) -> None:
+    """On the machine both have one file, which an attempt has changed before a third task comes."""
+    data = os.urandom(150_000)
+    bundles = list[Bundle]()
+    for n in range(4):
+        folder = tmp_path / str(n)
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep/data.bin").write_bytes(data)
+        (folder / "input.json").write_text(str(n), "utf-8")
+        steps = (SetupStep("own", Command(("true",)), 60.0),) if n == 3 else ()
+        bundles.append(Bundle(f"task-{n}", {"task": str(folder)}, steps))
+    async with machine(hosts) as (_, made, channel):
+        there = on(hosts, made) / "bundles"
+
+        def inode(n: int) -> int:
+            return (there / f"task-{n}/task/deep/data.bin").stat().st_ino
+
+        await channel.prepare(bundles[0])
+        await channel.prepare(bundles[1])
+        assert inode(0) == inode(1)
+        assert (there / "task-1/task/input.json").read_text("utf-8") == "1"
+        (there / "task-0/task/deep/data.bin").write_bytes(b"changed")
+        await channel.prepare(bundles[2])
+        assert (there / "task-2/task/deep/data.bin").read_bytes() == data
+        await channel.prepare(bundles[3])  # its steps may write: it has a file of its own
+        assert inode(3) not in (inode(0), inode(2))
 
 
 def test_every_way_of_cutting_a_parcel_is_noticed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import Struct
@@ -65,7 +65,7 @@ class LocalMover:
         self._secrets = secrets
         self._caps = caps
 
-    async def put(self, bundle: Bundle) -> None:
+    async def put(self, bundle: Bundle, contents: Mapping[str, list[Any]]) -> None:
         """The bundle's files are complete on the machine when this returns."""
         target = self._directory / "bundles" / bundle.digest
         if target.is_dir():

@@ -50,6 +50,7 @@ class Incoming(Struct):
     sent: float | None = None
     containers: int | None = None
     data: bytes | None = None
+    same: dict[str, str] = {}
     follower: int = 0
     offset: int = 0
     at_end: bool = False

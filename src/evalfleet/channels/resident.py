@@ -55,8 +55,11 @@ SayWord = Callable[[str], None]
 class Mover(Protocol):
     """How files get to one machine and back; all that differs between places with a supervisor."""
 
-    async def put(self, bundle: Bundle) -> None:
-        """The bundle's files are complete on the machine when this returns. Raises SetupFailed."""
+    async def put(self, bundle: Bundle, contents: Mapping[str, list[Any]]) -> None:
+        """The bundle's files are complete on the machine when this returns. Raises SetupFailed.
+
+        `contents`: what its files are. What the machine has of it in another bundle need not be sent again.
+        """
         ...
 
     async def collect(self, job: AttemptId, into: Path) -> Collected: ...
@@ -114,13 +117,14 @@ class Resident(Session):
 
     async def _put(self, bundle: Bundle) -> None:
         """The bundle's files are on the machine, and are what they are here. Raises SetupFailed."""
-        await self._mover.put(bundle)
+        files = await asyncio.to_thread(contents_of, bundle)
+        await self._mover.put(bundle, files)
         if not bundle.files:
             return
-        files = await asyncio.to_thread(contents_of, bundle)
         wrong = ""
         for _ in range(2):
-            answer = await self._ask("verify", {"digest": bundle.digest, "files": files})
+            order = {"digest": bundle.digest, "files": files, "shared": not bundle.steps}
+            answer = await self._ask("verify", order)
             if answer.state == "here":
                 return
             wrong = self._secrets.mask_text(answer.detail)[:ERROR_CAP]
@@ -129,7 +133,7 @@ class Resident(Session):
                 known.difference_update({id for id in known if id.startswith(SETUP + bundle.digest)})
             for id in [id for id in self._ended if id.startswith(SETUP + bundle.digest)]:
                 del self._ended[id]
-            await self._mover.put(bundle)
+            await self._mover.put(bundle, {})  # all of it: what the machine has may be what was changed
         raise SetupFailed("files", f"{wrong} is changed there as soon as it is brought")
 
     @contextlib.contextmanager
@@ -184,7 +188,7 @@ class Resident(Session):
                     await asyncio.to_thread(_cut, file, start, part)
                 except OSError as err:
                     raise SetupFailed("files", f"{file.path}: {err.strerror or err}") from err
-                await self._mover.put(Bundle(f"{file.name}-{number}.part", {"part": str(part)}))
+                await self._mover.put(Bundle(f"{file.name}-{number}.part", {"part": str(part)}), {})
                 part.unlink()
 
     async def isolate(self, wanted: Isolation) -> Isolated:

@@ -47,6 +47,8 @@ from .hosts import Errors, converse
 from .target import HostDown, HostLost, NoMachine
 
 LIGHT_BYTES = 192 << 10
+LARGE_BYTES = 100_000
+"""A file of this size is sent to a machine once, however many tasks have it."""
 LOG_ROOM = 60_000_000
 READ = 4 << 20
 """More than asyncssh holds before it pauses (2 MiB). What a read leaves there makes asyncssh let the host
@@ -84,19 +86,22 @@ class SshMover:
 
     # -- there -----------------------------------------------------------------------------------
 
-    async def put(self, bundle: Bundle) -> None:
-        if (await self.ask("put", {"digest": bundle.digest})).state == "here":
+    async def put(self, bundle: Bundle, contents: Mapping[str, list[Any]]) -> None:
+        large = await asyncio.to_thread(_large, bundle, contents)
+        answer = await self.ask("put", {"digest": bundle.digest, **({"large": large} if large else {})})
+        if answer.state == "here":
             return  # the same content is not sent again
+        same = {name: path for name, path in answer.same.items() if name in large}
         try:
-            parcel = await asyncio.to_thread(_light_parcel, bundle)
+            parcel = await asyncio.to_thread(_light_parcel, bundle, same)
             if parcel is not None:
                 await self.ask("put", {"digest": bundle.digest, "data": parcel})
             else:
-                await self._persist(lambda: self._send(bundle))
+                await self._persist(lambda: self._send(bundle, same))
         except OSError as err:
             raise SetupFailed("files", str(err)) from err
 
-    async def _send(self, bundle: Bundle) -> None:
+    async def _send(self, bundle: Bundle, same: Mapping[str, str]) -> None:
         loop = asyncio.get_running_loop()
         async with self._host_home.host.process(self._host_home.command("put", self._machine)) as process:
 
@@ -110,7 +115,7 @@ class SshMover:
 
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and tells why
                 await send(self._host_home.request(self._machine, {"digest": bundle.digest}))
-                await asyncio.to_thread(_pack, bundle, write)
+                await asyncio.to_thread(_pack, bundle, same, write)
             said, errors = await converse(process)
             self._host_home.check(process.exit_status, errors)
         answer = self._host_home.answer(said)
@@ -274,7 +279,19 @@ class Stage:
 # -- bundles -------------------------------------------------------------------------------------
 
 
-def _light_parcel(bundle: Bundle) -> bytes | None:
+def _large(bundle: Bundle, contents: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The files that are worth a question: the machine may have them for another task."""
+    if bundle.steps:  # they may write into what would be shared
+        return {}
+    found = dict[str, list[Any]]()
+    for name, content in contents.items():
+        top = next((top for top in bundle.files if name == top or name.startswith(top + "/")), None)
+        if top is not None and os.path.getsize(bundle.files[top] + name[len(top) :]) >= LARGE_BYTES:
+            found[name] = content
+    return found
+
+
+def _light_parcel(bundle: Bundle, same: Mapping[str, str]) -> bytes | None:
     """The parcel, if it is small enough to go with a message."""
     parcel = bytearray()
 
@@ -284,14 +301,14 @@ def _light_parcel(bundle: Bundle) -> bytes | None:
             raise BlockingIOError
 
     try:
-        _pack(bundle, write)
+        _pack(bundle, same, write)
     except BlockingIOError:
         return None
     return bytes(parcel)
 
 
-def _pack(bundle: Bundle, write: Callable[[bytes], None]) -> None:
-    """Raises OSError, which names the file."""
+def _pack(bundle: Bundle, same: Mapping[str, str], write: Callable[[bytes], None]) -> None:
+    """`same`: files that the machine has, and where. Raises OSError, which names the file."""
     packer = Packer(write)
     made: set[str] = set()
     for name, source in bundle.files.items():
@@ -301,13 +318,15 @@ def _pack(bundle: Bundle, write: Callable[[bytes], None]) -> None:
         for parent in reversed(pure.parents[:-1]):
             _folder(packer, str(parent), made)
         if os.path.isdir(source):
-            _pack_tree(packer, str(pure), source, made)
+            _pack_tree(packer, str(pure), source, made, same)
+        elif str(pure) in same:
+            packer.same(str(pure), same[str(pure)])
         else:
             packer.file(str(pure), source, follow=True)
     packer.end({})
 
 
-def _pack_tree(packer: Packer, name: str, source: str, made: set[str]) -> None:
+def _pack_tree(packer: Packer, name: str, source: str, made: set[str], same: Mapping[str, str]) -> None:
     _folder(packer, name, made)
     with os.scandir(source) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
@@ -315,7 +334,9 @@ def _pack_tree(packer: Packer, name: str, source: str, made: set[str]) -> None:
             if entry.is_symlink():
                 packer.link(path, os.readlink(entry.path))
             elif entry.is_dir():
-                _pack_tree(packer, path, entry.path, made)
+                _pack_tree(packer, path, entry.path, made, same)
+            elif path in same:
+                packer.same(path, same[path])
             else:
                 packer.file(path, entry.path)
 

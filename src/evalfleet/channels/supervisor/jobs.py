@@ -622,10 +622,10 @@ class Jobs:
             del self.known[job.id]
             self._discard(job.path)
 
-    def verify(self, digest: str, files: dict[str, Any]) -> str:
+    def verify(self, digest: str, files: dict[str, Any], shared: bool) -> str:
         """The name of a file of a bundle that is not as it must be: then the bundle and its set-up go."""
         steps = [job.id for job in self.known.values() if job.in_bundle and job.bundle == digest]
-        wrong = self.seals.verify(digest, files, set_up=bool(steps))
+        wrong = self.seals.verify(digest, files, set_up=bool(steps), shared=shared)
         if wrong:
             self.seals.drop(digest)
             self._opened.discard("bundles/" + digest)

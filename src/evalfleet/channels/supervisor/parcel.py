@@ -82,6 +82,10 @@ class Packer:
     def link(self, name: str, target: str) -> None:
         self._record({"link": wire(name), "to": wire(target)})
 
+    def same(self, name: str, path: str) -> None:
+        """A file that the machine has, at the path there."""
+        self._record({"same": wire(name), "as": wire(path)})
+
     def file(self, name: str, path: str, follow: bool = False) -> int:
         """Its size. Raises OSError, before anything is written, if it cannot be opened as a regular file."""
         # it may be a job's making: a fifo must not block us, a link not lead us away
@@ -124,7 +128,8 @@ class Unpacker:
 
     `feed` it; once `end` is set the parcel was whole. Raises BadParcel, or OSError if it cannot write.
     Links are made last: no record can lead through one. `expected` says what may be at the top, each name
-    with its kind ("file", "folder"); None: anything.
+    with its kind ("file", "folder"); None: anything. `shares`: it may name files of other bundles in the
+    working directory, to which hard links are made.
     """
 
     def __init__(
@@ -133,6 +138,7 @@ class Unpacker:
         bytes_cap: int = 1 << 62,
         count_cap: int = 1 << 62,
         expected: dict[str, str] | None = None,
+        shares: bool = False,
     ) -> None:
         self.end: dict[str, Any] | None = None
         self.files: set[str] = set()
@@ -140,6 +146,7 @@ class Unpacker:
         self._bytes_left = bytes_cap
         self._count_left = count_cap
         self._expected = expected
+        self._shares = shares
         self._sum = hasher()
         self._rest = b""
         self._folders = {""}
@@ -196,8 +203,21 @@ class Unpacker:
             if not target or "\0" in target or len(target) > NAME_CAP:
                 raise ForgedParcel(f"{name[:80]!r} links to what is no name")
             self._links[name] = target
+        elif "same" in record and self._shares:
+            self._share(self._checked(record["same"], "file"), inner_name(record["as"]))
         else:
             self._open(self._checked(record["file"], "file"), record)
+
+    def _share(self, name: str, other: str) -> None:
+        if not other.startswith("bundles/") or os.path.islink(other):
+            raise ForgedParcel(f"{other[:80]!r} is no file of a bundle")
+        try:
+            os.link(other, f"{self._top}/{name}")
+        except OSError:  # a file system without links, or too many of them
+            import shutil
+
+            shutil.copy2(other, f"{self._top}/{name}")
+        self.files.add(name)
 
     def _checked(self, wired: str, kind: str) -> str:
         """The name, if it is a new one and stays inside: its parent is a folder that this parcel has made."""
@@ -290,7 +310,7 @@ def unpack_bundle(digest: str, chunks: Iterable[bytes]) -> None:
     """Under its own name a bundle is whole. Raises OSError."""
     partial = f"bundles/{digest}-{os.getpid()}.tmp"
     os.mkdir(partial)
-    unpacker = Unpacker(partial)
+    unpacker = Unpacker(partial, shares=True)
     try:
         for chunk in chunks:
             unpacker.feed(chunk)

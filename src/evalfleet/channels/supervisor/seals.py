@@ -56,11 +56,13 @@ class Seals:
     def __init__(self) -> None:
         self._records: dict[str, dict[str, Any]] = {}
         self._looks: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._holders: dict[str, str] | None = None  # content -> where a file of it is
 
-    def verify(self, bundle: str, files: dict[str, Any], set_up: bool) -> str:
+    def verify(self, bundle: str, files: dict[str, Any], set_up: bool, shared: bool = False) -> str:
         """The name of a file that is not as the controller says; empty if all are.
 
-        `set_up`: steps have run since the files were brought, and may have changed them.
+        `set_up`: steps have run since the files were brought, and may have changed them. `shared`: there are
+        no steps for it, so that other bundles may have its files, too.
         """
         origin = sha256(json.dumps(files, sort_keys=True).encode())
         record = self._record(bundle)
@@ -68,14 +70,14 @@ class Seals:
             expected = record["files"]
         else:
             expected = files
-        return self._keep(bundle, origin, expected)
+        return self._keep(bundle, origin, expected, shared)
 
     def renew(self, bundle: str) -> None:
         """Set-up has run: what it made of the files is what they must be from now on."""
         record = self._record(bundle)
         if record is not None:
             now = {name: content(f"bundles/{bundle}/{name}") for name in record["files"]}
-            self._keep(bundle, record["origin"], now)
+            self._keep(bundle, record["origin"], now, False)
 
     def changed(self, bundle: str) -> str:
         """The name of a file that is not as it was; empty if all are, or nobody has said how they must be."""
@@ -95,19 +97,40 @@ class Seals:
                 looks[name] = seen
         return ""
 
+    def found(self, files: dict[str, Any]) -> dict[str, str]:
+        """Those of these files that a bundle has, and where. What is made of them is verified as all is."""
+        if files and self._holders is None:
+            self._holders = {}
+            for bundle in os.listdir(FOLDER) if os.path.isdir(FOLDER) else ():
+                self._note_holder(bundle)
+        found = {}
+        for name, expected in files.items():
+            path = (self._holders or {}).get(json.dumps(expected), "")
+            if path and os.path.isfile(path) and not os.path.islink(path):
+                found[name] = path
+        return found
+
+    def _note_holder(self, bundle: str) -> None:
+        record = self._record(bundle)
+        if self._holders is None or record is None or not record.get("shared"):
+            return
+        for name, expected in record["files"].items():
+            self._holders[json.dumps(expected)] = f"bundles/{bundle}/{name}"
+
     def drop(self, bundle: str) -> None:
         self._records.pop(bundle, None)
         self._looks.pop(bundle, None)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{FOLDER}/{bundle}")
 
-    def _keep(self, bundle: str, origin: str, files: dict[str, Any]) -> str:
+    def _keep(self, bundle: str, origin: str, files: dict[str, Any], shared: bool) -> str:
         self._looks[bundle] = {}
-        self._records[bundle] = {"origin": origin, "files": files}
+        self._records[bundle] = {"origin": origin, "files": files, "shared": shared}
         wrong = self.changed(bundle)
         if not wrong:
             make_folder(FOLDER)
             write_atomic(f"{FOLDER}/{bundle}", json.dumps(self._records[bundle]))
+            self._note_holder(bundle)
         return wrong
 
     def _record(self, bundle: str) -> dict[str, Any] | None:

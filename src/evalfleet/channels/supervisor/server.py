@@ -353,17 +353,19 @@ class Server:
         return b2a_base64(b"".join(parcel), newline=False).decode()
 
     def put(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """Make a bundle of a small parcel; without one, tell whether we have it."""
+        """Make a bundle of a small parcel; without one, tell if we have it, or which of its large files."""
         if "data" in message and not has_bundle(message["digest"]):
             unpack_bundle(message["digest"], [a2b_base64(message["data"])])
-        return {"state": "here" if has_bundle(message["digest"]) else "unknown"}
+        if has_bundle(message["digest"]):
+            return {"state": "here"}
+        return {"state": "unknown", "same": self.jobs.seals.found(message.get("large") or {})}
 
     def verify(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Are the files of a bundle as they must be? If one is not, all of it goes, to be brought again."""
         digest = message["digest"]
         if not has_bundle(digest):
             return {"state": "unknown"}
-        wrong = self.jobs.verify(digest, message["files"])
+        wrong = self.jobs.verify(digest, message["files"], bool(message.get("shared")))
         return {"state": "changed" if wrong else "here", "detail": wrong}
 
     def isolation(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
