@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ REFUSAL = {"error": "stale", "detail": "epoch 2 has taken over"}
 class NoFiles:
     """A mover for a machine that gets no files."""
 
-    async def put(self, bundle: Bundle) -> None:
+    async def put(self, bundle: Bundle, contents: Mapping[str, list[Any]]) -> None:
         raise NotImplementedError
 
     async def collect(self, job: AttemptId, into: Path) -> Collected:
