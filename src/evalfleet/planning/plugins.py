@@ -31,6 +31,7 @@ BUILT_IN: Mapping[Group, Mapping[str, str]] = {
         "gce": "evalfleet.places.gce:GcePlace",
         "lab": "evalfleet.places.lab:LabPlace",
         "local": "evalfleet.places.local:LocalPlace",
+        "slurm": "evalfleet.places.slurm:SlurmPlace",
         "ssh": "evalfleet.places.ssh:SshPlace",
     },
     "benchmark": {

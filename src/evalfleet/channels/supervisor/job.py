@@ -335,7 +335,7 @@ class Job:
         self.child = False
         self.started = self.seconds = 0.0
         self.deadline = self.kill_at = self.settle_until = NEVER
-        self.log_due = self.due = 0.0
+        self.log_due = self.due = self.doubt_until = 0.0
         self.why: str | None = None
         self.reason: str | None = None
         self.code: int | None = None
@@ -345,6 +345,11 @@ class Job:
     def settling(self) -> bool:
         """Its wrapper is gone; what the job left behind is being ended."""
         return self.settle_until < NEVER
+
+    @property
+    def in_doubt(self) -> bool:
+        """Its command has ended, and whether that was an eviction may become known yet."""
+        return self.settling and self.doubt_until > 0.0 and self.why is None
 
     def run_from(self, started: float) -> None:
         self.started = started

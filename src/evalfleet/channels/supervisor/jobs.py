@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 SETTLE_S = 5.0
 LOST_AFTER_S = 2.0
 POLL_S = 0.5
+BY_SIGNAL = (None, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
+"""The exit codes of a command that was told to end, by whomever."""
+DOUBT_S, SIGNAL_DOUBT_S = 0.02, 2.0
+"""So long after the end of a job, or after its end by a signal, that may turn out to be an eviction."""
 IDLE_S = 10.0
 MOST_TRASH = 5000
 PRIVATE = ("work", "out", "home", "tmp")
@@ -71,6 +75,7 @@ class Jobs:
         self.known: dict[str, Job] = {}
         self.live: dict[str, Job] = {}
         self.due = NEVER
+        self.may_be_evicted = False  # by a signal to all processes here, which reaches us in any order
         self._mark = marker("EVALFLEET_MACHINE", home)
         self._children: dict[int, Job] = {}
         self._helpers: set[int] = set()
@@ -517,6 +522,8 @@ class Jobs:
         job.code = code
         job.seconds = now - job.started if job.pid is not None else job.unwatched_seconds()
         job.settle_until = now + SETTLE_S
+        if self.may_be_evicted and job.why is None:
+            job.doubt_until = now + (SIGNAL_DOUBT_S if code in BY_SIGNAL else DOUBT_S)
         self._unwatch(job)
         self._settle(job)
 
@@ -528,7 +535,7 @@ class Jobs:
         else:
             for pid in self._strays(job):
                 found = kill(pid, signal.SIGKILL) or found
-        if found and now < job.settle_until:
+        if (found and now < job.settle_until) or now < job.doubt_until:
             job.due = now + 0.02
             self.due = min(self.due, job.due)
         else:

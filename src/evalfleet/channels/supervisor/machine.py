@@ -104,7 +104,7 @@ def remove_machine(directory: Path) -> str:
         return ""
     try:
         _kill_rest(directory)
-        return _remove_tree(directory)
+        return remove_tree(directory)
     except FileNotFoundError:
         return ""  # another removal was faster
     finally:
@@ -160,8 +160,11 @@ def _groups_of(directory: Path) -> list[str]:
         return []
 
 
-def _remove_tree(directory: Path) -> str:
-    """The marker goes last: a removal that is interrupted still shows as one. Returns what is left."""
+def remove_tree(directory: Path) -> str:
+    """Remove a machine's directory, in which nothing runs any more. Returns the path of what is left of it.
+
+    The marker goes last: a removal that is interrupted still shows as one.
+    """
     for entry in sorted(directory.iterdir(), key=lambda path: path.name == DELETING):
         if entry.is_dir() and not entry.is_symlink():
             try:

@@ -36,7 +36,11 @@ AFTERLIFE_S = 600.0
 LONGEST_LIFE_S = 400 * 86400.0
 """Beyond the longest run: a machine whose life is longer would have none."""
 EVICTED_GRACE_S = 3.0
-WITHOUT_HELLO = frozenset(("hello", "ping", "follow", "unfollow", "expire", "leave", "quit", "watch", "anew"))
+PILOT = "EVALFLEET_PILOT"
+"""Set where the machine is a job of a service, which asks it to end by a signal to all its processes."""
+WITHOUT_HELLO = frozenset(
+    ("hello", "ping", "follow", "unfollow", "expire", "leave", "quit", "watch", "anew", "evict")
+)
 """What a place asks, or who only looks on. Nothing is answered to who does not show the machine's key."""
 MODULES = (
     *("clients", "files", "follow", "grading", "host", "isolation", "job", "jobs", "keeper"),
@@ -68,6 +72,7 @@ class Server:
         self.expired = False
         self.notices: Notices | None = None
         self.evicted = False
+        self.taken = False
         self.jobs.wants = self.on_wants
         self.load = LoadMeter()
         self.leaving = False
@@ -89,6 +94,9 @@ class Server:
         self.waker.setblocking(False)
         signal.set_wakeup_fd(self.waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, on_sigchld)
+        if os.environ.get(PILOT):
+            signal.signal(signal.SIGTERM, self.on_sigterm)
+            self.jobs.may_be_evicted = True
         self.selector.register(self.wake, selectors.EVENT_READ, self.on_signal)
         self.restore()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -157,14 +165,23 @@ class Server:
 
     def on_notice(self) -> None:
         """The machine is to be taken back: what runs is not to blame for ending, and nothing new begins."""
+        if self.evicted:
+            return
         self.evicted = True
         for job in list(self.jobs.live.values()):
-            if job.why is None and not job.settling:
+            if job.in_doubt:
+                job.why, job.doubt_until = "evicted", 0.0
+            elif job.why is None and not job.settling:
                 self.jobs.end(job, "evicted", min(job.grace, EVICTED_GRACE_S))
+
+    def on_sigterm(self, signum: int, frame: object) -> None:
+        self.taken = True
 
     def on_signal(self, key: Any, events: int) -> None:
         with contextlib.suppress(BlockingIOError):
             self.wake.recv(4096)
+        if self.taken:
+            self.on_notice()
         self.jobs.on_child()
 
     def on_connect(self, key: Any, events: int) -> None:
@@ -400,6 +417,11 @@ class Server:
             self.notices = Notices(self.selector, watch, self.on_notice)
         return {}
 
+    def evict(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
+        """The machine is taken back now."""
+        self.on_notice()
+        return {}
+
     def anew(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """If the host has booted since this was last asked, what set it up is to be run again.
 
@@ -486,6 +508,7 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "expire": Server.set_expiry,
     "watch": Server.watch,
     "anew": Server.anew,
+    "evict": Server.evict,
     "clear": Server.clear,
     "quit": Server.quit,
 }

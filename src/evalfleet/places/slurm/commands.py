@@ -1,0 +1,144 @@
+"""Slurm's own commands, and what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+
+from evalfleet.errors import PlaceError
+
+ANSWER_S = 30.0
+SAID_CAP = 500
+COLUMNS = "%i|%T|%M|%N|%r|%j"
+WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+STARTS = frozenset({"CONFIGURING"})
+RUNS = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+TAKEN_BACK = frozenset({"PREEMPTED", "NODE_FAIL", "REVOKED"})
+FOR_GOOD = {
+    "partition": re.compile(r"invalid partition|partition.*(not available|does not exist)", re.IGNORECASE),
+    "account": re.compile(r"invalid account", re.IGNORECASE),
+    "qos": re.compile(r"invalid qos", re.IGNORECASE),
+    "time_limit": re.compile(r"time limit.*(invalid|exceed)|requested time limit", re.IGNORECASE),
+    "constraint": re.compile(r"invalid feature|invalid constraint", re.IGNORECASE),
+    "gpus": re.compile(r"invalid generic resource|invalid gres", re.IGNORECASE),
+    "cpus, memory_gb and constraint": re.compile(
+        r"node configuration is not available|memory specification can not be satisfied", re.IGNORECASE
+    ),
+}
+"""What sbatch says when asking again does not help, by the setting that is wrong."""
+
+
+class SlurmJob(Struct, frozen=True):
+    """A job as `squeue` shows it."""
+
+    id: str
+    state: str
+    ran_s: float
+    node: str
+    reason: str
+    name: str
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITS
+
+    @property
+    def lives(self) -> bool:
+        return self.state in STARTS or self.state in RUNS or self.state == "COMPLETING"
+
+
+class Slurm:
+    """The commands, with a limit on how long each may take: those of a cluster that is ill hang."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = {**os.environ, **{k: v for k, v in environ.items() if k.startswith("SLURM_")}}
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return self._environ
+
+    async def jobs(self) -> Sequence[SlurmJob]:
+        """All jobs of this user that Slurm still knows, also those that have ended. Raises PlaceError."""
+        said = await self.run("squeue", "--me", "--noheader", "--states=all", f"--format={COLUMNS}")
+        return [job for line in said.splitlines() if (job := _job(line)) is not None]
+
+    async def submit(self, options: Sequence[str], script: str) -> str:
+        """The id of the new job. Raises PlaceError."""
+        said = await self.run("sbatch", "--parsable", *options, given=script)
+        return said.strip().split(";")[0]
+
+    async def cancel(self, jobs: Sequence[str]) -> None:
+        if jobs:
+            await self.run("scancel", *jobs)
+
+    async def run(self, *argv: str, given: str = "") -> str:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=self._environ,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as err:
+            raise PlaceError(
+                f"{argv[0]} cannot be run ({err.strerror}): run evalfleet where Slurm's commands are, on a "
+                "login node of the cluster",
+                transient=False,
+                scope="place",
+            ) from err
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                out, err_text = await process.communicate(given.encode())
+        except TimeoutError as err:
+            raise PlaceError(
+                f"{argv[0]} has not answered for {ANSWER_S:g} s", transient=True, scope="place"
+            ) from err
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode:
+            raise refusal(argv[0], err_text.decode("utf-8", "replace"))
+        return out.decode("utf-8", "replace")
+
+
+def refusal(command: str, said: str) -> PlaceError:
+    """What a command that failed means: whether asking again can help, and which setting to change."""
+    text = " ".join(said.split())[:SAID_CAP] or "no reason given"
+    for setting, pattern in FOR_GOOD.items():
+        if command == "sbatch" and pattern.search(text):
+            told = f"{text}; change `{setting}` of the place"
+            return PlaceError(f"{command}: {told}", transient=False, scope="place")
+    return PlaceError(f"{command}: {text}", transient=True, scope="place")
+
+
+def _job(line: str) -> SlurmJob | None:
+    parts = line.split("|", 5)
+    if len(parts) != 6:
+        return None
+    job, state, ran, node, reason, name = parts
+    return SlurmJob(job, state, elapsed_s(ran), node, reason, name)
+
+
+def elapsed_s(text: str) -> float:
+    """Slurm's [[DAYS-]HOURS:]MINUTES:SECONDS."""
+    days, _, rest = text.rpartition("-")
+    try:
+        seconds = 0
+        for part in rest.split(":"):
+            seconds = seconds * 60 + int(part)
+        return float(seconds + 86400 * int(days or 0))
+    except ValueError:
+        return 0.0
+
+
+def limit(seconds: float) -> str:
+    """A time limit as sbatch takes it. Slurm counts whole minutes, and would round down to none."""
+    return str(max(1, -(-int(seconds) // 60)))
