@@ -22,7 +22,7 @@ export GOOGLE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/google))
 export AZ ?= $(abspath $(wildcard .venv/az/bin/az))
 
 CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e tests/docs tests/demo
-PLACES := tests/ssh tests/lab tests/cloud tests/waa
+PLACES := tests/ssh tests/lab tests/cloud tests/slurm tests/waa
 GEAR   := standins/tests
 
 .PHONY: help demo test test-core test-places test-gear system-packages check nightly bench clean lint lint-twice
@@ -54,7 +54,7 @@ test-gear: .venv/dev system-packages
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $(GEAR)
 
 system-packages:
-	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils prometheus zsh fish
+	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils prometheus zsh fish slurm-wlm
 
 nightly: .venv/dev .venv/inspect/ready
 	$(BIN)/evalfleet sim --seeds 1000

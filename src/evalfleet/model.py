@@ -460,6 +460,8 @@ class Machine(Struct, frozen=True, omit_defaults=True):
     nothing of what ran there before is left."""
     ran_s: float | None = None
     """How long it has run by now, or had when it ended, in all its starts; None where nothing queues."""
+    detail: str = ""
+    """Why it still waits, or how it ended, in the words of its place."""
 
 
 EndReason = Literal[

@@ -159,7 +159,7 @@ class ShellHarness(Harness):
     ) -> Command:
         lines = [
             self._leave(mark),
-            f"sleep {seconds:g}" if seconds else "",
+            f"sleep {seconds:g} || exit" if seconds else "",  # a sleep that was killed did not last
             "" if score is None else f"""printf '{{"score": {score:g}}}' > "$EVALFLEET_OUT/result.json" """,
             self._leave(after),
             f"exit {exit_code}",

@@ -10,27 +10,43 @@ from contextlib import suppress
 
 from msgspec import Struct
 
+from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.errors import PlaceError
 
 ANSWER_S = 30.0
 SAID_CAP = 500
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 COLUMNS = "%i|%T|%M|%N|%r|%j"
 WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-STARTS = frozenset({"CONFIGURING"})
-RUNS = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+RUNS = frozenset(
+    {"CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING"}
+)
 TAKEN_BACK = frozenset({"PREEMPTED", "NODE_FAIL", "REVOKED"})
+NEVER_STARTS = {
+    "PartitionTimeLimit": "time_limit_s",
+    "PartitionNodeLimit": "partition",
+    "BadConstraints": "constraint",
+    "InvalidAccount": "account",
+    "InvalidQOS": "qos",
+    "QOSMaxWallDurationPerJobLimit": "time_limit_s",
+    "AssocMaxWallDurationPerJobLimit": "time_limit_s",
+}
+"""Reasons to wait that end only if the job is changed, and the setting that would change it."""
 FOR_GOOD = {
     "partition": re.compile(r"invalid partition|partition.*(not available|does not exist)", re.IGNORECASE),
     "account": re.compile(r"invalid account", re.IGNORECASE),
-    "qos": re.compile(r"invalid qos", re.IGNORECASE),
-    "time_limit": re.compile(r"time limit.*(invalid|exceed)|requested time limit", re.IGNORECASE),
+    "qos": re.compile(r"invalid qos|qos.*(not permitted|specification)", re.IGNORECASE),
+    "time_limit_s": re.compile(r"time limit.*(invalid|exceed)|requested time limit", re.IGNORECASE),
     "constraint": re.compile(r"invalid feature|invalid constraint", re.IGNORECASE),
     "gpus": re.compile(r"invalid generic resource|invalid gres", re.IGNORECASE),
-    "cpus, memory_gb and constraint": re.compile(
-        r"node configuration is not available|memory specification can not be satisfied", re.IGNORECASE
+    "cpus, memory_gb, gpus or constraint": re.compile(
+        r"node configuration is not available|memory specification can not be satisfied"
+        r"|more processors requested than permitted|cpu count.*can not be satisfied",
+        re.IGNORECASE,
     ),
 }
 """What sbatch says when asking again does not help, by the setting that is wrong."""
+CLOCKS = re.compile(r"(expired|rewound) credential|munge decode failed", re.IGNORECASE)
 
 
 class SlurmJob(Struct, frozen=True):
@@ -48,19 +64,19 @@ class SlurmJob(Struct, frozen=True):
         return self.state in WAITS
 
     @property
-    def lives(self) -> bool:
-        return self.state in STARTS or self.state in RUNS or self.state == "COMPLETING"
+    def runs(self) -> bool:
+        return self.state in RUNS
 
 
 class Slurm:
     """The commands, with a limit on how long each may take: those of a cluster that is ill hang."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = {**os.environ, **{k: v for k, v in environ.items() if k.startswith("SLURM_")}}
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        return self._environ
+    def __init__(self, environ: Mapping[str, str], answer_s: float = ANSWER_S) -> None:
+        # Jobs get all of it. In a job of the cluster itself, Slurm's variables of that job are not for ours.
+        kept = {name: environ[name] for name in KEPT if name in environ}
+        sbatch = {name: value for name, value in environ.items() if name.startswith("SBATCH_")}
+        self.environ = {**host_environment(os.environ), **sbatch, **kept}
+        self.answer_s = answer_s
 
     async def jobs(self) -> Sequence[SlurmJob]:
         """All jobs of this user that Slurm still knows, also those that have ended. Raises PlaceError."""
@@ -72,18 +88,27 @@ class Slurm:
         said = await self.run("sbatch", "--parsable", *options, given=script)
         return said.strip().split(";")[0]
 
+    async def would_take(self, options: Sequence[str]) -> str:
+        """When and where such a job would start, in Slurm's words. Submits nothing. Raises PlaceError."""
+        said = await self.run(
+            "sbatch", "--test-only", *options, given="#!/bin/sh\ntrue\n", says_by_stderr=True
+        )
+        return said.removeprefix("sbatch: ").strip()
+
     async def cancel(self, jobs: Sequence[str]) -> None:
         if jobs:
             await self.run("scancel", *jobs)
 
-    async def run(self, *argv: str, given: str = "") -> str:
+    async def run(self, *argv: str, given: str = "", says_by_stderr: bool = False) -> str:
+        """What a command prints. Raises PlaceError."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
-                env=self._environ,
+                env=self.environ,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for us: a job that is half submitted would be forgotten
             )
         except OSError as err:
             raise PlaceError(
@@ -93,11 +118,13 @@ class Slurm:
                 scope="place",
             ) from err
         try:
-            async with asyncio.timeout(ANSWER_S):
-                out, err_text = await process.communicate(given.encode())
+            async with asyncio.timeout(self.answer_s):
+                out, errors = await process.communicate(given.encode())
         except TimeoutError as err:
             raise PlaceError(
-                f"{argv[0]} has not answered for {ANSWER_S:g} s", transient=True, scope="place"
+                f"{argv[0]} has not answered for {self.answer_s:g} s; does `{argv[0]}` answer you there?",
+                transient=True,
+                scope="place",
             ) from err
         finally:
             if process.returncode is None:
@@ -105,13 +132,17 @@ class Slurm:
                     process.kill()
                 await process.wait()
         if process.returncode:
-            raise refusal(argv[0], err_text.decode("utf-8", "replace"))
-        return out.decode("utf-8", "replace")
+            raise refusal(argv[0], errors.decode("utf-8", "replace"))
+        return (errors if says_by_stderr else out).decode("utf-8", "replace")
 
 
 def refusal(command: str, said: str) -> PlaceError:
     """What a command that failed means: whether asking again can help, and which setting to change."""
     text = " ".join(said.split())[:SAID_CAP] or "no reason given"
+    text = text.removeprefix(f"{command}: ").removeprefix("error: ")
+    if CLOCKS.search(text):
+        hint = "the clocks of this computer and of the cluster are apart, or their munge keys differ"
+        return PlaceError(f"{command}: {text}; {hint}", transient=True, scope="place")
     for setting, pattern in FOR_GOOD.items():
         if command == "sbatch" and pattern.search(text):
             told = f"{text}; change `{setting}` of the place"
@@ -140,5 +171,5 @@ def elapsed_s(text: str) -> float:
 
 
 def limit(seconds: float) -> str:
-    """A time limit as sbatch takes it. Slurm counts whole minutes, and would round down to none."""
+    """A time limit as sbatch takes it, in whole minutes: Slurm would round a part of one down."""
     return str(max(1, -(-int(seconds) // 60)))

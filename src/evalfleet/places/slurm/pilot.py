@@ -7,6 +7,7 @@ twice, finds the mark of the first start and leaves.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -22,13 +23,17 @@ ORDER_S = 30.0
 
 def claim(folder: Path) -> bool:
     """Is this the machine's first start? The mark is made whole and at once, also on a shared file system."""
-    name = f"{os.environ.get('SLURM_JOB_ID', '0')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    job, restarts = os.environ.get("SLURM_JOB_ID", "0"), os.environ.get("SLURM_RESTART_COUNT", "0")
+    name = f"{job}.{restarts}"
     mark = {"start": name, "node": os.environ.get("SLURMD_NODENAME") or platform.node(), "at": time.time()}
     own = folder / f"start-{name}"
     own.write_text(json.dumps(mark))
     try:
         os.link(own, folder / "start")
     except FileExistsError:
+        first = json.loads((folder / "start").read_text())["start"]
+        if first != name and first.split(".")[0] == job:
+            (folder / "restarted").touch()  # what the first start ran is lost, and we cannot go on with it
         return False
     finally:
         own.unlink()
@@ -48,13 +53,19 @@ def main(folder: Path, supervisor: str, seconds: float) -> int:
 
     signal.signal(signal.SIGTERM, leave)
     os.environ["EVALFLEET_MACHINE"] = str(folder)
+    os.environ["EVALFLEET_PILOT"] = "1"
     try:
         if problem := start(str(folder)):
             sys.stderr.write(f"{problem}\n")
             return 1
-        order(folder, {"op": "expire", "seconds": seconds}, ORDER_S)
+        left_s = seconds - (time.monotonic() - began)
+        order(folder, {"op": "expire", "seconds": left_s}, ORDER_S)
         with open(folder / "supervisor.lock", "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # it has the lock while it lives: at its expiry it leaves
+    except SystemExit:  # Slurm takes the node back: what runs is not to blame for its end
+        with contextlib.suppress(OSError):
+            order(folder, {"op": "evict"}, ORDER_S)
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         halt_machine(folder)

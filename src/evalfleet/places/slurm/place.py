@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import json
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,19 +28,40 @@ from evalfleet.channels.program import archive
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.supervisor.files import job_name, make_key, read_key
-from evalfleet.channels.supervisor.machine import DELETING
+from evalfleet.channels.supervisor.machine import DELETING, remove_tree
 from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.files import replace
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Check, Fence, PlaceContext
+from evalfleet.ports import Channel, Check, Fence, HostKey, PlaceContext, Preflight
 from evalfleet.single_flight import SingleFlight
 
-from .commands import ANSWER_S, TAKEN_BACK, Slurm, SlurmJob, limit
-from .step import open_step
+from .commands import TAKEN_BACK, Slurm, SlurmJob, limit
+from .step import StepTransport, open_step
 
 PILOT = Path(__file__).with_name("pilot.py")
 KILL_WAIT_S = 60.0
 """How long Slurm may take to end a job: it asks first, and kills later."""
+MARK_S = 60.0
+"""So long a job may take from its start in Slurm's books to its pilot's mark: prologues run meanwhile."""
+CLOCKS_S = 5.0
+"""So far a node's clock may be from ours before it is not believed."""
+DETAIL_CAP = 300
+STEP_END_S = 5.0
+STEP_OPTIONS = (
+    *("--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none"),
+    *("--quiet", "--unbuffered"),
+)
+RELAY = """\
+import os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from supervisor.verbs import carry
+os.chdir(sys.argv[2])
+line = socket.socket(socket.AF_UNIX)
+line.connect("supervisor.sock")
+os.write(1, b"ok\\n")
+carry(line)
+"""
+"""The program of a step: bytes both ways between its standard streams and the job's supervisor."""
 
 
 class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,9 +75,9 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     qos: Annotated[str, Meta(description="the quality of service (default: yours)")] = ""
     constraint: Annotated[str, Meta(description="features that nodes must have")] = ""
     time_limit_s: Annotated[float, Meta(ge=60, description="how long a job may run")] = 4 * 3600.0
-    cpus: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="of a job (default: as needed)")] = (
-        None
-    )
+    cpus: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="of a job (default: the cluster's)")
+    ] = None
     memory_gb: Annotated[float, Meta(ge=0, description="of a job (0: the cluster's default)")] = 0.0
     gpus: Annotated[int, Meta(ge=0, description="of a job")] = 0
     max_jobs: Annotated[
@@ -75,11 +96,26 @@ class Start(Struct, frozen=True):
     """The mark that a pilot has left of its start."""
 
     start: str
+    """Its name: the job, and how often Slurm had requeued it before."""
     node: str
     at: float
+    """By the node's clock, which need not be ours."""
+
+    @property
+    def job(self) -> str:
+        return self.start.partition(".")[0]
 
 
-class SlurmPlace:
+class Queue(Struct, frozen=True):
+    """What one `squeue` said, and when it was asked."""
+
+    asked_at: float
+    by_id: Mapping[str, SlurmJob]
+    by_name: Mapping[str, SlurmJob]
+    """Of several jobs of one name, one that lives."""
+
+
+class SlurmPlace(Preflight):
     """Jobs of a Slurm cluster, each a machine that takes task after task. Run it on a login node."""
 
     Settings = SlurmSettings
@@ -89,15 +125,17 @@ class SlurmPlace:
         self._name = name
         self._settings = settings
         self._slurm = Slurm(context.environ)
-        self._root = (
-            Path(os.path.realpath(context.base / os.path.expanduser(settings.folder))) / context.home_id
-        )
+        shared = Path(os.path.realpath(context.base / os.path.expanduser(settings.folder)))
+        self._root = shared / context.home_id
+        self._prefix = f"evalfleet-{context.home_id}-"
         self._secrets = context.secrets
         self._samples = Samples(context.home)
-        self._asked_at = -settings.poll_s
-        self._jobs = SingleFlight(self._ask, self._pause_s)
+        self._queue = Queue(-settings.poll_s, {}, {})
+        self._ask_queue = SingleFlight(self._ask, self._pause_s)
+        self._asked_for: set[str] = set()
         self._turns: dict[MachineId, asyncio.Lock] = {}
-        self._submitted: dict[MachineId, str] = {}
+        self._taken = False
+        self._steps: set[StepTransport] = set()
 
     @classmethod
     def make(cls, name: str, settings: SlurmSettings, context: PlaceContext) -> SlurmPlace:
@@ -113,6 +151,7 @@ class SlurmPlace:
         return self._name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
+        """One. Raises PlaceError if Slurm would never take such a job."""
         settings = self._settings
         if needs.strict and needs.gpus > settings.gpus:
             raise PlaceError(
@@ -120,6 +159,9 @@ class SlurmPlace:
                 transient=False,
                 scope="place",
             )
+        if not self._taken:
+            await self._slurm.would_take(self._wishes(settings.time_limit_s))
+            self._taken = True
         return (
             Offer(
                 self._name,
@@ -128,6 +170,7 @@ class SlurmPlace:
                 usd_per_hour=settings.usd_per_hour,
                 capacity=settings.max_jobs,
                 teardown_s=KILL_WAIT_S,
+                settle_s=settings.poll_s,
                 queues=True,
                 extendable=False,
                 max_life_s=settings.time_limit_s,
@@ -139,54 +182,95 @@ class SlurmPlace:
     # -- what exists ---------------------------------------------------------------------------------
 
     def _pause_s(self) -> float:
-        return max(0.0, self._asked_at + self._settings.poll_s - time.monotonic())
+        return max(0.0, self._queue.asked_at + self._settings.poll_s - time.monotonic())
 
-    async def _ask(self) -> Mapping[str, SlurmJob]:
-        """Job by name. Of several of one name, one that lives goes before one that does not."""
-        self._asked_at = time.monotonic()
-        jobs = await self._slurm.jobs()
-        return {job.name: job for job in sorted(jobs, key=lambda job: (job.lives, job.waits))}
+    async def _ask(self) -> Queue:
+        asked_at = time.monotonic()
+        try:
+            jobs = await self._slurm.jobs()
+        except PlaceError:
+            self._queue = structs.replace(self._queue, asked_at=asked_at)
+            raise
+        living_last = sorted(jobs, key=lambda job: (job.runs, job.waits))
+        self._queue = Queue(asked_at, {job.id: job for job in jobs}, {job.name: job for job in living_last})
+        return self._queue
 
-    def _names(self) -> list[str]:
+    async def list(self, pool: str) -> Sequence[Machine]:
+        """All that has a folder, or a job that lives. Where it is up, the folder tells without a poll."""
+        prefix = job_name(f"{pool}-")
+        names = {name for name in self._folders() if name.startswith(prefix)}
+        # one that was submitted since the last poll is not missing from it
+        recorded = {job for name in names if (job := _read(self._root / name / "job"))}
+        unknown = recorded - self._queue.by_id.keys() - self._asked_for
+        if unknown or self._pause_s() == 0.0:
+            await self._ask_queue.fresh()
+            self._asked_for = (self._asked_for & recorded) | unknown
+        jobs = self._queue.by_name
+        ours = f"{self._prefix}{prefix}"
+        names |= {
+            job.name.removeprefix(self._prefix)
+            for job in jobs.values()
+            if job.name.startswith(ours) and (job.waits or job.runs)
+        }
+        return tuple(self._seen(name) for name in sorted(names))
+
+    def _folders(self) -> Sequence[str]:
         try:
             with os.scandir(self._root) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
+                return [entry.name for entry in entries if entry.is_dir()]
         except FileNotFoundError:
             return []
         except OSError as err:
             raise PlaceError(f"{self._root} cannot be read: {err}", transient=True, scope="place") from err
 
-    async def list(self, pool: str) -> Sequence[Machine]:
-        prefix = job_name(f"{pool}-")
-        names = [name for name in self._names() if name.startswith(prefix)]
-        jobs = await self._jobs.fresh() if names else {}
-        return tuple(self._seen(name, jobs.get(self._job(name))) for name in names)
-
-    def _seen(self, name: str, job: SlurmJob | None) -> Machine:
+    def _seen(self, name: str) -> Machine:
         folder, machine = self._root / name, MachineId(unquote(name))
         start = _start(folder)
-        if start is None:
-            if job is None or not (job.waits or job.lives):
-                gone = (folder / "job").exists()  # it was submitted, and has ended before it began
-                return Machine(machine, "gone" if gone else "queued", ran_s=0.0)
-            return Machine(machine, "queued" if job.waits else "pending", node=job.node, ran_s=job.ran_s)
+        if start is not None:
+            return self._seen_started(machine, folder, start)
+        job = self._queue.by_name.get(self._prefix + name)
+        if job is not None and job.waits:
+            return Machine(machine, "queued", ran_s=0.0, detail=job.reason)
+        if job is not None and job.runs:
+            if job.ran_s < MARK_S:  # its pilot is about to leave its mark, by which its life is counted
+                return Machine(machine, "queued", ran_s=0.0, detail=f"starts on {job.node}")
+            return Machine(machine, "pending", node=job.node, start=f"{job.id}.0", ran_s=job.ran_s)
+        if not (folder / "job").exists():
+            return Machine(machine, "queued", ran_s=0.0, detail="being submitted")
+        state = job.state.lower() if job is not None else "forgotten"
+        detail = f"its job ended before it began ({state}) {_last_words(folder)}".strip()
+        return Machine(machine, "gone", ran_s=job.ran_s if job is not None else 0.0, detail=detail)
+
+    def _seen_started(self, machine: MachineId, folder: Path, start: Start) -> Machine:
+        job = self._queue.by_id.get(start.job)
+        seen = Machine(machine, "gone", str(folder), start.node, start=start.start)
         told_s = _ran_s(folder)
-        seen = Machine(machine, "gone", address=str(folder), node=start.node, start=start.start, ran_s=told_s)
-        if told_s is None and job is not None and job.lives:
-            up = (folder / "jobs").exists() and not (folder / DELETING).exists()
-            return structs.replace(seen, phase="up" if up else "pending", ran_s=time.time() - start.at)
-        if told_s is None:
-            seen = structs.replace(seen, ran_s=self._most_s(start) if job is None else job.ran_s)
-        taken_back = job is not None and job.state in TAKEN_BACK
-        return structs.replace(seen, phase="evicted") if taken_back else seen
+        if told_s is None and job is not None and job.runs and not (folder / "restarted").exists():
+            up = (folder / "supervisor.sock").exists() and not (folder / DELETING).exists()
+            up = up and job.state != "COMPLETING"
+            return structs.replace(seen, phase="up" if up else "pending", ran_s=self._running_s(start, job))
+        # one that waits although it has run was requeued
+        taken_back = (folder / "restarted").exists() or (
+            job is not None and (job.state in TAKEN_BACK or job.waits)
+        )
+        return structs.replace(
+            seen,
+            phase="evicted" if taken_back else "gone",
+            ran_s=self._ended_s(start, job) if told_s is None else told_s,
+            detail=f"Slurm: {job.state.lower()}" if job is not None else "",
+        )
 
-    def _most_s(self, start: Start) -> float:
-        """Slurm has forgotten the job, and the job could not tell: it may have run to its limit."""
+    def _running_s(self, start: Start, job: SlurmJob) -> float:
+        """By the mark, which is exact, unless its clock is off: Slurm counts whole seconds."""
+        by_slurm = job.ran_s + time.monotonic() - self._queue.asked_at
+        return max(0.0, min(max(time.time() - start.at, by_slurm - CLOCKS_S), by_slurm + CLOCKS_S))
+
+    def _ended_s(self, start: Start, job: SlurmJob | None) -> float:
+        """Its pilot could not tell how long it ran. If Slurm has forgotten it, it may have run to its
+        limit."""
+        if job is not None and not job.waits:
+            return job.ran_s
         return min(max(0.0, time.time() - start.at), self._settings.time_limit_s)
-
-    def _job(self, folder: str) -> str:
-        """What the machine's job is called. Homes that share a cluster do not meet."""
-        return f"evalfleet-{self._root.name}-{folder}"
 
     # -- making and ending ------------------------------------------------------------------------------
 
@@ -195,7 +279,7 @@ class SlurmPlace:
             folder = self._root / job_name(machine)
             if (folder / DELETING).exists():
                 raise PlaceError(f"{machine} is being deleted", transient=True, scope="machine")
-            if machine in self._submitted or (folder / "job").exists():
+            if (folder / "job").exists():
                 return
             self._make_room(folder)
             try:
@@ -205,81 +289,71 @@ class SlurmPlace:
                 supervisor = self._bring_supervisor()
             except OSError as err:
                 raise PlaceError(f"{folder} cannot be made: {err}", transient=True, scope="place") from err
-            known = (await self._jobs.fresh()).get(self._job(folder.name))
-            if known is None or not (known.waits or known.lives):
-                job = await self._submit(folder, supervisor, expires_s)
-            else:
-                job = (
-                    known.id
-                )  # an earlier controller has submitted it, and was gone before it wrote that down
-            self._submitted[machine] = job
-            replace(folder / "job", job.encode())
+            queue = await self._ask_queue.fresh()
+            job = queue.by_name.get(self._prefix + folder.name)
+            # an earlier controller may have submitted it, and been gone before it wrote that down
+            id = job.id if job is not None else await self._submit(folder, supervisor, expires_s)
+            replace(folder / "job", id.encode())
 
     def _make_room(self, folder: Path) -> None:
         most = self._settings.max_jobs
-        if most is not None and not folder.exists() and len(self._names()) >= most:
+        if most is not None and not folder.exists() and len(self._folders()) >= most:
             raise PlaceError(f"all {most} jobs of {self._name} are in use", transient=True)
 
     def _bring_supervisor(self) -> Path:
-        """The supervisor and the pilot, as files that the nodes see."""
-        import hashlib
-
-        data = archive()
-        target = self._root.parent / f"supervisor-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
-        pilot = target.with_suffix(".py")
-        for path, content in ((target, data), (pilot, PILOT.read_bytes())):
+        """The supervisor, and beside it the pilot, as files that the nodes see. Raises OSError."""
+        data, pilot = archive(), PILOT.read_bytes()
+        digest = hashlib.sha256(data + pilot).hexdigest()[:16]
+        target = self._root.parent / f"supervisor-{digest}.pyz"
+        for path, content in ((target.with_suffix(".py"), pilot), (target, data)):
             if not path.exists():
                 replace(path, content)
         return target
 
     async def _submit(self, folder: Path, supervisor: Path, expires_s: float) -> str:
         settings = self._settings
-        options = [
-            f"--job-name={self._job(folder.name)}",
+        options = (
+            f"--job-name={self._prefix}{folder.name}",
             "--no-requeue",
-            "--nodes=1",
-            "--ntasks=1",
-            f"--time={limit(expires_s + KILL_WAIT_S)}",
-            f"--output={folder}/pilot.log",
+            f"--output={str(folder).replace('%', '%%')}/pilot.log",
             "--open-mode=append",
             f"--chdir={folder}",
-            "--export=NONE",
-            *(f"--{flag}={value}" for flag, value in self._wishes() if value),
-            *settings.sbatch,
-        ]
+            "--export=ALL",
+            *self._wishes(expires_s + KILL_WAIT_S),
+        )
         argv = (settings.python, "-I", str(supervisor.with_suffix(".py")), str(folder), str(supervisor))
         script = f"#!/bin/sh\nexec {shlex.join((*argv, f'{expires_s:.3f}'))}\n"
         return await self._slurm.submit(options, script)
 
-    def _wishes(self) -> Sequence[tuple[str, str]]:
+    def _wishes(self, seconds: float) -> Sequence[str]:
         settings = self._settings
-        return (
-            ("partition", settings.partition),
-            ("account", settings.account),
-            ("qos", settings.qos),
-            ("constraint", settings.constraint),
-            ("cpus-per-task", str(settings.cpus or "")),
-            ("mem", f"{settings.memory_gb * 1024:.0f}M" if settings.memory_gb else ""),
-            ("gpus-per-node", str(settings.gpus or "")),
-        )
+        wishes = {
+            "partition": settings.partition,
+            "account": settings.account,
+            "qos": settings.qos,
+            "constraint": settings.constraint,
+            "cpus-per-task": str(settings.cpus or ""),
+            "mem": f"{settings.memory_gb * 1024:.0f}M" if settings.memory_gb else "",
+            "gpus-per-node": str(settings.gpus or ""),
+        }
+        options = [f"--{name}={value}" for name, value in wishes.items() if value]
+        return ("--nodes=1", "--ntasks=1", f"--time={limit(seconds)}", *options, *settings.sbatch)
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         raise PlaceError(
-            f"{machine}: Slurm lets users not extend jobs that run", transient=False, scope="machine"
+            f"{machine}: Slurm does not let its users extend jobs", transient=False, scope="machine"
         )
 
     async def delete(self, machine: MachineId) -> None:
         self._samples.drop(machine)
         async with self._turns.setdefault(machine, asyncio.Lock()):
             folder = self._root / job_name(machine)
-            if not folder.exists():
-                return
-            with suppress(FileNotFoundError):
-                (folder / DELETING).touch()
-            await self._end(machine, self._job(folder.name))
-            self._submitted.pop(machine, None)
+            if folder.exists():
+                with suppress(FileNotFoundError):
+                    (folder / DELETING).touch()
+            await self._end(machine, self._prefix + folder.name)
             try:
-                await asyncio.to_thread(shutil.rmtree, folder)
+                await asyncio.to_thread(remove_tree, folder)
             except FileNotFoundError:
                 pass
             except OSError as err:
@@ -290,13 +364,13 @@ class SlurmPlace:
     async def _end(self, machine: MachineId, name: str) -> None:
         """Cancel the machine's job, and wait until it is over. Raises PlaceError."""
         until = time.monotonic() + KILL_WAIT_S
-        job = (await self._jobs.fresh()).get(name)
-        while job is not None and (job.waits or job.lives):
+        job = (await self._ask_queue.fresh()).by_name.get(name)
+        while job is not None and (job.waits or job.runs):
             if time.monotonic() > until:
                 raise PlaceError(f"{machine}: job {job.id} does not end", transient=True, scope="machine")
             if job.state != "COMPLETING":
                 await self._slurm.cancel([job.id])
-            job = (await self._jobs.fresh()).get(name)
+            job = (await self._ask_queue.fresh()).by_name.get(name)
 
     # -- reaching them -----------------------------------------------------------------------------------
 
@@ -304,68 +378,56 @@ class SlurmPlace:
         folder = Path(machine.address) if machine.address else self._root / job_name(machine.id)
 
         async def dial(protocol: asyncio.Protocol) -> OpenLink:
-            if not folder.exists() or (folder / DELETING).exists():
-                raise ChannelError(f"there is no machine at {folder}")
             start = _start(folder)
-            if start is None or (machine.start and start.start != machine.start):
-                raise ChannelError(f"{machine.id} was started anew, or has ended")
-            supervisor = self._bring_supervisor()
-            argv = self._step(start.start.partition(".")[0], supervisor, folder)
-            transport = await open_step(argv, self._slurm.environ, protocol, ANSWER_S)
+            if start is None or (folder / DELETING).exists():
+                raise ChannelError(f"there is no machine at {folder}")
+            if machine.start and start.start != machine.start:
+                raise ChannelError(f"{machine.id} was started anew")
+            code = (self._settings.python, "-I", "-c", RELAY, str(self._bring_supervisor()), str(folder))
+            argv = ("srun", f"--jobid={start.job}", *STEP_OPTIONS, *code)
+            transport = await open_step(argv, self._slurm.environ, protocol, self._slurm.answer_s)
+            self._steps = {step for step in self._steps if not step.ended.is_set()} | {transport}
             return OpenLink(transport, read_key(str(folder)))
 
         mover = LocalMover(folder, self._secrets)
         return Resident(dial, mover, fence, self._secrets, functools.partial(self._samples.keep, machine.id))
 
-    def _step(self, job: str, supervisor: Path, folder: Path) -> Sequence[str]:
-        """A step of the job that carries bytes between here and its supervisor."""
-        relay = (
-            "import os,socket,sys;sys.path.insert(0,sys.argv[1]);from supervisor.verbs import carry;"
-            "os.chdir(sys.argv[2]);s=socket.socket(socket.AF_UNIX);s.connect('supervisor.sock');"
-            "os.write(1,b'ok\\n');carry(s)"
-        )
-        options = (
-            "--overlap",
-            "--nodes=1",
-            "--ntasks=1",
-            "--quiet",
-            "--unbuffered",
-            "--mem=0",
-            "--cpu-bind=none",
-        )
-        return (
-            "srun",
-            f"--jobid={job}",
-            *options,
-            self._settings.python,
-            "-I",
-            "-c",
-            relay,
-            str(supervisor),
-            str(folder),
-        )
-
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """Do Slurm's commands answer, and would it take a job with these settings?"""
         try:
             await self._slurm.jobs()
-            options = [f"--{flag}={value}" for flag, value in self._wishes() if value]
-            said = await self._slurm.run(
-                *("sbatch", "--test-only", f"--time={limit(self._settings.time_limit_s)}", *options),
-                given="#!/bin/sh\ntrue\n",
-            )
+            said = await self._slurm.would_take(self._wishes(self._settings.time_limit_s))
         except PlaceError as err:
             return (Check("slurm", "bad", str(err)),)
-        return (Check("slurm", "good", said.strip() or "it takes jobs with these settings"),)
+        return (Check("slurm", "good", said or "it takes jobs with these settings"),)
+
+    def trust(self, keys: Sequence[HostKey]) -> None:
+        """Slurm knows its nodes: there are no keys to confirm."""
 
     async def close(self) -> None:
-        """Steps end with their channels."""
+        """Steps end with their channels, which are closed by now: wait until they have."""
+        try:
+            async with asyncio.timeout(STEP_END_S):
+                for step in self._steps:
+                    await step.ended.wait()
+        except TimeoutError:
+            for step in self._steps:
+                step.abort()
+            for step in self._steps:
+                await step.ended.wait()
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
 
 
 def _start(folder: Path) -> Start | None:
     try:
-        told = json.loads((folder / "start").read_text())
-        return Start(str(told["start"]), str(told["node"]), float(told["at"]))
+        mark = json.loads((folder / "start").read_text())
+        return Start(str(mark["start"]), str(mark["node"]), float(mark["at"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -375,3 +437,9 @@ def _ran_s(folder: Path) -> float | None:
         return float((folder / "ran").read_text())
     except (OSError, ValueError):
         return None
+
+
+def _last_words(folder: Path) -> str:
+    """What the pilot said before it ended, in one line."""
+    lines = _read(folder / "pilot.log").split("\n")
+    return next((line.strip()[:DETAIL_CAP] for line in reversed(lines) if line.strip()), "")

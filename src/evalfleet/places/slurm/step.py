@@ -19,6 +19,7 @@ class StepTransport(asyncio.WriteTransport, asyncio.SubprocessProtocol):
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.Event()
         self.errors = b""
         self._protocol = protocol
         self._process: asyncio.SubprocessTransport | None = None
@@ -44,6 +45,9 @@ class StepTransport(asyncio.WriteTransport, asyncio.SubprocessProtocol):
                     self._protocol.data_received(rest)
 
     def process_exited(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        self.ended.set()
         if not self._lost:
             self._lost = True
             if not self.ready.done():
@@ -76,7 +80,12 @@ async def open_step(
 ) -> StepTransport:
     """Start the program, and return once it has reached the supervisor. Raises OSError."""
     loop = asyncio.get_running_loop()
-    _, step = await loop.subprocess_exec(lambda: StepTransport(protocol), *argv, env=environ)
+    _, step = await loop.subprocess_exec(
+        lambda: StepTransport(protocol),
+        *argv,
+        env=environ,
+        start_new_session=True,  # srun would end the step at Ctrl-C, which is for us
+    )
     try:
         async with asyncio.timeout(patience_s):
             if await step.ready:
