@@ -154,13 +154,7 @@ class Hub:
             yield b"retry: 1000\n\n"
             if after is not None:
                 yield await asyncio.to_thread(watched.missed, after)
-            while True:
-                try:
-                    message = await asyncio.wait_for(queue.get(), PING_S)
-                except TimeoutError:
-                    message = PING
-                if message is None:
-                    return
+            while (message := await queue.get()) is not None:
                 yield message
                 if message is GONE:
                     return
@@ -193,8 +187,8 @@ class Hub:
                 yield PING
 
     async def _follow(self, watched: WatchedRun) -> None:
-        """Tells all watchers of one run what is new, until there are none."""
-        told = ""
+        """Tells all watchers of one run what is new, or that nothing is, until there are none."""
+        told, spoken_at = "", time.monotonic()
         while watched.watchers:
             try:
                 message = await asyncio.to_thread(watched.look)
@@ -205,7 +199,10 @@ class Hub:
                 if str(err) != told:
                     told = str(err)
                     log.warning("%s: %s", watched.board.run, err)
+            if message is None and time.monotonic() >= spoken_at + PING_S:
+                message = PING
             if message is not None:
+                spoken_at = time.monotonic()
                 for queue in list(watched.watchers):
                     _give(queue, message, watched)
             if message is GONE:

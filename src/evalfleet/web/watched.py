@@ -96,6 +96,7 @@ class WatchedRun:
         self._summary: RunSummary | None = None
         self._summary_pace = _Paced(1.0)
         self._calm_at = self._head_at = 0.0
+        self._head: dict[str, Any] | None = None
         self._head_is_old = True
         self._live = False
 
@@ -145,7 +146,7 @@ class WatchedRun:
             state = self.board.state
             alerts = self._alerts(now) if self._live else []
             found = head(state, now, self._live, alerts)
-        self._head_at = time.monotonic()
+        self._head, self._head_at = found, time.monotonic()
         self._head_pace.took(begun)
         return found
 
@@ -234,12 +235,18 @@ class WatchedRun:
         }
 
     def missed(self, seq: int) -> bytes:
-        """What has changed since event number `seq`, for a watcher who was there then."""
+        """What has changed since event number `seq`, for a watcher who was there then.
+
+        All machines that are there are told again, because no event tells their steps and loads. Many may
+        come back at once: the head may be the last that was made, for which another follows soon.
+        """
         now = self._workspace.now()
         with self.board.lock:
             touched = self.board.since(seq) if seq < self.board.seq else Touched()
+            touched.machines |= dict.fromkeys(self.board.state.undeleted)
             parts: dict[str, Any] = self.board.changes(touched, now)
-            parts["run"] = self.head()
+            due = self._head is None or self._head_pace.due
+            parts["run"] = self.head() if due else self._head
             return _event(self.board.seq, now, parts)
 
 
