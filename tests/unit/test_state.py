@@ -286,7 +286,7 @@ def test_broken_tasks_are_reopened_with_a_fresh_allowance() -> None:
     run.breaks("t0.0")
     run.tell(TasksReopened((TaskId("t0"),)))
     known = run.task("t0")
-    assert (known.status, known.used, known.tries, known.broken_on) == ("waiting", 0, 0, [])
+    assert (known.status, known.used, known.tries, known.broken_on) == ("waiting", 0, 0, ())
     run.ready()
     assert known.attempts == ["t0.0", "t0.1"], "attempts are kept, and their numbers go on"
 

@@ -85,7 +85,7 @@ def _scores_kept(state: RunState, scored: dict[TaskId, tuple[AttemptId, Outcome]
 
 def was_ungradable(state: RunState, known: TaskState) -> bool:
     """Is the task broken because its answer could not be graded?"""
-    grades = state.attempts[known.decided_by].grades if known.decided_by else []
+    grades = state.attempts[known.decided_by].grades if known.decided_by else ()
     return bool(grades) and grades[0] == known.outcome
 
 

@@ -18,7 +18,8 @@ FEWER, MORE = 0.7, 0.25
 
 def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> None:
     known, machine = state.tasks[event.task], state.machines[event.machine]
-    attempt = AttemptState(event.attempt, event.task, event.machine, at, allowance=event.allowance)
+    # with the ids that are there already: a run may have very many attempts
+    attempt = AttemptState(event.attempt, known.task.id, machine.id, at, allowance=event.allowance)
     state.attempts[event.attempt] = attempt
     _reserve(state, attempt, 1)
     known.attempts.append(event.attempt)
@@ -164,7 +165,7 @@ def _broke(
     if not by_people:
         _suspect(state, machine, cause)
     if machine.id not in known.broken_on:
-        known.broken_on.append(machine.id)
+        known.broken_on = (*known.broken_on, machine.id)
     known.used += not free
     _retry_or_give_up(state, at, attempt, known, outcome)
 
@@ -235,7 +236,7 @@ def _answer_lost(
     # unless its place has taken the machine away, the task may have seen to it
     counts = cause not in (Cause.EVICTED, Cause.MACHINE_LOST)
     lost = Broken(cause, f"its answer did not come home: {problem}", counts=counts)
-    attempt.grades.append(lost)
+    attempt.grades = (*attempt.grades, lost)
     known.used += not _is_forgiven(known, lost)
     _retry_or_give_up(state, at, attempt, known, lost)
 
@@ -243,7 +244,7 @@ def _answer_lost(
 def attempt_graded(state: RunState, at: Micros, event: ev.AttemptGraded) -> None:
     """The first grade settles the task, unless it says that the grader failed. Later ones change nothing."""
     attempt = state.attempts[event.attempt]
-    attempt.grades.append(event.grade)
+    attempt.grades = (*attempt.grades, event.grade)
     state.regrading.pop(event.attempt, None)
     known = state.tasks[attempt.task]
     failed_before = is_ungradable(known)

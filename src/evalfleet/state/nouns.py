@@ -60,7 +60,7 @@ class TaskState(Struct, eq=False):
     attempts: list[AttemptId] = []
     used: int = 0  # attempts that count against its limit, since it was opened or reopened
     tries: int = 0  # all attempts since then
-    broken_on: list[MachineId] = []  # another one is tried next
+    broken_on: tuple[MachineId, ...] = ()  # another one is tried next
     lost: bool = False  # a machine that ran it was lost, and that was forgiven
     not_before: Micros = 0  # a retry waits until then
     retrying: bool = False  # it waits among the retries, not among the fresh tasks
@@ -91,7 +91,7 @@ class AttemptState(Struct, eq=False):
     wanting: Metered | None = None  # what they had used when they asked for more, and nobody has decided
     refused: str = ""  # why they got no more
     untold: bool = False  # its machine does not know yet what was decided
-    grades: list[Grade] = []  # the first one counts
+    grades: tuple[Grade, ...] = ()  # the first one counts
     ending: ev.RunSteered | None = None  # who asked to end it, and why
 
 

@@ -129,7 +129,7 @@ def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None
         if known.status != "broken":
             continue  # a score stays, whatever is asked; what waits or runs is open already
         known.used = known.tries = 0
-        known.broken_on, known.lost = [], False
+        known.broken_on, known.lost = (), False
         known.outcome, known.decided_by = None, None
         enqueue(state, known, at)
 

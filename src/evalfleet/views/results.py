@@ -287,6 +287,8 @@ def attempt_model_usd(attempt: AttemptState) -> float | None:
     or came too late, is spent."""
     if attempt.metered is not None:
         return attempt.metered.usd
+    if attempt.superseded is None and not attempt.grades:  # nearly all: there may be very many
+        return None if attempt.outcome is None else attempt.outcome.cost_usd
     told = (outcome.cost_usd for outcome in _outcomes(attempt))
     return next((usd for usd in told if usd is not None), None)
 

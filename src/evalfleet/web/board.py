@@ -278,9 +278,7 @@ def _usd(state: RunState, attempts: Sequence[AttemptState], now: Micros) -> floa
     """What machines and models cost for these attempts, as far as that is known; None: it was free."""
     usd = 0.0
     for attempt in attempts:
-        usd += attempt_usd(state, attempt, now)
-        if attempt.outcome is not None or attempt.metered is not None:
-            usd += attempt_model_usd(attempt) or 0.0
+        usd += attempt_usd(state, attempt, now) + (attempt_model_usd(attempt) or 0.0)
     return round(usd, 5) or None
 
 

@@ -217,7 +217,7 @@ class Pages:
     # -- runs ------------------------------------------------------------------------------------
 
     async def runs(self, request: Request) -> Response:
-        return as_json(await asyncio.to_thread(self._hub.runs))
+        return await _packed(request, self._hub.runs)
 
     async def run(self, request: Request) -> Response:
         return packed_json(request, await self._hub.snapshot(request.path_params["run"]))
