@@ -100,11 +100,11 @@ def test_a_first_grade_stays_and_a_second_is_kept_beside_it() -> None:
     graded(run, "t0.0", 0.0)
     graded(run, "t0.0", 1.0)
     attempt = run.state.attempts[AttemptId("t0.0")]
-    assert attempt.grades == (Scored(0.0),), "nobody asked for a second one"
+    assert list(attempt.grades) == [Scored(0.0)], "nobody asked for a second one"
     run.tell(RunResumed(only=()), GradingRequested((attempt.id,)))
     assert is_grading(run)
     assert of(RunEnded, graded(run, "t0.0", 1.0)) == [RunEnded("done")]
-    assert attempt.grades == (Scored(0.0), Scored(1.0, True))
+    assert list(attempt.grades) == [Scored(0.0), Scored(1.0, True)]
     assert run.task("t0").outcome == Scored(0.0)
     assert (run.state.scored, run.state.succeeded) == (1, 0)
 
