@@ -109,11 +109,12 @@ class TimedJournal(SimJournal):
         self.samples: list[tuple[int, float]] = []
         _journals.append(self)
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
-        await super().append(at, events, answered)
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
+        everywhere = await super().append(at, events, answered)
         self._commits += 1
         if self._commits % 10 == 0:
             self.samples.append((len(self._store.rows), time.process_time()))
+        return everywhere
 
 
 _journals: list[TimedJournal] = []

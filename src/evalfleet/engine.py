@@ -7,15 +7,24 @@ so the first turn of a new controller starts exactly what must be under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from .effects import Performer, Tools
 from .errors import FleetError, PlaceError
-from .events import AttemptCollected, ControllerStarted, Event, StopRequested
-from .model import Micros, Offer, Task, seconds_between
+from .events import (
+    AttemptCollected,
+    AttemptEnded,
+    AttemptStarted,
+    ControllerStarted,
+    Event,
+    MachineCondemned,
+    MachineRequested,
+    StopRequested,
+)
+from .model import AttemptId, Broken, Cause, Micros, Offer, Task, seconds_between
 from .policy import RUN, Effect, Rules, changed_effects
 from .policy.effects import Owner
 from .policy.finish import grading_is_due
@@ -51,7 +60,9 @@ class Engine:
         rules: Rules = RUN,
         secrets: Mapping[str, str] | None = None,
         state: RunState | None = None,
+        keep: Callable[[AttemptId], Awaitable[None]] | None = None,
     ) -> None:
+        """`keep`: what is done with artefacts that have come home, before that is reported."""
         self._journal = journal
         self._clock = clock
         self._rules = rules
@@ -65,6 +76,7 @@ class Engine:
                 *(self.state, places, benchmark, clock, artefacts, journal.epoch, self._tempo, self.report),
                 secrets=secrets or {},
                 began_at=clock.now(),
+                keep=keep,
             )
         )
         self._offers: Sequence[Offer] = ()
@@ -122,12 +134,25 @@ class Engine:
             recorded.extend(decided)
         answered, self._answered = self._answered, []
         if recorded or answered:
-            await self._journal.append(now, recorded, answered)
-        for event in recorded:
-            if type(event) is AttemptCollected:
-                self._performer.forget(event.attempt)
+            everywhere = await self._journal.append(now, recorded, answered)
+            if not everywhere and self._hold_back(recorded):
+                return
+            for event in recorded:
+                if type(event) is AttemptCollected and everywhere:
+                    self._performer.forget(event.attempt)
         for owner, wanted in changed_effects(self.state):
             self._sync(owner, wanted)
+
+    def _hold_back(self, recorded: Sequence[Event]) -> bool:
+        """Take back what would be started by events that are not in the run's store: somebody else may have
+        taken the run over meanwhile, and start the same. True if there is something."""
+        why, news = "not started: the store was away", len(self._inbox)
+        for event in recorded:
+            if isinstance(event, AttemptStarted):
+                self.report(AttemptEnded(event.attempt, Broken(Cause.CANCELLED, why)))
+            elif isinstance(event, MachineRequested):
+                self.report(MachineCondemned(event.machine, why, Cause.CANCELLED))
+        return len(self._inbox) > news
 
     def _take_news(self, now: Micros) -> list[Event]:
         inbox, self._inbox = self._inbox, []

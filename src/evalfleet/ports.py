@@ -599,9 +599,11 @@ class Journal(Protocol):
 
     def read(self) -> Iterable[Record]: ...
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         """Durable when it returns, together with the mark that these requests are answered.
 
+        False: on this computer alone, because the run is to be stopped while its store is away. Nothing may
+        be started then, and no machine forget anything.
         Raises LeaseLost when another controller has taken the stream, JournalError when it cannot
         be written (disk full); either way nothing of it was written.
         """

@@ -35,58 +35,59 @@ class LosesAnEvent(SimJournal):
 
     ends = 0
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         kept: list[Event] = []
         for event in events:
             self.ends += isinstance(event, AttemptEnded)
             if not isinstance(event, AttemptEnded) or self.ends % 3:
                 kept.append(event)
-        await super().append(at, kept, answered)
+        return await super().append(at, kept, answered)
 
 
 class OverwritesScores(SimJournal):
     """Writes each score a second time, as a failure."""
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         again = [
             AttemptEnded(event.attempt, Scored(0.25))
             for event in events
             if isinstance(event, AttemptEnded) and isinstance(event.outcome, Scored)
         ]
-        await super().append(at, [*events, *again], answered)
+        return await super().append(at, [*events, *again], answered)
 
 
 class GradesTwice(SimJournal):
     """Writes each grade a second time, as another one."""
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         again = [
             AttemptGraded(each.attempt, Scored(0.25)) for each in events if isinstance(each, AttemptGraded)
         ]
-        await super().append(at, [*events, *again], answered)
+        return await super().append(at, [*events, *again], answered)
 
 
 class LosesGrades(SimJournal):
     """Acknowledges grades without writing them."""
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         kept = [each for each in events if not isinstance(each, AttemptGraded)]
-        await super().append(at, kept, answered)
+        return await super().append(at, kept, answered)
 
 
 class AcknowledgesEarly(SimJournal):
     """Says that it is durable while it is still on its way."""
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         self._writing = asyncio.ensure_future(super().append(at, events, answered))
         await asyncio.sleep(0)
+        return True
 
 
 class GoesBackInTime(SimJournal):
     """The second controller's clock is an hour behind, and nobody minds."""
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
-        await super().append(at - 3600 * SECOND if self.epoch > 1 else at, events, answered)
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
+        return await super().append(at - 3600 * SECOND if self.epoch > 1 else at, events, answered)
 
 
 class LetsTwoWrite(SimJournal):
@@ -119,9 +120,9 @@ class _Before:
     def __init__(self, journal: Journal, act: Callable[[], None]) -> None:
         self._journal, self._act = journal, act
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         self._act()
-        await self._journal.append(at, events, answered)
+        return await self._journal.append(at, events, answered)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)

@@ -486,6 +486,8 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
     found = AttemptCollected(attempt.id, Collected(problem="the machine is gone"))
     if attempt.id in tools.rescued:
         rescued = tools.rescued.pop(attempt.id)
+        if tools.keep is not None:
+            await tools.keep(attempt.id)
         tools.report(AttemptCollected(attempt.id, rescued, metered=_metered_late(tools, attempt)))
         return
     for _ in range(COLLECT_TRIES):
@@ -505,6 +507,8 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
                 break
     if found.metered is None:
         found = structs.replace(found, metered=_metered_late(tools, attempt))
+    if tools.keep is not None:
+        await tools.keep(attempt.id)
     tools.report(found)
 
 

@@ -47,6 +47,8 @@ class Tools:
     report: Callable[[Event], None]
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     began_at: Micros = 0  # this controller
+    keep: Callable[[AttemptId], Awaitable[None]] | None = None
+    """Puts artefacts that have come home into the run's store, if it has one."""
     rescued: dict[AttemptId, Collected] = field(default_factory=dict[AttemptId, Collected])
     """Artefacts that came home before their attempt was reported as ended: its machine was soon to go."""
     metered: dict[AttemptId, Metered] = field(default_factory=dict[AttemptId, Metered])

@@ -33,14 +33,21 @@ def checksum(before: bytes, seq: int, epoch: int, schema: int, at: Micros, kind:
 
 
 class Row(Struct, frozen=True):
-    """An event as it is stored. `covered`: it has a checksum; those written by earlier versions have none."""
+    """An event as it is stored."""
 
     seq: int
     epoch: int
     schema: int
     at: Micros
+    kind: bytes
     body: bytes
-    covered: bool
+    checksum: bytes | None
+    """None if an earlier version wrote it."""
+
+    def follows(self, before: bytes) -> bool:
+        """Is it as it was written, after the event whose checksum is `before`?"""
+        made = checksum(before, self.seq, self.epoch, self.schema, self.at, self.kind, self.body)
+        return self.checksum == made
 
 
 def rows(conn: sqlite3.Connection, path: Path, stream: str, after: int) -> Iterator[Row]:
@@ -62,13 +69,13 @@ def rows(conn: sqlite3.Connection, path: Path, stream: str, after: int) -> Itera
             if seq != expected:
                 raise damaged(path, stream, expected, "is missing")
             if seq > after:
+                row = Row(seq, epoch, schema, at, kind, body, stored)
                 if stored is not None:
-                    link = seed(stream) if before is None else before
-                    if stored != checksum(link, seq, epoch, schema, at, kind, body):
+                    if not row.follows(seed(stream) if before is None else before):
                         raise damaged(path, stream, seq, "is not as it was written: its checksum is another")
                 elif before is not None:
                     raise damaged(path, stream, seq, "has lost its checksum")
-                yield Row(seq, epoch, schema, at, body, stored is not None)
+                yield row
             if newest is not None and seq == newest[0] and stored != newest[1]:
                 raise damaged(path, stream, seq, "is not the one that was written last")
             before = stored

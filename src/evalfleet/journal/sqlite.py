@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,7 +27,7 @@ from . import checksums, database
 from .database import BUSY_S, FILE, explained, transaction
 from .holder import LEASE_S, RENEW_S, Holder, StreamLock, is_gone
 from .stream import SqliteJournal
-from .writer import EventRow, Tail, Writer, following, insert
+from .writer import INSERT, EventRow, Tail, Writer, following, insert
 
 StreamKind = Literal["run", "pool"]
 
@@ -125,10 +126,48 @@ class Store(Struct, frozen=True):
         except JournalForeign as err:
             raise JournalForeign(f"{self.path}: event {row.seq} of {stream!r}: {err}") from err
 
+    def rows(self, stream: str, after: int = 0, limit: int | None = None) -> list[checksums.Row]:
+        """The events that follow number `after`, as they are stored, each compared with its checksum.
+
+        Raises JournalForeign when the record is damaged.
+        """
+        with self.connected() as conn:
+            return list(itertools.islice(checksums.rows(conn, self.path, stream, after), limit))
+
+    def head(self, stream: str) -> tuple[int, bytes]:
+        """The number and the checksum of the stream's newest event. Raises RequestError if there is none."""
+        with self.connected() as conn:
+            self._info(conn, stream)
+            seq, checksum = checksums.head(conn, stream) or (0, None)
+        return seq, checksums.seed(stream) if checksum is None else checksum
+
+    def adopt(
+        self, stream: str, created_at: Micros, keep: int, rows: Sequence[checksums.Row], now: Micros
+    ) -> None:
+        """Make a run's events equal to what another home has written: `rows` replace all after `keep`.
+
+        A run that is not here yet is made. Raises RunHeld while a controller of this home is at work on it.
+        """
+        with self.connected() as conn, transaction(conn):
+            if conn.execute("SELECT 1 FROM stream WHERE name = ?", (stream,)).fetchone() is None:
+                _create(conn, stream, "run", created_at, ())
+            self._refuse_if_held(self._info(conn, stream), now)
+            conn.execute("DELETE FROM event WHERE stream = ? AND seq > ?", (stream, keep))
+            conn.executemany(INSERT, [_values(stream, row) for row in rows])
+            newest = "SELECT seq, checksum FROM event WHERE stream = ? ORDER BY seq DESC LIMIT 1"
+            head = conn.execute(newest, (stream,)).fetchone() or (0, None)
+            conn.execute("UPDATE stream SET seq = ?, checksum = ? WHERE name = ?", (*head, stream))
+            conn.execute("DELETE FROM summary WHERE stream = ?", (stream,))
+
+    def raise_epoch(self, stream: str, epoch: int) -> None:
+        """The stream's next controller has an epoch that is higher than this one."""
+        with self.connected() as conn:
+            conn.execute("UPDATE stream SET epoch = max(epoch, ?) WHERE name = ?", (epoch, stream))
+
     def uncovered(self, stream: str) -> int:
         """How many of the stream's events have no checksum, because an earlier version wrote them."""
         with self.connected() as conn:
-            return sum(not row.covered for row in checksums.rows(conn, self.path, stream, 0))
+            return sum(row.checksum is None for row in checksums.rows(conn, self.path, stream, 0))
 
     def newest(self) -> str | None:
         """The run or pool that was made last."""
@@ -322,6 +361,11 @@ def _info(row: tuple[str, StreamKind, Micros, int, str | None, Micros]) -> Strea
     name, kind, created_at, epoch, holder, lease_until = row
     who = None if holder is None else msgspec.json.decode(holder, type=Holder)
     return StreamInfo(name, kind, created_at, epoch, who, lease_until)
+
+
+def _values(stream: str, row: checksums.Row) -> tuple[object, ...]:
+    kind, body = row.kind.decode(), row.body.decode()
+    return stream, row.seq, row.epoch, row.schema, row.at, kind, body, row.checksum
 
 
 def _create(

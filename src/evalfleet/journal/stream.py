@@ -85,7 +85,7 @@ class SqliteJournal:
         """All that is durable of the stream."""
         return self._read()
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         """See ports.Journal. Events of calls made in an order are recorded in that order.
 
         A caller that is cancelled while it waits does not take its events back.
@@ -95,6 +95,7 @@ class SqliteJournal:
         item = Append(_future(), at, bodies, answered)
         self._send(item)
         await item.future
+        return True
 
     async def requests(self) -> Sequence[Request]:
         """See ports.Journal. Raises LeaseLost once the stream is known to be another's."""

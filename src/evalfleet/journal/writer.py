@@ -58,7 +58,7 @@ def insert(conn: sqlite3.Connection, tail: Tail, rows: Sequence[EventRow]) -> bo
     statement = "UPDATE stream SET seq = ?, checksum = ? WHERE name = ? AND epoch = ?"
     if conn.execute(statement, (tail.seq, tail.checksum, tail.stream, tail.epoch)).rowcount != 1:
         return False
-    conn.executemany(_INSERT, rows)
+    conn.executemany(INSERT, rows)
     return True
 
 
@@ -136,6 +136,4 @@ class Writer:
 
 
 _REQUESTS = "SELECT id, v, body FROM request WHERE stream = ? AND answered = 0 ORDER BY id"
-_INSERT = (
-    "INSERT INTO event (stream, seq, epoch, v, at, kind, body, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
+INSERT = "INSERT INTO event (stream, seq, epoch, v, at, kind, body, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"

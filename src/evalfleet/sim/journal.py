@@ -62,7 +62,7 @@ class SimJournal:
     def read(self) -> Iterator[Record]:
         return self._store.read()
 
-    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> None:
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         world = self._store.world
         world.tick(self._life)
         done = world.loop.create_future()
@@ -70,6 +70,7 @@ class SimJournal:
         world.loop.call_later(commit_s, self._commit, done, at, events, answered)
         await done
         world.tick(self._life)
+        return True
 
     def _commit(
         self, done: asyncio.Future[None], at: Micros, events: Sequence[Event], answered: Sequence[int]
