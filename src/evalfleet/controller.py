@@ -16,10 +16,11 @@ import msgspec
 
 from .clock import RunClock, WallClock
 from .engine import Engine
-from .errors import FleetError, JournalError, LeaseLost
-from .events import ControllerStarted, Event, StopRequested
-from .journal import Holder, Holds, Store
-from .model import NOBODY, MachineId, Micros, Notify, Plan
+from .errors import FleetError, JournalError, LeaseLost, RequestError
+from .events import ControllerStarted, Event, RunPlanned, StopRequested
+from .journal import Holder, Holds, SqliteJournal, Store
+from .mirror import Mirror, MirroredJournal, StoreAway, StoreRefused
+from .model import NOBODY, MachineId, Micros, Notify, Plan, seconds_between
 from .named_pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .names import safe_name
 from .planning.plan import PlaceSettings, benchmark_of, places_of
@@ -48,7 +49,8 @@ class Order:
     """What a controller is started with. `first` are events to record before anything else.
 
     `change` says it for a pool, once nobody else can change that, and which machines it must have to itself.
-    `settings` of places are those that have changed since the plan was made.
+    `settings` of places are those that have changed since the plan was made. `claims`: the run is taken from
+    another home, through the store that has a copy of it.
     """
 
     home: Path
@@ -60,6 +62,12 @@ class Order:
     notify: Notify = NOBODY
     change: Callable[[PoolView, Micros], Change] | None = None
     settings: PlaceSettings = field(default_factory=dict[str, Mapping[str, Any]])
+    claims: bool = False
+
+    @property
+    def stops(self) -> bool:
+        """Is the run to be stopped at once?"""
+        return any(isinstance(event, StopRequested) and not event.drain for event in self.first)
 
 
 class Controller:
@@ -74,6 +82,7 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._engine: Engine | None = None
+        self._life_s: Callable[[], float | None] = lambda: None
         self.failure: BaseException | None = None
         self.left = False
 
@@ -149,7 +158,7 @@ class Controller:
         self._task = asyncio.current_task()
         async with AsyncExitStack() as stack:
             holder = Holder.here(wall.now())
-            journal = self._store.acquire(order.run, holder, wall.now(), order.take_over)
+            journal = await self._acquire(holder)
             stack.push_async_callback(journal.close)
             state = fold(journal.read())
             is_pool = self._store.stream(order.run).kind == "pool"
@@ -165,7 +174,9 @@ class Controller:
                 for event in first:
                     apply(state, now, event)
             plan = state.plan
-            context = PlaceContext(order.home, self._store.home_id, order.secrets, order.environ)
+            # what exists carries the id of the home that the run was planned in, whoever has it now
+            home_id = plan.home or self._store.home_id
+            context = PlaceContext(order.home, home_id, order.secrets, order.environ)
             places = {
                 name: self._borrowed(plan, place, journal.epoch, is_pool)
                 for name, place in places_of(plan, context, order.settings).items()
@@ -182,7 +193,9 @@ class Controller:
                 rules=POOL if is_pool else RUN,
                 secrets=order.secrets,
                 state=state,
+                keep=journal.keep if isinstance(journal, MirroredJournal) else None,
             )
+            self._life_s = functools.partial(shortest_life_s, state, clock)
             stack.push_async_callback(self._start_scribe(is_pool, clock))
             if not is_pool:
                 notify.expect(order.notify, order.home, order.run)
@@ -191,6 +204,36 @@ class Controller:
             state = await self._engine.run()
             if not is_pool:
                 self._keep_summary(state)
+
+    async def _acquire(self, holder: Holder) -> SqliteJournal | MirroredJournal:
+        """The stream, under the next epoch; and in its store, too, if it has one."""
+        order, store = self._order, self._store
+
+        def here() -> SqliteJournal:
+            return store.acquire(order.run, holder, WallClock().now(), order.take_over)
+
+        if not (url := store_of(store, order.run)):
+            return here()
+        folder = folder_of(order.home, order.run)
+        folder.mkdir(parents=True, exist_ok=True)
+        mirror = Mirror(url, order.environ, store, order.run, folder, claims=order.claims)
+        while True:
+            try:
+                await mirror.catch_up()
+            except (StoreAway, StoreRefused) as err:
+                if order.stops:
+                    return mirror.open_alone(here(), holder, lambda: self._life_s(), err)
+                raise RequestError(f"{err}; `evalfleet cancel {order.run}` works without it") from err
+            local = here()
+            try:
+                return await mirror.open(local, holder, lambda: self._life_s())
+            except LeaseLost:
+                await local.close()
+                if not order.claims:
+                    raise
+            except BaseException:
+                await local.close()
+                raise
 
     def _keep_summary(self, state: RunState) -> None:
         """Keep a summary for `ls`. If it cannot be written, `ls` folds the journal instead."""
@@ -262,6 +305,18 @@ class Controller:
                 await asyncio.sleep(0.005)
 
         return finish
+
+
+def store_of(store: Store, run: str) -> str:
+    """The URL of the object store that has a copy of the run; empty if none has."""
+    first = next(iter(store.read(run)), None)
+    return first.event.plan.store if first is not None and isinstance(first.event, RunPlanned) else ""
+
+
+def shortest_life_s(state: RunState, clock: RunClock) -> float | None:
+    """For how long the machine lives that expires first; None if there is none."""
+    ends = [state.machines[machine].ends_at for machine in state.undeleted]
+    return max(0.0, seconds_between(clock.now(), min(ends))) if ends else None
 
 
 def clock_of(state: RunState, is_pool: bool) -> RunClock:

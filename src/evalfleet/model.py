@@ -625,7 +625,7 @@ Grade = Scored | Broken
 Outcome = Scored | Broken | Answered
 
 ScheduleName = Literal["dynamic", "round-robin", "slices"]
-StopReason = Literal["user", "budget", "time", "refused"]
+StopReason = Literal["user", "budget", "time", "refused", "store"]
 RunStatus = Literal["running", "done", "stopped", "failed"]
 
 
@@ -747,6 +747,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     rerun_of: str = ""
     """The run whose tasks this one runs again."""
     provenance: Provenance | None = None
+    store: str = ""
+    """The URL of the object store that has a copy of the run; empty: none has."""
 
 
 Severity = Literal["info", "warning", "critical"]

@@ -30,6 +30,7 @@ class ControllerInput(msgspec.Struct, frozen=True):
     first: tuple[Event, ...]
     notify: Notify
     settings: dict[str, dict[str, Any]]
+    claims: bool = False
 
     def order(self) -> Order:
         return Order(
@@ -41,6 +42,7 @@ class ControllerInput(msgspec.Struct, frozen=True):
             self.first,
             self.notify,
             settings=self.settings,
+            claims=self.claims,
         )
 
 
@@ -69,6 +71,7 @@ def _detach(order: Order) -> int:
         order.first,
         order.notify,
         {name: dict(given) for name, given in order.settings.items()},
+        order.claims,
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -30,7 +30,9 @@ from evalfleet.events import (
     TasksReopened,
 )
 from evalfleet.journal import Store
+from evalfleet.journal.database import FILE
 from evalfleet.journal.sqlite import StreamKind
+from evalfleet.mirror import Mirror, StoreAway, open_objects, store_url, the_run
 from evalfleet.model import IMPORTED, AttemptId, Limits, Plan, Task
 from evalfleet.named_pools import read_pool
 from evalfleet.planning import values
@@ -207,10 +209,25 @@ def _lent(workspace: Workspace, request: RunRequest, dry: bool) -> LentPool | No
     return LentPool(view.state.plan, len(view.machines), view.warning(now))
 
 
-async def vet(resolved: Resolved) -> Resolved:
-    """Ask the benchmark whether this can work (a model's key), before anything is made or written down."""
+async def vet(resolved: Resolved, *, dry: bool = False) -> Resolved:
+    """Ask the benchmark whether this can work (a model's key), and the store whether it can have the run,
+    before anything is made or written down here. `dry`: nothing is written there, either."""
     doubts = await vetted(resolved.plan, resolved.secrets)
+    await _reserve(resolved, dry=dry)
     return replace(resolved, warnings=(*resolved.warnings, *doubts))
+
+
+async def _reserve(resolved: Resolved, *, dry: bool) -> None:
+    """Raises RequestError if the run's store cannot be written, or has a run of this name."""
+    plan, home = resolved.plan, resolved.home
+    if plan.store and (not dry or (home / FILE).exists()):
+        store = Store.open(home, create=not dry, read_only=dry)
+        folder = folder_of(home, plan.run)
+        try:
+            mirror = Mirror(plan.store, resolved.environ, store, plan.run, folder, claims=False)
+            await mirror.reserve(dry=dry)
+        except StoreAway as err:
+            raise RequestError(str(err)) from err
 
 
 def plan_run(workspace: Workspace, resolved: Resolved) -> Resolved:
@@ -360,8 +377,11 @@ def resume_order(
     limits: Mapping[str, float] | None = None,
     env_file: str | None = None,
     with_new_files: bool = False,
+    claims: bool = False,
 ) -> Order:
     """What it takes to take a run up again. Raises RequestError when there is nothing left to do.
+
+    `claims`: it is another home's, and taken from there through its store.
 
     `with_new_files`: what is left runs with the benchmark as it is now. Machines that are up have the files
     of before: they must be let go first.
@@ -372,7 +392,8 @@ def resume_order(
         raise RequestError(
             f"run {found.name!r} was imported, and cannot be taken up: start a run of its tasks"
         )
-    if state.plan.home and state.plan.home != Store.open(found.home, create=False, read_only=True).home_id:
+    here = Store.open(found.home, create=False, read_only=True).home_id
+    if state.plan.home and state.plan.home != here and not state.plan.store:
         raise RequestError(
             f"run {found.name!r} was made in another home, where its machines are: take it up there"
         )
@@ -393,7 +414,42 @@ def resume_order(
         check_files(plan, unsettled, found.folder)
     secrets, environ = workspace.secrets(plan, env_file)
     settings, notify = workspace.changed_settings(plan), workspace.notify(env_file)
-    return Order(found.home, found.name, secrets, environ, take_over, first, notify, settings=settings)
+    return Order(
+        *(found.home, found.name, secrets, environ, take_over, first, notify),
+        settings=settings,
+        claims=claims,
+    )
+
+
+async def fetch_run(workspace: Workspace, url: str, name: str | None, tell: Callable[[str], None]) -> str:
+    """Bring a run here from the store that has it, and return its name. Nobody else's right to it ends yet.
+
+    Raises RequestError.
+    """
+    store, environ = workspace.store(), workspace.environment()
+    url = store_url(url, workspace.cwd)
+    try:
+        objects = open_objects(url, environ)
+        run = await the_run(objects, name)
+        folder = folder_of(workspace.home, run)
+        folder.mkdir(parents=True, exist_ok=True)
+        mirror = Mirror(url, environ, store, run, folder, claims=True)
+        await mirror.catch_up()
+        if mirror.newest is None:
+            raise RequestError(f"{url} holds no journal of run {run!r}: it was never started")
+        state = open_run(workspace, run).state()
+        if state.plan.pool:
+            raise RequestError(
+                f"run {run!r} borrows from pool {state.plan.pool!r} of another home: resume it there"
+            )
+        await mirror.files.fetch_kept_files()
+        collected = [each.id for each in state.attempts.values() if each.collected is not None]
+        await mirror.files.fetch_artefacts(collected)
+    except StoreAway as err:
+        raise RequestError(str(err)) from err
+    if state.ended_at is None:
+        tell(f"run {run}, which {mirror.newest.who} had last, is taken over from {url}")
+    return run
 
 
 def _unsettled(state: RunState) -> list[Task]:
@@ -407,13 +463,17 @@ async def ready_to_resume(
     tell: Callable[[str], None],
     with_new_files: bool,
     take_over: bool,
+    from_url: str | None = None,
     **more: Any,
 ) -> Order:
     """As `resume_order`, with its other arguments. Machines that have files of before are let go first.
 
-    `tell` is told what there is to know about new files.
+    `tell` is told what there is to know about new files. `from_url`: the store that has the run, which may be
+    another home's.
     """
     await tell_overdue(workspace)
+    if from_url is not None:
+        name, more["claims"] = await fetch_run(workspace, from_url, name, tell), True
     order_now = functools.partial(
         resume_order, workspace, name, with_new_files=with_new_files, take_over=take_over, **more
     )

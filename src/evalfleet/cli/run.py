@@ -168,7 +168,7 @@ async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Na
     from evalfleet.api import runs
     from evalfleet.api.estimate import describe, estimate, forewarned
 
-    resolved = await runs.vet(resolved)
+    resolved = await runs.vet(resolved, dry=args.dry_run)
     for warning in resolved.warnings:
         print(f"evalfleet: note: {warning}", file=sys.stderr)
     expected = await estimate(workspace, resolved)
@@ -237,6 +237,12 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--take-over", action="store_true", help="take the run from a controller that still lives"
     )
+    parser.add_argument(
+        "--from",
+        dest="from_url",
+        metavar="URL",
+        help="the store that `run --store` was given: takes the run over from whatever computer has it",
+    )
     parser.add_argument("--budget", metavar="USD", help="a new budget for the whole run")
     parser.add_argument("--max-duration", metavar="2h", help="a new time limit, from now")
     parser.add_argument("--workers", metavar="N", help="a new number of machines at once")
@@ -278,6 +284,7 @@ def resume(args: argparse.Namespace) -> int:
             limits=runs.new_limits(args.budget, args.max_duration, args.workers),
             env_file=args.env_file,
             with_new_files=args.with_new_files,
+            from_url=args.from_url,
         )
     )
     if args.detach:

@@ -284,6 +284,15 @@ class RunOptions(TypedDict, total=False):
         str,
         Flag("how", "line", "RUN", "the run's name (default: made from benchmark and time)", scope="one run"),
     ]
+    store: Annotated[
+        str,
+        Flag(
+            "how",
+            "line",
+            "URL",
+            "keep a copy there, for other computers too: gs://, s3:// or az://BUCKET/PREFIX, or a folder",
+        ),
+    ]
     config: Annotated[
         str | Path | None,
         Flag("how", "path", "FILE", "read this file instead of the nearest evalfleet.toml", scope="one run"),

@@ -22,6 +22,7 @@ from evalfleet.benchmarks.loaded import Appliance, Loaded, Repeated, ResultWrite
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
+from evalfleet.mirror import store_url
 from evalfleet.model import (
     NOBODY,
     Isolation,
@@ -206,6 +207,8 @@ def resolve(
     metering, unmetered = _metering(flags, loaded, config, merged, now)
     plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering)
     plan, scarce = _with_usual_cost(plan, home)
+    if flags.store:
+        plan = msgspec.structs.replace(plan, store=store_url(flags.store, cwd))
     _refuse_given_to_setup(plan)
     names = setup_secrets(plan) if only_setup else secret_names(plan)
     secrets = {} if secrets_elsewhere else secret_values(names, merged)

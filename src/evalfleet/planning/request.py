@@ -66,6 +66,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     allow_broken: Verdict = Verdict()
     fail_under: float | None = None
     strict: bool = False
+    store: str = ""
 
 
 class _Given(NamedTuple):

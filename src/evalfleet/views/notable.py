@@ -127,6 +127,7 @@ _REASONS = {
     "budget": "the budget is used up",
     "time": "the time limit is reached",
     "refused": "the place refuses us",
+    "store": "the store is away",
 }
 
 

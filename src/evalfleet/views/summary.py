@@ -48,7 +48,7 @@ def exit_code(state: RunState) -> int:
         return DONE if as_asked(state, state.plan.verdict) else NOT_AS_ASKED
     if state.status == "failed":
         return REFUSED
-    by_limit = state.stop.reason in ("budget", "time")
+    by_limit = state.stop.reason in ("budget", "time", "store")
     return LIMIT_REACHED if by_limit else INTERRUPTED
 
 

@@ -1,0 +1,25 @@
+"""A run's copy in object storage, from which another computer can take the run over.
+
+objects.py    named objects below a URL: a bucket of one of the clouds, or a folder
+sequence.py   the journal as numbered objects, each of which is written once
+journal.py    a journal whose events are durable only when they are in the store, too
+uploads.py    artefacts, kept files and results, on their way there and back
+"""
+
+from __future__ import annotations
+
+from .journal import Mirror, MirroredJournal
+from .objects import Objects, StoreAway, StoreRefused, open_objects, store_url
+from .sequence import JournalSequence, the_run
+
+__all__ = [
+    "JournalSequence",
+    "Mirror",
+    "MirroredJournal",
+    "Objects",
+    "StoreAway",
+    "StoreRefused",
+    "open_objects",
+    "store_url",
+    "the_run",
+]

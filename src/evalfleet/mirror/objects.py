@@ -1,0 +1,333 @@
+"""Named objects below a URL: a bucket of one of the clouds, or a folder.
+
+What a run needs of a store is little: to write an object only if there is none of its name, to write one
+anyway, to read, and to list names. Buckets are reached by obstore, which knows three clouds; a folder needs
+nothing but the standard library, and is flushed to disk, as the journal is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from evalfleet.errors import FleetError, RequestError
+
+BUCKETS = {"s3": "AWS_", "gs": "GOOGLE_", "az": ""}
+"""The schemes of URLs of buckets, and how variables begin that say how to reach one (empty: by its kind)."""
+CALL_S, CONNECT_S = 60, 10
+TRIES_S = 10
+"""For so long a single call is tried again where it is made. Whoever makes it knows how long to wait."""
+TOKEN_S = 300.0
+SCRATCH = ".evalfleet-"
+
+
+class StoreAway(FleetError):
+    """The store does not answer, or refuses us now; the same call may succeed later."""
+
+
+class StoreRefused(RequestError):
+    """The store says no: it has no such bucket, or we may not write there."""
+
+
+class ObjectExists(Exception):
+    """There is an object of this name already: nothing was written."""
+
+
+class Objects(Protocol):
+    """Objects with names such as `a/b`, below one URL. All calls raise StoreAway or StoreRefused."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def create(self, name: str, content: bytes | Path) -> None:
+        """Write the object unless there is one of this name. Raises ObjectExists.
+
+        Of all who try at the same time, one succeeds. It is durable when this returns.
+        """
+        ...
+
+    async def replace(self, name: str, content: bytes | Path) -> None:
+        """Write the object, whatever was there."""
+        ...
+
+    async def read(self, name: str) -> bytes | None:
+        """What is in it; None if there is no such object."""
+        ...
+
+    async def fetch(self, name: str, path: Path) -> None:
+        """Write what is in it into a new file."""
+        ...
+
+    async def names(self, below: str) -> list[str]:
+        """The names of all objects below a prefix, in order."""
+        ...
+
+    async def folders(self) -> list[str]:
+        """The first parts of all names."""
+        ...
+
+
+def store_url(given: str, cwd: Path) -> str:
+    """The URL of a store as it is written down: a folder's path is absolute. Raises RequestError."""
+    scheme = urlsplit(given).scheme.lower()
+    if scheme in BUCKETS:
+        if not urlsplit(given).netloc:
+            raise RequestError(f"store {given!r} names no bucket: write {scheme}://BUCKET/PREFIX")
+        if "@" in urlsplit(given).netloc or urlsplit(given).query:
+            raise RequestError("a store's URL holds no keys: give them by the cloud's own variables")
+        return given.rstrip("/")
+    if scheme == "file":
+        given = unquote(urlsplit(given).path)
+    elif "://" in given:
+        known = ", ".join(f"{name}://BUCKET/PREFIX" for name in BUCKETS)
+        raise RequestError(f"store {given!r} is of no kind that evalfleet knows: write {known}, or a folder")
+    if not given.strip():
+        raise RequestError("a store must be named: a bucket's URL, or a folder")
+    return (cwd / Path(given).expanduser()).resolve().as_uri()
+
+
+def open_objects(url: str, environ: Mapping[str, str]) -> Objects:
+    """The objects below a URL that `store_url` made. Raises RequestError."""
+    if urlsplit(url).scheme == "file":
+        return FolderObjects(Path(unquote(urlsplit(url).path)))
+    if importlib.util.find_spec("obstore") is None:
+        raise RequestError(f"{url} needs obstore: pip install 'evalfleet[store]'")
+    obstore = _obstore()
+    try:
+        return BucketObjects(url, _bucket(url, environ))
+    except (obstore.exceptions.BaseError, ValueError) as err:
+        raise RequestError(f"{url} cannot be used: {_line_of(err)}") from None
+
+
+# -- folders -----------------------------------------------------------------------------------------
+
+
+class FolderObjects:
+    """A folder, perhaps one that several computers share. An object is a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.url = folder.as_uri()
+
+    async def create(self, name: str, content: bytes | Path) -> None:
+        await self._in_thread(self._put, name, content, True)
+
+    async def replace(self, name: str, content: bytes | Path) -> None:
+        await self._in_thread(self._put, name, content, False)
+
+    async def read(self, name: str) -> bytes | None:
+        return await self._in_thread(self._read, name)
+
+    async def fetch(self, name: str, path: Path) -> None:
+        await self._in_thread(shutil.copyfile, self._folder / name, path)
+
+    async def names(self, below: str) -> list[str]:
+        return await self._in_thread(self._names, below)
+
+    async def folders(self) -> list[str]:
+        return await self._in_thread(self._folders)
+
+    async def _in_thread(self, call: Any, *args: Any) -> Any:
+        try:
+            return await asyncio.to_thread(call, *args)
+        except FileExistsError:
+            raise ObjectExists from None
+        except (PermissionError, NotADirectoryError) as err:
+            raise StoreRefused(f"{self.url} cannot be used: {err.strerror} ({err.filename})") from err
+        except OSError as err:
+            raise StoreAway(f"{self.url} cannot be used now: {err.strerror or err}") from err
+
+    def _put(self, name: str, content: bytes | Path, only_new: bool) -> None:
+        # A folder that is gone was unmounted, perhaps: it must not be made anew, on another disk.
+        if not self._folder.is_dir():
+            raise FileNotFoundError(2, f"there is no folder {self._folder}")
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f"{SCRATCH}{uuid.uuid4().hex}")
+        try:
+            with scratch.open("xb") as file:
+                if isinstance(content, Path):
+                    with content.open("rb") as source:
+                        shutil.copyfileobj(source, file)
+                else:
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if only_new:
+                os.link(scratch, path)
+            else:
+                os.replace(scratch, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        finally:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            if not self._folder.is_dir():
+                raise
+            return None
+
+    def _names(self, below: str) -> list[str]:
+        if not self._folder.is_dir():
+            raise FileNotFoundError(2, f"there is no folder {self._folder}")
+        found: list[str] = []
+        for folder, _, files in os.walk(self._folder / below):
+            for file in files:
+                if not file.startswith(SCRATCH):
+                    found.append((Path(folder) / file).relative_to(self._folder).as_posix())
+        return sorted(found)
+
+    def _folders(self) -> list[str]:
+        return sorted(entry.name for entry in os.scandir(self._folder) if entry.is_dir())
+
+
+# -- buckets -----------------------------------------------------------------------------------------
+
+
+class BucketObjects:
+    """The objects of a bucket below a prefix."""
+
+    def __init__(self, url: str, bucket: Any) -> None:
+        self.url = url
+        self._bucket = bucket
+
+    async def create(self, name: str, content: bytes | Path) -> None:
+        await self._call("put_async", name, content, mode="create")
+
+    async def replace(self, name: str, content: bytes | Path) -> None:
+        await self._call("put_async", name, content)
+
+    async def read(self, name: str) -> bytes | None:
+        try:
+            result = await self._call("get_async", name, absent_is_fine=True)
+            return None if result is None else bytes(await result.bytes_async())
+        except Exception as err:
+            raise self._explained(err) from err
+
+    async def fetch(self, name: str, path: Path) -> None:
+        result = await self._call("get_async", name)
+        try:
+            with path.open("xb") as file:
+                async for chunk in result.stream():
+                    file.write(chunk)
+        except Exception as err:
+            raise self._explained(err) from err
+
+    async def names(self, below: str) -> list[str]:
+        found: list[str] = []
+        try:
+            async for page in _obstore().list(self._bucket, below):
+                found += [str(entry["path"]) for entry in page]
+        except Exception as err:
+            raise self._explained(err) from err
+        return sorted(found)
+
+    async def folders(self) -> list[str]:
+        listed = await self._call("list_with_delimiter_async")
+        return sorted(listed["common_prefixes"])
+
+    async def _call(self, what: str, *args: Any, absent_is_fine: bool = False, **options: Any) -> Any:
+        try:
+            return await getattr(_obstore(), what)(self._bucket, *args, **options)
+        except FileNotFoundError as err:
+            if absent_is_fine and not re.search("NoSuchBucket|ContainerNotFound", str(err)):
+                return None
+            raise self._explained(err) from err
+        except Exception as err:
+            raise self._explained(err) from err
+
+    def _explained(self, err: Exception) -> Exception:
+        exceptions = _obstore().exceptions
+        if isinstance(err, ObjectExists | StoreAway | StoreRefused):
+            return err
+        if isinstance(err, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+            return ObjectExists()
+        said = str(err)
+        if isinstance(err, FileNotFoundError) or "404 Not Found" in said:
+            return StoreRefused(f"{self.url}: there is no such bucket: make it first, or name another")
+        denied = isinstance(err, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+        if denied or "403 Forbidden" in said or "401 Unauthorized" in said:
+            return StoreRefused(f"{self.url}: we may not use it with these credentials: {_line_of(err)}")
+        return StoreAway(f"{self.url} cannot be reached: {_line_of(err)}")
+
+
+def _obstore() -> Any:
+    """Loaded when it is needed: not everybody has it."""
+    return importlib.import_module("obstore")
+
+
+def _line_of(err: BaseException) -> str:
+    """What obstore says, without its sources, and without what a URL may hold of keys."""
+    lines = str(err).strip().splitlines() or [type(err).__name__]
+    return re.sub(r"\?\S+| in [\d.]+.?s\b.*", "", lines[0])[:300]
+
+
+def _bucket(url: str, environ: Mapping[str, str]) -> Any:
+    obstore = _obstore()
+    from_url, scheme = obstore.store.from_url, urlsplit(url).scheme
+    options: dict[str, Any] = {
+        "client_options": {"connect_timeout": f"{CONNECT_S}s", "timeout": f"{CALL_S}s", "allow_http": True},
+        "retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=TRIES_S)},
+    }
+    if scheme == "gs":
+        base = environ.get("GOOGLE_BASE_URL") or environ.get("STORAGE_EMULATOR_HOST", "")
+        config = {"base_url": base} if base else {}
+        return from_url(url, config=config, credential_provider=GoogleTokens(environ), **options)
+    prefix = BUCKETS[scheme] or f"{obstore.parse_scheme(url).upper()}_"
+    config = {name: value for name, value in environ.items() if name.startswith(prefix) and value}
+    for name in list(config):
+        try:
+            from_url(url, config={name: config[name]})
+        except obstore.exceptions.UnknownConfigurationKeyError:
+            del config[name]  # it says something to other programs
+        except (obstore.exceptions.BaseError, ValueError):
+            pass  # alone it is not enough
+    if scheme == "s3" and "AWS_ACCESS_KEY_ID" not in config and (signed_in := _boto_credentials(environ)):
+        options["credential_provider"] = signed_in
+    return from_url(url, config=config, **options)
+
+
+def _boto_credentials(environ: Mapping[str, str]) -> Any:
+    """What boto3 knows of profiles and roles, where that is installed and has credentials."""
+    if importlib.util.find_spec("boto3") is None:
+        return None
+    boto, auth = importlib.import_module("boto3.session"), importlib.import_module("obstore.auth.boto3")
+    try:
+        session = boto.Session(profile_name=environ.get("AWS_PROFILE") or None)
+        return None if session.get_credentials() is None else auth.Boto3CredentialProvider(session)
+    except Exception as err:  # of botocore, which has no types
+        raise RequestError(f"boto3 has no credentials for the store: {err}") from None
+
+
+class GoogleTokens:
+    """Tokens for obstore, from all kinds of credentials that google-auth knows."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        if importlib.util.find_spec("google.auth") is None:
+            raise RequestError("gs:// needs google-auth: pip install 'evalfleet[gcp,store]'")
+        from evalfleet.places.gce.client import GoogleLogin
+
+        self._login = GoogleLogin(environ)
+
+    async def __call__(self) -> dict[str, Any]:
+        headers = await self._login.headers()
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        return {"token": token, "expires_at": datetime.now(UTC) + timedelta(seconds=TOKEN_S)}

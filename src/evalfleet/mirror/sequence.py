@@ -1,0 +1,190 @@
+"""The journal of a run as a sequence of numbered objects, each of which is written once.
+
+An object holds events as they are in the home's journal, with their checksums, and says who wrote it and
+under which epoch. Whoever writes the next number has the run: taking it over is no more than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw, Struct
+
+from evalfleet.errors import JournalForeign, RequestError
+from evalfleet.journal import Holder
+from evalfleet.journal.checksums import Row, seed
+from evalfleet.journal.holder import local_time
+from evalfleet.model import Micros
+from evalfleet.names import safe_name
+
+from .objects import Objects
+
+FORMAT = 1
+READS_AT_ONCE = 64
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    """The first line of an object: who wrote it, and what the journal's newest event is with it."""
+
+    format: int = FORMAT
+    run: str
+    number: int
+    epoch: int
+    home: str
+    """The id of the home of the controller that wrote it."""
+    holder: Holder
+    created_at: Micros
+    """When the run was made."""
+    wrote_at: Micros
+    seq: int
+    """The number of the newest event in this object or an earlier one."""
+    checksum: str
+    """Of that event, in hexadecimal digits."""
+
+    @property
+    def who(self) -> str:
+        return f"pid {self.holder.pid} on {self.holder.host}, at {local_time(self.wrote_at)},"
+
+
+class _EventLine(Struct, frozen=True, array_like=True):
+    seq: int
+    epoch: int
+    schema: int
+    at: Micros
+    kind: str
+    body: Raw
+    checksum: str
+
+
+class JournalObject(Struct, frozen=True):
+    """One object of the sequence."""
+
+    header: Header
+    rows: tuple[Row, ...]
+
+    def encoded(self) -> bytes:
+        lines = [msgspec.json.encode(self.header)]
+        for row in self.rows:
+            assert row.checksum is not None  # only earlier versions wrote some without
+            line = _EventLine(
+                row.seq,
+                row.epoch,
+                row.schema,
+                row.at,
+                row.kind.decode(),
+                Raw(row.body),
+                row.checksum.hex(),
+            )
+            lines.append(msgspec.json.encode(line))
+        return b"\n".join([*lines, b""])
+
+
+def decoded(content: bytes) -> JournalObject:
+    """Raises msgspec.MsgspecError or ValueError if it is none of ours."""
+    first, *lines = content.splitlines()
+    rows: list[Row] = []
+    for line in lines:
+        event = msgspec.json.decode(line, type=_EventLine)
+        checksum = bytes.fromhex(event.checksum)
+        head = (event.seq, event.epoch, event.schema, event.at)
+        rows.append(Row(*head, event.kind.encode(), bytes(event.body), checksum))
+    return JournalObject(msgspec.json.decode(first, type=Header), tuple(rows))
+
+
+class JournalSequence:
+    """The objects of one run's journal. Reading raises StoreAway, StoreRefused or JournalForeign."""
+
+    def __init__(self, objects: Objects, run: str) -> None:
+        self._objects = objects
+        self.run = run
+
+    @property
+    def where(self) -> str:
+        return f"{self._objects.url}/{safe_name(self.run)}"
+
+    def name_of(self, number: int) -> str:
+        return f"{safe_name(self.run)}/journal/{number:09}.jsonl"
+
+    async def create(self, written: JournalObject) -> None:
+        """Write the next object. Raises ObjectExists if somebody else was faster."""
+        await self._objects.create(self.name_of(written.header.number), written.encoded())
+
+    async def read(self, number: int) -> JournalObject | None:
+        """One object; None if it is not written yet."""
+        content = await self._objects.read(self.name_of(number))
+        if content is None:
+            return None
+        try:
+            found = decoded(content)
+        except (msgspec.MsgspecError, ValueError) as err:
+            raise self._damaged(number, f"is no part of a journal ({err})") from err
+        if found.header.format > FORMAT:
+            raise JournalForeign(f"{self.where} was written by a newer evalfleet: upgrade evalfleet")
+        if (found.header.run, found.header.number) != (self.run, number):
+            raise self._damaged(number, f"is object {found.header.number} of {found.header.run!r}")
+        return found
+
+    async def newest(self) -> JournalObject | None:
+        """The object that was written last; None if there is none."""
+        numbers = await self._numbers()
+        return None if not numbers else await self.read(numbers[-1])
+
+    async def _numbers(self) -> list[int]:
+        below = f"{safe_name(self.run)}/journal/"
+        names = await self._objects.names(below)
+        return [int(name[len(below) :].partition(".")[0]) for name in names]
+
+    async def objects(self) -> list[JournalObject]:
+        """All objects, each event compared with its checksum."""
+        numbers = await self._numbers()
+        for expected, number in enumerate(numbers, start=1):
+            if number != expected:
+                raise self._damaged(expected, "is missing")
+        turn = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def read(number: int) -> JournalObject:
+            async with turn:
+                found = await self.read(number)
+            if found is None:
+                raise self._damaged(number, "is missing")
+            return found
+
+        objects = await asyncio.gather(*(read(number) for number in numbers))
+        self._verify(objects, seed(self.run))
+        return objects
+
+    def _verify(self, objects: Sequence[JournalObject], before: bytes) -> None:
+        epoch = 0
+        for each in objects:
+            for row in each.rows:
+                if not row.follows(before):
+                    raise self._damaged(each.header.number, f"has an event ({row.seq}) that does not fit")
+                before = row.checksum or b""
+            if each.header.checksum != before.hex() or each.header.epoch < epoch:
+                raise self._damaged(each.header.number, "does not follow on the one before it")
+            epoch = each.header.epoch
+
+    def _damaged(self, number: int, what: str) -> JournalForeign:
+        return JournalForeign(f"{self.where} is damaged: object {number} of the journal {what}")
+
+
+async def runs_below(objects: Objects) -> list[str]:
+    """The runs that a store holds."""
+    return [folder for folder in await objects.folders() if not folder.startswith(".")]
+
+
+async def the_run(objects: Objects, name: str | None) -> str:
+    """The run of this name in the store, or the only one. Raises RequestError."""
+    found = await runs_below(objects)
+    if name is None and len(found) == 1:
+        return found[0]
+    if name in found and name is not None:
+        return name
+    if not found:
+        raise RequestError(f"{objects.url} holds no run: name what `run --store` was given")
+    shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+    if name is None:
+        raise RequestError(f"{objects.url} holds several runs: name one of {shown}")
+    raise RequestError(f"{objects.url} holds no run {name!r}: it has {shown}")

@@ -1,0 +1,148 @@
+"""Artefacts, kept files and results: on their way into a store, and back to another computer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote, unquote
+
+from evalfleet.errors import RequestError
+from evalfleet.files import changed_at
+from evalfleet.model import AttemptId
+from evalfleet.names import artefacts_folder, safe_name
+
+from .objects import ObjectExists, Objects
+
+AT_ONCE = 16
+RESULTS = ("results.json", "aggregated_results.json")
+KEPT_FILES = ".files"
+SCORE = ".score"
+_PLAIN = " !'()+,-.:;=@_~"
+
+log = logging.getLogger(__name__)
+
+
+class RunFiles:
+    """The files of one run, in its folder here and in a store. All calls raise StoreAway or StoreRefused."""
+
+    def __init__(self, objects: Objects, run: str, folder: Path) -> None:
+        self._objects = objects
+        self._base = safe_name(run)
+        self._folder = folder
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._sent: set[AttemptId] = set()
+        self._results: dict[str, int | None] = {}
+
+    async def send_artefacts(self, attempt: AttemptId) -> None:
+        """Put what an attempt left into the store, unless that was done already."""
+        if attempt in self._sent:
+            return
+        home = self._folder / _home_of(attempt)
+        files = [file for folder in (home, _score_of(home)) for file in _plain_files(folder)]
+        await asyncio.gather(*(self._send(file) for file in files))
+        self._sent.add(attempt)
+
+    async def _send(self, file: Path) -> None:
+        parts = file.relative_to(self._folder).parts
+        name = "/".join((self._base, "artefacts", *(quote(part, safe=_PLAIN) for part in parts)))
+        async with self._turn:
+            if file.exists():  # else somebody has tidied up
+                await self._objects.replace(name, file)
+
+    async def send_kept_files(self) -> None:
+        """Put what machines get into the store: one archive for each digest, written once."""
+        there = set(await self._objects.names(f"{self._base}/files/"))
+        for folder in sorted((self._folder / KEPT_FILES).glob("*")):
+            name = f"{self._base}/files/{folder.name}.tar"
+            if name in there:
+                continue
+            with tempfile.NamedTemporaryFile(prefix=".store-", dir=self._folder, suffix=".tar") as scratch:
+                await asyncio.to_thread(_pack, folder, Path(scratch.name))
+                try:
+                    await self._objects.create(name, Path(scratch.name))
+                except ObjectExists:
+                    log.debug("%s was put by another controller", name)
+
+    async def send_results(self) -> None:
+        """Put those files of results into the store that have changed."""
+        for file in RESULTS:
+            path = self._folder / file
+            changed = changed_at(path)
+            if changed is not None and self._results.get(file) != changed:
+                await self._objects.replace(f"{self._base}/{file}", await asyncio.to_thread(path.read_bytes))
+                self._results[file] = changed
+
+    # -- and back --------------------------------------------------------------------------------
+
+    async def fetch_kept_files(self) -> None:
+        """Bring what machines get here. What is here already stays."""
+        for name in await self._objects.names(f"{self._base}/files/"):
+            target = self._folder / KEPT_FILES / PurePosixPath(name).stem
+            if target.exists():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".store-", dir=self._folder) as scratch:
+                packed = Path(scratch) / "packed.tar"
+                await self._objects.fetch(name, packed)
+                await asyncio.to_thread(_unpack, packed, Path(scratch) / "files", name)
+                (Path(scratch) / "files").rename(target)
+
+    async def fetch_artefacts(self, collected: Iterable[AttemptId]) -> None:
+        """Bring what these attempts left here. What is here already stays."""
+        absent = {
+            _home_of(attempt) for attempt in collected if not (self._folder / _home_of(attempt)).exists()
+        }
+        below, wanted = f"{self._base}/artefacts/", dict[str, list[tuple[str, Path]]]()
+        for name in await self._objects.names(below) if absent else ():
+            parts = [unquote(part) for part in name[len(below) :].split("/")]
+            home = "/".join(parts[:2]).removesuffix(SCORE)
+            safe = not any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts)
+            if home in absent and safe and len(parts) > 2:
+                wanted.setdefault("/".join(parts[:2]), []).append((name, Path(*parts[2:])))
+        await asyncio.gather(*(self._fetch(home, files) for home, files in wanted.items()))
+
+    async def _fetch(self, home: str, files: list[tuple[str, Path]]) -> None:
+        """The folder appears whole, so that what is there is complete."""
+        target = self._folder / home
+        scratch = target.with_name(f".store-{target.name}")
+        shutil.rmtree(scratch, ignore_errors=True)
+        for name, path in files:
+            (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+            async with self._turn:
+                await self._objects.fetch(name, scratch / path)
+        os.replace(scratch, target)
+
+
+def _home_of(attempt: AttemptId) -> str:
+    return artefacts_folder(attempt.rpartition(".")[0], attempt)
+
+
+def _score_of(home: Path) -> Path:
+    return home.with_name(home.name + SCORE)
+
+
+def _plain_files(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not file.is_symlink():
+            yield file
+
+
+def _pack(folder: Path, path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        archive.add(folder, ".")
+
+
+def _unpack(path: Path, folder: Path, name: str) -> None:
+    try:
+        with tarfile.open(path, "r") as archive:
+            archive.extractall(folder, filter="tar")
+    except tarfile.TarError as err:
+        raise RequestError(
+            f"{name} in the store is no archive of evalfleet's, or is damaged ({err})"
+        ) from err

@@ -1,0 +1,216 @@
+"""Runs with a copy in object storage: what is there, and how another computer takes over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from evalfleet.events import AttemptEnded, AttemptStarted
+from tests.desk import Process
+from tests.e2e.harness import Fleet, tasks
+from tests.waiting import until
+
+
+@pytest.fixture
+def bucket(fleet: Fleet) -> Path:
+    """A folder that computers share."""
+    folder = fleet.folder / "bucket"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def other(fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    """Another computer: a folder and a home of its own."""
+    made = Fleet.at(tmp_path / "other")
+    yield made
+    left = made.alive()
+    made.sweep()
+    assert not left, f"left running: {left}"
+
+
+def journal_kinds(bucket: Path, run: str = "r") -> list[str]:
+    """The kinds of all events in the store, in order."""
+    kinds: list[str] = []
+    for path in sorted((bucket / run / "journal").iterdir()):
+        kinds += [json.loads(line)[4] for line in path.read_text().splitlines()[1:]]
+    return kinds
+
+
+def gated(fleet: Fleet, *flags: str, count: int = 4) -> Process:
+    """A run with a store, of `count` tasks, two at a time, all but the first waiting at the gate `go`."""
+    fleet.bench([*tasks(1, "echo said; score 1", "first"), *tasks(count - 1, "gate go; score 1")])
+    run = fleet.start_run("--workers", "2", "--store", "bucket", *flags)
+    fleet.started("first_1.0", "a_1.0", "a_2.0")
+    return run
+
+
+def test_another_computer_takes_the_run_over_and_the_first_stops(
+    fleet: Fleet, other: Fleet, bucket: Path
+) -> None:
+    first = gated(fleet)
+    until(lambda: "AttemptCollected" in journal_kinds(bucket))
+    second = other.start("resume", "--from", str(bucket))
+    until(lambda: other.state().controllers == 2)
+    fleet.open_gate("go")
+    stopped = first.wait()
+    assert stopped.code == 130, stopped
+    assert "took over 'r' through file://" in stopped.err
+    assert second.finish(0)
+    found = other.results()
+    assert (found["scored"], found["total_tasks"]) == (4, 4)
+    # what was scored on the first computer stays so, with its files; nothing was started twice
+    assert (other.home / "r/first_1/first_1.0/evalfleet.log").read_text() == "said\n"
+    starts = [event.attempt for event in other.events() if isinstance(event, AttemptStarted)]
+    assert len(starts) == len(set(starts))
+    assert [name for name in fleet.starts() if name.startswith("first")] == ["first_1.0"]
+    assert journal_kinds(bucket) == [type(event).__name__ for event in other.events()]
+    other.settled()
+    # the first computer does not go on with it, and says how to
+    refused = fleet("resume", "r")
+    assert refused.code == 2
+    assert "takes it back" in refused.err
+    assert refused.err.count("\n") == 1
+    fleet.sweep()
+
+
+@pytest.mark.nightly
+def test_a_run_is_taken_back_by_the_computer_that_it_was_taken_from(
+    fleet: Fleet, other: Fleet, bucket: Path
+) -> None:
+    first = gated(fleet)
+    second = other.start("resume", "r", "--from", str(bucket))
+    fleet.started("a_1.1")
+    assert first.wait().code == 130
+    second.kill()
+    other.sweep()
+    back = fleet.start("resume", "r", "--from", f"{bucket.as_uri()}/")
+    until(lambda: fleet.state().controllers == 3)
+    fleet.open_gate("go")
+    assert back.finish(0)
+    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    assert fleet.results()["scored"] == 4
+    ended = [event.attempt for event in fleet.events() if isinstance(event, AttemptEnded)]
+    assert len(ended) == len(set(ended))
+    fleet.sweep()
+    other.sweep()
+
+
+def test_what_was_not_put_before_a_kill_is_put_by_the_next_controller(fleet: Fleet, bucket: Path) -> None:
+    run = gated(fleet)
+    until(lambda: "AttemptCollected" in journal_kinds(bucket))
+    run.suspend()
+    run.kill()
+    # as if it had been killed between its own journal and the store
+    last = max((bucket / "r" / "journal").iterdir())
+    assert len(last.read_text().splitlines()) > 1
+    last.unlink()
+    shutil.rmtree(bucket / "r" / "artefacts", ignore_errors=True)
+    resumed = fleet.start("resume", "r")
+    until(lambda: fleet.state().controllers == 2)
+    fleet.open_gate("go")
+    assert resumed.finish(0)
+    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    fleet.settled()
+
+
+def test_a_store_that_is_away_is_waited_for(fleet: Fleet, bucket: Path) -> None:
+    run = gated(fleet)
+    until(lambda: "AttemptCollected" in journal_kinds(bucket))
+    away = bucket.rename(fleet.folder / "unmounted")
+    fleet.open_gate("go")
+    until(lambda: "waits for it" in run.err)
+    known = len(fleet.starts())
+    until(lambda: sum(isinstance(event, AttemptEnded) for event in fleet.events()) >= 2)
+    assert run.lives
+    assert len(fleet.starts()) == known, "nothing is started that the store does not know of"
+    away.rename(bucket)
+    assert "is back after" in run.finish(0)
+    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    fleet.settled()
+
+
+def test_cancel_works_while_the_store_is_away_and_resume_puts_the_rest(fleet: Fleet, bucket: Path) -> None:
+    run = gated(fleet)
+    until(lambda: "AttemptCollected" in journal_kinds(bucket))
+    away = bucket.rename(fleet.folder / "unmounted")
+    assert fleet("cancel", "r").code == 0
+    stopped = run.wait()
+    assert stopped.code == 130
+    assert "are not in file://" in stopped.err
+    fleet.settled()  # its machines are gone, although the store never heard of it
+    refused = fleet("resume", "r")
+    assert refused.code == 2
+    assert "there is no folder" in refused.err
+    assert refused.err.count("\n") == 1
+    away.rename(bucket)
+    fleet.open_gate("go")
+    assert fleet("resume", "r").code == 0
+    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    assert fleet.results()["scored"] == 4
+    fleet.settled()
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        ("absent", "there is no folder"),
+        ("b.toml", "there is no folder"),
+        ("ftp://host/x", "is of no kind that evalfleet knows"),
+        ("s3:///x", "names no bucket"),
+        ("s3://key:secret@bucket/x", "holds no keys"),
+        ("/proc/sys", "/proc/sys"),  # not even root writes there
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused_in_one_line(
+    fleet: Fleet, say: Callable[..., str], store: str, told: str
+) -> None:
+    fleet.bench(tasks(1))
+    refused = say("run", "./b.toml", "--name", "r", "--store", store, code=2)
+    assert told in refused
+    assert "secret" not in refused
+    assert not fleet.records()
+
+
+def test_a_run_that_is_over_is_whole_in_the_store_and_no_other_gets_its_name(
+    fleet: Fleet, say: Callable[..., str], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.bench(tasks(3, 'echo said; score 1; touch "$EVALFLEET_OUT/a b%.txt"'))
+    fleet.done("run", "./b.toml", "--name", "r", "--workers", "2", "--store", "bucket")
+    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    assert (bucket / "r" / "results.json").read_bytes() == (fleet.home / "r" / "results.json").read_bytes()
+    assert (bucket / "r/artefacts/a_1/a_1.0/evalfleet.log").read_text() == "said\n"
+    assert (bucket / "r/artefacts/a_1/a_1.0/a b%25.txt").exists()
+    assert len(list((bucket / "r" / "files").iterdir())) == 1
+    fleet.settled()
+    # from another home
+    before = sorted((bucket / "r").rglob("*"))
+    fleet.use_home(fleet.folder / "second")
+    monkeypatch.setenv("EVALFLEET_HOME", str(fleet.home))
+    again = ("run", "./b.toml", "--name", "r", "--store", str(bucket))
+    assert "holds a run already" in say(*again, code=2)
+    assert "holds a run already" in say(*again, "--dry-run", code=2)
+    assert not fleet.records()
+    assert sorted((bucket / "r").rglob("*")) == before
+    assert "holds no run 'x': it has r" in say("resume", "x", "--from", str(bucket), code=2)
+    assert "holds no run" in say("resume", "--from", str(fleet.folder / "gates"), code=2)
+    assert "has no unrun tasks" in say("resume", "--from", str(bucket), code=2)
+    assert json.loads(say("show", "r", "--json"))["scored"] == 3
+    assert say("logs", "r", "a_1") == "said\n"
+
+
+def test_a_damaged_store_is_named(
+    fleet: Fleet, say: Callable[..., str], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.bench(tasks(1))
+    fleet.done("run", "./b.toml", "--name", "r", "--store", "bucket")
+    monkeypatch.setenv("EVALFLEET_HOME", str(fleet.folder / "second"))
+    third = sorted((bucket / "r" / "journal").iterdir())[2]
+    third.write_text(third.read_text().replace("worker-1", "worker-7"))
+    assert "is damaged: object 3" in say("resume", "r", "--from", str(bucket), code=2)
+    third.unlink()
+    assert "object 3 of the journal is missing" in say("resume", "r", "--from", str(bucket), code=2)
