@@ -15,13 +15,14 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from evalfleet.errors import FleetError, RequestError
+from evalfleet.version import requirement
 
 BUCKETS = {"s3": "AWS_", "gs": "GOOGLE_", "az": ""}
 """The schemes of URLs of buckets, and how variables begin that say how to reach one (empty: by its kind)."""
@@ -30,6 +31,8 @@ TRIES_S = 10
 """For so long a single call is tried again where it is made. Whoever makes it knows how long to wait."""
 TOKEN_S = 300.0
 SCRATCH = ".evalfleet-"
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class StoreAway(FleetError):
@@ -102,7 +105,7 @@ def open_objects(url: str, environ: Mapping[str, str]) -> Objects:
     if urlsplit(url).scheme == "file":
         return FolderObjects(Path(unquote(urlsplit(url).path)))
     if importlib.util.find_spec("obstore") is None:
-        raise RequestError(f"{url} needs obstore: pip install 'evalfleet[store]'")
+        raise RequestError(f"{url} needs obstore; pip install '{requirement('store')}'")
     obstore = _obstore()
     try:
         return BucketObjects(url, _bucket(url, environ))
@@ -138,9 +141,9 @@ class FolderObjects:
     async def folders(self) -> list[str]:
         return await self._in_thread(self._folders)
 
-    async def _in_thread(self, call: Any, *args: Any) -> Any:
+    async def _in_thread(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         try:
-            return await asyncio.to_thread(call, *args)
+            return await asyncio.to_thread(call, *args, **options)
         except FileExistsError:
             raise ObjectExists from None
         except (PermissionError, NotADirectoryError) as err:
@@ -322,7 +325,7 @@ class GoogleTokens:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         if importlib.util.find_spec("google.auth") is None:
-            raise RequestError("gs:// needs google-auth: pip install 'evalfleet[gcp,store]'")
+            raise RequestError(f"gs:// needs google-auth; pip install '{requirement('gcp')}'")
         from evalfleet.places.gce.client import GoogleLogin
 
         self._login = GoogleLogin(environ)
