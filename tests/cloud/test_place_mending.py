@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.api.steering import whoami
+from evalfleet.api.run import whoami
 from evalfleet.errors import MachineMute
 from evalfleet.events import AttemptEnded, AttemptStarted, MachineCondemned, MachineMending, MachineReady
 from evalfleet.lab import Lab

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
+import os
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -30,7 +33,6 @@ from evalfleet.views.results import origin_of, results, task_detail
 from evalfleet.views.summary import exit_code
 
 from .live_log import LiveLog
-from .steering import whoami
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -434,3 +436,12 @@ class Run:
         """Stop this process's controller now; attempts go on and the run can be resumed."""
         if self._controller is not None:
             self._controller.leave()
+
+
+def whoami() -> str:
+    """Who asks: user@host."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -64,8 +64,7 @@ from evalfleet.views.tasks import by_outcome
 
 from .home import list_runs
 from .pools import keep_plan, tend
-from .run import Run
-from .steering import whoami
+from .run import Run, whoami
 
 if TYPE_CHECKING:
     from evalfleet.views.compare import Comparison

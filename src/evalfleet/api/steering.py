@@ -4,9 +4,6 @@ one writer turns into an event, or drops if it has come too late.
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
@@ -20,10 +17,11 @@ from evalfleet.names import hint
 from evalfleet.planning.values import parse_count, parse_line, parse_usd
 from evalfleet.state import RunState, objection
 
+from .run import Run, whoami
+
 if TYPE_CHECKING:
     from evalfleet.events import SteeringVerb
 
-    from .run import Run
 
 PATIENCE_S = 30.0
 """How long a controller may take to take note: it looks twice a second, and may be busy or suspended."""
@@ -39,15 +37,6 @@ STEERED_BY: Mapping[str, tuple[str, ...]] = {
     "replace": ("machine",),
 }
 """What can be done to a run that goes on, and what each needs to be told."""
-
-
-def whoami() -> str:
-    """Who asks: user@host."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in some containers
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def steer(run: Run, event: RunSteered | StopRequested) -> None:

@@ -137,7 +137,8 @@ def _run(args: argparse.Namespace) -> Run:
 
 
 def _steer(args: argparse.Namespace, run: Run, verb: SteeringVerb, **what: Any) -> int:
-    from evalfleet.api.steering import steer, whoami
+    from evalfleet.api.run import whoami
+    from evalfleet.api.steering import steer
     from evalfleet.events import RunSteered
     from evalfleet.planning.values import parse_line
 
@@ -146,7 +147,8 @@ def _steer(args: argparse.Namespace, run: Run, verb: SteeringVerb, **what: Any) 
 
 
 def _drain_run(args: argparse.Namespace, run: Run) -> int:
-    from evalfleet.api.steering import steer, whoami
+    from evalfleet.api.run import whoami
+    from evalfleet.api.steering import steer
     from evalfleet.events import StopRequested
     from evalfleet.planning.values import parse_line
 
