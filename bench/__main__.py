@@ -26,6 +26,7 @@ BENCHES: dict[str, str] = {
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
     "makespan": "how near the schedules come to the shortest possible run",
     "waa-plan": "time and machine cost of Windows Agent Arena on 1 to 40 machines, simulated",
+    "plan-speed": "200 runs of 154 tasks on 40 spot machines, simulated to plan by",
     "recovery": "kill -9 the controller twenty times; time to take a run up again",
     "first-contact": "from `run` to the refusal: 12 lab hosts, one dead, eleven with unknown keys",
     "ssh-dispatch": "1,000 short tasks on 20 lab hosts over SSH, beside GNU parallel, Ray, Dask, Parsl",

@@ -130,6 +130,7 @@ id = "u"
 PRINTS = (
     ("new-benchmark", "init --name start"),
     ("plan", "run b.toml --dry-run"),
+    ("forecast", "plan b.toml --workers 2 --deadline 10h"),
     ("results", "run b.toml --name r --workers 2"),
     ("results", "grade r --again"),
     ("results", "rerun r t --name again"),

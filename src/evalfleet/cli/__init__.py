@@ -14,6 +14,7 @@ from evalfleet.errors import FleetError, RequestError
 
 VERBS: dict[str, str] = {
     "init": "write a benchmark to begin with, from a dataset",
+    "plan": "show how long a run would take and what it would cost, each way to run it",
     "run": "run a benchmark on a fleet of machines",
     "hal-eval": "run an evaluation of HAL by its own command line",
     "resume": "continue a run that stopped, or run again what broke",

@@ -25,7 +25,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     for option, flag in flags().items():
         if flag.group not in groups:
             groups[flag.group] = parser.add_argument_group(flag.group)
-        _add(groups[flag.group], option, flag)
+        add_flag(groups[flag.group], option, flag)
     how = groups["how"]
     how.add_argument(
         "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
@@ -41,7 +41,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="print one JSON object per line, the results last")
 
 
-def _add(group: Any, option: str, flag: Flag) -> None:
+def add_flag(group: Any, option: str, flag: Flag) -> None:
     spelling = flag.short or f"--{word_of(option).replace('_', '-')}"
     if flag.kind == "switch":
         group.add_argument(spelling, action="store_true", default=None, dest=option, help=flag.help)
@@ -59,18 +59,18 @@ def run(args: argparse.Namespace) -> int:
     from evalfleet.api import runs
     from evalfleet.planning.workspace import Workspace
 
-    workspace, request = Workspace.here(), _request(args)
+    workspace, request = Workspace.here(), request_of(args)
     if args.workflow:
         from .unattended import run_workflow
 
         resolved = runs.resolve_request(workspace, request, dry=True, secrets_elsewhere=True)
-        print(run_workflow(resolved.plan, _words(args)), end="")
+        print(run_workflow(resolved.plan, words_of(args)), end="")
         return 0
     return start_run(workspace, runs.resolve_request(workspace, request, dry=args.dry_run), args)
 
 
-def _words(args: argparse.Namespace) -> list[str]:
-    """What was typed, for another computer: no file of secrets, and no name, which serves only once."""
+def words_of(args: argparse.Namespace) -> list[str]:
+    """What was typed, for use elsewhere: no file of secrets, and no name, which serves only once."""
     words = [args.benchmark]
     for option, flag in flags().items():
         value = getattr(args, option)
@@ -201,7 +201,7 @@ def _follow(run: Run, *, as_json: bool, quiet: bool = False) -> int:
     return follow(run, as_json=as_json, quiet=quiet)
 
 
-def _request(args: argparse.Namespace) -> RunRequest:
+def request_of(args: argparse.Namespace) -> RunRequest:
     from evalfleet.planning.request import RunRequest
     from evalfleet.planning.values import parse_pairs
 

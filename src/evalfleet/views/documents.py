@@ -632,6 +632,59 @@ class PlanDocument(TypedDict):
     warnings: list[str]
 
 
+class RangeDocument(TypedDict):
+    """In which nine of ten simulated runs are, and the middle one."""
+
+    low: float
+    middle: float
+    high: float
+
+
+class OptionDocument(TypedDict):
+    """One way to run a benchmark, and what comes of it."""
+
+    workers: int
+    place: str
+    size: str
+    region: Annotated[str | None, Meta(description="the cheapest, which is tried first")]
+    spot: bool
+    stopped_pool: Annotated[bool, Meta(description="on machines that were prepared and stopped")]
+    usd_per_hour: float
+    prices_as_of: str | None
+    seconds: Annotated[RangeDocument, Meta(description="until the last result")]
+    machines_usd: RangeDocument
+    models_usd: Annotated[RangeDocument | None, Meta(description="null: nothing is known of that")]
+    usd: Annotated[RangeDocument, Meta(description="machines, and models where they are known")]
+    evictions: Annotated[float, Meta(description="machines that are taken back, on average")]
+    unfinished: Annotated[Rate, Meta(description="share of runs that leave a task without a score")]
+    best: Annotated[bool, Meta(description="no other way is both quicker and cheaper")]
+
+
+class ForecastBasis(TypedDict):
+    """What a forecast rests on."""
+
+    runs: Annotated[int, Meta(description="earlier runs of the benchmark in this home")]
+    tasks: Annotated[
+        dict[str, int],
+        Meta(description="task, other model, domain, benchmark, default or guess -> how many tasks"),
+    ]
+    machines_known: bool
+    models_known: bool
+
+
+class ForecastDocument(TypedDict):
+    """`plan --json`."""
+
+    benchmark: str
+    model: str | None
+    tasks: int
+    options: Annotated[list[OptionDocument], Meta(description="the cheapest first")]
+    chosen: Annotated[OptionDocument | None, Meta(description="by --deadline or --budget")]
+    command: Annotated[str | None, Meta(description="runs what was chosen")]
+    basis: ForecastBasis
+    notes: list[str]
+
+
 class NoticeHead(TypedDict):
     """What every notification begins with."""
 

@@ -1,0 +1,139 @@
+"""What is believed of a run before it is started, and which way to run it is chosen."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+import pytest
+
+from evalfleet.api.experience import Basis, Chances, Experience, TaskTime, chances_of
+from evalfleet.api.planner import Forecast, Job, Option, Outlook, Range, chosen, forecasts, out_of_reach
+from evalfleet.model import Limits, Offer, Plan, Task, TaskId
+
+VM = Offer("cloud", "D4", usd_per_hour=0.2)
+SPOT = Offer("cloud", "D4", usd_per_hour=0.05, spot=True)
+
+
+def time(task: str, seconds: float, run: str = "r", model: str = "m", place: str = "cloud") -> TaskTime:
+    return TaskTime(run, task, task.partition("_")[0], model, place, seconds)
+
+
+def believed(experience: Experience, *tasks: Task, offer: Offer = VM) -> Chances:
+    return chances_of(
+        experience, tasks, [offer], model="m", model_range=None, machine_s={"cloud": (60.0, 120.0)}
+    )
+
+
+def task(name: str, weight_s: float | None = None) -> Task:
+    return Task(TaskId(name), name.partition("_")[0], timeout_s=1000.0, weight_s=weight_s)
+
+
+TIMES = [time("web_1", 100.0), time("web_2", 400.0), time("os_1", 50.0, model="other")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "basis", "seconds"),
+    [
+        (task("web_1"), "task", 100.0),
+        (task("os_1"), "other model", 50.0),
+        (task("web_9"), "domain", 200.0),
+        (task("mail_1"), "benchmark", (100.0 * 400.0 * 50.0) ** (1 / 3)),
+    ],
+)
+def test_the_nearest_earlier_attempts_tell(wanted: Task, basis: Basis, seconds: float) -> None:
+    found = believed(Experience(1, TIMES), wanted)
+    assert found.bases == {basis: 1}
+    assert found.tasks[wanted.id][0] == pytest.approx(seconds)
+
+
+def test_without_earlier_runs_the_benchmark_tells_and_else_the_time_limit() -> None:
+    found = believed(Experience(), task("web_1", weight_s=70.0), task("web_2"))
+    assert found.bases == {"default": 1, "guess": 1}
+    assert found.tasks[TaskId("web_1")][0] == 70.0
+    assert found.guessed == {"web_2"}
+    drawn = [found.fate(seed).task_s(task("web_2"), VM) for seed in range(200)]
+    assert max(drawn) == 1000.0, "no attempt takes longer than its limit"
+    assert min(drawn) < 100.0
+
+
+def test_runs_that_differ_as_wholes_make_the_range_wide() -> None:
+    names = [f"web_{n}" for n in range(20)]
+    alike = [time(name, 100.0, run) for run in ("a", "b", "c", "d") for name in names]
+    unlike = [time(each.task, each.seconds * factor, each.run) for each, factor in factored(alike)]
+    narrow, wide = (believed(Experience(4, times), task("web_1")) for times in (alike, unlike))
+    assert wide.shared > 2 * narrow.shared
+    assert believed(Experience(4, unlike), task("web_1"), offer=Offer("lab", "host")).shared > wide.shared
+
+
+def factored(times: list[TaskTime]) -> list[tuple[TaskTime, float]]:
+    return [(each, {"a": 0.6, "b": 0.8, "c": 1.2, "d": 1.6}[each.run]) for each in times]
+
+
+def test_machines_take_what_those_of_their_size_took_else_what_is_guessed() -> None:
+    known = Experience(1, TIMES, machines={("cloud", "D4"): [300.0], ("cloud", "D8"): [900.0]})
+    assert believed(known, task("web_1")).machines == {VM.key: [300.0]}
+    guessed = believed(Experience(1, TIMES), task("web_1"))
+    assert not guessed.known_machines
+    assert (min(guessed.machines[VM.key]), max(guessed.machines[VM.key])) == (60.0, 120.0)
+
+
+def test_evictions_are_as_frequent_as_earlier_ones_and_regular_machines_stay() -> None:
+    def mean_h(evictions: int, hours: float) -> float:
+        known = believed(Experience(1, TIMES, spot_hours=hours, evictions=evictions), task("web_1"))
+        return fmean(min(1e5, known.fate(seed).evicted_s(SPOT) / 3600) for seed in range(400))
+
+    assert mean_h(200, 200.0) == pytest.approx(220 / 201, rel=0.2)
+    assert mean_h(0, 2000.0) > 100 * mean_h(200, 200.0)
+    assert believed(Experience(1, TIMES), task("web_1")).fate(0).evicted_s(VM) == math.inf
+
+
+def test_models_cost_what_attempts_did_else_what_the_benchmark_says_else_nobody_knows() -> None:
+    told = believed(Experience(1, TIMES, model_usd={"m": [0.1] * 5, "other": [9.0] * 9}), task("web_1"))
+    assert told.fate(0).models_usd(10) == pytest.approx(1.0, rel=0.5)
+    few = believed(Experience(1, TIMES, model_usd={"m": [0.1] * 4}), task("web_1"))
+    assert few.fate(0).models_usd(10) is None
+
+
+def forecast(workers: int, minutes: float, usd: float, spread: float = 1.1) -> Forecast:
+    seconds = Range(60 * minutes / spread, 60 * minutes, 60 * minutes * spread)
+    money = Range(usd / spread, usd, usd * spread)
+    return Forecast(Option(workers, (VM,)), seconds, money, None, money, 0.0, 0.0)
+
+
+WAYS = (forecast(1, 100, 1.0), forecast(5, 25, 1.5), forecast(10, 15, 2.0), forecast(20, 15, 3.0))
+
+
+def workers(deadline_min: float | None, budget_usd: float | None) -> int | None:
+    found = chosen(WAYS, None if deadline_min is None else 60 * deadline_min, budget_usd)
+    return None if found is None else found.option.workers
+
+
+def test_the_cheapest_in_time_and_the_quickest_for_the_money_are_chosen() -> None:
+    assert workers(deadline_min=60, budget_usd=None) == 5
+    assert workers(deadline_min=20, budget_usd=None) == 10
+    assert workers(deadline_min=26, budget_usd=None) == 10, "25 minutes may well be 27.5"
+    assert workers(deadline_min=None, budget_usd=1.8) == 5
+    assert workers(deadline_min=None, budget_usd=100.0) == 10, "the dearer of two that are as quick"
+    assert workers(deadline_min=60, budget_usd=1.2) is None
+    outlook = Outlook(WAYS, believed(Experience(), task("web_1")))
+    assert "no way is done in 5m00s: the quickest is 10 workers" in out_of_reach(outlook, 300.0, None)
+    assert "no way costs $0.50 at most: the cheapest is 1 worker " in out_of_reach(outlook, None, 0.5)
+    assert "both promises" in out_of_reach(outlook, 3600.0, 1.2)
+
+
+def test_more_workers_are_quicker_and_what_is_neither_quicker_nor_cheaper_is_not_best() -> None:
+    every = tuple(task(f"web_{n}") for n in range(20))
+    known = believed(Experience(1, [time(each.id, 100.0) for each in every]), *every)
+    dear = Offer("cloud", "D8", usd_per_hour=0.4)
+    known = Chances(**{**vars(known), "machines": {VM.key: [60.0], dear.key: [60.0]}})
+    options = [Option(1, (VM,)), Option(10, (VM,)), Option(10, (dear,))]
+    plans = [Plan("p", "b", ("cloud",), limits=Limits(each.workers), home="x") for each in options]
+    found = forecasts(
+        [Job(plan, every, option, known) for plan, option in zip(plans, options, strict=True)], 20
+    )
+    one, ten, dearer = found
+    assert one.seconds.low > ten.seconds.high
+    assert ten.seconds.low < ten.seconds.middle < ten.seconds.high
+    assert [each.best for each in found] == [True, True, False]
+    assert dearer.usd.middle == pytest.approx(2 * ten.usd.middle, rel=0.01)
