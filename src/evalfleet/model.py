@@ -314,6 +314,8 @@ class Metering(Struct, frozen=True, omit_defaults=True):
     """Calls come from containers with a network of their own: the meter listens there, too."""
     same_errors: int | None = None
     """How often the same error of a model may come before it ends an attempt. None: the meter's own limit."""
+    port: int | None = None
+    """Where the meter listens on a machine. None: at any port that is free."""
 
 
 Spent = Annotated[float, Meta(ge=0.0, le=1e6)]

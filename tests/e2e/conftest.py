@@ -9,6 +9,7 @@ import pytest
 
 from evalfleet.cli import main
 from tests.e2e.harness import Fleet
+from tests.e2e.metered import Served, serving_models
 
 
 @pytest.fixture
@@ -38,3 +39,10 @@ def say(
         return told.err if code else told.out
 
     return run
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Iterator[Served]:
+    """A stand-in for the APIs of models."""
+    with serving_models(tmp_path) as served:
+        yield served

@@ -33,12 +33,11 @@ from evalfleet.journal import Store
 from evalfleet.journal.database import FILE
 from evalfleet.journal.sqlite import StreamKind
 from evalfleet.mirror import Mirror, StoreAway, open_objects, store_url, the_run
-from evalfleet.model import IMPORTED, AttemptId, Limits, Plan, Task
+from evalfleet.model import IMPORTED, AttemptId, Limits, Task
 from evalfleet.named_pools import read_pool
 from evalfleet.planning import values
 from evalfleet.planning.flags import Count, Number
 from evalfleet.planning.history import known_durations
-from evalfleet.planning.models import refuse_below_one_call
 from evalfleet.planning.new_files import has_changed, read_again
 from evalfleet.planning.plan import (
     KEPT_FILES,
@@ -58,11 +57,10 @@ from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState, is_ungradable
 from evalfleet.views import notify
-from evalfleet.views.format import iso
 from evalfleet.views.notable import new_files
 from evalfleet.views.tasks import by_outcome
 
-from .home import list_runs
+from .owners import granting, within_cap
 from .pools import keep_plan, tend
 from .run import Run, whoami
 
@@ -99,60 +97,7 @@ def resolve_request(
         secrets_elsewhere=secrets_elsewhere,
         earlier=functools.partial(_earlier_tasks, workspace),
     )
-    return resolved if resolved.cap_usd is None else _within_cap(workspace, resolved, resolved.cap_usd)
-
-
-def _within_cap(workspace: Workspace, resolved: Resolved, cap_usd: float) -> Resolved:
-    """The run with no more budget than is left of its owner's month. RequestError if nothing is."""
-    plan = resolved.plan
-    left = cap_usd - _month_usd(workspace, plan.owner)
-    if left <= 0:
-        raise RequestError(
-            f"[owners]: the ${cap_usd:g} that {plan.owner} may spend this month are spent, or reserved by "
-            "runs that are not over; raise the cap, or end those runs"
-        )
-    if plan.limits.budget_usd is not None and plan.limits.budget_usd <= left:
-        return resolved
-    if plan.metering is not None:
-        models = plan.models or (plan.model,)
-        refuse_below_one_call("[owners]: what is left of the month,", left, plan.metering.prices, models)
-    limits = msgspec.structs.replace(plan.limits, budget_usd=left)
-    told = f"[owners]: ${left:.2f} are left of {plan.owner}'s ${cap_usd:g} this month: that is the budget"
-    plan = msgspec.structs.replace(plan, limits=limits)
-    return replace(resolved, plan=plan, warnings=(*resolved.warnings, told))
-
-
-def _check_within_cap(workspace: Workspace, plan: Plan, cap_usd: float) -> None:
-    """Raises RequestError if another run has reserved, since this one was planned, what it reckoned with."""
-    left = cap_usd - _month_usd(workspace, plan.owner)
-    if plan.limits.budget_usd is None or plan.limits.budget_usd > left:
-        raise RequestError(
-            f"[owners]: another run of {plan.owner}'s was faster, and ${max(0.0, left):.2f} are left of "
-            f"${cap_usd:g} this month; start it again, with what is left as its --budget"
-        )
-
-
-def _month_usd(workspace: Workspace, owner: str, but: str = "") -> float:
-    """What an owner's runs of this month have cost; of one that is not over, what it may cost."""
-    month = str(iso(workspace.now()))[:7]
-    spent = 0.0
-    for run in list_runs(workspace):
-        if run.owner == owner and run.run != but and str(run.started_at).startswith(month):
-            cost = (run.machines_usd or 0.0) + (run.models_usd or 0.0)
-            spent += max(cost, run.budget_usd or 0.0) if run.status in ("running", "left") else cost
-    return spent
-
-
-def _refuse_over_cap(workspace: Workspace, state: RunState, budget_usd: float | None) -> None:
-    """A budget that is raised counts for the month of its owner as a new one does."""
-    owners, owner = workspace.config.owners, state.plan.owner
-    cap_usd = owners.get(owner, owners.get("*")) if owner else None
-    if cap_usd is not None and budget_usd is not None:
-        left = cap_usd - _month_usd(workspace, owner, but=state.plan.run)
-        if budget_usd > left:
-            raise RequestError(
-                f"[owners]: ${max(0.0, left):.2f} are left of {owner}'s ${cap_usd:g} this month"
-            )
+    return resolved if resolved.cap_usd is None else within_cap(workspace, resolved, resolved.cap_usd)
 
 
 def _refuse_spent(state: RunState, budget_usd: float | None) -> None:
@@ -247,21 +192,18 @@ def plan_run(workspace: Workspace, resolved: Resolved) -> Resolved:
 
 
 def _written_down(workspace: Workspace, store: Store, resolved: Resolved) -> Resolved:
-    """Two that are started at once must not share the rest of their owner's month: each reckons again, with
-    the runs that are there, and is written down only if no other has come meanwhile."""
-    while True:
-        known = {info.name for info in store.streams()}
-        if resolved.cap_usd is not None:
-            _check_within_cap(workspace, resolved.plan, resolved.cap_usd)
-        try:
-            capped = None if resolved.cap_usd is None else known
-            if store.create_streams(WallClock().now(), _streams(resolved), capped):
+    plan = resolved.plan
+    with granting(workspace, plan.owner, "", plan.limits.budget_usd):
+        while True:
+            try:
+                store.create_streams(WallClock().now(), _streams(resolved))
                 return resolved
-        except RequestError:
-            if not resolved.made_up:
-                raise
-            # another process made up the same name at the same time, and was faster
-            resolved = resolved.named(free_name(resolved.plan.run, {info.name for info in store.streams()}))
+            except RequestError:
+                if not resolved.made_up:
+                    raise
+                # another process made up the same name at the same time, and was faster
+                taken = {info.name for info in store.streams()}
+                resolved = resolved.named(free_name(resolved.plan.run, taken))
 
 
 def _streams(resolved: Resolved) -> list[tuple[str, StreamKind, Sequence[Event]]]:
@@ -291,12 +233,28 @@ async def start(workspace: Workspace, resolved: Resolved) -> Run:
 async def control(workspace: Workspace, order: Order) -> Run:
     """Take the run and run it, in a thread of this process."""
     controller = Controller(order)
-    await asyncio.to_thread(controller.start)
+    await asyncio.to_thread(_start, workspace, order, controller)
     run = Run(order.home, order.run, controller)
     state = run.state()
     if state.plan.pool and state.stop is None:
         await tend(workspace, state.plan.pool)
     return run
+
+
+def _start(workspace: Workspace, order: Order, controller: Controller) -> None:
+    """The budget of a run that is taken up again counts for the month of its owner as a new one does."""
+    if not workspace.config.owners:
+        controller.start()
+        return
+    state = Run(order.home, order.run).state()
+    with granting(workspace, state.plan.owner, order.run, _resumed_usd(state, order.first)):
+        controller.start()
+
+
+def _resumed_usd(state: RunState, first: Sequence[Event]) -> float | None:
+    """The budget of a run that was over and goes on; None if it was not over, and has its budget still."""
+    resumed = next((event for event in first if isinstance(event, RunResumed)), None)
+    return None if resumed is None else (resumed.limits or state.limits).budget_usd
 
 
 def open_run(workspace: Workspace, name: str | None = None) -> Run:
@@ -396,9 +354,10 @@ def resume_order(
         raise RequestError(
             f"run {found.name!r} was made in another home, where its machines are: take it up there"
         )
-    _refuse_over_cap(workspace, state, (limits or {}).get("budget_usd"))
     _refuse_spent(state, (limits or {}).get("budget_usd"))
     first = tuple(_resumption(state, only_broken, limits or {}))
+    with granting(workspace, state.plan.owner, found.name, _resumed_usd(state, first)):
+        pass  # it is asked again when the run is taken: here, so that nothing else is done in vain
     if state.ended_at is not None and not first:
         hint = "; `--only broken` runs the broken ones again" if state.broken else ""
         raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")

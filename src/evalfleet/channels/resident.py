@@ -37,7 +37,7 @@ from evalfleet.ports import Fence, TellStep
 from .link import Dial, Incoming, plain
 from .meter.sealing import seal
 from .program import meter_archive
-from .secrecy import is_maskable
+from .secrecy import forms_of, is_maskable
 from .session import ERROR_CAP, OnLoad, Session
 from .supervisor.seals import content
 
@@ -221,7 +221,8 @@ class Resident(Session):
         """The keys travel sealed for the meter: neither an SSH server nor the supervisor can read them."""
         values = self._values
         self._check_values(api.secret for api in metering.apis)
-        listen = {"listen": ["0.0.0.0"] if metering.containers else ["127.0.0.1"]}
+        addresses = ["0.0.0.0"] if metering.containers else ["127.0.0.1"]
+        listen = {"listen": addresses, "port": metering.port or 0}
         program = base64.b64encode(meter_archive()).decode()
         public = await self._ask_for_meter({"program": program, "orders": listen})
         if not public:
@@ -231,7 +232,12 @@ class Resident(Session):
                 api.name: {"url": api.url, "key": values[api.secret], "header": api.header}
                 for api in metering.apis
             },
-            "mask": [value for value in values.values() if is_maskable(value)],
+            "mask": [
+                form.decode("latin-1")  # bytes, as JSON can have them
+                for value in values.values()
+                if is_maskable(value)
+                for form in forms_of(value)
+            ],
         }
         orders = {
             "upstreams": {},

@@ -121,7 +121,7 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
             looks += machine.silent_since is None  # how long silence is borne is not decided here
             continue
         except (MachineForged, SetupFailed) as err:
-            tools.report(_unfit(machine, attempt, err))
+            tools.report(_unfit(tools, machine, attempt, err))
             return
         if attempt.ending is not None and ended.reason == "stopped" and isinstance(outcome, Broken):
             detail = f"ended {steered_by(attempt.ending)}"
@@ -217,14 +217,14 @@ async def _ended_already(channel: Channel, attempt: AttemptId) -> Ended | None:
 
 
 def _unfit(
-    machine: MachineState, attempt: AttemptState, err: MachineForged | SetupFailed
+    tools: Tools, machine: MachineState, attempt: AttemptState, err: MachineForged | SetupFailed
 ) -> MachineCondemned | AttemptEnded:
     if isinstance(err, MachineForged):
         return forged(machine, err)
     if err.step == METER:
         return MachineCondemned(machine.id, str(err), Cause.SETUP, step=err.step)
     # the task's own: the machine may do well with others
-    unused = None if attempt.allowance == NO_LIMIT else Metered()
+    unused = NOT_USED if tools.state.plan.metering is not None else None
     return AttemptEnded(attempt.id, Broken(Cause.SETUP, str(err)), node=machine.node, metered=unused)
 
 

@@ -12,7 +12,6 @@ import itertools
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Literal, Self, cast
 
@@ -201,23 +200,11 @@ class Store(Struct, frozen=True):
         """A new stream with its first events, all in one transaction. Raises RequestError: name taken."""
         self.create_streams(at, [(name, kind, events)])
 
-    def create_streams(
-        self,
-        at: Micros,
-        streams: Sequence[tuple[str, StreamKind, Sequence[Event]]],
-        known: AbstractSet[str] | None = None,
-    ) -> bool:
-        """All of them, or none. Raises RequestError: a name is taken.
-
-        `known` are the streams that the caller has reckoned with: if there are others, nothing is created,
-        and the answer is False.
-        """
+    def create_streams(self, at: Micros, streams: Sequence[tuple[str, StreamKind, Sequence[Event]]]) -> None:
+        """All of them, or none. Raises RequestError: a name is taken."""
         with self.connected() as conn, transaction(conn):
-            if known is not None and known != {name for (name,) in conn.execute("SELECT name FROM stream")}:
-                return False
             for name, kind, events in streams:
                 _create(conn, name, kind, at, [(at, event) for event in events])
-        return True
 
     def create_past(self, name: str, at: Micros, events: Sequence[tuple[Micros, Event]]) -> None:
         """A run that is over already, made at `at` of what happened earlier. Raises RequestError: name taken.

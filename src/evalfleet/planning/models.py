@@ -72,6 +72,7 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     concurrency: int | None = None
     max_output_tokens: int | None = None
     same_errors: int | None = None
+    port: int | None = None
 
 
 def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
@@ -85,6 +86,8 @@ def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
         value = getattr(found, name)
         if value is not None and not 0 < value < 1e12:
             raise RequestError(f"{where}: {name!r} is {value}; write a number above 0, or leave it out")
+    if found.port is not None and not 0 < found.port < 65536:
+        raise RequestError(f"{where}: 'port' is {found.port}; write one from 1 to 65535, or leave it out")
     if found.upstream:
         check_url(found.upstream, f"{where}: 'upstream'")
     if found.upstream and not found.key:
@@ -198,6 +201,7 @@ def metering_of(
         table.tpm,
         table.max_output_tokens,
         same_errors=table.same_errors,
+        port=table.port,
     )
 
 

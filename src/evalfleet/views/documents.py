@@ -94,6 +94,9 @@ class ModelCosts(ModelCost):
     by_machine: dict[str, float]
     by_place: dict[str, float]
     unseen: Annotated[list[str], Meta(description="attempts that tell of calls which the meter did not see")]
+    untold: Annotated[
+        list[str], Meta(description="attempts on lost machines, of whose calls nobody will tell")
+    ]
 
 
 class Figures(TypedDict):

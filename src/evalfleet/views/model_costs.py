@@ -34,6 +34,7 @@ def model_costs(state: RunState) -> ModelCosts:
         "by_machine": _by(known, lambda each: machines[each.machine].name),
         "by_place": _by(known, lambda each: machines[each.machine].offer.place),
         "unseen": [each.id for each in known if _went_round(each)],
+        "untold": [each.id for each in state.attempts.values() if metering and _is_untold(each)],
     }
 
 
@@ -78,6 +79,11 @@ def _cause(attempt: AttemptState) -> str:
         return "superseded"
     outcome = attempt.outcome
     return str(outcome.cause) if isinstance(outcome, Broken) else CAUSELESS[type(outcome).__name__]
+
+
+def _is_untold(attempt: AttemptState) -> bool:
+    """Is it over, and its machine gone, without a word of what its calls used? That is unknown, and not 0."""
+    return attempt.metered is None and attempt.outcome is not None and attempt.collected is not None
 
 
 def _went_round(attempt: AttemptState) -> bool:

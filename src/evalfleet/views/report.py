@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .documents import Figures, MachineResult, Results, Shares, TaskResult
 
 SLOWEST = 10
+ATTEMPTS_NAMED = 5
 MOST = 50
 """Longer lists of broken tasks and machines are cut: results.json has all."""
 TASKS_MOST = 5000
@@ -303,11 +304,13 @@ def _metered(results: Results) -> str:
         said.append(f"of {models['unknown_calls']:,} the tokens or the price are unknown{more}")
     if models["retries_usd"]:
         said.append(f"{usd(models['retries_usd'])} went to attempts that did not decide their task")
-    if models["lost_usd"]:
-        said.append(f"attempts on lost machines may have used up to {usd(models['lost_usd'])} more")
+    if models["untold"]:
+        most = f", up to {usd(models['lost_usd'])}" if models["lost_usd"] else ""
+        said.append(f"what {_attempts_named(models['untold'])} on lost machines used{most} is unknown")
     text = "\n\n" + "; ".join(said) + "."
     if models["unseen"]:
-        text += f" {len(models['unseen']):,} attempts tell of calls that the meter did not see."
+        round_it = _attempts_named(models["unseen"])
+        text += f" The agent went round the meter: {round_it} told of calls that it did not see."
     if "none" in results["isolation"]:
         text += " Attempts were not isolated: an agent that is root could have read the key."
     rows = [
@@ -315,7 +318,17 @@ def _metered(results: Results) -> str:
         for name, use in models["by_model"].items()
     ]
     head = ["Model", "Calls", "Tokens in", "Tokens out", "USD"]
-    return text + "\n\n" + _table(head, rows, right=(1, 2, 3, 4)) if rows else text
+    text += "\n\n" + _table(head, rows, right=(1, 2, 3, 4)) if rows else ""
+    causes = [(name.replace("_", " "), usd(spent)) for name, spent in models["by_cause"].items()]
+    if set(models["by_cause"]) - {"scored"}:
+        text += "\n\n" + _table(["What became of the attempt", "Models, USD"], causes, right=(1,))
+    return text
+
+
+def _attempts_named(attempts: Sequence[str]) -> str:
+    named = ", ".join(_cell(attempt) for attempt in attempts[:ATTEMPTS_NAMED])
+    more = len(attempts) - ATTEMPTS_NAMED
+    return f"{named} and {more:,} more" if more > 0 else named
 
 
 def _slowest(results: Results) -> str:

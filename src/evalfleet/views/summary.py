@@ -114,7 +114,7 @@ def summary(results: Results, run_dir: Path | None = None, *, colours: bool = Fa
         rows.append(("broken", counted(results["broken_causes"])))
     if results["refusals"]:
         rows.append(("machines", _machines(results)))
-    rows += [("attempts", _attempts(results)), ("cost", _cost(results["cost"]))]
+    rows += [("attempts", _attempts(results)), ("cost", _cost(results["cost"])), *_models(results)]
     if run_dir is not None:
         rows.append(("results", str(run_dir / "results.json")))
     if results["rerun_of"]:
@@ -127,6 +127,23 @@ def summary(results: Results, run_dir: Path | None = None, *, colours: bool = Fa
         line = next(line for line in text.split("\n") if line.startswith("  exit code 1"))
         text = text.replace(line, painted(line, "bad"), 1)
     return f"{_headline(results)}\n{text}"
+
+
+def _models(results: Results) -> list[tuple[str, object]]:
+    """What is known of metered calls: how many there were, what retries cost, and what nobody knows."""
+    models = results["models"]
+    if not models["metered"]:
+        return []
+    parts = [plural(models["calls"], "call")]
+    if models["retries_usd"]:
+        parts.append(f"{usd(models['retries_usd'])} for attempts that did not decide their task")
+    if models["unknown_calls"]:
+        parts.append(f"{models['unknown_calls']:,} of unknown cost, up to {usd(models['unknown_usd'])} more")
+    if models["untold"]:
+        parts.append(f"{plural(len(models['untold']), 'attempt')} on lost machines told nothing")
+    if models["unseen"]:
+        parts.append(f"{plural(len(models['unseen']), 'attempt')} went round the meter")
+    return [("models", ", ".join(parts))]
 
 
 def _headline(results: Results) -> str:

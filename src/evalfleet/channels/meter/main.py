@@ -22,7 +22,7 @@ from .sealing import SealingPair, unseal
 SOCKET = "meter.sock"
 LOOK_S = 5.0
 MOST_KEPT = 10 << 20
-MASK = b"<secret>"
+MASK = b"***"
 
 
 class Meter:
@@ -42,8 +42,9 @@ class Meter:
     def _obey(self, orders: dict[str, Any]) -> None:
         """Take up orders, the first or later ones: a controller after ours may bring another key."""
         upstreams = {name: Upstream(name, **told) for name, told in orders["upstreams"].items()}
-        self._mask = [value.encode() for value in orders.get("mask", ()) if value]
-        self._mask += [each.key.encode() for each in upstreams.values() if each.key]
+        masked = {form.encode("latin-1") for form in orders.get("mask", ())}
+        masked |= {each.key.encode() for each in upstreams.values() if each.key}
+        self._mask = sorted(masked, key=len, reverse=True)  # one value may be part of another
         self._keeps = bool(orders.get("keep_calls"))
         self._accounts.prices.clear()
         self._accounts.prices.update(orders.get("prices", {}))
@@ -170,7 +171,9 @@ def main(argv: list[str]) -> int:
             asyncio.run(_serve(orders))
             return 0
         except OSError as error:
-            wrong = f"the meter cannot listen at port {orders.get('port', 0)}: {error}; name another or none"
+            why = os.strerror(error.errno) if error.errno else str(error)
+            port = orders.get("port") or 0
+            wrong = f"the meter cannot listen at port {port}: {why}; name another or none under [model]"
     sys.stderr.write(wrong + "\n")
     return 2
 

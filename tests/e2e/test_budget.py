@@ -1,0 +1,255 @@
+"""One budget for machines and models: what cannot be paid is refused, and nothing passes what was granted."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from evalfleet.events import AttemptEnded, BudgetPassed
+from evalfleet.model import Broken
+from tests.e2e.harness import Fleet, task
+from tests.e2e.metered import PRICES, Served, calls_of, metered, models_usd
+from tests.waiting import until
+
+KEY = "sk-some-key"
+
+
+def test_an_attempt_that_ends_while_it_waits_for_more_money_is_tried_again_and_is_no_zero(
+    fleet: Fleet, models: Served
+) -> None:
+    """Its controller is dead: nobody can grant any."""
+    impatient = (
+        "import socket\ncall(); gate('go')\n"
+        "attempt or socket.setdefaulttimeout(1)\n"
+        "try:\n    call(); call(); call()\n"
+        "except OSError:\n    pass\n"
+        "score(attempt); open('FOLDER/marks/done', 'w').close()"
+    )
+    metered(fleet, models, [task("a", impatient.replace("FOLDER", str(fleet.folder)))])
+    run = fleet.start_run("--budget", "1", "--task-budget", "0.0009")
+    fleet.started("a.0")
+    until(lambda: models.sums()["calls"] == 1)
+    run.kill()
+    fleet.open_gate("go")
+    until((fleet.folder / "marks/done").exists)
+    assert fleet("resume", "r").code == 0
+    first, second = fleet.recorded(AttemptEnded, 2)
+    assert isinstance(first.outcome, Broken)
+    assert "waited for more money" in first.outcome.detail
+    assert second.metered is not None
+    assert (fleet.task("a")["score"], second.metered.calls) == (1, 4)
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_the_budget_bounds_models_and_what_was_refused_is_unrun(fleet: Fleet, models: Served) -> None:
+    """Each task needs 5 calls of $0.000796, and the budget pays for 12."""
+    many = [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in range(1, 6)]
+    metered(fleet, models, many)
+    done = fleet.run("--budget", "0.0096")
+    assert done.code == 3, done
+    results = fleet.results()
+    assert (results["scored"], results["broken"], results["unrun"]) == (2, 0, 3)
+    assert models.usd() <= 0.0096 + 0.0008
+    assert results["cost"]["models_usd"] == pytest.approx(models.usd(), abs=1e-6)
+    assert [event.percent for event in fleet.recorded(BudgetPassed)] == [80]
+    assert "is used up" in results["stop"]["detail"]
+    assert fleet("resume", "r", "--budget", "1").code == 0
+    assert fleet.results()["scored"] == 5
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_half_of_the_budget_and_four_fifths_are_told(fleet: Fleet, models: Served) -> None:
+    """A call costs $0.000796: 29, 59 and 88 percent."""
+    metered(fleet, models, [task(f"a_{n}", "call(); score(1)") for n in (1, 2, 3)])
+    done = fleet.run("--budget", "0.0027", "--workers", "1")
+    assert done.code == 0, done
+    assert [event.percent for event in fleet.recorded(BudgetPassed)] == [50, 80]
+    assert "50% of the budget of $0.00" in done.out
+    assert "80% of the budget of $0.00" in done.out
+
+
+def test_a_call_of_which_nobody_tells_uses_up_the_budget_by_what_it_can_have_cost(
+    fleet: Fleet, models: Served
+) -> None:
+    """A call can put in 90 tokens or so, and put out 100: less than $0.0012, and the budget pays ten."""
+    metered(
+        fleet,
+        models,
+        [task(f"a_{n}", "[call('any+silent') for _ in range(5)]; score(1)") for n in range(1, 6)],
+        'max_output_tokens = 100\n[model.prices]\n"any+silent" = {in = 2, cache_write = 3, out = 8}\n',
+    )
+    assert fleet.run("--budget", "0.0105").code == 3
+    told = fleet.results()["models"]
+    assert 5 <= told["unknown_calls"] == told["calls"] == models.sums()["requests"] <= 11
+    assert (told["usd"], told["by_model"]["any+silent"]["unknown_usd"]) == (0, told["unknown_usd"])
+    assert 0.0105 - 0.0012 <= told["unknown_usd"] <= 0.0105 + 0.0012
+    line = calls_of(fleet, "a_1.0")[0]
+    assert "usd" not in line
+    assert 100 * 8e-6 < line["at_most_usd"] < 0.0012
+    assert "(estimated)" in fleet("report", "r").out
+
+
+def test_the_budget_bounds_what_a_score_command_asks_of_models(fleet: Fleet, models: Served) -> None:
+    code = "[call() for _ in range(50)]; score(1)"
+    metered(
+        fleet,
+        models,
+        [task("a", "call(); call()")],
+        score=[sys.executable, "agent.py", code],
+    )
+    assert fleet.run("--budget", "0.0096").code == 3
+    assert models.sums()["calls"] == 13
+    results = fleet.results()
+    assert (results["scored"], results["unrun"]) == (0, 1)
+    assert results["cost"]["models_usd"] == pytest.approx(models.usd(), abs=1e-6)
+    assert fleet("resume", "r", "--budget", "1").code == 0
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_an_owners_runs_of_a_month_stay_within_their_cap(fleet: Fleet, models: Served) -> None:
+    """Three calls cost $0.0024; the cap of a month pays four."""
+    tasks = [task("a", "[call() for _ in range(3)]; score(1)")]
+    metered(fleet, models, tasks, PRICES + '[owners]\nann = 0.0032\n"*" = 100\n')
+    fleet.environ["EVALFLEET_OWNER"] = "ann"
+    assert fleet.run("--name", "first").code == 0
+    second = fleet.run("--name", "second")
+    assert second.code == 3, second
+    assert "$0.0008 are left of ann's $0.0032" in second.out + second.err
+    assert models.usd() <= 0.0032 + 0.0008
+    fleet.run("--name", "third").refused("ann may spend this month are spent")
+    fleet("resume", "second", "--budget", "1").refused("are left of ann's $0.0032")
+    assert fleet.run("--name", "other", env={"EVALFLEET_OWNER": "bob"}).code == 0
+
+
+def test_runs_that_are_started_at_once_do_not_share_what_is_left_of_their_owners_month(
+    fleet: Fleet,
+) -> None:
+    fleet.bench([task("a", "gate go; score 1")])
+    fleet.config("[owners]\nann = 5\n")
+    fleet.environ["EVALFLEET_OWNER"] = "ann"
+    runs = {
+        name: fleet.start("run", "./b.toml", "--name", name, "--budget", "2")
+        for name in ("r1", "r2", "r3", "r4")
+    }
+    until(lambda: all(fleet.records(name) or not run.lives for name, run in runs.items()))
+    planned = [name for name in runs if fleet.records(name)]
+    budgets = [fleet.state(name).limits.budget_usd or 0.0 for name in planned]
+    assert 2 <= len(budgets) <= 3
+    assert sum(budgets) <= 5, "each alone could have had its 2 dollars"
+    for name in runs.keys() - planned:
+        done = runs[name].wait()
+        assert (done.code, "evalfleet: [owners]: " in done.err) == (2, True), done
+    fleet.open_gate("go")
+    assert [runs[name].wait().code for name in planned] == [0] * len(planned)
+
+
+def test_a_run_that_is_taken_up_by_two_at_once_is_taken_by_one_and_pays_every_call_once(
+    fleet: Fleet, models: Served
+) -> None:
+    metered(fleet, models, [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in (1, 2, 3)])
+    assert fleet.run("--budget", "0.0044").code == 3
+    before = models.sums()["calls"]
+    both = [fleet.start("resume", "r", "--budget", budget) for budget in ("1", "2")]
+    ended = sorted((each.wait() for each in both), key=lambda done: done.code)
+    assert ended[0].code == 0, ended
+    if ended[1].code != 0:  # it came while the other had the run, or when there was nothing left to do
+        assert (ended[1].code, ended[1].err.count("\n")) == (2, 1), ended
+    assert fleet.results()["scored"] == 3
+    assert models.sums()["calls"] == before + 10
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_a_run_that_is_taken_up_shares_its_owners_month_with_none_that_starts_meanwhile(fleet: Fleet) -> None:
+    fleet.bench([task("a", "gate go; score 1")])
+    fleet.config("[owners]\nann = 5\n")
+    fleet.environ["EVALFLEET_OWNER"] = "ann"
+    stopped = fleet.start_run("--budget", "3")
+    fleet.started("a.0")
+    assert fleet("cancel", "r").code == 0
+    assert stopped.wait().code == 130
+    first = fleet.start("run", "./b.toml", "--name", "first", "--budget", "3")
+    until(lambda: fleet.records("first"))
+    fleet("resume", "r").refused("[owners]: $2.00 are left of ann's $5 this month", "would be $3")
+    racing = {
+        "r": fleet.start("resume", "r", "--budget", "2"),
+        "s": fleet.start("run", "./b.toml", "--name", "s", "--budget", "2"),
+    }
+    until(lambda: any(not each.lives for each in racing.values()))
+    ((lost, refused),) = [(name, each.wait()) for name, each in racing.items() if not each.lives]
+    assert (refused.code, refused.err.count("\n")) == (2, 1), refused
+    assert "evalfleet: [owners]: " in refused.err
+    (won,) = racing.keys() - {lost}
+    until(lambda: fleet.records(won) and fleet.state(won).status == "running")
+    assert fleet.state(won).limits.budget_usd == 2.0
+    until(lambda: fleet.state("first").status == "running")
+    fleet("set", "first", "--budget", "3.5").refused("[owners]: $3.00 are left of ann's $5 this month")
+    fleet.open_gate("go")
+    assert [racing[won].wait().code, first.wait().code] == [0, 0]
+
+
+def test_tokens_are_bounded(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in (1, 2, 3)])
+    assert fleet.run("--max-tokens", "1000").code == 3
+    assert fleet.results()["scored"] == 1
+    assert "--max-tokens" in fleet.results()["stop"]["detail"]
+
+
+def test_a_model_without_a_price_is_refused_where_there_is_a_budget(fleet: Fleet, models: Served) -> None:
+    metered(fleet, models, [task("a", "call('other'); score(1)")])
+    assert fleet.run("--budget", "1").code == 3
+    assert "no price is known for the model 'other'" in fleet.results()["stop"]["detail"]
+    assert models.sums()["calls"] == 0
+
+
+def test_a_budget_below_one_call_is_refused_before_anything_is_spent(fleet: Fleet, models: Served) -> None:
+    """100 tokens in and 10 out cost $0.00028, and a call of this agent $0.0008."""
+    metered(fleet, models, [task("a", "[call() for _ in range(20)]; score(1)")])
+    fleet.run("--budget", "0.0002").refused("--budget 0.0002 pays no call of a model", "$0.00028")
+    fleet.run("--budget", "1", "--task-budget", "0.0002").refused("--task-budget 0.0002 pays no call")
+    fleet.run("--budget", "1", "--task-budget", "2").refused("--task-budget 2 is more than --budget 1")
+    fleet.run("--max-tokens", "50").refused("--max-tokens 50 is less than one call", "110 or more")
+    assert models.sums()["requests"] == 0
+    assert not (fleet.home / "fleet.db").exists(), "no run was begun"
+    assert fleet.run("--budget", "0.01").code == 3, "it pays 13 calls of 20"
+    spent = models.usd()
+    fleet("resume", "r", "--budget", "0.01").refused("has cost $0.01 already", "give more")
+    fleet("resume", "r", "--budget", str(spent + 0.0001)).refused(
+        "the rest does not pay one call of a model ($0.0008)"
+    )
+    assert fleet("resume", "r", "--budget", "1").code == 0
+    fleet.run("--budget", "0.0005", "--name", "s").refused("one has cost $0.0008 on average in earlier runs")
+    assert models.sums()["calls"] == 13 + 20
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "told"),
+    [
+        ('[model]\nkey = "sk-abc/def"', (), "never its value"),
+        ('[model]\nkey = "K"\nupstream = "http://models.example"', (), "begins with https://"),
+        ('[model]\nupstream = "https://models.example"', (), "needs 'key'"),
+        ('[model]\nkey = "OPENAI_API_KEY"\nrpm = 0', (), "above 0"),
+        ('[model]\nkey = "OPENAI_API_KEY"\nsame_errors = 0', (), "above 0"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 0}', (), "dollars above 0"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {out = 1}', (), "what input costs"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {inn = 1}', (), "did you mean 'in'"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 1}', (), "what output costs"),
+        ('[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = -1, out = 1}', (), "dollars above 0"),
+        ('[model]\nkey = "OTHER_KEY"', (), "the key of no API that is known"),
+        ('[model]\nkey = "OPENAI_API_KEY"', ("--task-budget", "1"), "give --budget"),
+        (
+            '[model]\nkey = "OPENAI_API_KEY"\n[model.prices]\nany = {in = 1, out = 1}',
+            ("--budget", "1", "--model", "anything"),
+            "--model anything costs",
+        ),
+        ("[owners]\nann = 0", (), "write dollars a month, above 0"),
+        ("[owners]\nann = 5", (), "[owners] does not name"),
+        ("", ("--max-tokens", "5"), "nobody has said which secret"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    fleet: Fleet, config: str, words: tuple[str, ...], told: str
+) -> None:
+    fleet.config(config)
+    fleet.bench([task("a")])
+    fleet.run(*words, env={"OPENAI_API_KEY": KEY, "OTHER_KEY": KEY}).refused(told)
