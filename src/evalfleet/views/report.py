@@ -305,8 +305,8 @@ def _metered(results: Results) -> str:
     if models["retries_usd"]:
         said.append(f"{usd(models['retries_usd'])} went to attempts that did not decide their task")
     if models["untold"]:
-        most = f", up to {usd(models['lost_usd'])}" if models["lost_usd"] else ""
-        said.append(f"what {_attempts_named(models['untold'])} on lost machines used{most} is unknown")
+        up_to = f", up to {usd(models['lost_usd'])}" if models["lost_usd"] else ""
+        said.append(f"what {_attempts_named(models['untold'])} on lost machines used{up_to} is unknown")
     text = "\n\n" + "; ".join(said) + "."
     if models["unseen"]:
         round_it = _attempts_named(models["unseen"])
