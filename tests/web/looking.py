@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import struct
+import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Playwright, expect
@@ -36,6 +38,72 @@ def png(width: int, height: int, shade: int = 90) -> bytes:
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in parts
     )
+
+
+class Wire:
+    """What is between a browser and the server, and can be cut. It keeps what browsers have asked."""
+
+    def __init__(self, port: int) -> None:
+        self._there = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._whole = threading.Event()
+        self._whole.set()
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self.asked: list[bytes] = []
+        self._start(self._accept)
+
+    def cut(self) -> None:
+        """All connections end; new ones lead nowhere until the wire is mended."""
+        self._whole.clear()
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def mend(self) -> None:
+        self._whole.set()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self.cut()
+        self.mend()
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, target: Callable[..., None], *args: object) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _accept(self) -> None:
+        with self._listener, suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self._start(self._connect, near)
+
+    def _connect(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            self._whole.wait()
+            with socket.create_connection(("127.0.0.1", self._there)) as far:
+                self._open += [near, far]
+                back = self._start(_carry, far, near, None)
+                _carry(near, far, self.asked)
+                back.join()
+
+
+def _carry(one: socket.socket, other: socket.socket, kept: list[bytes] | None) -> None:
+    """Until one of them ends, and so both do."""
+    with suppress(OSError):
+        while data := one.recv(1 << 16):
+            if kept is not None:
+                kept.append(data)
+            other.sendall(data)
+    for each in (one, other):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
 
 
 HOSTILE = r"""
@@ -87,12 +155,12 @@ class Looker:
         self.complaints.append(f"a dialog: {dialog.message}")
         dialog.dismiss()
 
-    def go(self, path: str) -> Page:
-        """Open a page of the dashboard; the token goes with the first one."""
+    def go(self, path: str, port: int | None = None) -> Page:
+        """Open a page of the dashboard, by way of another port if told so; the token goes with the first."""
         assert self.opened is not None
         begun = not self.page.url.startswith("http")
         token = f"{'&' if '?' in path else '?'}token={self.opened.token}" if begun else ""
-        self.page.goto(f"http://{self.opened.host}:{self.opened.port}{path}{token}")
+        self.page.goto(f"http://{self.opened.host}:{port or self.opened.port}{path}{token}")
         self.shows()
         return self.page
 

@@ -12,10 +12,22 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import evalfleet.web
-from evalfleet.events import RunSteered
+from evalfleet.events import AttemptCollected, RunSteered
 from tests.e2e.dashboard import Dashboard, dashboard
 from tests.e2e.harness import Fleet, task
-from tests.web.looking import DESKTOP, MARKUP, NASTY, PATIENCE_MS, PHONE, WIDE, Scheme, looker
+from tests.waiting import until
+from tests.web.looking import (
+    DESKTOP,
+    MARKUP,
+    NASTY,
+    PATIENCE_MS,
+    PHONE,
+    WIDE,
+    Scheme,
+    Wire,
+    looker,
+    png,
+)
 
 CLIENT = Path(evalfleet.web.__file__).parent / "client"
 TASK = f"/runs/r/tasks/{quote(NASTY, safe='')}"
@@ -37,9 +49,19 @@ PAGES = (
 @pytest.fixture
 def live(tmp_path: Path, browser: Browser) -> Iterator[Fleet]:
     fleet = Fleet.at(tmp_path / "f")
-    fleet.bench([task("a", "echo begun; gate 1; score 1"), task("b", "gate 2; score 0")])
+    first = f"echo begun; {shown(fleet, 1, 640)}; gate 1; {shown(fleet, 2, 320)}; gate 2; score 1"
+    fleet.bench(
+        [task("a", first), task("b", "gate 3; score 0"), task("c", "gate 4; score 1")], steps="t.jsonl"
+    )
     yield fleet
     fleet.sweep()
+
+
+def shown(fleet: Fleet, n: int, width: int) -> str:
+    """Makes a step with a screenshot of that width."""
+    (fleet.folder / f"{n}.png").write_bytes(png(width, 200))
+    step = f'{{"n": {n}, "action": "look", "screenshot": "{n}.png"}}'
+    return f"cp {fleet.folder}/{n}.png $EVALFLEET_OUT; echo '{step}' >> $EVALFLEET_OUT/t.jsonl"
 
 
 def test_no_module_of_ours_makes_markup_of_text() -> None:
@@ -166,8 +188,24 @@ def test_failures_that_are_one_and_tasks_that_flipped_lead_to_their_replays(
         group = page.locator(".group", has_text="500 from")
         group.first.locator("button").click()
         expect(group.first.locator(".attempts a").first).to_be_visible()
+        group.first.locator("p a").click()
+        page.wait_for_url("**/runs/r?group=*")
+        expect(page.locator(".grid-body .grid-row")).to_have_count(2)
+        page.go_back()
         group.first.locator(".attempts a").first.click()
         page.wait_for_url("**attempt=*")
+        page.get_by_role("button", name="compare with").click()
+        page.get_by_label("beside it").select_option("attempt 2")
+        page.wait_for_url("**beside=1")
+        expect(page.locator(".side pre")).to_contain_text(["500 from", "500 from"])
+        looks.go("/runs/r/tasks/seen?step=2")
+        page.get_by_role("button", name="compare with").click()
+        page.get_by_label("beside it").select_option("s")
+        page.wait_for_url("**with=s")
+        expect(page.locator(".side .shot img")).to_have_count(2)
+        press(page, "ArrowRight")
+        page.wait_for_url("**step=2**")
+        expect(page.locator(".side .action-text")).to_have_text(["click (200, 50)", "click (200, 50)"])
         looks.go("/compare?a=r&b=s")
         assert "Tasks that flipped 1" in looks.text()
         press(page, "j")
@@ -233,38 +271,60 @@ def test_the_first_load_is_small(finished: tuple[Fleet, Dashboard], browser: Bro
 def test_a_page_follows_its_run_through_cuts_a_new_server_and_a_new_controller(
     live: Fleet, browser: Browser
 ) -> None:
-    run = live.start_run("--workers", "2")
-    live.started("a.0", "b.0")
+    run = live.start_run("--workers", "3")
+    live.started("a.0", "b.0", "c.0")
     opened = dashboard(live)
+    wire = Wire(opened.port)
     with looker(browser, opened) as looks:
-        page = looks.go("/runs/r")
+        page = looks.go("/runs/r", wire.port)
         dot = page.locator(".head .dot-box")
         expect(dot).to_have_text("live", timeout=PATIENCE_MS)
-        expect(chip(page, "running")).to_contain_text("2")
-        # somebody looks at the log of an attempt that runs
-        looks.go("/runs/r/tasks/a")
+        expect(chip(page, "running")).to_contain_text("3")
+        # somebody looks at the log of an attempt that runs, and at the wall
+        go(page, "/runs/r/tasks/a")
         expect(page.locator(".log-panel pre")).to_contain_text("begun", timeout=PATIENCE_MS)
-        looks.go("/runs/r")
+        go(page, "/runs/r/wall")
+        screen = (
+            "(width) => [...document.querySelectorAll('.wall img')].some((i) => i.naturalWidth === width)"
+        )
+        page.wait_for_function(screen, arg=640)
+        live.open_gate("1")
+        page.wait_for_function(screen, arg=320)
+        go(page, "/runs/r")
+        # the wire is cut while the server lives: what was missed is asked for by the last event's number
+        expect(dot).to_have_text("live", timeout=PATIENCE_MS)
+        wire.asked.clear()
+        wire.cut()
+        expect(dot).to_contain_text("disconnected", timeout=PATIENCE_MS)
+        live.open_gate("2")
+        until(lambda: live.recorded(AttemptCollected), "the end of a task")
+        wire.mend()
+        expect(chip(page, "pass")).to_contain_text("1", timeout=PATIENCE_MS)
+        expect(dot).to_have_text("live", timeout=PATIENCE_MS)
+        asked = b"".join(wire.asked)
+        assert re.search(rb"(?i)last-event-id: [0-9]", asked), asked
+        assert b"GET /api/runs/r HTTP" not in asked, "all of it was asked for again"
         # the server goes, and another one comes in its place
         opened.process.kill()
         expect(dot).to_contain_text("disconnected", timeout=PATIENCE_MS)
-        # meanwhile the run loses its controller, and one of its tasks ends
+        # meanwhile the run loses its controller, and another of its tasks ends
         run.kill()
-        live.open_gate("1")
+        live.open_gate("3")
         again = live.start("serve", "--port", str(opened.port))
         expect(dot).to_have_text("nobody works on it", timeout=PATIENCE_MS)
         # somebody takes it over
         resumed = live.start("resume", "r")
         expect(dot).to_have_text("live", timeout=PATIENCE_MS)
-        expect(chip(page, "pass")).to_contain_text("1", timeout=PATIENCE_MS)
-        live.open_gate("2")
+        expect(chip(page, "fail")).to_contain_text("1", timeout=PATIENCE_MS)
+        live.open_gate("4")
         resumed.wait()
         expect(dot).to_have_text("over", timeout=PATIENCE_MS)
-        expect(page.locator(".figures")).to_contain_text("2 of 2", timeout=PATIENCE_MS)
+        expect(page.locator(".figures")).to_contain_text("3 of 3", timeout=PATIENCE_MS)
         live.say("rm", "r", "--yes")
         expect(page.locator(".problem")).to_contain_text("removed", timeout=PATIENCE_MS)
         again.interrupt()
         again.wait()
+    wire.close()
 
 
 def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, browser: Browser) -> None:
@@ -286,11 +346,20 @@ def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, br
         (steered,) = live.recorded(RunSteered)
         assert "<b>to look</b>" in str(steered)
         assert Axe().run(page).violations_count == 0
-    live.open_gate("1", "2")
+    live.open_gate("1", "2", "3", "4")
     run.wait()
     for each in (opened, shared):
         each.process.interrupt()
         each.process.wait()
+
+
+def go(page: Page, path: str) -> None:
+    """To another page of the same client, as by a link: nothing is loaded anew."""
+    page.evaluate(
+        "(path) => { const a = document.createElement('a'); a.href = path; "
+        "document.body.append(a); a.click(); a.remove(); }",
+        path,
+    )
 
 
 def chip(page: Page, name: str) -> Locator:

@@ -29,6 +29,8 @@ from evalfleet.views.stats import attempt_usd, machine_usd
 from .phases import Phases
 
 Row = list[Any]
+ShotStep = tuple[int, str]
+"""The number of a step, and the name of its screenshot."""
 
 TASK_COLUMNS = (
     *("id", "domain", "outcome", "score", "attempts", "seconds", "machine", "cause", "steps", "tokens"),
@@ -36,12 +38,13 @@ TASK_COLUMNS = (
 )
 ATTEMPT_COLUMNS = (
     *("id", "task", "number", "machine", "lane", "outcome", "cause", "score", "started", "ended", "usd"),
-    "group",
 )
 MACHINE_COLUMNS = (
     *("id", "name", "place", "offer", "region", "phase", "phases", "usd", "attempt", "step", "idle_since"),
     *("screen", "why"),
 )
+PROGRESS_EVERY = SECOND
+"""How far attempts have come is not read more often for one screenshot."""
 USD_EVERY = 10 * SECOND
 """What a machine costs changes all the time: its row is not sent for that more often."""
 TASK_DICTIONARIES = ("domain", "outcome", "machine", "cause", "model")
@@ -137,6 +140,15 @@ class Board:
         with self.lock:
             self._progress = read_progress(self.home, self.state, now) if self.state.ready else {}
             self._progress_at = now
+
+    def newest_shot(self, attempt: AttemptId, now: Micros) -> ShotStep | None:
+        """Of an attempt that runs: at least as new as any row has told. None: nothing tells."""
+        with self.lock:
+            if now >= self._progress_at + PROGRESS_EVERY:
+                self.look_at_progress(now)
+            progress = self._progress.get(attempt)
+        step = None if progress is None else progress.step
+        return None if step is None or not step.screenshot else (step.n, step.screenshot)
 
     def changed_machines(self, now: Micros) -> list[Row]:
         """Rows of machines that differ from when this was last asked: also by what is not in the journal."""
@@ -258,7 +270,6 @@ def attempt_row(state: RunState, attempt: AttemptState, now: Micros) -> Row:
         attempt.started_at // 1000,
         None if attempt.ended_at is None else attempt.ended_at // 1000,
         _usd(state, [attempt], now),
-        None,
     ]
 
 

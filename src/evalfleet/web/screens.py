@@ -16,16 +16,17 @@ from evalfleet.api.run import Run
 from evalfleet.api.tunnels import Tunnel, carry
 from evalfleet.errors import RequestError
 from evalfleet.journal import Holds
-from evalfleet.model import AttemptId, MachineId
+from evalfleet.model import AttemptId, MachineId, Micros
 from evalfleet.named_pools import look_at
 from evalfleet.planning.plan import appliance_of
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import MachineState, RunState
 
+from .board import Board, ShotStep
 from .files import checked_image
 
 FRESH_S = 5.0
-"""Whether an attempt has a newer screenshot is looked for as often; only then is it fetched."""
+"""Where nothing tells whether an attempt has a newer screenshot, it is fetched as often."""
 FETCH_S = 20.0
 AT_ONCE = 8
 MOST_KEPT = 64 << 20
@@ -34,10 +35,10 @@ LOOKED_BACK = 20
 
 
 class _Shot(NamedTuple):
-    """A screenshot, of which step, and when it was last the newest."""
+    """A screenshot, of which step, and when it was last asked for."""
 
     at: float
-    step: tuple[int, str | None] | None
+    step: ShotStep | None
     data: bytes
     kind: str
 
@@ -50,32 +51,34 @@ class Screens:
         self._locks: dict[tuple[str, AttemptId], threading.Lock] = {}
         self._at_once = threading.Semaphore(AT_ONCE)
 
-    def newest(self, run: Run, machine: MachineState) -> tuple[bytes, str]:
+    def newest(self, run: Run, machine: MachineState, board: Board, now: Micros) -> tuple[bytes, str]:
         """Of what runs on the machine, else of what ran there last. Raises RequestError: there is none."""
         running = next(iter(machine.open), None)
         if running is not None:
-            return self._of(run, running)
+            return self._of(run, running, board.newest_shot(running, now))
         attempts = [each.id for each in run.state().attempts.values() if each.machine == machine.id]
         for attempt in reversed(attempts[-LOOKED_BACK:]):
             try:
-                return self._of(run, attempt)
+                return self._of(run, attempt, None)
             except RequestError:
                 continue
         raise RequestError(f"there is no screenshot of {machine.name}")
 
-    def _of(self, run: Run, attempt: AttemptId) -> tuple[bytes, str]:
+    def _of(self, run: Run, attempt: AttemptId, newest: ShotStep | None) -> tuple[bytes, str]:
+        """`newest`: of which step it must be, if that is known."""
         key = (run.name, attempt)
         with self._locks.setdefault(key, threading.Lock()):
-            kept = self._kept.get(key)
-            if kept is not None and time.monotonic() - kept.at < FRESH_S:
-                return kept.data, kept.kind
-            step = next((row for row in reversed(run.steps(attempt)) if row["screenshot"]), None)
-            newest = None if step is None else (step["n"], step["screenshot"])
-            if kept is None or newest is None or kept.step != newest:
+            kept, now = self._kept.get(key), time.monotonic()
+            is_newest = kept is not None and (
+                now - kept.at < FRESH_S if newest is None else kept.step == newest
+            )
+            if kept is None or not is_newest:
                 with self._at_once:
                     name, data = run.screenshot(attempt, FETCH_S)
-                kept = _Shot(time.monotonic(), newest, *checked_image(data, name))
-            self._kept[key] = kept._replace(at=time.monotonic())
+                kept = _Shot(now, newest, *checked_image(data, name))
+            elif newest is not None:
+                kept = kept._replace(at=now)
+            self._kept[key] = kept
             self._forget_some()
             return kept.data, kept.kind
 

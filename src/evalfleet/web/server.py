@@ -304,7 +304,9 @@ class Pages:
         watched = await self._opened(request)
         state = watched.board.state
         machine = state.machines[machine_of(state, request.path_params["machine"])]
-        data, kind = await asyncio.to_thread(self._screens.newest, watched.run(), machine)
+        data, kind = await asyncio.to_thread(
+            self._screens.newest, watched.run(), machine, watched.board, self._workspace.now()
+        )
         return Response(data, media_type=kind)
 
     async def tunnel(self, request: Request) -> Response:

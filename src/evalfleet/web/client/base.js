@@ -1,6 +1,6 @@
 // What every module of the client is made with: Preact, its hooks, and htm bound to it.
-import { h, render, Fragment } from "./vendor/preact.js";
-import { useState, useEffect, useLayoutEffect, useMemo, useRef, useCallback } from "./vendor/hooks.js";
+import { h, render } from "./vendor/preact.js";
+import { useState, useEffect, useMemo, useRef } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 
 export const html = htm.bind(h);
@@ -69,4 +69,4 @@ export function useNow(every = 1000, stopped = null) {
   return stopped ?? now;
 }
 
-export { h, render, Fragment, useState, useEffect, useLayoutEffect, useMemo, useRef, useCallback };
+export { render, useState, useEffect, useMemo, useRef };

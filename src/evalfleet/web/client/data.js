@@ -4,7 +4,7 @@ import { embedded } from "./route.js";
 export const api = (...parts) => `/api/${parts.map(encodeURIComponent).join("/")}`;
 
 /** What the server, or the file, refuses or does not have: one line for people. */
-export class Missing extends Error {
+class Missing extends Error {
   constructor(message, status) {
     super(message);
     this.status = status;

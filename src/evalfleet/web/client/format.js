@@ -59,7 +59,7 @@ export function clock(ms, beside = Date.now()) {
   return at.toDateString() === new Date(beside).toDateString() ? time : `${day(ms)} ${time}`;
 }
 
-export function day(ms) {
+function day(ms) {
   const at = new Date(ms);
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
 }

@@ -144,5 +144,7 @@ export function Facts({ value, depth = 0 }) {
 
 const Fact = ({ name, value, depth }) => html`<div><dt><${Text}>${words(name)}</${Text}></dt><dd><${Facts} value=${value} depth=${depth} /></dd></div>`;
 
+/** An attempt is `<task>.<number>`. */
+export const taskOf = (attempt) => attempt.slice(0, attempt.lastIndexOf("."));
+export const numberOf = (attempt) => attempt.slice(attempt.lastIndexOf(".") + 1);
 export const attemptLink = (run, task, number, more = {}) => link(["runs", run, "tasks", task], { attempt: number, ...more });
-export { usd };

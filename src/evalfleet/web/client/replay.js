@@ -2,11 +2,12 @@
 import { html, useEffect, useMemo, useRef, useState } from "./base.js";
 import { api } from "./data.js";
 import { bytes, count, duration, instant, plain } from "./format.js";
-import { Picture, Problem, Skeleton, Text, Unknown, useDocument } from "./parts.js";
-import { embedded } from "./route.js";
+import { keys } from "./keys.js";
+import { Facts, Mark, Picture, Problem, Skeleton, Text, Unknown, attemptLink, numberOf, useDocument } from "./parts.js";
+import { embedded, setQuery } from "./route.js";
 
 export const imagePath = (run, attempt, path) => `${api("runs", run, "attempts", attempt)}/image/${path.split("/").map(encodeURIComponent).join("/")}`;
-export const filePath = (run, attempt, path) => `${api("runs", run, "attempts", attempt)}/file/${path.split("/").map(encodeURIComponent).join("/")}`;
+const filePath = (run, attempt, path) => `${api("runs", run, "attempts", attempt)}/file/${path.split("/").map(encodeURIComponent).join("/")}`;
 
 /** The screenshot with the action on it. A click is a cross in a ring, at its place in the picture's own pixels. */
 export function Shot({ run, attempt, step, eager = false }) {
@@ -33,6 +34,41 @@ export function Steps({ steps, at, move }) {
   if (steps.length > 60)
     return html`<input class="slider" type="range" min="0" max=${steps.length - 1} value=${at} aria-label="step" aria-valuetext=${`step ${steps[at]?.n} of ${steps.length}`} onInput=${(event) => move(Number(event.target.value))} />`;
   return html`<ol class="steps">${steps.map((step, n) => html`<li key=${n}><button type="button" class=${step.ok === false ? "bad" : ""} aria-current=${n === at ? "step" : undefined} aria-label=${`step ${step.n}${step.ok === false ? ", did not work" : ""}`} title=${plain(step.action, 120)} onClick=${() => move(n)}>${step.n}${step.ok === false ? "✗" : ""}</button></li>`)}</ol>`;
+}
+
+const OUTCOME = { scored: (attempt) => (attempt.success ? "pass" : "fail"), broken: () => "broken", answered: () => "answered" };
+
+/** The outcome of an attempt as `show RUN TASK` tells it, in the word that has a shape. */
+export const outcomeOf = (attempt) => OUTCOME[attempt.outcome]?.(attempt) ?? (attempt.ended_at ? "unrun" : "running");
+
+/** What one side of two shows: an attempt of a task, by default the one that decided it. */
+function useSide({ run, task, attempt }) {
+  const { value: detail, error } = useDocument(api("runs", run, "tasks", task));
+  const id = attempt ?? (detail && (detail.decided_by ?? detail.attempts[detail.attempts.length - 1]?.attempt)) ?? null;
+  const { value, error: missing } = useDocument(id ? api("runs", run, "attempts", id) : null);
+  const tried = detail?.attempts.find((each) => each.attempt === id);
+  return { id, tried, value, steps: value?.steps ?? [], error: error ?? missing, idle: detail !== null && id === null };
+}
+
+/** Two attempts, step by step together. A side is `{ run, task, attempt, label }`. */
+export function SideBySide({ first, second, query }) {
+  const sides = [first, second];
+  const found = [useSide(first), useSide(second)];
+  const most = Math.max(...found.map((side) => side.steps.length));
+  const at = Math.max(0, Math.min(most - 1, Number(query.get("step") ?? 1) - 1 || 0));
+  const move = (n) => most && setQuery({ step: Math.max(0, Math.min(most - 1, n)) + 1 });
+  useEffect(() => keys({ ArrowLeft: () => move(at - 1), ArrowRight: () => move(at + 1), Home: () => move(0), End: () => move(most - 1) }));
+  return html`<div class="side-by-side">${sides.map((side, n) => html`<${Side} key=${n} side=${side} found=${found[n]} at=${at} move=${move} />`)}</div>`;
+}
+
+function Side({ side, found, at, move }) {
+  const { id, tried, value, steps, error } = found;
+  const here = Math.min(at, steps.length - 1);
+  const told = [typeof tried?.score === "number" ? `score ${tried.score}` : null, typeof tried?.duration_seconds === "number" ? duration(tried.duration_seconds) : null].filter(Boolean);
+  return html`<section class="side" aria-label=${plain(side.label, 80)}><h3>${tried && html`<${Mark} outcome=${outcomeOf(tried)} /> `}<a href=${attemptLink(side.run, side.task, side.attempt ? numberOf(side.attempt) : null)}><${Text} most=${60}>${side.label}</${Text}></a> <span class="quiet">${told.join(" · ")}</span></h3>
+    ${error && html`<${Problem} error=${error} />`}${found.idle && html`<p class="quiet">It was not tried.</p>`}${!value && !error && !found.idle && html`<${Skeleton} rows=${5} />`}
+    ${value && (steps.length ? html`<${Shot} run=${side.run} attempt=${id} step=${steps[here]} eager /><${Steps} steps=${steps} at=${here} move=${move} /><${StepWords} step=${steps[here]} before=${steps[here - 1]} />` : html`<p class="quiet">No steps were recorded.</p><${Log} run=${side.run} attempt=${id} />`)}
+    ${value?.result && html`<details><summary>result</summary><${Facts} value=${value.result} /></details>`}</section>`;
 }
 
 const CHUNK = 200_000;

@@ -58,8 +58,10 @@ export class Table {
 
 // A page that was told nothing for so long is late: the server speaks every ten seconds.
 export const LATE_MS = 25_000;
+// A tab that nobody sees hangs up: a browser opens six connections to a server, and each tab holds one.
+const HIDDEN_MS = 10_000;
 
-export class RunStore extends Signal {
+class RunStore extends Signal {
   constructor(name) {
     super(null);
     this.name = name;
@@ -81,17 +83,12 @@ export class RunStore extends Signal {
       this.error = error;
       this.connection = "disconnected";
       this.changed();
-      if (!embedded && this.users && (error.status === 0 || error.status >= 500)) this.later();
+      if (!embedded && this.users && (error.status === 0 || error.status >= 500)) this.again();
       return;
     }
     if (embedded) this.connection = "file";
     else this.listen();
     this.changed();
-  }
-
-  later() {
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.load(), 1000);
   }
 
   take(snapshot) {
@@ -143,11 +140,24 @@ export class RunStore extends Signal {
       // A server that was started again, or has forgotten us, is asked anew from where we are.
       if (source.readyState === EventSource.CLOSED) this.again();
     };
+    this.seen(document.hidden);
   }
 
   again() {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.users && this.load(), 1000);
+  }
+
+  /** Nobody sees the tab, or somebody does again: it goes on from where it was. */
+  seen(hidden) {
+    clearTimeout(this.hiding);
+    if (hidden) this.hiding = setTimeout(() => this.hangUp(), HIDDEN_MS);
+    else if (this.value && !this.source && this.users) this.listen();
+  }
+
+  hangUp() {
+    this.source?.close();
+    this.source = null;
   }
 
   hear(connection) {
@@ -194,8 +204,8 @@ export class RunStore extends Signal {
 
   close() {
     clearTimeout(this.timer);
-    this.source?.close();
-    this.source = null;
+    clearTimeout(this.hiding);
+    this.hangUp();
     if (stores.get(this.name) === this && !embedded) stores.delete(this.name);
   }
 }
@@ -205,4 +215,10 @@ const stores = new Map();
 export function runStore(name) {
   if (!stores.has(name)) stores.set(name, new RunStore(name));
   return stores.get(name);
+}
+
+if (!embedded) {
+  document.addEventListener("visibilitychange", () => {
+    for (const store of stores.values()) store.seen(document.hidden);
+  });
 }

@@ -1,8 +1,9 @@
 // The table of tasks: only the rows in view exist, so that 100,000 are no more than 30. Filters are in the URL.
 import { html, useEffect, useMemo, useRef, useState } from "./base.js";
+import { api } from "./data.js";
 import { DASH, count, duration, number, plain, usd, words } from "./format.js";
 import { keys } from "./keys.js";
-import { Mark, OUTCOMES, attemptLink } from "./parts.js";
+import { Mark, OUTCOMES, attemptLink, taskOf, useDocument } from "./parts.js";
 import { go, link, setQuery } from "./route.js";
 
 const ROW = 30;
@@ -37,13 +38,13 @@ const WHY = {
   domain: "its benchmark names none",
 };
 
-export function filters(query) {
+function filters(query) {
   const list = (name) => (query.get(name) ? new Set(query.get(name).split(",")) : null);
   return { outcome: list("outcome"), domain: query.get("domain"), machine: query.get("machine"), cause: query.get("cause"), group: query.get("group"), text: (query.get("text") ?? "").toLowerCase(), sort: query.get("sort") ?? "" };
 }
 
 /** Indexes of the rows that pass the filters, in order. */
-export function chosen(table, filter, tasksOfGroup) {
+function chosen(table, filter, tasksOfGroup) {
   const { at, rows } = table;
   const picked = [];
   for (let n = 0; n < rows.length; n += 1) {
@@ -92,11 +93,11 @@ export function Tasks({ store, query }) {
   const table = store.tasks;
   const filter = filters(query);
   const asked = `${query.get("outcome")}|${filter.domain}|${filter.machine}|${filter.cause}|${filter.group}|${filter.text}|${filter.sort}`;
+  const { value: triage } = useDocument(filter.group ? `${api("runs", store.name)}/triage` : null);
   const picked = useMemo(() => {
-    const { at, rows } = store.attempts;
-    const ofGroup = filter.group && new Set(rows.filter((row) => row[at.group] === filter.group).map((row) => row[at.task]));
-    return chosen(table, filter, ofGroup);
-  }, [table, table.version, asked]);
+    const group = filter.group && triage?.groups.find((each) => each.id === filter.group);
+    return chosen(table, filter, group ? new Set(group.attempts.map(taskOf)) : null);
+  }, [table, table.version, asked, triage]);
   const domains = useMemo(() => domainsOf(table), [table]);
   const selected = query.get("task");
   const place = selected === null ? -1 : picked.findIndex((n) => table.rows[n][0] === selected);

@@ -1,10 +1,9 @@
 // Two runs side by side: what may be concluded, and the tasks that flipped with both replays.
 import { html, useEffect, useState } from "../base.js";
-import { api } from "../data.js";
 import { count, duration, percent, plain, plural, usd } from "../format.js";
 import { keys } from "../keys.js";
-import { Facts, Figure, Mark, Panel, Problem, Skeleton, Text, attemptLink, useDocument } from "../parts.js";
-import { Shot, StepWords, Steps } from "../replay.js";
+import { Figure, Mark, Panel, Problem, Skeleton, Text, useDocument } from "../parts.js";
+import { SideBySide } from "../replay.js";
 import { link, setQuery } from "../route.js";
 
 export function ComparePage({ query }) {
@@ -60,6 +59,8 @@ function Spread({ difference, name }) {
     <div class="spread-line" aria-hidden="true"><span class="zero"></span>${ci && html`<i style=${{ left: `${x(ci[0])}%`, width: `${x(ci[1]) - x(ci[0])}%` }}></i>`}<b style=${{ left: `${x(mean)}%` }}></b></div></div>`;
 }
 
+const sideOf = (side, flip) => ({ run: side.run, label: side.label, task: flip.task_id });
+
 function Flipped({ value, query }) {
   const { flipped, first, second } = value;
   const open = query.get("task");
@@ -72,21 +73,6 @@ function Flipped({ value, query }) {
     <ul class="groups">${flipped.slice(0, most).map((flip) => {
       const passes = flip.passes === first.label;
       return html`<li key=${flip.task_id} class=${`group ${flip.task_id === open ? "selected" : ""}`}><button type="button" class="group-head" aria-expanded=${flip.task_id === open ? "true" : "false"} onClick=${() => setQuery({ task: flip.task_id === open ? null : flip.task_id, step: null })}><${Mark} outcome=${passes ? "pass" : "fail"} /><span aria-hidden="true">→</span><${Mark} outcome=${passes ? "fail" : "pass"} /><b><${Text} most=${80}>${flip.task_id}</${Text}></b><span class="quiet"><${Text} most=${40}>${flip.domain}</${Text}></span><span class="grow"></span><span class="quiet">passes with <${Text} most=${40}>${flip.passes}</${Text}></span></button>
-        ${flip.task_id === open && html`<div class="side-by-side">${[first, second].map((side, n) => html`<${Side} key=${n} side=${side} task=${flip.task_id} query=${query} lead=${n === 0} />`)}</div>`}</li>`;
+        ${flip.task_id === open && html`<${SideBySide} first=${sideOf(first, flip)} second=${sideOf(second, flip)} query=${query} />`}</li>`;
     })}</ul>${flipped.length > most && html`<button type="button" onClick=${() => setMost(most + 500)}>more</button>`}</${Panel}>`;
-}
-
-function Side({ side, task, query, lead }) {
-  const { value: detail, error } = useDocument(api("runs", side.run, "tasks", task));
-  const decided = detail && (detail.decided_by ?? detail.attempts[detail.attempts.length - 1]?.attempt);
-  const { value } = useDocument(decided ? api("runs", side.run, "attempts", decided) : null);
-  const steps = value?.steps ?? [];
-  const asked = Number(query.get("step") ?? 0);
-  const at = Math.min(Math.max(0, asked), Math.max(0, steps.length - 1));
-  const move = (n) => setQuery({ step: Math.max(0, n) });
-  useEffect(() => (lead ? keys({ ArrowRight: () => move(asked + 1), ArrowLeft: () => move(asked - 1) }) : undefined));
-  return html`<section class="side" aria-label=${plain(side.label, 80)}><h3><a href=${attemptLink(side.run, task, null)}><${Text} most=${60}>${side.label}</${Text}></a></h3>
-    ${error && html`<${Problem} error=${error} />`}${!value && !error && html`<${Skeleton} rows=${5} />`}
-    ${value && (steps.length ? html`<${Shot} run=${side.run} attempt=${decided} step=${steps[at]} eager /><${Steps} steps=${steps} at=${at} move=${move} /><${StepWords} step=${steps[at]} before=${steps[at - 1]} />` : html`<p class="quiet">No steps were recorded.</p>`)}
-    ${value?.result && html`<details><summary>result</summary><${Facts} value=${value.result} /></details>`}</section>`;
 }

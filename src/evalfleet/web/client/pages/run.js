@@ -50,7 +50,7 @@ function Controls({ store }) {
 }
 
 /** Says which run it is, asks why, and tells what the server said. */
-export function Confirm({ run, verb, what, args = {}, close }) {
+function Confirm({ run, verb, what, args = {}, close }) {
   const box = useRef(null);
   const [why, setWhy] = useState("");
   const [state, set] = useState({});

@@ -1,6 +1,6 @@
 // All runs, newest first: how each goes, what it costs, how long it has still to go.
 import { html, useEffect, useMemo, useState } from "../base.js";
-import { clock, count, duration, plain, usd } from "../format.js";
+import { count, duration, plain, usd } from "../format.js";
 import { keys } from "../keys.js";
 import { At, Bar, Problem, Rate, Skeleton, Unknown, useDocument } from "../parts.js";
 import { go, link, setQuery } from "../route.js";

@@ -1,16 +1,14 @@
 // One task, one of its attempts at a time: the page people stay on.
 import { html, useEffect, useState } from "../base.js";
 import { api } from "../data.js";
-import { DASH, count, duration, instant, plain, plural, usd, words } from "../format.js";
+import { count, duration, plain, plural, usd, words } from "../format.js";
 import { keys } from "../keys.js";
-import { Facts, Mark, Picture, Problem, Skeleton, Text, attemptLink, useDocument, useRun } from "../parts.js";
-import { Calls, Files, Log, Shot, StepWords, Steps, imagePath } from "../replay.js";
-import { go, link, setQuery } from "../route.js";
+import { Facts, Mark, Picture, Problem, Skeleton, Text, attemptLink, numberOf, useDocument, useRun } from "../parts.js";
+import { Calls, Files, Log, Shot, SideBySide, StepWords, Steps, imagePath, outcomeOf } from "../replay.js";
+import { embedded, go, link, setQuery } from "../route.js";
 import { RunHead } from "./run.js";
 
 const PLAY_MS = 900;
-const OUTCOME = { scored: (attempt) => (attempt.success ? "pass" : "fail"), broken: () => "broken", answered: () => "answered" };
-const shape = (attempt) => OUTCOME[attempt.outcome]?.(attempt) ?? (attempt.ended_at ? "unrun" : "running");
 
 export function TaskPage({ name, id, query }) {
   const store = useRun(name, 1000);
@@ -22,25 +20,45 @@ export function TaskPage({ name, id, query }) {
 }
 
 function TaskView({ name, id, query, store, task }) {
-  const asked = query.get("attempt");
   const attempts = task.attempts;
-  const numberOf = (attempt) => attempt.attempt.slice(attempt.attempt.lastIndexOf(".") + 1);
-  const decided = attempts.findIndex((attempt) => attempt.attempt === task.decided_by);
-  const found = attempts.findIndex((attempt) => numberOf(attempt) === asked);
-  const at = found >= 0 ? found : decided >= 0 ? decided : attempts.length - 1;
+  const of = (number) => attempts.findIndex((each) => numberOf(each.attempt) === number);
+  const decided = attempts.findIndex((each) => each.attempt === task.decided_by);
+  const asked = of(query.get("attempt"));
+  const at = asked >= 0 ? asked : decided >= 0 ? decided : attempts.length - 1;
   const attempt = attempts[at];
-  const to = (n) => attempts[n] && go(attemptLink(name, id, numberOf(attempts[n])), { replace: true });
+  const to = (n) => attempts[n] && go(attemptLink(name, id, numberOf(attempts[n].attempt)), { replace: true });
   useEffect(() => keys({ "[": () => to(at - 1), "]": () => to(at + 1) }));
+  const side = (n) => ({ run: name, task: id, attempt: attempts[n].attempt, label: `attempt ${n + 1}` });
+  const other = query.get("with") ? { run: query.get("with"), task: id, label: query.get("with") } : of(query.get("beside")) >= 0 ? side(of(query.get("beside"))) : null;
   return html`<main id="main" tabindex="-1" class="task-page">${store.value && html`<${RunHead} store=${store} here="task" />`}
     <div class="head sub"><h2><${Text} most=${120}>${id}</${Text}></h2>${attempt && html`<${Verdict} task=${task} attempt=${attempt} at=${at} store=${store} />`}<span class="spring"></span>
-      ${attempts.length > 1 && html`<nav class="tabs" aria-label="attempts">${attempts.map((each, n) => html`<a key=${n} href=${attemptLink(name, id, numberOf(each))} aria-current=${n === at ? "page" : undefined}><${Mark} outcome=${shape(each)} /> attempt ${n + 1}${each.cause ? ` ${words(each.cause)}` : ""}</a>`)}</nav>`}</div>
-    ${attempt ? html`<${AttemptView} key=${attempt.attempt} run=${name} attempt=${attempt} query=${query} store=${store} />` : html`<p class="empty">This task has not run${task.status === "unrun" || store.run?.live === false ? "" : " yet"}.</p>`}
+      ${attempts.length > 1 && html`<nav class="tabs" aria-label="attempts">${attempts.map((each, n) => html`<a key=${n} href=${attemptLink(name, id, numberOf(each.attempt))} aria-current=${n === at ? "page" : undefined}><${Mark} outcome=${outcomeOf(each)} /> attempt ${n + 1}${each.cause ? ` ${words(each.cause)}` : ""}</a>`)}</nav>`}
+      ${attempt && html`<${Beside} attempts=${attempts} at=${at} query=${query} store=${store} />`}</div>
+    ${attempt && other ? html`<${SideBySide} key=${`${attempt.attempt} ${other.run} ${other.attempt}`} first=${other.run === name ? side(at) : { ...side(at), label: name }} second=${other} query=${query} />` : attempt ? html`<${AttemptView} key=${attempt.attempt} run=${name} attempt=${attempt} query=${query} />` : html`<p class="empty">This task has not run${task.status === "unrun" || store.run?.live === false ? "" : " yet"}.</p>`}
     <details class="panel"><summary>what the task is</summary><${Facts} value=${{ domain: task.domain || null, tags: task.tags, time_limit: task.timeout_seconds === null ? null : duration(task.timeout_seconds), model: task.model, params: task.params, metadata: task.task_metadata }} /></details>
   </main>`;
 }
 
+const MOST_RUNS = 200;
+
+/** Chooses what is shown beside the attempt: another one of the task, or the same task in another run. */
+function Beside({ attempts, at, query, store }) {
+  const chosen = query.get("with") ? `run ${query.get("with")}` : query.get("beside") ? `attempt ${query.get("beside")}` : "";
+  const [asked, ask] = useState(false);
+  const { value } = useDocument(asked && !embedded ? "/api/runs" : null);
+  const [name, benchmark] = value ? ["name", "benchmark"].map((column) => value.runs.columns.indexOf(column)) : [0, 0];
+  const runs = (value?.runs.rows ?? []).filter((row) => row[name] !== store.name && row[benchmark] === store.run?.benchmark).slice(0, MOST_RUNS).map((row) => row[name]);
+  const others = attempts.map((each, n) => [numberOf(each.attempt), n]).filter(([, n]) => n !== at);
+  if (embedded && !others.length) return null;
+  const choose = (text) => setQuery({ with: text.startsWith("run ") ? text.slice(4) : null, beside: text.startsWith("attempt ") ? text.slice(8) : null, step: null });
+  if (!asked && !chosen) return html`<button type="button" onClick=${() => ask(true)}>compare with …</button>`;
+  const listed = query.get("with") && !runs.includes(query.get("with")) ? [query.get("with"), ...runs] : runs;
+  return html`<label class="beside">beside it <select value=${chosen} onFocus=${() => ask(true)} onChange=${(event) => choose(event.target.value)}><option value="">nothing</option>
+    ${others.map(([number, n]) => html`<option key=${number} value=${`attempt ${number}`}>attempt ${n + 1}</option>`)}${listed.map((run) => html`<option key=${run} value=${`run ${run}`}>${plain(run, 60)}</option>`)}</select></label>`;
+}
+
 function Verdict({ task, attempt, at, store }) {
-  const outcome = shape(attempt);
+  const outcome = outcomeOf(attempt);
   const machine = attempt.machine_id ?? attempt.machine;
   const cost = attempt.cost_usd ?? task.model_usd;
   const facts = [
@@ -52,8 +70,8 @@ function Verdict({ task, attempt, at, store }) {
     ${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}<a href=${link(["runs", store.name, "machines", machine])}><${Text} most=${60}>${attempt.machine}</${Text}></a></span>`;
 }
 
-function AttemptView({ run, attempt, query, store }) {
-  const running = shape(attempt) === "running";
+function AttemptView({ run, attempt, query }) {
+  const running = outcomeOf(attempt) === "running";
   const { value, error } = useDocument(api("runs", run, "attempts", attempt.attempt), running ? 3000 : 0);
   const [playing, setPlaying] = useState(false);
   const steps = value?.steps ?? [];

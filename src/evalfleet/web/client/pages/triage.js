@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "../base.js";
 import { api } from "../data.js";
 import { count, plain, plural, words } from "../format.js";
 import { keys } from "../keys.js";
-import { Mark, Problem, Skeleton, Text, attemptLink, useDocument, useRun } from "../parts.js";
+import { Mark, Problem, Skeleton, Text, attemptLink, numberOf, taskOf, useDocument, useRun } from "../parts.js";
 import { link, setQuery } from "../route.js";
 import { RunHead } from "./run.js";
 
@@ -43,8 +43,7 @@ function Group({ store, run, group, open }) {
 }
 
 function AttemptLink({ store, run, id }) {
-  const dot = id.lastIndexOf(".");
   const machine = store.value && store.attempts.has(id) ? store.attempts.item(id).machine : null;
   const name = machine && (store.machines.row(machine)?.[store.machines.at.name] ?? machine);
-  return html`<a href=${attemptLink(run, id.slice(0, dot), id.slice(dot + 1))}><${Text} most=${80}>${id}</${Text}></a>${name && html` <span class="quiet">${plain(name, 40)}</span>`}`;
+  return html`<a href=${attemptLink(run, taskOf(id), numberOf(id))}><${Text} most=${80}>${id}</${Text}></a>${name && html` <span class="quiet">${plain(name, 40)}</span>`}`;
 }

@@ -2,11 +2,11 @@
 import { html, useNow } from "../base.js";
 import { api } from "../data.js";
 import { duration, plain, plural } from "../format.js";
-import { Picture, Problem, Skeleton, Text, useDocument, useRun } from "../parts.js";
+import { Picture, Problem, Skeleton, Text, attemptLink, numberOf, taskOf, useDocument, useRun } from "../parts.js";
 import { link } from "../route.js";
 import { RunHead } from "./run.js";
 
-const EVERY_MS = 5000;
+const EVERY_MS = 3000;
 
 export function WallPage({ name }) {
   const store = useRun(name, 1000);
@@ -23,8 +23,7 @@ export function WallPage({ name }) {
 function Screen({ store, name, machine, attempt, ms, idle, url, now }) {
   const machineName = (store.value && store.machines.row(machine)?.[store.machines.at.name]) ?? machine;
   const age = ms === null ? null : Math.max(0, now - ms) / 1000;
-  const dot = attempt ? attempt.lastIndexOf(".") : -1;
-  const to = attempt ? link(["runs", name, "tasks", attempt.slice(0, dot)], { attempt: attempt.slice(dot + 1) }) : link(["runs", name, "machines", machine]);
+  const to = attempt ? attemptLink(name, taskOf(attempt), numberOf(attempt)) : link(["runs", name, "machines", machine]);
   const path = url && ms !== null ? `${url}${url.includes("?") ? "&" : "?"}at=${ms}` : url;
   return html`<li><a href=${to}><span class="screen">${url ? html`<${Picture} path=${path} alt=${`screen of ${plain(machineName, 60)}`} />` : html`<span class="no-picture">no screen yet</span>`}</span>
     <span class="caption"><b>${plain(machineName, 60)}</b><span class="spring"></span><span class="quiet">${age === null ? "" : `${duration(age)} old`}</span></span>
