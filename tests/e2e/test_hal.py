@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from base64 import b64encode
@@ -354,6 +355,18 @@ def test_tasks_and_answers_from_a_file_need_no_checkout(
     (fleet.folder / "mine.json").write_text("[1]", "utf-8")
     assert "mine.json is no JSON object of tasks" in say(*again, code=2)
     assert "cannot be read" in say(*again, "--set=tasks_file=none.json", code=2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a fork bomb is set off in a control group only: needs root")
+def test_a_fork_bomb_and_a_gigabyte_of_output_end_with_their_attempts(fleet: Fleet, hal: Hal) -> None:
+    tasks = {name: {"do": name, "answer": "8"} for name in ("bomb", "gigabyte")}
+    (fleet.folder / "mine.json").write_text(json.dumps(tasks), "utf-8")
+    settings = ("tasks_file=mine.json", "agent_dir=hal-harness/agents/quiz", "isolation=user")
+    done = fleet("run", "hal", "--name", "r", *(f"--set={each}" for each in settings), "--json")
+    assert done.code == 0, done
+    assert {task["task_id"]: task["score"] for task in done.json["tasks"]} == {"bomb": 1.0, "gigabyte": 1.0}
+    assert (hal.out("gigabyte") / "evalfleet.log").stat().st_size < 52 << 20
+    fleet.settled()  # and no process is left
 
 
 ENGINE = """#!/bin/sh

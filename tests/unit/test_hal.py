@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
+import http.server
 import json
+import platform
 import subprocess
 import sys
+import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +250,64 @@ def test_requirements_that_cannot_be_installed_fail_with_pips_words(tmp_path: Pa
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "/no/such/folder" in done.stderr
+
+
+UV = """#!/bin/sh
+echo "$@" >> "$UV_PYTHON_INSTALL_DIR.words"
+[ "$1" != venv ] || mkdir -p "$4/bin"
+"""
+
+
+class Index:
+    """A package index that has one wheel of uv, which notes what it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        name = f"uv-{attempt.UV}-py3-none-musllinux_1_1_{platform.machine()}.whl"
+        with zipfile.ZipFile(folder / name, "w") as wheel:
+            wheel.writestr(f"uv-{attempt.UV}.data/scripts/uv", UV)
+        self._page = folder / "uv/index.html"
+        self._page.parent.mkdir()
+        self._link = f'<a href="../{name}#sha256={{}}">{name}</a>'
+        self.digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        self.tell(self.digest)
+
+    def tell(self, digest: str) -> None:
+        self._page.write_text(self._link.format(digest), "utf-8")
+
+
+def test_uv_is_fetched_where_a_machine_has_neither_it_nor_what_would_do(tmp_path: Path) -> None:
+    (tmp_path / "machine/agent").mkdir(parents=True)
+    (tmp_path / "machine/attempt.py").write_bytes(Path(attempt.__file__).read_bytes())
+    (tmp_path / "machine/agent/requirements.txt").write_text("some-package\n", "utf-8")
+    (tmp_path / "served").mkdir()
+    index = Index(tmp_path / "served")
+    served = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environ = {
+            "PATH": "/usr/bin:/bin",
+            "UV_DEFAULT_INDEX": f"http://127.0.0.1:{server.server_address[1]}",
+        }
+
+        def prepare(*words: str) -> subprocess.CompletedProcess[str]:
+            program = [sys.executable, "attempt.py", "prepare", *words]
+            folder = tmp_path / "machine"
+            return subprocess.run(
+                program, cwd=folder, env=environ, capture_output=True, text=True, check=False
+            )
+
+        done = prepare("--python", "3.12", "weave<0.54")
+        assert done.returncode == 0, done.stderr
+        words = (tmp_path / "machine/hal_pythons.words").read_text("utf-8").splitlines()
+        assert words[0] == "venv --python 3.12 hal_env"
+        assert words[1].startswith("pip install --python hal_env/bin/python -r ")
+        assert words[1].endswith("/agent/requirements.txt weave<0.54")
+        index.tell("0" * 64)
+        done = prepare("--python", "3.12")
+        assert done.returncode == 1
+        assert "uv is not on this machine, and cannot be fetched" in done.stderr
+        assert "is not what" in done.stderr
+        server.shutdown()
 
 
 def test_a_tree_with_damaged_files_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from .contents import Contents, agent_files, kept_bundle, task_files
 from .costs import ModelPrice, TokenUsage, price_table, priced
 from .elsewhere import check_place
 from .grading import FileGrader, HalGrader
-from .settings import TIMEOUT_S, WANDB_LIBRARY, HalSettings, resolved
+from .settings import TIMEOUT_S, WANDB_LIBRARY, HalSettings, own_python, python_version, resolved
 from .tree import HalResultReader, HalResultWriter
 
 HOST = Path(__file__).parent / "host"
@@ -59,7 +59,7 @@ class HalSpec(Struct, frozen=True):
     root: str
     """HAL's checkout, whose commit the run records."""
     has_packages: bool = False
-    """The agent's requirements.txt names some."""
+    """An environment is made for the agent."""
     runs_script: bool = False
     needs: Needs = Needs()
     base: str = ""
@@ -107,8 +107,9 @@ class HalBenchmark:
         told = listing(settings)
         if not told.tasks:
             raise RequestError(f"HAL lists no tasks for {settings.benchmark}")
-        installs = not (settings.agent_python or settings.image)
-        has_packages = installs and (bool(settings.wandb) or _names_packages(Path(settings.agent_dir)))
+        installs = not (own_python(settings) or settings.image)
+        wanted = settings.wandb or python_version(settings) or _names_packages(Path(settings.agent_dir))
+        has_packages = installs and bool(wanted)
         runs_script = settings.setup_script and bool(told.setup_script)
         spec = HalSpec(settings, "", settings.hal_repo, has_packages, runs_script, base=str(base.resolve()))
         spec = msgspec.structs.replace(spec, digest=_program(spec).digest(_steps(spec)))
@@ -213,7 +214,7 @@ class HalBenchmark:
             "function": settings.agent_function,
             "args": self.args,
             "timeout_s": task.timeout_s,
-            "python": settings.agent_python,
+            "python": own_python(settings),
             "wandb": settings.wandb,
         }
         env = {"EVALFLEET_HAL": msgspec.json.encode(order).decode()}
@@ -283,7 +284,9 @@ def _steps(spec: HalSpec) -> tuple[SetupStep, ...]:
         container = ContainerSettings()
         steps.append(image_step(container, [settings.image], settings.image_token, settings.image_user))
     if spec.has_packages:
-        words = ("python3", f"{PROGRAM}/attempt.py", "prepare", *([WANDB_LIBRARY] if settings.wandb else []))
+        version = python_version(settings)
+        more = (*(("--python", version) if version else ()), *((WANDB_LIBRARY,) if settings.wandb else ()))
+        words = ("python3", f"{PROGRAM}/attempt.py", "prepare", *more)
         steps.append(SetupStep("requirements", Command(words), SETUP_S))
     if spec.runs_script:
         steps.append(SetupStep("setup-script", Command(("bash", f"{PROGRAM}/setup_script.sh")), SETUP_S))

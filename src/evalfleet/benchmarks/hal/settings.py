@@ -44,8 +44,9 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
     agent_python: Annotated[
         str,
         Meta(
-            description="the Python on the machine that runs the agent as it is; default: one with the "
-            "agent's requirements.txt, made once a machine"
+            description="the Python on the machine that runs the agent as it is; or a version, such as "
+            "3.12, for an environment with the agent's requirements.txt that is made once a machine; "
+            "default: one of the machine's own version"
         ),
     ] = ""
     image: Annotated[
@@ -100,6 +101,16 @@ class HalSettings(Struct, frozen=True, forbid_unknown_fields=True):
 WANDB_KEY = "WANDB_API_KEY"
 WANDB_LIBRARY = "weave<0.54"
 """The newest that HAL can use."""
+
+
+def python_version(settings: HalSettings) -> str:
+    """Of the Python that the agent's environment is made of; empty for the machine's own."""
+    return settings.agent_python if re.fullmatch(r"3\.\d+", settings.agent_python) else ""
+
+
+def own_python(settings: HalSettings) -> str:
+    """The Python on machines that is used as it is; empty if an environment is made."""
+    return "" if python_version(settings) else settings.agent_python
 
 
 def runs_code(benchmark: str) -> bool:

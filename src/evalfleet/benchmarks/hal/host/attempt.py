@@ -1,7 +1,7 @@
 """One attempt at a HAL task on a machine, and the agent's environment. Python 3.8, standard library alone.
 
-    python3 attempt.py prepare [PACKAGE]    build the agent's environment, once a machine and agent
-    python3 attempt.py                      run the agent, as EVALFLEET_HAL says
+    python3 attempt.py prepare [--python VERSION] [PACKAGE]    build its environment, once a machine and agent
+    python3 attempt.py                                         run the agent, as EVALFLEET_HAL says
 
 The agent gets a work directory with its own files, the task's files, `input.json` and `agent_args.json`.
 What it leaves there comes back below `task/`, but for what was only sent; `submission.json` is what HAL's
@@ -27,28 +27,75 @@ if TYPE_CHECKING:
     Stamp = tuple[int, int]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ENVIRONMENT = "hal_env"
+ENVIRONMENT, PYTHONS = "hal_env", "hal_pythons"
+UV = "0.13.7"
+"""The version of uv that is fetched where there is none."""
+INDEX = "https://pypi.org/simple"
+FETCH_S = 60.0
 LONGEST_OUTPUT = 64 << 20
 LONGEST_ERROR = 20000
 NO_OUTPUT = "ERROR: No output file generated"
 
 
-def prepare(more: list[str]) -> int:
-    """Install the agent's requirements, if it has any, with uv where there is one. Ends with pip's code."""
+def prepare(words: list[str]) -> int:
+    """Install the agent's requirements by uv, or by venv and pip where those are and it is not."""
+    version, more = (words[1], words[2:]) if words[:1] == ["--python"] else ("", words)
     requirements = os.path.join(HERE, "agent", "requirements.txt")
     wanted = [*(["-r", requirements] if wants_packages(requirements) else []), *more]
-    if not wanted:
+    if not wanted and not version:
         return 0
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     python = os.path.join(ENVIRONMENT, "bin", "python")
-    uv = shutil.which("uv")
-    if uv:
-        make = [uv, "venv", ENVIRONMENT]
-        install = [uv, "pip", "install", "--python", python, *wanted]
-    else:
-        make = [sys.executable, "-m", "venv", ENVIRONMENT]
-        install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *wanted]
-    return subprocess.call(make) or subprocess.call(install)
+    import importlib.util  # these only here: each import costs every attempt
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        uv = shutil.which("uv")
+        if not uv and (version or importlib.util.find_spec("ensurepip") is None):
+            uv = fetched_uv(scratch)  # plain machines of clouds have no venv either
+            if not uv:
+                return 1
+        if uv:
+            make = [uv, "venv", "--python", version or sys.executable, ENVIRONMENT]
+            install = [uv, "pip", "install", "--python", python, *wanted]
+        else:
+            make = [sys.executable, "-m", "venv", ENVIRONMENT]
+            install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *wanted]
+        # attempts may be users who cannot look into our home
+        environ = dict(os.environ, UV_PYTHON_INSTALL_DIR=os.path.abspath(PYTHONS))
+        return subprocess.call(make, env=environ) or (subprocess.call(install, env=environ) if wanted else 0)
+
+
+def fetched_uv(folder: str) -> str:
+    """Where uv is now, from the package index; empty if it cannot be had, which is told."""
+    import hashlib
+    import io
+    import platform
+    import re
+    import urllib.parse
+    import urllib.request
+    import zipfile
+
+    page = f"{os.environ.get('UV_DEFAULT_INDEX') or os.environ.get('PIP_INDEX_URL') or INDEX}/uv/"
+    name = rf"uv-{UV}-[^<]*musllinux[^<]*{platform.machine()}\.whl"
+    wheel = rf'href="([^"#]+)#sha256=([0-9a-f]{{64}})"[^>]*>\s*{name}'
+    try:
+        with urllib.request.urlopen(page, timeout=FETCH_S) as answer:
+            found = re.search(wheel, answer.read().decode("utf-8", "replace"))
+        if not found:
+            raise ValueError(f"{page} has no uv {UV} for this machine")
+        with urllib.request.urlopen(urllib.parse.urljoin(page, found[1]), timeout=FETCH_S) as answer:
+            data = answer.read()
+        if hashlib.sha256(data).hexdigest() != found[2]:
+            raise ValueError(f"{found[1]} is not what {page} says")
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(".data/scripts/uv"))
+            path = archive.extract(name, folder)
+        os.chmod(path, 0o755)
+    except (OSError, ValueError, StopIteration, zipfile.BadZipFile) as err:
+        print(f"uv is not on this machine, and cannot be fetched: {err}", file=sys.stderr)
+        return ""
+    return path
 
 
 def wants_packages(requirements: str) -> bool:

@@ -66,6 +66,29 @@ def _flood() -> dict[str, str]:
     return {"flood": "8"}
 
 
+def _gigabyte() -> dict[str, str]:
+    for _ in range(1 << 10):
+        print("x" * (1 << 20))
+    return {"gigabyte": "8"}
+
+
+def _bomb() -> dict[str, str]:
+    """Goes off only in a group of processes with a limit, which it has read back; and then not far."""
+    groups = (os.path.join(folder, "pids.max") for folder, _, _ in os.walk("/sys/fs/cgroup"))
+    own = [path for path in groups if path.endswith(f"/{os.getuid()}/pids.max") and os.path.exists(path)]
+    with open(own[0], encoding="utf-8") as file:
+        limit = int(file.read())  # "max" is no number
+    if limit > 4096:
+        raise ValueError(f"a limit of {limit} is none")
+    for _ in range(8):  # each process becomes two: 256, and none of them ends by itself
+        if os.fork() == 0:
+            os.setsid()
+            own = []
+    if not own:
+        time.sleep(600)
+    return {"bomb": "8"}
+
+
 def _slow() -> None:
     time.sleep(600)
 
