@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.events import AttemptGraded, AttemptStarted, MachineCondemned, MachineDeleted
+from evalfleet.events import AttemptGraded, AttemptStarted, MachineDeleted
 from standins.hal import copy_to
 from tests.desk import Done
 from tests.e2e.harness import Fleet
@@ -101,11 +101,11 @@ def test_every_way_an_agent_can_end_has_its_outcome(fleet: Fleet, hal: Hal) -> N
     assert not any(
         b"truth" in path.read_bytes() or str(hal.repo).encode() in path.read_bytes() for path in kept
     )
-    # graded at once, when no machine had anything to do any more
+    # graded at once, after the last machine was gone
     assert (hal.repo / "graded.jsonl").read_text("utf-8").count("\n") == 1
     events = [record.event for record in fleet.records("r")]
     kinds = [type(event) for event in events]
-    assert kinds.index(AttemptGraded) > max(n for n, kind in enumerate(kinds) if kind is MachineCondemned)
+    assert kinds.index(AttemptGraded) > max(n for n, kind in enumerate(kinds) if kind is MachineDeleted)
     fleet.settled()
     check_tree(fleet, scores)
 

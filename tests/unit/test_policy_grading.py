@@ -9,6 +9,7 @@ from evalfleet.events import (
     Event,
     GradingFailed,
     GradingRequested,
+    MachineDeleteRefused,
     RunEnded,
     RunResumed,
     StopRequested,
@@ -66,7 +67,7 @@ def test_an_answer_proves_a_machine() -> None:
     assert run.state.proofs == 1
 
 
-def test_grading_begins_when_no_task_can_run_any_more_and_all_answers_are_here() -> None:
+def test_grading_begins_when_all_answers_are_here_and_the_machines_are_gone() -> None:
     run = Run(2, (PRICED,))
     run.turn()
     run.ready()
@@ -75,8 +76,21 @@ def test_grading_begins_when_no_task_can_run_any_more_and_all_answers_are_here()
     run.tell(AttemptEnded(AttemptId("t1.0"), Answered()))
     assert not is_grading(run), "its answer is not here yet"
     run.tell(AttemptCollected(AttemptId("t1.0")))
-    assert is_grading(run), "machines that are on their way out do not matter"
+    assert not is_grading(run), "its machine is paid until it is gone"
     assert not of(RunEnded, run.gone(M1))
+    assert is_grading(run)
+
+
+def test_grading_does_not_wait_for_a_machine_whose_place_refuses_to_delete_it() -> None:
+    run = Run(1, (PRICED,))
+    run.turn()
+    run.ready()
+    answered(run, "t0.0")
+    assert not is_grading(run)
+    run.tell(MachineDeleteRefused(M1, "locked by its owner"))
+    assert is_grading(run)
+    assert not of(RunEnded, graded(run, "t0.0", 1.0)), "the run ends when the machine is gone"
+    assert of(RunEnded, run.gone(M1)) == [RunEnded("done")]
 
 
 def test_the_run_ends_when_every_answer_has_its_grade() -> None:
@@ -117,6 +131,8 @@ def test_an_answer_that_did_not_come_home_is_asked_for_again() -> None:
     run.ready()
     assert run.task("t0").status == "running", decided
     answered(run, "t0.1")
+    for machine in list(run.state.undeleted):
+        run.gone(machine)
     assert is_grading(run)
     graded(run, "t0.1", 1.0)
     assert run.task("t0").decided_by == "t0.1"

@@ -33,16 +33,18 @@ def finish(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]
 
 
 def grading_is_due(state: RunState) -> bool:
-    """Is there something to grade, and all of it here, because no task can run any more?
+    """Is there something to grade, all of it here, no task that can run, and no machine left?
 
-    Somebody who cancels a run does not want to wait for grading, and grading that has failed is not tried
-    again: the answers stay.
+    Grading may take long, and nobody pays machines for that. One whose place refuses to delete it is not
+    waited for: only people can do something about that. Somebody who cancels a run does not want to wait for
+    grading, and grading that has failed is not tried again: the answers stay.
     """
     if not (state.answered or state.regrading) or state.grading_problem or state.ended_at is not None:
         return False
     cancelled = state.stop is not None and state.stop.reason == "user" and not state.stop.drain
     over = not state.running and (not state.waiting or state.stop is not None)
-    return over and not cancelled and not state.uncollected
+    gone = all(state.machines[machine].delete_refused for machine in state.undeleted)
+    return over and gone and not cancelled and not state.uncollected
 
 
 def _status(state: RunState) -> RunStatus:
