@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted import UNIQUE
+from tests.e2e.harness import Fleet as Computer
+from tests.e2e.harness import task
+from tests.e2e.metered import PRICES, metered, serving_models
+from tests.planted import UNIQUE, processes_holding
+from tests.planted import holding as files_holding
 from tests.waiting import until
 
 from .fleet import Fleet, Sshd
@@ -208,3 +212,25 @@ def test_where_it_comes_from_and_that_it_must(hosts: Fleet, tmp_path: Path, give
         return
     assert run.wait().code == 0, said
     assert not holding(folder / "results")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NO TEST OF MEMORY: only root may read that of others")
+def test_a_models_key_is_in_no_memory_of_a_host_but_its_meters(hosts: Fleet, tmp_path: Path) -> None:
+    """Neither in that of the SSH server that carries it, nor of supervisor or agent; and in no file."""
+    computer = Computer.at(tmp_path / "f")
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in hosts.settings().items())
+    with serving_models(tmp_path) as models:
+        tasks = [task("a", "call(); gate('go'); call(); score(1)")]
+        metered(computer, models, tasks, f'{PRICES}[places.lab3]\nkind = "ssh"\n{keys}')
+        (computer.folder / ".env").write_text(f"OPENAI_API_KEY={computer.environ.pop('OPENAI_API_KEY')}\n")
+        (computer.folder / ".env").chmod(0o600)
+        run = computer.start_run("--on", "lab3")
+        until(lambda: models.sums()["calls"] == 1)
+        (pid,) = [path for host in hosts.hosts for path in host.ours.glob("*/*/meter/pid")]
+        found = processes_holding(models.key)
+        assert found.keys() - {os.getpid(), models.pid} == {run.pid, int(pid.read_text().split()[0])}, found
+        assert not [path for host in hosts.hosts for path in files_holding(host.home, models.key)]
+        computer.open_gate("go")
+        assert run.wait().code == 0, run.said
+        assert models.sums()["calls"] == 2
+    assert not files_holding(computer.home, models.key)
