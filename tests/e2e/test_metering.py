@@ -261,6 +261,23 @@ def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) ->
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
+def test_an_api_at_the_whole_address_of_a_deployment_is_metered(fleet: Fleet, models: Served) -> None:
+    """Some clients read no other."""
+    ask = (
+        "key, url = os.environ['AZURE_API_KEY'], os.environ['AZURE_ENDPOINT']\n"
+        "request = urllib.request.Request(url, b'{\"messages\": []}', {'api-key': key})\n"
+        "urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).read(); score(1)"
+    )
+    metered(fleet, models, [task("a", ask)], secrets=["AZURE_API_KEY"])
+    fleet.config(f'[model]\nkey = "AZURE_API_KEY"\n{PRICES}')
+    address = f"{models.url}/openai/deployments/any/chat/completions?api-version=2024-10-21"
+    fleet.environ |= {"AZURE_API_KEY": fleet.environ.pop("OPENAI_API_KEY"), "AZURE_ENDPOINT": address}
+    done = fleet.run("--attempts", "1", "--budget", "1")
+    assert done.code == 0, fleet("logs", "r", "a").out
+    assert [(call["model"], call["status"]) for call in calls_of(fleet, "a.0")] == [("any", 200)]
+    assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
 DOCKER = """#!/bin/sh
 case "$1 $*" in
   network*Subnet*) echo 127.0.0.0/8 ;;

@@ -37,8 +37,8 @@ class Vendor(Struct, frozen=True):
     keys: tuple[str, ...]
     urls: Mapping[str, str]
     """Variable -> what comes after the address of the API."""
-    endpoint: str = ""
-    """The variable that says where it is, if everybody has one of their own."""
+    endpoints: tuple[str, ...] = ()
+    """The variables that may say where it is, if everybody has one of their own."""
     listed_as: str = ""
     """What genai-prices calls it."""
 
@@ -280,17 +280,27 @@ def _api(secret: str, given: str, environ: Mapping[str, str], where: str) -> Mod
             check_url(given, "the address of the model's API")
             variables = {secret: "{key}", **dict.fromkeys(vendor.urls, f"{{url}}/{name}")}
             return ModelApi(name, given.rstrip("/"), secret, vendor.header, variables)
+        if secret in vendor.keys and vendor.endpoints:
+            return _own_endpoint(name, vendor, secret, environ)
         if secret in vendor.keys:
-            url = environ.get(vendor.endpoint, "") if vendor.endpoint else vendor.url
-            if not url:
-                raise RequestError(f"{secret} is the key of an API at ${vendor.endpoint}; set that, too")
-            check_url(url, vendor.endpoint or name)
             variables = {secret: "{key}", **_urls(vendor, name)}
-            return ModelApi(name, url.rstrip("/"), secret, vendor.header, variables)
+            return ModelApi(name, vendor.url, secret, vendor.header, variables)
     known = ", ".join(key for vendor in vendors().values() for key in vendor.keys)
     raise RequestError(
         f"{where}: {secret} is the key of no API that is known ({known}); say under 'upstream' where it is"
     )
+
+
+def _own_endpoint(name: str, vendor: Vendor, secret: str, environ: Mapping[str, str]) -> ModelApi:
+    """An API at an address that the environment tells: its root, or that of one model below `/openai/`."""
+    variable = next((each for each in vendor.endpoints if environ.get(each)), "")
+    if not variable:
+        raise RequestError(f"{secret} is the key of an API at ${vendor.endpoints[0]}; set that, too")
+    check_url(environ[variable], f"${variable}")
+    root, slash, below = environ[variable].partition("/openai/")
+    told = {variable: f"{{url}}/{name}{slash}{below}"}
+    variables = {secret: "{key}", **_urls(vendor, name), **told}
+    return ModelApi(name, root.rstrip("/"), secret, vendor.header, variables)
 
 
 def _gateway(url: str, secret: str) -> ModelApi:

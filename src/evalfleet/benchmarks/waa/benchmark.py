@@ -184,7 +184,6 @@ class WaaBenchmark:
             isolation="own",  # a container each, with a virtual machine in it
             settle=ask_for_all_programs,
             model_urls={"OPENAI_API_KEY": settings.base_url} if settings.base_url else {},
-            unmeterable="with api=azure the client asks Azure itself" if settings.api == "azure" else "",
             in_containers=True,
         )
 
