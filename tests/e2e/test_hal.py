@@ -300,7 +300,7 @@ def test_an_evaluation_whose_controller_was_killed_is_gone_on_with(fleet: Fleet,
 
 
 def test_what_hal_eval_cannot_do_is_refused_in_one_line(
-    fleet: Fleet, hal_eval: HalEval, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, hal_eval: HalEval, say: Callable[..., str]
 ) -> None:
     refusals = {
         "--vm --google-cloud": "--vm and --google-cloud exclude each other",
@@ -322,13 +322,38 @@ def test_what_hal_eval_cannot_do_is_refused_in_one_line(
     assert "HAL has no benchmark 'gaja'" in say(*hal_eval.words(benchmark="gaja"), code=2)
     plan = json.loads(say(*hal_eval.words("--dry-run", "--max_tasks", "3", "--json")))["plan"]
     assert re.fullmatch(r"gaia_quiz_gpt4o_\d{10}", plan["run"])
-    on_google = ("--google-cloud", "--set", "ssh_from=203.0.113.7/32", "--dry-run", "--json")
-    for name, value in {"GCP_PROJECT_ID": "ours", "GCP_REGION": "us-east1", "GCP_ZONE": "us-east1-b"}.items():
-        monkeypatch.setenv(name, value)
-    place = json.loads(say(*hal_eval.words(*on_google)))["plan"]["place_specs"]["gce"]["settings"]
-    assert (place["project"], place["zones"]) == ("ours", ["us-east1-b"])
     assert not (fleet.folder / "results").exists()
     assert not list(fleet.home.glob("*"))
+
+
+def test_the_variables_of_hals_google_cloud_are_understood(fleet: Fleet, hal_eval: HalEval) -> None:
+    registry = "us-east1-docker.pkg.dev/ours/agents"
+    fleet.environ |= {
+        "GCP_PROJECT_ID": "ours",
+        "GCP_REGION": "us-east1",
+        "GCP_ZONE": "us-east1-b",
+        "ARTIFACT_REGISTRY": registry,
+        "BUCKET_NAME": "our-results",
+        "SSH_PUBLIC_KEY_PATH": "key.pub",
+    }
+    on_google = ("--google-cloud", "--set=ssh_from=203.0.113.7/32", "--dry-run", "--json")
+    done = hal_eval(*on_google)
+    plan = done.json["plan"]
+    place = plan["place_specs"]["gce"]["settings"]
+    assert (place["project"], place["zones"]) == ("ours", ["us-east1-b"])
+    assert plan["store"] == "gs://our-results/gaia"
+    assert f"--set image=NAME takes one from {registry}" in done.err
+    assert "SSH_PUBLIC_KEY_PATH is not needed" in done.err
+    plan = hal_eval(*on_google, "--set=image=quiz", "--store=elsewhere").json["plan"]
+    assert plan["benchmark_spec"]["spec"]["settings"]["image"] == f"{registry}/quiz"
+    assert plan["store"].endswith("/elsewhere")
+
+
+def test_flags_that_hal_ignores_are_named(hal_eval: HalEval) -> None:
+    ignored = ("-B", "x=1", "-I", "y=2", "--config", "c.yaml", "--upload", "--no-download-environment")
+    told = hal_eval(*ignored, "--dry-run").err
+    assert "-B, -I, --config, --upload: HAL's command line takes this and does nothing with it" in told
+    assert "--no-download-environment: what was only sent to a machine never comes back" in told
 
 
 def test_tasks_and_answers_from_a_file_need_no_checkout(

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ GOOGLE_SETTINGS = {
     "SSH_PRIVATE_KEY_PATH": "key",
 }
 """The variables that say where in Google Cloud -> the settings of the place that they stand for."""
+BUCKET, REGISTRY, PUBLIC_KEY = "BUCKET_NAME", "ARTIFACT_REGISTRY", "SSH_PUBLIC_KEY_PATH"
+"""More of them: where a copy of the run goes, where images come from, and one that is not needed."""
 LONGEST_ID = 60
 SUFFIX = 4
 """Of a run id: room for the number of a run that goes on with it."""
@@ -61,7 +63,9 @@ def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
         own.add_argument(name, metavar="KEY=VALUE", action="append", help="no effect: HAL ignores it")
     own.add_argument("--config", metavar="FILE", help="no effect: HAL ignores it")
     own.add_argument("--upload", action="store_true", help="no effect: HAL ignores it")
-    own.add_argument("--no-download-environment", action="store_true", help="nothing: for HAL's own VMs")
+    own.add_argument(
+        "--no-download-environment", action="store_true", help="no effect: what was only sent stays there"
+    )
     own.add_argument("--prompt_sensitivity", action="store_true", help="refused: not supported")
     for name in ("num_variations", "variation_strength", "variation_index"):
         own.add_argument(f"--{name}", metavar="X", help="refused: not supported")
@@ -69,6 +73,7 @@ def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
     ours.add_argument("--google-cloud", action="store_true", help="on machines of Google Cloud")
     ours.add_argument("--on", metavar="PLACE", help="where machines come from (default: this computer)")
     ours.add_argument("--spot", action="store_true", default=None, help="cheaper ones that may be taken back")
+    ours.add_argument("--store", metavar="URL", help="keep a copy of the run there, as `evalfleet run` does")
     ours.add_argument("--budget", metavar="USD", help="stop before machines, and metered models, cost more")
     ours.add_argument(
         "--set", metavar="KEY=VALUE", action="append", dest="settings", help="as `evalfleet run hal` has it"
@@ -92,7 +97,7 @@ def hal_eval(args: argparse.Namespace) -> int:
 
     _refuse(args)
     for note in _ignored(args):
-        print(f"evalfleet: note: {note}", file=sys.stderr)
+        _note(note)
     workspace = Workspace.here()
     run_id = _run_id(args, workspace)
     request = _request(args, workspace)
@@ -163,7 +168,7 @@ class _Evaluation:
             runs.ready_to_resume(
                 self._workspace,
                 name,
-                tell=lambda note: print(f"evalfleet: note: {note}", file=sys.stderr),
+                tell=_note,
                 with_new_files=False,
                 take_over=False,
                 limits=runs.new_limits(args.budget, None, args.max_concurrent),
@@ -286,12 +291,13 @@ def _ignored(args: argparse.Namespace) -> list[str]:
         "-I": args.I,
         "--config": args.config,
         "--upload": args.upload,
-        "--no-download-environment": args.no_download_environment,
     }
     flags = [flag for flag, value in given.items() if value]
     notes = [f"{', '.join(flags)}: HAL's command line takes this and does nothing with it"] if flags else []
     if args.upload:
         notes.append("hal-upload, HAL's own, uploads results: it takes the tree that this run leaves")
+    if args.no_download_environment:
+        notes.append("--no-download-environment: what was only sent to a machine never comes back from it")
     if args.ignore_errors and not args.continue_run:
         notes.append("--ignore_errors: a task that fails never ends a run here")
     return notes
@@ -337,12 +343,12 @@ def _request(args: argparse.Namespace, workspace: Workspace) -> RunRequest:
     env_file = args.env_file or (".env" if (workspace.cwd / ".env").is_file() else None)
     if "secrets" not in given and (names := _model_keys(workspace, env_file)):
         given["secrets"] = ",".join(names)
+    store = args.store
     if args.google_cloud:
         merged = workspace.environment(env_file)
-        told = {key: merged[name] for name, key in GOOGLE_SETTINGS.items() if merged.get(name)}
-        if "zones" in told:  # a zone is in its region, and says more
-            told.pop("regions", None)
-        given = {**{key: value for key, value in told.items() if key not in given}, **given}
+        given = _google_settings(merged, given)
+        if not store and (bucket := merged.get(BUCKET)):
+            store = bucket if "://" in bucket else f"gs://{bucket}/{args.benchmark}"
     timeout = args.task_timeout
     options: dict[str, Any] = {
         "settings": given,
@@ -351,10 +357,31 @@ def _request(args: argparse.Namespace, workspace: Workspace) -> RunRequest:
         "on": GOOGLE if args.google_cloud else args.on,
         "spot": args.spot,
         "budget": args.budget,
+        "store": store,
         "env_file": env_file,
         "task_timeout": parse_count(timeout, "--task_timeout", 1, 10**7) if timeout else None,
     }
     return RunRequest("hal", **options)
+
+
+def _google_settings(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, and what the variables of HAL's Google Cloud say beside it."""
+    told = {key: environ[name] for name, key in GOOGLE_SETTINGS.items() if environ.get(name)}
+    if "zones" in told:  # a zone is in its region, and says more
+        told.pop("regions", None)
+    settings = {**told, **given}
+    if (registry := environ.get(REGISTRY)) and "/" not in (image := settings.get("image", "")):
+        if image:
+            settings["image"] = f"{registry.rstrip('/')}/{image}"
+        else:
+            _note(f"{REGISTRY}: no image is asked for; --set image=NAME takes one from {registry}")
+    if environ.get(PUBLIC_KEY):
+        _note(f"{PUBLIC_KEY} is not needed: machines get the public half of the private key")
+    return settings
+
+
+def _note(text: str) -> None:
+    print(f"evalfleet: note: {text}", file=sys.stderr)
 
 
 def _model_keys(workspace: Workspace, env_file: str | None) -> list[str]:
