@@ -79,6 +79,8 @@ class AcknowledgesEarly(SimJournal):
 
     async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
         self._writing = asyncio.ensure_future(super().append(at, events, answered))
+        # nobody hears that the lease was lost, which is the bug; asyncio need not complain of it as well
+        self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())
         await asyncio.sleep(0)
         return True
 
