@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,8 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId, Needs
 from evalfleet.places.ssh.examination import MOST_REFUSALS, NEVER, HostHealth
 from evalfleet.ports import Hosts
-from tests.waiting import PATIENCE_S
+from tests.desk import Desk
+from tests.waiting import PATIENCE_S, SLOWNESS, until
 
 from .fleet import Fleet, bring_up, fleet
 from .test_channel import machine, shell
@@ -94,6 +97,48 @@ async def test_a_folder_that_is_made_again_and_again_ends_its_removal(tmp_path: 
             await place.close()
 
 
+def test_a_run_tells_within_a_minute_what_it_cannot_clean_up_ends_and_machines_lists_it(
+    tmp_path: Path,
+) -> None:
+    """One host has an immutable file, and on another one a folder is made again and again."""
+    with fleet(tmp_path / "fleet", 2) as hosts:
+        folder = tmp_path / "f"
+        folder.mkdir()
+        wait = f"touch {tmp_path}/began.$EVALFLEET_TASK_ID; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+        (folder / "b.toml").write_text(
+            'name = "b"\ntasks = [{id = "t_1"}, {id = "t_2"}]\nscore_from = "exit_code"\ntimeout_s = 600\n'
+            f"command = {json.dumps(['sh', '-c', wait])}\n"
+        )
+        keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in hosts.settings().items())
+        (folder / "evalfleet.toml").write_text(f'[places.lab]\nkind = "ssh"\n{keys}')
+        desk = Desk(folder, folder / "results")
+        run = desk.start("run", "b.toml", "--on", "lab", "--workers", "2", "--name", "r")
+        until(lambda: len(list(tmp_path.glob("began.*"))) == 2, lambda: f"two attempts: {run.said}")
+        stuck, again = (next(host.ours.glob("*/r-*")) for host in hosts.hosts)
+        (stuck / "stuck").write_text("x")
+        make_immutable(stuck / "stuck")
+        maker = subprocess.Popen(["sh", "-c", 'while :; do mkdir -p "$1/again"; done', "sh", str(again)])
+        try:
+            (tmp_path / "go").touch()
+            freed = time.monotonic()
+            until(lambda: run.said.count("; by hand: ssh ") == 2, lambda: f"both to be told: {run.said}")
+            assert time.monotonic() - freed < 60 * SLOWNESS
+            assert run.wait().code == 0, run.said
+            listed = desk.say("machines")
+            for path in (stuck, again):
+                assert f"{path.name}: " in listed, "each is named with its trouble"
+            assert listed.count("cannot be removed or is made again") == 2
+            assert listed.count("sudo rm -rf .evalfleet/") == 2
+        finally:
+            maker.kill()
+            maker.wait()
+            desk.sweep()
+            for host in hosts.hosts:
+                subprocess.run(["chattr", "-R", "-i", str(host.ours)], check=False, capture_output=True)
+                shutil.rmtree(host.ours)
+        assert "cannot be removed" not in desk.say("machines"), "somebody has finished it"
+
+
 async def test_what_a_task_left_in_the_home_of_a_lent_host_is_told(
     hosts: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +183,7 @@ async def test_a_crontab_that_a_task_has_changed_is_told(
 async def test_files_that_stop_coming_are_given_up(
     hosts: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert mover.STALL_S < 60.0, "what hangs is told within a minute"
     monkeypatch.setattr(mover, "STALL_S", 1.0)
     (tmp_path / "python").write_text(PACKS.format(folder=tmp_path, does="exec sleep 600"))
     (tmp_path / "python").chmod(0o755)

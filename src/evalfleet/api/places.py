@@ -141,7 +141,8 @@ async def machines(
                     why = reason(each, local, now, own or all_owners, pools)
                     refused = local.refused.get(each.machine, "") if each.home == local.home_id else ""
                     found.append(FoundBelonging(name, each, own, why, each.kept_by or refused))
-            elif isinstance(place, Hosts):
+            elif isinstance(place, Hosts) and place.remains():
+                await place.list("")  # somebody may have finished it by hand
                 found += [FoundBelonging(name, each, True, "", each.kept_by) for each in place.remains()]
     return found
 

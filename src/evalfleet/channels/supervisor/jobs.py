@@ -444,9 +444,8 @@ class Jobs:
         job.why = why
         job.kill_at = job.due = time.monotonic() + grace
         self.due = min(self.due, job.due)
-        # for a successor, should we not see its end
-        with contextlib.suppress(OSError), open(job.path + "/why", "w") as file:
-            file.write(why)
+        with contextlib.suppress(OSError):  # for a successor, should we not see its end
+            write_atomic(job.path + "/why", why)
         self._signal(job, signal.SIGTERM)
 
     # -- model calls -------------------------------------------------------------------------
