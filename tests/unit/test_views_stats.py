@@ -7,12 +7,14 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from evalfleet.model import SECOND, Broken, Cause, Scored
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import lane_of
 from evalfleet.views import stats
+from evalfleet.views.frame import FrameSize, as_text, frame
 from evalfleet.views.stats import clustered, mean_interval, pass_at, wilson
 from tests.unit.views_feed import Feed
 
@@ -144,3 +146,32 @@ def test_a_mean_over_tasks_has_an_interval_from_their_scatter() -> None:
     assert mean_interval([0.5]) is None
     assert mean_interval([0.0, 1.0, 0.0, 1.0]) == pytest.approx((0.0, 1.0), abs=0.07)
     assert mean_interval([1.0] * 5) == wilson(5, 5)
+
+
+def limited(time_limit_s: float | None = None, budget_usd: float | None = None) -> Feed:
+    """90 of 100 tasks of a minute are left for 5 machines, which takes 18 minutes and $0.09."""
+    feed = Feed(tasks=100, machines=5, usd_per_hour=0.06)
+    feed.state.limits = structs.replace(feed.state.limits, max_duration_s=time_limit_s, budget_usd=budget_usd)
+    for n in range(10):
+        feed.attempt(f"t_{n}", Scored(1.0, True), seconds=55.0 + n)
+    return feed
+
+
+def test_a_run_says_when_its_limits_will_not_do() -> None:
+    def told(**limits: float) -> list[str]:
+        feed = limited(**limits)
+        return stats.at_risk(feed.state, feed.now)
+
+    assert told(time_limit_s=3600.0) == told(budget_usd=1.0) == []
+    (late,) = told(time_limit_s=900.0)
+    assert late.startswith("the run will not be done in time: it needs about 17m")
+    (dear,) = told(budget_usd=0.1)
+    assert dear == "the budget will not do: about $0.14 are needed, and the budget is $0.10"
+    (near,) = told(budget_usd=0.138)
+    assert near.startswith("the budget may not do")
+
+
+def test_the_live_view_says_so_too() -> None:
+    feed = limited(time_limit_s=900.0)
+    text = as_text(frame(feed.state, feed.now, FrameSize(100, 30)))
+    assert "at risk          the run will not be done in time" in text

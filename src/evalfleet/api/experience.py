@@ -159,7 +159,7 @@ UNLIKE = 0.5
 """The same, of a task of which only others tell."""
 ELSEWHERE = 0.3
 """The same as `SHARED`, where the earlier runs were on other places."""
-GUESSED_SHARE = (0.05, 1.0)
+GUESSED_SHARE = (0.01, 1.0)
 """Between which shares of their time limit tasks take, as far as anybody knows."""
 EVICTED_EVERY_H = 20.0
 """How long a spot machine lasts on average, where nobody knows better."""

@@ -213,7 +213,7 @@ async def outlook(
     )
     chances = believe(machine_s=sight.machine_s)
     jobs = [
-        _job(plan, tasks, option, chances)
+        job_of(plan, tasks, option, chances)
         for each in seen
         for sized in _by_size(each.offers, spot=each is not sight)
         for option in _options(sized, workers, plan.slots, len(tasks), pool=bool(resolved.borrowed))
@@ -223,7 +223,7 @@ async def outlook(
         stopped = replace(stopped, machines=_started(every.values(), sight.start_s))
         sized = _by_size(sight.offers, spot=False)[:1]
         jobs += [
-            _job(plan, tasks, option, stopped)
+            job_of(plan, tasks, option, stopped)
             for offers in sized
             for option in _options(offers, workers, plan.slots, len(tasks), pool=True)
         ]
@@ -249,7 +249,7 @@ async def _look(workspace: Workspace, resolved: Resolved) -> _Sight:
         for name, place in places.items():
             offers += await offers_by_kind(place.offers, needs, kinds)
             boot_s = place.machine_s if isinstance(place, Preflight) else 0.0
-            machine_s[name] = (0.7 * boot_s + 0.05 * setup_s, 1.5 * boot_s + 0.5 * setup_s)
+            machine_s[name] = guessed_machine_s(boot_s, setup_s)
             if boot_s and isinstance(place, Hosts):
                 start_s[name] = (0.3 * boot_s, 1.2 * boot_s)
     if (without := task_without_offer(special, offers)) is not None:
@@ -257,6 +257,12 @@ async def _look(workspace: Workspace, resolved: Resolved) -> _Sight:
     if resolved.borrowed:
         machine_s = {name: start_s.get(name, (0.0, 2.0)) for name in machine_s}
     return _Sight(tuple(sorted(offers, key=lambda offer: offer.usd_per_hour)), machine_s, start_s)
+
+
+def guessed_machine_s(boot_s: float, setup_s: float) -> tuple[float, float]:
+    """Between which seconds a machine is ready, by what its place says of its boot, and by the time that its
+    benchmark allows for the set-up."""
+    return 0.7 * boot_s + 0.05 * setup_s, 1.5 * boot_s + 0.5 * setup_s + 2.0
 
 
 def _by_size(offers: Sequence[Offer], *, spot: bool) -> list[tuple[Offer, ...]]:
@@ -278,7 +284,7 @@ def _options(
     return [Option(count, offers, pool) for count in counts if count > 0]
 
 
-def _job(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances) -> Job:
+def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances) -> Job:
     """The run as it would be planned, without what would end it early: that is what is asked about."""
     limits = msgspec.structs.replace(
         plan.limits,
@@ -372,10 +378,10 @@ def described(resolved: Resolved, found: Outlook, draws: int) -> str:
             each.option.workers,
             where(each.option),
             whole_duration(each.seconds.middle),
-            _span(whole_duration(each.seconds.low), whole_duration(each.seconds.high)),
+            span(whole_duration(each.seconds.low), whole_duration(each.seconds.high)),
             usd(each.machines_usd.middle),
-            _span(usd(each.machines_usd.low), usd(each.machines_usd.high)),
-            None if each.models_usd is None else _span(usd(each.models_usd.low), usd(each.models_usd.high)),
+            span(usd(each.machines_usd.low), usd(each.machines_usd.high)),
+            None if each.models_usd is None else span(usd(each.models_usd.low), usd(each.models_usd.high)),
             f"{each.evictions:.1f}",
         )
         for each in found.forecasts
@@ -406,16 +412,16 @@ def where(option: Option) -> str:
 
 def in_words(forecast: Forecast) -> str:
     seconds, cost = forecast.seconds, forecast.usd
-    times = _span(whole_duration(seconds.low), whole_duration(seconds.high))
+    times = span(whole_duration(seconds.low), whole_duration(seconds.high))
     return (
         f"{plural(forecast.option.workers, 'worker')} of {where(forecast.option)}: "
         f"{whole_duration(seconds.middle)} (90%: {times}), "
-        f"{usd(cost.middle)} (90%: {_span(usd(cost.low), usd(cost.high))})"
+        f"{usd(cost.middle)} (90%: {span(usd(cost.low), usd(cost.high))})"
         + ("" if forecast.models_usd is not None else ", models not counted")
     )
 
 
-def _span(low: str, high: str) -> str:
+def span(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
@@ -468,16 +474,16 @@ def _option(forecast: Forecast) -> OptionDocument:
         "stopped_pool": option.pool,
         "usd_per_hour": offer.usd_per_hour,
         "prices_as_of": offer.priced or None,
-        "seconds": _range(forecast.seconds, 1),
-        "machines_usd": _range(forecast.machines_usd, 4),
-        "models_usd": None if forecast.models_usd is None else _range(forecast.models_usd, 4),
-        "usd": _range(forecast.usd, 4),
+        "seconds": range_document(forecast.seconds, 1),
+        "machines_usd": range_document(forecast.machines_usd, 4),
+        "models_usd": None if forecast.models_usd is None else range_document(forecast.models_usd, 4),
+        "usd": range_document(forecast.usd, 4),
         "evictions": round(forecast.evictions, 2),
         "unfinished": round(forecast.unfinished, 3),
         "best": forecast.best,
     }
 
 
-def _range(figures: Range, digits: int) -> RangeDocument:
+def range_document(figures: Range, digits: int) -> RangeDocument:
     low, middle, high = (round(each, digits) for each in figures)
     return {"low": low, "middle": middle, "high": high}

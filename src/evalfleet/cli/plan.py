@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from evalfleet.errors import RequestError
 from evalfleet.planning.flags import flags
 
 from .run import add_flag, request_of, words_of
@@ -23,7 +24,12 @@ NOT_PLANNED = ("keep", "name", "max_duration")
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK", help="as of `evalfleet run`")
+    parser.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="as of `evalfleet run`")
+    parser.add_argument(
+        "--review",
+        action="store_true",
+        help="hold plans against what came: of each run that is over, here or of the benchmark's name",
+    )
     promised = parser.add_argument_group("what is promised")
     promised.add_argument("--deadline", metavar="1h", help="choose the cheapest way that is done by then")
     promised.add_argument("--budget", metavar="USD", help="choose the quickest way that costs no more")
@@ -51,6 +57,10 @@ async def plan(args: argparse.Namespace) -> int:
     what earlier runs here took. Nine of ten simulated runs are within the ranges. With --deadline or --budget
     one of them is chosen, and the command that runs it is printed. Nothing is started.
     """
+    if args.review:
+        return _review(args.benchmark, as_json=args.json)
+    if args.benchmark is None:
+        raise RequestError("plan: which benchmark? write its name or file; --review alone reviews all runs")
     from evalfleet.api import planner
     from evalfleet.planning.values import parse_count, parse_duration, parse_usd
     from evalfleet.planning.workspace import Workspace
@@ -87,6 +97,15 @@ async def plan(args: argparse.Namespace) -> int:
     return 0
 
 
+def _review(benchmark: str | None, *, as_json: bool) -> int:
+    from evalfleet.api.plan_review import review, review_document, review_table
+    from evalfleet.planning.workspace import Workspace
+
+    rows = review(Workspace.here(), benchmark)
+    print(json.dumps(review_document(rows)) if as_json else review_table(rows))
+    return 0
+
+
 def _counts(text: str | None) -> Sequence[int]:
     from evalfleet.planning.values import parse_count, parse_names
 
@@ -98,7 +117,6 @@ def _counts(text: str | None) -> Sequence[int]:
 def _resolved(workspace: Workspace, args: argparse.Namespace) -> tuple[Resolved, Resolved | None]:
     """The request, and the same with spot machines, where the place has some and nobody has chosen."""
     from evalfleet.api import runs
-    from evalfleet.errors import RequestError
 
     budget, args.budget = args.budget, None  # it does not bound what is simulated
     try:

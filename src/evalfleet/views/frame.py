@@ -17,6 +17,7 @@ from .format import cells, clean, clock_time, counted, fit, interval, pad, perce
 from .notable import Notice, by_whom
 from .progress import Progress
 from .stats import (
+    at_risk,
     current_task,
     estimated_usd,
     eta_range_s,
@@ -154,6 +155,8 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
     spent = machines_usd(state, now)
     if spent or hourly_usd(state, now) or state.model_usd.spent or state.limits.budget_usd:
         rows.append(_cost(state, now, spent))
+    if state.ended_at is None:
+        rows += [[("at risk          ", ""), (told, "warn")] for told in at_risk(state, now)]
     if state.causes:
         rows.append([("broken attempts  ", ""), (counted(state.causes), "warn")])
     if state.paused is not None and state.stop is None and state.ended_at is None:

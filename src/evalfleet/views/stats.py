@@ -11,6 +11,8 @@ from itertools import islice
 from evalfleet.model import Answered, Cause, MachineId, Micros, Scored, TaskId, seconds_between
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
+from .format import usd, whole_duration
+
 Z95 = 1.959963984540054
 
 
@@ -286,6 +288,32 @@ def estimated_usd(state: RunState, now: Micros) -> float | None:
         return spent
     left_s = eta_s(state, now)
     return None if left_s is None else spent + hourly_usd(state, now) * left_s / 3600
+
+
+def at_risk(state: RunState, now: Micros) -> list[str]:
+    """Which limits the run will meet before its last task, as it goes now: nothing while it is not likely.
+
+    It is unlikely to hold if even the middle of what is expected is beyond the limit, and will not hold if
+    the early end of the range is.
+    """
+    middle = eta_s(state, now)
+    if not middle or state.stop is not None or state.paused is not None:
+        return []
+    found: list[str] = []
+    low_s, _ = eta_range_s(state, now) or (middle, middle)
+    if (limit_s := state.limits.max_duration_s) is not None:
+        left_s = max(0.0, limit_s - seconds_between(state.started_at, now))
+        if middle > left_s:
+            late = f"it needs about {whole_duration(middle)} more, and has {whole_duration(left_s)}"
+            found.append(f"the run {'will' if low_s > left_s else 'may'} not be done in time: {late}")
+    if (budget := state.limits.budget_usd) is not None and state.proofs:
+        models = state.model_usd.spent * state.total / state.proofs
+        soonest = machines_usd(state, now) + hourly_usd(state, now) * low_s / 3600 + models
+        expected = (estimated_usd(state, now) or 0.0) + models
+        if expected > budget:
+            told = f"about {usd(expected)} are needed, and the budget is {usd(budget)}"
+            found.append(f"the budget {'will' if soonest > budget else 'may'} not do: {told}")
+    return found
 
 
 # -- who does what ---------------------------------------------------------------------------------

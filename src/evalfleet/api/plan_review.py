@@ -1,0 +1,177 @@
+"""Plans held against what came: of each run that is over, what would have been said of it beforehand.
+
+What is said rests on runs that had ended before it began, and on nothing that came later. So plans can be
+judged of any home, also of runs that nobody planned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from evalfleet.errors import JournalForeign, RequestError
+from evalfleet.model import IMPORTED, Limits, Plan
+from evalfleet.planning.plan import specs_of
+from evalfleet.planning.plugins import place_kind
+from evalfleet.planning.workspace import Workspace
+from evalfleet.sim.montecarlo import last_result_s
+from evalfleet.state import RunState
+from evalfleet.views.follow import Follower
+from evalfleet.views.format import percent, table, usd, whole_duration
+from evalfleet.views.stats import machines_usd
+
+from .experience import LATEST, chances_of, gathered
+from .home import list_runs
+from .planner import DRAWS, Job, Option, Range, forecasts, guessed_machine_s, job_of, range_document, span
+
+if TYPE_CHECKING:
+    from evalfleet.views.documents import ReviewDocument, ReviewRow
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """A run, and what would have been said of it."""
+
+    run: str
+    benchmark: str
+    tasks: int
+    workers: int
+    earlier_runs: int
+    """How many runs the plan rests on."""
+    seconds: Range
+    took_s: float
+    machines_usd: Range
+    cost_usd: float
+
+    @property
+    def in_time_range(self) -> bool:
+        return self.seconds.low <= self.took_s <= self.seconds.high
+
+    @property
+    def in_cost_range(self) -> bool:
+        return self.machines_usd.low - 1e-9 <= self.cost_usd <= self.machines_usd.high + 1e-9
+
+
+def review(workspace: Workspace, benchmark: str | None = None, draws: int = DRAWS) -> list[Reviewed]:
+    """All runs of the home, or of a benchmark, that ended by themselves, the newest first."""
+    found: list[Reviewed] = []
+    for states in _by_benchmark(workspace, benchmark):
+        judged = [state for state in states if _is_fair(state)]
+        jobs = [_planned(state, states) for state in judged]
+        expected = forecasts(jobs, draws)
+        for state, job, forecast in zip(judged, jobs, expected, strict=True):
+            found.append(
+                Reviewed(
+                    state.plan.run,
+                    state.plan.benchmark,
+                    len(job.tasks),
+                    job.option.workers,
+                    job.chances.runs,
+                    forecast.seconds,
+                    last_result_s(state),
+                    forecast.machines_usd,
+                    machines_usd(state, state.last_at),
+                )
+            )
+    if not found:
+        raise RequestError("no run here has ended by itself yet; there is nothing to hold a plan against")
+    return sorted(found, key=lambda each: each.run)
+
+
+def _by_benchmark(workspace: Workspace, benchmark: str | None) -> Iterator[list[RunState]]:
+    """The runs of each benchmark, in the order in which they were started."""
+    if workspace.records_if_any() is None:
+        return
+    store = workspace.records()
+    states: defaultdict[str, list[RunState]] = defaultdict(list)
+    for summary in list_runs(workspace, benchmark=benchmark):
+        follower = Follower(store, summary.run)
+        try:
+            follower.poll()
+        except JournalForeign:
+            continue
+        states[summary.benchmark].append(follower.state)
+    for each in states.values():
+        yield sorted(each, key=lambda state: state.planned_at)
+
+
+def _is_fair(state: RunState) -> bool:
+    """Nobody stopped, resumed, steered or imported it: then it took what it took."""
+    untouched = state.started_at == state.planned_at and not state.steered and state.stop is None
+    return untouched and state.status == "done" and bool(state.machines) and IMPORTED not in state.plan.places
+
+
+def _planned(state: RunState, states: Sequence[RunState]) -> Job:
+    earlier = [each for each in states if each.ended_at is not None and each.ended_at <= state.planned_at]
+    offers = {machine.offer.key: machine.offer for machine in state.machines.values()}
+    cheapest = tuple(sorted(offers.values(), key=lambda offer: offer.usd_per_hour))
+    tasks = tuple(known.task for known in state.tasks.values())
+    chances = chances_of(
+        gathered(earlier[-LATEST:]),
+        tasks,
+        cheapest,
+        model=state.plan.model,
+        model_range=state.plan.model_usd,
+        machine_s=_guesses(state.plan),
+    )
+    return job_of(state.plan, tasks, Option(state.plan.limits.workers, cheapest), chances)
+
+
+def _guesses(plan: Plan) -> dict[str, tuple[float, float]]:
+    setup_s = max(0.0, plan.limits.boot_timeout_s - Limits().boot_timeout_s)
+    boots = {name: getattr(place_kind(spec.kind), "machine_s", 0.0) for name, spec in specs_of(plan).items()}
+    return {name: guessed_machine_s(boot_s, setup_s) for name, boot_s in boots.items()}
+
+
+def review_table(rows: Sequence[Reviewed]) -> str:
+    """For people."""
+    head = ("run", "tasks", "workers", "earlier", "time, 90%", "took", "", "machines, 90%", "cost", "")
+    lines = [
+        (
+            each.run,
+            each.tasks,
+            each.workers,
+            each.earlier_runs,
+            span(whole_duration(each.seconds.low), whole_duration(each.seconds.high)),
+            whole_duration(each.took_s),
+            "" if each.in_time_range else "outside",
+            span(usd(each.machines_usd.low), usd(each.machines_usd.high)),
+            usd(each.cost_usd),
+            "" if each.in_cost_range else "outside",
+        )
+        for each in rows
+    ]
+    shares = [_share(each.in_time_range for each in rows), _share(each.in_cost_range for each in rows)]
+    told = f"inside the 90% range: {percent(shares[0])} of times, {percent(shares[1])} of costs"
+    return f"{table(head, lines, right=('tasks', 'workers', 'earlier'))}\n\n{told}"
+
+
+def _share(values: Iterator[bool]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
+
+def review_document(rows: Sequence[Reviewed]) -> ReviewDocument:
+    """`plan --review --json`."""
+    return {
+        "runs": [_row(each) for each in rows],
+        "times_inside": round(_share(each.in_time_range for each in rows), 4),
+        "costs_inside": round(_share(each.in_cost_range for each in rows), 4),
+    }
+
+
+def _row(each: Reviewed) -> ReviewRow:
+    return {
+        "run": each.run,
+        "benchmark": each.benchmark,
+        "tasks": each.tasks,
+        "workers": each.workers,
+        "earlier_runs": each.earlier_runs,
+        "seconds": range_document(each.seconds, 1),
+        "took_seconds": round(each.took_s, 1),
+        "machines_usd": range_document(each.machines_usd, 4),
+        "cost_usd": round(each.cost_usd, 4),
+        "inside": each.in_time_range,
+    }
