@@ -466,9 +466,17 @@ class PriceList(Protocol):
         ...
 
     def update(
-        self, home: Path, tables: Sequence[Mapping[str, object]], source: str, today: str
+        self,
+        home: Path,
+        tables: Sequence[Mapping[str, object]],
+        source: str,
+        today: str,
+        environ: Mapping[str, str],
     ) -> PriceTable:
-        """Fetch them and keep them in the home. Raises PlaceError; then the old ones stay in force."""
+        """Fetch them and keep them in the home. Raises PlaceError; then the old ones stay in force.
+
+        `environ`: has the login, for lists that want one.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from evalfleet.errors import FleetError, PlaceError, RequestError
 from evalfleet.model import SECOND, Micros, Needs
+from evalfleet.names import hint
 from evalfleet.planning.plugins import known, place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import (
@@ -242,23 +243,36 @@ class Listed:
     wanted: frozenset[tuple[str, str]]
 
 
-def prices(workspace: Workspace) -> list[Listed]:
-    """Of every kind of place that has prices. Nothing is asked."""
+def prices(workspace: Workspace, kind: str | None = None) -> list[Listed]:
+    """Of every kind of place that has prices, or of this one. Nothing is asked. Raises RequestError."""
     return [
         Listed(name, listed.prices(workspace.home), frozenset(listed.wanted(_tables(workspace, name))))
-        for name, listed in _price_lists().items()
+        for name, listed in _price_lists(kind).items()
     ]
 
 
-async def update_prices(workspace: Workspace, source: str | None) -> None:
-    """Fetch today's. Raises PlaceError, RequestError; then the prices are what they were."""
+async def update_prices(workspace: Workspace, kind: str | None, source: str | None) -> None:
+    """Fetch today's, of this kind of place or of all that our places are of.
+
+    Raises PlaceError, RequestError; then the prices of that kind are what they were.
+    """
+    lists, environ = _price_lists(kind), workspace.environment()
+    chosen = [name for name in lists if kind or _tables(workspace, name)] or list(lists)[:1]
+    if source is not None and len(chosen) > 1:
+        raise RequestError(f"--from is one list: say of which kind of place, such as {chosen[0]}")
     today = datetime.fromtimestamp(workspace.now() // SECOND, UTC).date().isoformat()
-    for name, listed in _price_lists().items():
-        url = source or listed.source
-        await asyncio.to_thread(listed.update, workspace.home, _tables(workspace, name), url, today)
+    errors: list[PlaceError] = []
+    for name in chosen:
+        tables, url = _tables(workspace, name), source or lists[name].source
+        try:
+            await asyncio.to_thread(lists[name].update, workspace.home, tables, url, today, environ)
+        except PlaceError as err:
+            errors.append(err)
+    for error in errors:
+        raise error
 
 
-def _price_lists() -> dict[str, PriceList]:
+def _price_lists(kind: str | None) -> dict[str, PriceList]:
     found: dict[str, PriceList] = {}
     for name in known("place"):
         try:
@@ -267,7 +281,9 @@ def _price_lists() -> dict[str, PriceList]:
             continue  # a plug-in that cannot be imported has no prices, either
         if listed is not None:
             found[name] = listed
-    return found
+    if kind is not None and kind not in found:
+        raise RequestError(f"{kind!r} is no kind of place with list prices; {hint(kind, found)}")
+    return found if kind is None else {kind: found[kind]}
 
 
 def _tables(workspace: Workspace, kind: str) -> list[Mapping[str, Any]]:

@@ -201,7 +201,8 @@ async def _trust(workspace: Workspace, args: argparse.Namespace, settings: Mappi
 
 
 def prices_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--update", action="store_true", help="fetch them from the public price list")
+    parser.add_argument("kind", nargs="?", metavar="KIND", help="only of this kind of place, such as gce")
+    parser.add_argument("--update", action="store_true", help="fetch them from the cloud's price list")
     parser.add_argument(
         "--from", metavar="URL", dest="source", help="the price list to fetch from, such as a mirror's"
     )
@@ -214,9 +215,9 @@ def prices_arguments(parser: argparse.ArgumentParser) -> None:
 async def prices(args: argparse.Namespace) -> int:
     """Show the list prices that estimates, budgets and reports are based on, and their date.
 
-    By default those of the sizes and regions of your places. `--update` fetches today's from the cloud's
-    public price list, which needs no account, and keeps them in the home; if that fails, the old ones stay
-    in force.
+    By default those of the sizes and regions of your places. `--update` fetches today's from the price lists
+    of their clouds and keeps them in the home; if that fails, the old ones stay in force. Azure's list is
+    public; Google's needs a login.
     """
     import json
 
@@ -229,8 +230,8 @@ async def prices(args: argparse.Namespace) -> int:
         raise RequestError("--from says where to fetch prices: say --update, too")
     workspace = Workspace.here()
     if args.update:
-        await places.update_prices(workspace, args.source)
-    found = places.prices(workspace)
+        await places.update_prices(workspace, args.kind, args.source)
+    found = places.prices(workspace, args.kind)
     if args.json:
         print(json.dumps([prices_document(each) for each in found]))
     else:

@@ -199,7 +199,12 @@ class RetailPrices:
         return [(what, region) for region in regions for what in (*sizes, *extras)]
 
     def update(
-        self, home: Path, tables: Sequence[Mapping[str, object]], source: str, today: str
+        self,
+        home: Path,
+        tables: Sequence[Mapping[str, object]],
+        source: str,
+        today: str,
+        environ: Mapping[str, str],
     ) -> PriceTable:
         table = fetch(*_sizes_and_regions(tables), source, today)
         save_prices(home / FILE, table)

@@ -44,6 +44,17 @@ OWN_QUOTA: Mapping[str, str] = {
 SPOT_QUOTA = "PREEMPTIBLE_CPUS"
 ODD_ZONES: Mapping[str, str] = {"us-central1": "abcf", "us-east1": "bcd", "europe-west1": "bcd"}
 """The letters of regions whose zones are not a, b and c."""
+KNOWN_REGIONS = (
+    "us-central1",
+    "us-east1",
+    "us-east4",
+    "us-west1",
+    "us-west2",
+    "europe-west1",
+    "europe-west4",
+    "asia-southeast1",
+)
+"""Regions whose prices are built in."""
 ZONE = re.compile(r"[a-z]+(?:-[a-z]+)+\d+-[a-z]")
 REGION = re.compile(r"[a-z]+(?:-[a-z]+)+\d+")
 

@@ -15,6 +15,7 @@ from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflig
 
 from . import leftovers, preflight, prices
 from .answers import GoogleFault
+from .billing import GcePrices
 from .capture import ProjectImages
 from .client import ComputeClient, ComputeEndpoint
 from .firewall import Firewall
@@ -38,7 +39,7 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
     extra = "gcp"
     registry_settings = ("project",)
     machine_s = 120.0
-    price_list = prices.GcePrices()
+    price_list = GcePrices()
 
     def __init__(
         self, name: str, settings: GceSettings, account: GoogleAccount, context: PlaceContext
@@ -57,6 +58,9 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
         )
         self._nested = bool(settings.nested)
         """Are machines to run virtual machines? Set by the settings, or by a benchmark that needs it."""
+        self._distances: dict[str, float] = {}
+        """Seconds to each region, nearest first, once they were measured."""
+        self._measuring = asyncio.Lock()
 
     @classmethod
     def make(cls, name: str, settings: GceSettings, context: PlaceContext) -> GcePlace:
@@ -70,13 +74,28 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
         return cls(name, settings, account, context)
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        """By the list of prices: nothing is asked."""
+        """By the list of prices: Google is asked nothing. Raises PlaceError if no region can be reached."""
         self._nested = prices.wants_nesting(self._settings, needs)
         book = prices.GcePriceBook.of(self._folder)
         for_pool = self._use == "pool"
         return prices.offers_of(
-            self._name, self._settings, self._account.zones, book, needs, for_pool=for_pool
+            self._name, self._settings, await self._zones(), book, needs, for_pool=for_pool
         )
+
+    async def _zones(self) -> Sequence[str]:
+        """Where machines may be; with `zones = "nearest"` in the region that is, which is measured once."""
+        zones, regions = self._account.zones, dict.fromkeys(map(region_of, self._account.zones))
+        if self._settings.zones != "nearest":
+            return zones
+        async with self._measuring:
+            if not self._distances:
+                by = self._settings.distance_by
+                self._distances = await preflight.distances(regions, by, self._account.ca)
+        if not self._distances:
+            why = "no region answers from here, so none can be the nearest; name `zones` or `regions` instead"
+            raise PlaceError(f"place {self._name!r}: {why}", transient=False, scope="place")
+        nearest = next(iter(self._distances))
+        return [zone for zone in zones if region_of(zone) == nearest]
 
     # -- create --------------------------------------------------------------------------------
 
@@ -217,8 +236,17 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """What can be found out before money is spent."""
-        checks = preflight.GceChecks(self._client, self._settings, self._account, self._firewall)
-        return await checks.all(await self.offers(needs), needs, workers)
+        try:
+            offers, zones = await self.offers(needs), await self._zones()
+        except PlaceError as err:
+            told, _, remedy = str(err).partition("; ")
+            return (Check("distance", "bad", told, remedy),)
+        checks = preflight.GceChecks(self._client, self._settings, self._account, self._firewall, zones)
+        found = await checks.all(offers, needs, workers)
+        if not self._distances:
+            return found
+        told = ", ".join(f"{region} {1000 * each:.0f} ms" for region, each in self._distances.items())
+        return (*found, Check("distance", "good", f"a TLS handshake takes: {told}; nearest first"))
 
     async def belongings(self) -> Sequence[Belonging]:
         """What is evalfleet's, of all homes, in the whole project."""

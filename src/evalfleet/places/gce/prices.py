@@ -1,4 +1,5 @@
-"""What can be had at Compute Engine, and what it costs: by the list that is built in, or by the settings.
+"""What can be had at Compute Engine, and what it costs: by the list that was fetched, or the one that is
+built in, or by the settings.
 
 The built-in prices are USD an hour for Linux, on demand and spot, of the date below, for machines of 4 vCPUs:
 within a family Google's prices are in proportion to the vCPUs. Disks and addresses are those of us-central1.
@@ -13,18 +14,16 @@ from pathlib import Path
 
 from msgspec import structs
 
-from evalfleet.errors import PlaceError
 from evalfleet.model import Needs, Offer
-from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, named_in
+from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices
 from evalfleet.ports import Price, PriceTable
 
-from .machine_types import SPOT_QUOTA, MachineType, fits, region_of, type_of
-from .settings import REGIONS as DEFAULT_REGIONS
-from .settings import TYPES, GceSettings
+from .machine_types import KNOWN_REGIONS, SPOT_QUOTA, MachineType, fits, region_of, type_of
+from .settings import GceSettings
 from .template import LEAST_LIFE_S, LONGEST_LIFE_S
 
 FILE = Path(".gce") / "prices.json"
-"""In the home: a list that was fetched, if there is one."""
+"""In the home: the list that was fetched last."""
 HOURS_A_MONTH = 730.0
 ELSEWHERE = 1.5
 """Where no price is known: more than in any region that we looked at."""
@@ -32,17 +31,7 @@ ADDRESS, ADDRESS_USD, SPOT_ADDRESS_USD = "address", 0.005, 0.0025
 BUILT_IN, AS_OF = "built in", "2026-08"
 OWN = "your settings"
 """What a price is said to be from that the user has set."""
-REGIONS = (
-    "us-central1",
-    "us-east1",
-    "us-east4",
-    "us-west1",
-    "us-west2",
-    "europe-west1",
-    "europe-west4",
-    "asia-southeast1",
-)
-"""The columns of the two tables below."""
+# the columns of these two tables are KNOWN_REGIONS
 REGULAR = """
 e2-standard-4   0.13402 0.13402 0.15094 0.13402 0.16098 0.14743 0.14754 0.16533
 e2-highmem-4    0.1808 0.1808 0.20361 0.1808 0.21716 0.19889 0.19903 0.22303
@@ -111,7 +100,7 @@ def built_in() -> PriceTable:
     machines = [
         Price(name, region, usd, spot[name, region]) for (name, region), usd in sorted(regular.items())
     ]
-    extras = [price for region in REGIONS for price in _extras(region)]
+    extras = [price for region in KNOWN_REGIONS for price in _extras(region)]
     return PriceTable(AS_OF, BUILT_IN, (*machines, *extras))
 
 
@@ -125,7 +114,7 @@ def _rows(text: str) -> dict[tuple[str, str], float]:
     return {
         (name, region): float(usd)
         for name, *figures in lines
-        for region, usd in zip(REGIONS, figures, strict=True)
+        for region, usd in zip(KNOWN_REGIONS, figures, strict=True)
     }
 
 
@@ -138,32 +127,6 @@ def _extras(region: str) -> list[Price]:
         for kind, usd in DISK_USD_A_GB_MONTH.items()
     ]
     return [*disks, Price(ADDRESS, region, ADDRESS_USD, SPOT_ADDRESS_USD)]
-
-
-class GcePrices:
-    """Google's list prices as a PriceList. Google's own list needs a login, and is not fetched."""
-
-    source = BUILT_IN
-
-    def prices(self, home: Path) -> PriceTable:
-        return load_prices(home / FILE) or built_in()
-
-    def wanted(self, tables: Sequence[Mapping[str, object]]) -> Sequence[tuple[str, str]]:
-        types = named_in(tables, "types", TYPES)
-        regions = named_in(tables, "regions", DEFAULT_REGIONS)
-        whats = [*types, *(disk(kind) for kind in DISK_USD_A_GB_MONTH), ADDRESS]
-        return [(what, region) for what in whats for region in regions]
-
-    def update(
-        self, home: Path, tables: Sequence[Mapping[str, object]], source: str, today: str
-    ) -> PriceTable:
-        if not tables:
-            return self.prices(home)  # nobody here uses them
-        raise PlaceError(
-            f"Google's price list cannot be fetched without a login: those of {AS_OF} stay in force; set "
-            "`prices` in [places.NAME] where they are wrong",
-            transient=False,
-        )
 
 
 # -- offers ------------------------------------------------------------------------------------------

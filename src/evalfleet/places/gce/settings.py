@@ -24,7 +24,7 @@ from evalfleet.places.vm.settings import (
 from evalfleet.ports import PlaceContext
 
 from .client import KEY_FILE, credentials_file, gcloud_folder
-from .machine_types import REGION, ZONE, region_of, strange, type_of, zones_of
+from .machine_types import KNOWN_REGIONS, REGION, ZONE, region_of, strange, type_of, zones_of
 from .names import LABEL, LABEL_KEY, label
 
 IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts"
@@ -64,9 +64,16 @@ class GceSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...] | Literal["nearest"],
         Meta(
             description="such as us-central1-a; else CLOUDSDK_COMPUTE_ZONE, else all of `regions`; "
-            '"nearest": those of the region that answers soonest'
+            '"nearest": those of the region of `regions` that answers soonest'
         ),
     ] = ()
+    distance_by: Annotated[
+        Mapping[str, str],
+        Meta(
+            description='for `nearest`: HOST:PORT to measure a region by, as { us-east1 = "10.0.0.9:443" }, '
+            "else Google's own endpoint there"
+        ),
+    ] = field(default_factory=dict[str, str])
     image: Annotated[
         str, Meta(description="projects/PROJECT/global/images/NAME, or .../images/family/NAME")
     ] = IMAGE
@@ -137,7 +144,8 @@ def _zones(name: str, settings: GceSettings, environ: Mapping[str, str]) -> tupl
         given = (zone,) if zone and ZONE.fullmatch(zone) else ()
         if not given and region and REGION.fullmatch(region):
             return tuple(zones_of(region))
-    regions = settings.regions or tuple(dict.fromkeys(region_of(zone) for zone in given)) or REGIONS
+    default = KNOWN_REGIONS if settings.zones == "nearest" else REGIONS
+    regions = settings.regions or tuple(dict.fromkeys(region_of(zone) for zone in given)) or default
     for zone in given:
         if region_of(zone) not in regions:
             raise RequestError(
@@ -180,11 +188,19 @@ def _where_problems(settings: GceSettings) -> list[str]:
         for each in settings.regions
         if not REGION.fullmatch(each)
     ]
-    return found + [
-        f"zones: {each!r} is no zone; they are as us-central1-a (`gcloud compute zones list`)"
-        for each in zones
-        if not ZONE.fullmatch(each)
-    ]
+    return (
+        found
+        + [
+            f"zones: {each!r} is no zone; they are as us-central1-a (`gcloud compute zones list`)"
+            for each in zones
+            if not ZONE.fullmatch(each)
+        ]
+        + [
+            f"distance_by: {where!r} is no HOST:PORT for the region {region}"
+            for region, where in settings.distance_by.items()
+            if not re.fullmatch(r"[^\s:/]+:\d{1,5}", where)
+        ]
+    )
 
 
 def _label_problems(settings: GceSettings) -> list[str]:
