@@ -2,7 +2,7 @@
 # make check   under a minute: lint, types, unit tests, ten simulated runs
 # make test    everything: lint, types, all tests, 300 simulated runs
 # make test-core, test-places, test-gear   a part of the tests: the core, with processes of this computer;
-#              ssh, lab, clouds and Windows Agent Arena; the stand-ins of clouds and container engines, also by Microsoft's own `az`
+#              ssh, lab, clouds and Windows Agent Arena; the stand-ins of clouds and container engines, also by Microsoft's own `az` and Google's own clients
 # make nightly  what takes long: 1,000 simulated runs and as many budgets, ten minutes of fuzzing, every attack on every isolation, tests marked `nightly`, Inspect's own benchmark, actionlint on workflows
 # make bench   measure speed and scale
 # make clean   remove .venv and caches; your results stay
@@ -20,6 +20,8 @@ export AZURE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/azure-types))
 export GOOGLE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/google))
 # Microsoft's own command line, which the stand-in for Azure is tried with (standins/tests/azure/test_az.py)
 export AZ ?= $(abspath $(wildcard .venv/az/bin/az))
+# Google's own clients, which the stand-in for Compute Engine is tried with (standins/tests/gce)
+export GOOGLE_CLIENTS ?= $(if $(wildcard .venv/google/ready),$(abspath .venv/google/bin/python))
 
 CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e tests/docs tests/demo
 PLACES := tests/ssh tests/lab tests/cloud tests/slurm tests/waa
@@ -42,6 +44,7 @@ test: lint-twice system-packages
 	@[ "$(AZURE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST AZURE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(GOOGLE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST GOOGLE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(AZ)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: \`make test-gear\` installs it, 700 MB" >&2
+	@[ "$(GOOGLE_CLIENTS)" ] || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: \`make test-gear\` installs them, 260 MB" >&2
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 
@@ -50,7 +53,9 @@ test-core test-places: .venv/dev system-packages
 
 test-gear: .venv/dev system-packages
 	@[ "$(AZ)" ] || $(MAKE) -s .venv/az/bin/az || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: it could not be installed" >&2
+	@[ "$(GOOGLE_CLIENTS)" ] || $(MAKE) -s .venv/google/ready || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: they could not be installed" >&2
 	az=$(abspath .venv/az/bin/az); [ "$$AZ" ] || [ ! -x "$$az" ] || export AZ="$$az"; \
+	google=$(abspath .venv/google); [ "$$GOOGLE_CLIENTS" ] || [ ! -e "$$google/ready" ] || export GOOGLE_CLIENTS="$$google/bin/python"; \
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $(GEAR)
 
 system-packages:
@@ -71,6 +76,11 @@ nightly: .venv/dev .venv/inspect/ready
 .venv/az/bin/az: | $(BIN)/python
 	$(BIN)/python -m venv --clear .venv/az
 	.venv/az/bin/pip install -q azure-cli || { rm -rf .venv/az; exit 1; }
+
+.venv/google/ready: | $(BIN)/python
+	$(BIN)/python -m venv --clear .venv/google
+	.venv/google/bin/pip install -q google-api-python-client google-cloud-compute
+	touch $@
 
 .venv/inspect/ready: | $(BIN)/python
 	$(BIN)/python -m venv .venv/inspect
