@@ -8,6 +8,8 @@ import pytest
 from msgspec import structs
 
 from evalfleet.events import (
+    AttemptCollected,
+    AttemptEnded,
     MachineAllocated,
     MachineAnswered,
     MachineCondemned,
@@ -19,7 +21,7 @@ from evalfleet.events import (
     MachineUp,
     StopRequested,
 )
-from evalfleet.model import Cause, MachineId, Offer, Task, TaskId, after, seconds_between
+from evalfleet.model import AttemptId, Cause, MachineId, Offer, Scored, Task, TaskId, after, seconds_between
 from evalfleet.policy import BringUp, effects, next_deadline
 from evalfleet.state import accepts
 
@@ -205,6 +207,33 @@ def test_a_life_that_cannot_be_extended_is_long_enough_from_the_beginning() -> N
     (asked,) = requested(run.turn())
     assert seconds_between(run.now, asked.expires_at) >= 5100.0
     assert work(run, M1) == [("t0.0", M1)]
+
+
+def test_a_life_that_cannot_be_extended_is_as_long_as_is_planned_and_a_margin() -> None:
+    tasks = [structs.replace(task, weight_s=300.0) for task in tasks_of(40, timeout_s=400.0)]
+    run = Run(tuple(tasks), (FIXED,), workers=4, lease_s=1000.0, **QUICK)
+    asked = requested(run.turn())
+    assert len(asked) == 4
+    for each in asked:
+        assert seconds_between(run.now, each.expires_at) == pytest.approx(500 + 1.5 * 3000, abs=1)
+    few = Run(tuple(tasks[:4]), (FIXED,), workers=4, lease_s=9000.0, **QUICK)
+    assert seconds_between(few.now, requested(few.turn())[0].expires_at) < 1000, "no four hours for minutes"
+
+
+def test_one_that_replaces_another_is_asked_for_what_is_left() -> None:
+    tasks = [structs.replace(task, weight_s=300.0) for task in tasks_of(40, timeout_s=400.0)]
+    run = Run(tuple(tasks), (FIXED,), workers=1, lease_s=1000.0, **QUICK)
+    (first,) = requested(run.turn())
+    work(run, M1)
+    for n in range(20):
+        run.now = after(run.now, 100.0)
+        attempt = AttemptId(f"t{n}.0")
+        run.tell(AttemptEnded(attempt, Scored(1.0, True), 100.0), AttemptCollected(attempt))
+    (second,) = requested(run.lose(M1))
+    assert seconds_between(run.now, second.expires_at) == pytest.approx(500 + 1.5 * 100 * 20, abs=1), (
+        "tasks take 100 s here, whatever was expected"
+    )
+    assert second.expires_at < first.expires_at
 
 
 def test_a_budget_buys_as_many_whole_lives_as_it_pays() -> None:

@@ -22,6 +22,11 @@ LAST_CALL_S = 0.05
 
 SHARED_LEASE_S = 3600.0
 
+PLAN_MARGIN = 1.5
+"""A machine whose life cannot be extended is asked for so many times as long as is planned."""
+TELLING_PROOFS = 10
+"""So many tasks that ended tell how long the others will take."""
+
 
 def stop_in_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     limit = state.limits.max_duration_s
@@ -54,11 +59,32 @@ def _payable(state: RunState, offer: Offer, sharers: int, least_s: float) -> int
 
 
 def first_lease_s(state: RunState, offer: Offer) -> float:
-    """What a new machine is given to live. It must do for any task if no more can be had later."""
+    """What a new machine is given to live.
+
+    If no more can be had later, it must do for any task, and is as long as the rest of the run is planned to
+    take, with a margin, where that is known: a shorter one would mean another machine in mid-run, and a
+    longer one money that is held, or lost if nobody is there to delete the machine.
+    """
     lease_s = _lease_s(state)
     if not offer.extendable:
-        lease_s = max(lease_s, _any_task_s(state, offer))
+        planned_s, any_task_s = _planned_s(state), _any_task_s(state, offer)
+        lease_s = max(lease_s, any_task_s) if planned_s is None else any_task_s + PLAN_MARGIN * planned_s
     return lease_s if offer.max_life_s is None else min(lease_s, offer.max_life_s)
+
+
+def _planned_s(state: RunState) -> float | None:
+    """How long the tasks that are left will keep the workers busy, as tasks took here, else in earlier runs.
+
+    None if neither tells.
+    """
+    if state.proofs >= TELLING_PROOFS:
+        mean_s = state.proof_seconds / state.proofs
+    elif state.weighed:
+        mean_s = state.weights_s / state.weighed
+    else:
+        return None
+    left = state.counts["waiting"] + state.counts["running"]
+    return mean_s * math.ceil(left / max(1, state.limits.workers))
 
 
 def worthwhile(state: RunState, offer: Offer, seconds: float) -> bool:

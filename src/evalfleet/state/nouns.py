@@ -290,6 +290,8 @@ class RunState(Struct, eq=False):
     metered_seconds: float = 0.0  # of the attempts that made them
 
     longest_s: float = 0.0  # of all tasks: how long the longest may take
+    weighed: int = 0  # tasks whose duration is expected, and the sum of that
+    weights_s: float = 0.0
 
     # what reports and the stop rules count
     succeeded: int = 0

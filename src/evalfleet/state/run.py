@@ -109,6 +109,9 @@ def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
         known = TaskState(task, index, _lane(state, task, index))
         state.tasks[task.id] = known
         state.longest_s = max(state.longest_s, task.limit_s)
+        if task.weight_s is not None:
+            state.weighed += 1
+            state.weights_s += task.weight_s
         state.counts["waiting"] += 1
         state.unsettled[state.kind(task)] += 1
         heapq.heappush(state.fresh[known.lane], known.entry)
