@@ -215,6 +215,42 @@ def test_a_machine_without_a_public_address_is_reached_from_inside(google: Stand
         google.cloud.clients_are_inside = False
 
 
+def test_a_machine_without_a_public_address_is_reached_by_a_jump_host(
+    google: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One machine is the only way to another; the user knows its key."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    known, two = tmp_path / ".ssh/known_hosts", machine_id(2)
+
+    async def work(made: GcePlace) -> None:
+        jump = await bring_up(made)
+        known.parent.mkdir()
+        (line,) = tmp_path.glob(".gce/gce/hosts/*.known_hosts")
+        known.write_text(line.read_text())
+        # of another home: the firewall rules of a place are about all of its machines
+        behind = place(
+            google,
+            tmp_path,
+            inside=True,
+            home_id="b" * 12,
+            public_ip=False,
+            ssh_from=(f"{jump.address}/32",),
+            jump=f"evalfleet@{jump.address}",
+        )
+        try:
+            await behind.create(two, offer(), LONG_S)
+            seen = await find(behind, two)
+            assert seen is not None
+            assert seen.phase == "up"
+            assert await says(behind, seen, "hostname")
+            assert not google.instance(two).is_public
+        finally:
+            await behind.delete(two)
+            await behind.close()
+
+    use(google, tmp_path, work)
+
+
 def test_a_machine_becomes_an_image_and_others_are_made_from_it(google: StandIn, tmp_path: Path) -> None:
     names: list[str] = []
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 PROJECT, ZONE, NAME = "stand-in-project", "us-central1-a", "witness-1"
@@ -71,7 +72,7 @@ def by_api_client(endpoint: str, full_zone: str) -> dict[str, Any]:
             return int(err.resp.status)
         return 200
 
-    def planned_end() -> str | None:
+    def planned_end() -> Any:
         shown = machines.get(**one).execute()
         return shown["resourceStatus"]["scheduling"].get("terminationTimestamp")
 
@@ -87,7 +88,7 @@ def by_api_client(endpoint: str, full_zone: str) -> dict[str, Any]:
     found["listed"] = [each["name"] for scope in lists.values() for each in scope.get("instances", ())]
     found["warned"] = any("warning" in scope for scope in lists.values())
     found["told_no_key"] = refused(machines.getGuestAttributes(**one, queryPath="hostkeys/"))
-    limit = {"maxRunDuration": {"seconds": "7200"}, "instanceTerminationAction": "DELETE"}
+    limit: dict[str, Any] = {"maxRunDuration": {"seconds": "7200"}, "instanceTerminationAction": "DELETE"}
     limit |= {"provisioningModel": "SPOT", "preemptible": True, "automaticRestart": False}
     found["moved_while_it_ran"] = refused(machines.setScheduling(**one, body=limit))
     finish(machines.stop(**one))
@@ -160,7 +161,7 @@ def by_login(endpoint: str, key: str, ca: str) -> dict[str, Any]:
     return {"status": answer.status_code, "name": answer.json()["name"], "without": without.status_code}
 
 
-WITNESSES = {"api": by_api_client, "sdk": by_sdk, "login": by_login}
+WITNESSES: dict[str, Callable[..., dict[str, Any]]] = {"api": by_api_client, "sdk": by_sdk, "login": by_login}
 
 if __name__ == "__main__":
     print(json.dumps(WITNESSES[sys.argv[1]](*sys.argv[2:])))
