@@ -103,8 +103,8 @@ def _bring_up(count: int, boot_s: tuple[float, float]) -> Fleet:
         vms = [each for each in azure.resources(VM) if isinstance(each, Vm)]
         told = list(Store.open(space.home, create=False).read(POOL))
         space.finish(space.start(*pool, "delete", POOL, "--yes"), LIMIT_S)
-        if azure.meters.running() or clouds.left(azure):
-            raise RuntimeError(f"left behind: {clouds.left(azure)}")
+        if azure.meters.running() or azure.left():
+            raise RuntimeError(f"left behind: {azure.left()}")
     created, running = [vm.created_at for vm in vms], [vm.power_since for vm in vms]
     return Fleet(began, created, running, ready_at(told, count), requests, share, load)
 

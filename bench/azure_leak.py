@@ -170,7 +170,7 @@ class World:
         seconds = azure.meters.seconds
         return Aftermath(
             died_in=died_in,
-            left=len(clouds.left(azure)),
+            left=len(azure.left()),
             records=_records(azure),
             vm_s=seconds("vm", now, since=expires_at),
             disk_s=seconds("disk", now, since=reaped_at),

@@ -94,12 +94,6 @@ def write_place(folder: Path, azure: StandIn, endpoint: str, more: Mapping[str, 
     (folder / ".env").write_text("".join(f"{key}={value}\n" for key, value in secrets))
 
 
-def left(azure: StandIn) -> list[str]:
-    """What is there beside the network that machines share, which costs nothing."""
-    shared = ("virtualNetworks", "networkSecurityGroups", "subnets", "securityRules")
-    return [str(each.id) for each in azure.resources() if each.id.types[-1] not in shared]
-
-
 def import_figures(rounds: int) -> Figures:
     """What the place costs before it is used, in CPU; the least of some rounds."""
     return {

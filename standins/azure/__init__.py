@@ -18,11 +18,12 @@ is set before or meanwhile: `azure.faults`, `azure.cloud.quota.limits`, `azure.c
 
 from __future__ import annotations
 
+from standins.cloud.faults import Failed, Late, Lost, Stuck
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Records
 
 from .cloud import Timing
-from .faults import Bucket, Failed, Late, Lost, Policy, Refused, SlowBoot, Stuck, Throttled
+from .faults import Bucket, Policy, Refused, SlowBoot, Throttled
 from .standin import StandIn
 
 __all__ = [

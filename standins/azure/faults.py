@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from dataclasses import dataclass
+
+from standins.cloud.faults import Failed, FaultRules, Late, Lost, Stuck
 
 from .words import Answer, ArmError, Call, Json
 
@@ -18,32 +19,6 @@ class Throttled:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A 5xx, nothing is done."""
-
-    status: int = 503
-
-
-@dataclass(frozen=True)
-class Lost:
-    """It is done, but the connection breaks before the client hears of it."""
-
-
-@dataclass(frozen=True)
-class Late:
-    """The client's connection breaks; it is done some seconds later."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """The call is accepted, but its long-running operation does not begin before so many seconds."""
-
-    seconds: float = 1e9
-
-
-@dataclass(frozen=True)
 class Refused:
     """A refusal of this shape."""
 
@@ -53,24 +28,6 @@ class Refused:
 
 
 Effect = Throttled | Failed | Lost | Late | Stuck | Refused
-
-
-@dataclass
-class Rule:
-    """Applies to calls of `method` whose path has `path` (a regular expression, any case)."""
-
-    effect: Effect
-    method: str = ""
-    path: str = ""
-    rate: float = 1.0
-    times: int | None = None
-
-    def fits(self, call: Call) -> bool:
-        if self.times == 0 or (self.method and self.method != call.method):
-            return False
-        if isinstance(self.effect, Stuck) and call.method in ("GET", "HEAD"):
-            return False
-        return re.search(self.path, call.path, re.IGNORECASE) is not None
 
 
 @dataclass
@@ -139,12 +96,11 @@ class VmLimits:
         return bucket.wait_s(now)
 
 
-class Faults:
-    """The first rule that fits a call, and that chance picks, has its effect."""
+class Faults(FaultRules[Effect]):
+    """What goes wrong with Azure."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-        self.rules: list[Rule] = []
+        super().__init__(seed)
         self.policies: list[Policy] = []
         self.slow_boots: list[SlowBoot] = []
         self.denied_actions: list[str] = []
@@ -155,14 +111,6 @@ class Faults:
         self.writes: Bucket | None = None
         self.vm_limits: VmLimits | None = VmLimits()
         """None: for tests that look more often than Azure bears."""
-        self.met: list[tuple[Effect, str, str]] = []
-
-    def add(
-        self, effect: Effect, *, method: str = "", path: str = "", rate: float = 1.0, times: int | None = None
-    ) -> Rule:
-        rule = Rule(effect, method, path, rate, times)
-        self.rules.append(rule)
-        return rule
 
     def pick(self, call: Call, now: float) -> Effect | None:
         if self.writes is not None and call.method not in ("GET", "HEAD"):
@@ -170,15 +118,8 @@ class Faults:
             if wait_s:
                 return Throttled(wait_s)
         if self.vm_limits is not None and (wait_s := self.vm_limits.wait_s(call, now)):
-            self.met.append((Throttled(wait_s), call.method, call.path))
-            return Throttled(wait_s)
-        for rule in self.rules:
-            if rule.fits(call) and (rule.rate >= 1.0 or self._random.random() < rule.rate):
-                if rule.times is not None:
-                    rule.times -= 1
-                self.met.append((rule.effect, call.method, call.path))
-                return rule.effect
-        return None
+            return self.meet(Throttled(wait_s), call)
+        return self.by_rules(call)
 
     def hold_s(self, method: str, path: str) -> float:
         """For what Azure does by itself in a deployment: only rules that name a path can make that stuck."""
@@ -187,7 +128,7 @@ class Faults:
             if isinstance(rule.effect, Stuck) and rule.path and rule.fits(call):
                 if rule.times is not None:
                     rule.times -= 1
-                self.met.append((rule.effect, method, path))
+                self.meet(rule.effect, call)
                 return rule.effect.seconds
         return 0.0
 

@@ -16,10 +16,11 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from standins.cloud import serving
+from standins.cloud.faults import Failed, Late, Lost, Stuck
 
 from .arm import Arm
 from .cloud import Cloud
-from .faults import Failed, Late, Lost, Refused, Stuck, Throttled, refusal
+from .faults import Refused, Throttled, refusal
 from .identity import Identity
 from .power import LOGS
 from .prices import retail_prices

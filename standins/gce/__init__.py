@@ -19,11 +19,12 @@ set before or meanwhile: `google.faults`, `google.cloud.catalog` (quota, capacit
 
 from __future__ import annotations
 
+from standins.cloud.faults import Failed, Late, Lost, Stuck
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Records
 
 from .cloud import Timing
-from .faults import Failed, FailsLate, Late, Lost, MinuteBucket, Refused, Stuck, Throttled
+from .faults import FailsLate, MinuteBucket, Refused, Throttled
 from .standin import StandIn
 
 __all__ = [

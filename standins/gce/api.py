@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from standins.cloud.faults import Stuck
+
 from . import firewalls
 from .catalog import LIMITS, PUBLIC_IMAGES, REGIONS, TYPES, ZONES, MachineType
 from .cloud import Cloud, Instance, Operation, link
-from .faults import Effect, FailsLate, Stuck
+from .faults import Effect, FailsLate
 from .instances import NAME, Instances, check_labels, check_scheduling
 from .words import PROJECT, ApiError, Call, Json, OperationError, invalid, matches, not_found
 

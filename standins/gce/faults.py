@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import dataclass
+from typing import ClassVar
+
+from standins.cloud.faults import Failed, FaultRules, Late, Lost, Stuck
 
 from .words import Answer, ApiError, Call
 
@@ -14,32 +16,6 @@ class Throttled:
     """403 `rateLimitExceeded`, or 429, as has been reported; nothing is done."""
 
     status: int = 403
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A 5xx, nothing is done."""
-
-    status: int = 503
-
-
-@dataclass(frozen=True)
-class Lost:
-    """It is done, but the connection breaks before the client hears of it."""
-
-
-@dataclass(frozen=True)
-class Late:
-    """The client's connection breaks; it is done some seconds later."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """The call is accepted, but its operation does not begin before so many seconds."""
-
-    seconds: float = 1e9
 
 
 @dataclass(frozen=True)
@@ -56,35 +32,12 @@ class Refused:
 class FailsLate:
     """The call is accepted, and its operation fails with this code."""
 
+    of_changes_only: ClassVar[bool] = True
     code: str
     message: str = "Failed by the test."
 
 
 Effect = Throttled | Failed | Lost | Late | Stuck | Refused | FailsLate
-
-
-@dataclass
-class Rule:
-    """Applies to calls of `method` whose path has `path` (a regular expression)."""
-
-    effect: Effect
-    method: str = ""
-    path: str = ""
-    rate: float = 1.0
-    times: int | None = None
-    after: int = 0
-    """So many calls that fit are spared."""
-
-    def fits(self, call: Call) -> bool:
-        if self.times == 0 or (self.method and self.method != call.method):
-            return False
-        changes = call.method != "GET" and not call.path.endswith("/wait")
-        if isinstance(self.effect, Stuck | FailsLate) and not changes:
-            return False
-        if re.search(self.path, call.path) is None:
-            return False
-        self.after -= 1
-        return self.after < 0
 
 
 class MinuteBucket:
@@ -102,15 +55,13 @@ class MinuteBucket:
         return self._used <= self._size
 
 
-class Faults:
-    """The first rule that fits a call, and that chance picks, has its effect."""
+class Faults(FaultRules[Effect]):
+    """What goes wrong with Compute Engine."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-        self.rules: list[Rule] = []
+        super().__init__(seed)
         self.bucket: MinuteBucket | None = MinuteBucket(1500)
         """None: for tests that ask more often than Google bears."""
-        self.met: list[tuple[Effect, str, str]] = []
         self.denied: set[str] = set()
         """Permissions that the client lacks, such as compute.instances.create."""
         self.api_is_off = False
@@ -119,31 +70,10 @@ class Faults:
         self.slow_boots: dict[str, float] = {}
         """By regular expression of a name: so many seconds longer."""
 
-    def add(
-        self,
-        effect: Effect,
-        *,
-        method: str = "",
-        path: str = "",
-        rate: float = 1.0,
-        times: int | None = None,
-        after: int = 0,
-    ) -> Rule:
-        rule = Rule(effect, method, path, rate, times, after)
-        self.rules.append(rule)
-        return rule
-
     def pick(self, call: Call, now: float) -> Effect | None:
         if self.bucket is not None and not self.bucket.takes(now):
-            self.met.append((Throttled(), call.method, call.path))
-            return Throttled()
-        for rule in self.rules:
-            if rule.fits(call) and (rule.rate >= 1.0 or self._random.random() < rule.rate):
-                if rule.times is not None:
-                    rule.times -= 1
-                self.met.append((rule.effect, call.method, call.path))
-                return rule.effect
-        return None
+            return self.meet(Throttled(), call)
+        return self.by_rules(call)
 
     def check(self, permission: str, path: str) -> None:
         if permission in self.denied:

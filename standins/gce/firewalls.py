@@ -17,6 +17,8 @@ from .words import PROJECT, Json
 OPENING = "-p tcp --syn"
 INSIDE = ipaddress.ip_network("10.128.0.0/9")
 """Addresses of the network `default`."""
+LAB = ipaddress.IPv4Network("198.18.0.0/15")
+"""Addresses of the hosts that machines are."""
 
 
 def defaults() -> list[Json]:
@@ -78,10 +80,13 @@ def _sources(ranges: list[str], clients_are_inside: bool) -> Iterator[str]:
             yield ""
             continue
         inside = network.version == 4 and network.overlaps(INSIDE)
-        if ipaddress.ip_address(GATEWAY) in network or (inside and clients_are_inside):
+        has_gateway = ipaddress.ip_address(GATEWAY) in network
+        if has_gateway or (inside and clients_are_inside):
             yield f" -s {GATEWAY}/32"
         if inside:
             yield f" ! -s {GATEWAY}/32"
+        elif isinstance(network, ipaddress.IPv4Network) and network.subnet_of(LAB) and not has_gateway:
+            yield f" -s {network}"  # a host has one address, which is its public one, too
 
 
 async def apply(cloud: Cloud) -> None:

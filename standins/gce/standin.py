@@ -6,34 +6,29 @@ import asyncio
 import json
 import socket
 import ssl
-import tempfile
-import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from email.utils import formatdate
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from evalfleet.lab.network import GATEWAY
-from standins.cloud import serving, tls
-from standins.cloud.clock import Clock
-from standins.cloud.hosts import METADATA, Hosts
-from standins.cloud.machines import Machines, Records
+from standins.cloud import serving
+from standins.cloud.faults import Failed, Late, Lost
+from standins.cloud.hosts import Hosts
+from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
+from standins.cloud.standin import LOOPBACK, CloudStandIn
 
 from . import billing, contract
 from .api import Api
 from .cloud import Cloud, Instance, Timing
-from .faults import Failed, Faults, Late, Lost, Refused, Throttled, refusal
+from .faults import Faults, Refused, Throttled, refusal
 from .identity import Identity
 from .metadata import Metadata
 from .words import PREFIX, PROJECT, Answer, ApiError, Call
 
-T = TypeVar("T")
-START_S = 240.0
-LOOPBACK = "127.0.0.1"
 TOKEN_PATH = "/token"
 MOST_BYTES = 2 << 20
 
@@ -145,13 +140,12 @@ def _response(answer: Answer) -> web.Response:
     return web.json_response(answer.body, status=answer.status, headers=answer.headers)
 
 
-class StandIn:
-    """Use as a context manager. Its methods may be called from any thread.
+class StandIn(CloudStandIn):
+    """The stand-in for Compute Engine.
 
-    `endpoint`: the API, over https. `anonymous_endpoint`: over http, without tokens, for Google's clients.
-    `ca`: the file of the authority to trust. `environment`: what makes google-auth work against it. Tests set
-    faults, quota and the like through `cloud`, before clients come or with `do`, which runs in the server's
-    thread.
+    `anonymous_endpoint`: the API over http, without tokens, for Google's clients. `environment`: what makes
+    google-auth work against it. Tests set faults, quota and the like through `cloud`, before clients come or
+    with `do`, which runs in the server's thread.
     """
 
     project = PROJECT
@@ -164,80 +158,47 @@ class StandIn:
         speed: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="gce-stand-in-")
-        self._machines = machines or Records()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="gce-stand-in")
-        self._ready = threading.Event()
-        self._end = asyncio.Event()
-        self._failure: BaseException | None = None
-        self._sockets = [_listener(), _listener()]
-        self.clock = Clock(speed)
+        super().__init__("gce", machines, speed)
         self.cloud = Cloud(self.clock, self._machines, timing or Timing(), seed)
         self.identity = Identity()
         self.api = Api(self.cloud)
         self.server = Server(self.cloud, self.api, self.identity)
         self.metadata = Metadata(self.cloud, self.api.instances)
-        ports = [sock.getsockname()[1] for sock in self._sockets]
-        self.endpoint = f"https://{LOOPBACK}:{ports[0]}{PREFIX.rstrip('/')}"
-        self.anonymous_endpoint = f"http://{LOOPBACK}:{ports[1]}{PREFIX}"
-        self.ca, self._tls = tls.make(Path(self._folder.name), [LOOPBACK, GATEWAY])
-        self.key, self._key_inside = (
-            Path(self._folder.name) / "key.json",
-            Path(self._folder.name) / "inside.json",
-        )
-        self.identity.write_key(self.key, f"http://{LOOPBACK}:{ports[1]}{TOKEN_PATH}")
-        self.identity.write_key(self._key_inside, f"http://{GATEWAY}:{ports[1]}{TOKEN_PATH}")
+        folder, anonymous = Path(self._folder.name), self._ports[1]
+        self.anonymous_endpoint = f"http://{LOOPBACK}:{anonymous}{PREFIX}"
+        self.key, self._key_inside = folder / "key.json", folder / "inside.json"
+        self.identity.write_key(self.key, f"http://{LOOPBACK}:{anonymous}{TOKEN_PATH}")
+        self.identity.write_key(self._key_inside, f"http://{GATEWAY}:{anonymous}{TOKEN_PATH}")
         self.allows_violations = False
         """Does a test send what Google's description of the API does not allow on purpose?"""
 
-    # -- life ----------------------------------------------------------------------------------
-
-    def __enter__(self) -> StandIn:
-        self._thread.start()
-        self._ready.wait(START_S)
-        if self._failure is not None:
-            raise self._failure
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()
-        self._folder.cleanup()
-        failures = [*filter(None, [self._failure]), *self.cloud.troubles]
-        if failures:
-            raise failures[0]
+        super().__exit__()
         if not self.allows_violations:
             assert not self.server.violations, f"not as Google describes it: {self.server.violations[:5]}"
 
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._serve())
-        except BaseException as err:
-            self._failure = err
-        finally:
-            self._ready.set()
+    async def _listen(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        await self.server.listen(sock, context, anonymous=context is None)
 
-    async def _serve(self) -> None:
-        await self.server.listen(self._sockets[0], self._tls)
-        await self.server.listen(self._sockets[1], None, anonymous=True)
-        if isinstance(self._machines, Hosts):
-            hosts = self._machines
-            for where, context in zip(self._sockets, (self._tls, None), strict=True):
-                sock = _bound(hosts.lab.socket(), GATEWAY, where.getsockname()[1])
-                await self.server.listen(sock, context, anonymous=context is None)
-            await self.metadata.listen(_bound(hosts.lab.socket(), METADATA, 80), hosts)
-        self._ready.set()
-        try:
-            await self._end.wait()
-        finally:
-            await self.server.close()
-            await self.metadata.close()
-            await self.cloud.close()
-            await self._machines.close()
+    async def _listen_metadata(self, sock: socket.socket, hosts: Hosts) -> None:
+        await self.metadata.listen(sock, hosts)
+
+    async def _close(self) -> None:
+        await self.server.close()
+        await self.metadata.close()
+        await self.cloud.close()
+
+    def _troubles(self) -> Sequence[BaseException]:
+        return self.cloud.troubles
+
+    def _machine(self, name: str) -> str:
+        return self.instance(name).path
 
     # -- for tests -----------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> str:
+        return f"https://{LOOPBACK}:{self._ports[0]}{PREFIX.rstrip('/')}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -245,26 +206,8 @@ class StandIn:
         return {"GOOGLE_APPLICATION_CREDENTIALS": str(self.key), "GOOGLE_CLOUD_PROJECT": PROJECT}
 
     @property
-    def endpoint_inside(self) -> str:
-        return self.endpoint.replace(LOOPBACK, GATEWAY)
-
-    @property
     def environment_inside(self) -> dict[str, str]:
         return {**self.environment, "GOOGLE_APPLICATION_CREDENTIALS": str(self._key_inside)}
-
-    @property
-    def hosts(self) -> Hosts:
-        """What is behind the instances, if there is."""
-        assert isinstance(self._machines, Hosts)
-        return self._machines
-
-    def do(self, action: Callable[[], T]) -> T:
-        """In the server's thread."""
-
-        async def run() -> T:
-            return action()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(START_S)
 
     @property
     def faults(self) -> Faults:
@@ -273,10 +216,6 @@ class StandIn:
     @property
     def meters(self) -> Meters:
         return self.cloud.meters
-
-    def jump(self, seconds: float) -> None:
-        """Let time pass; what is due meanwhile has happened afterwards."""
-        asyncio.run_coroutine_threadsafe(self.clock.jump(seconds), self._loop).result()
 
     def instances(self) -> list[Instance]:
         """All there are now."""
@@ -302,23 +241,3 @@ class StandIn:
         """Announce that a machine is taken back; it goes `notice_s` later."""
         instance = self.instance(name)
         self.do(lambda: self.cloud.spawn(self.api.instances.preempt(instance, notice_s)))
-
-    def make_unreachable(self, name: str, *, also_after_restart: bool = False) -> None:
-        """A machine says it runs, but nothing reaches it, until it is reset, or stopped and started."""
-        work = self.hosts.make_unreachable(self.instance(name).path, also_after_restart=also_after_restart)
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
-
-
-def _bound(sock: socket.socket, address: str, port: int) -> socket.socket:
-    """Also where a connection from that port has just ended."""
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _listener() -> socket.socket:
-    return socket.create_server((LOOPBACK, 0), backlog=1024)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,10 @@ from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.gce import GcePlace, GceSettings
 from evalfleet.ports import Check, PlaceContext
 from standins.gce import StandIn, Timing
-from tests.desk import Desk
+from tests.cloud.places import LOST_S, SETTLE_S
 
 HOME = "abc123def456"
 TYPE, ZONE = "e2-standard-4", "us-central1-a"
-SETTLE_S = 0.5
-LOST_S = 12.0
 QUICK = (0.0, 0.02)
 FAST = Timing(
     insert=(0.02, 0.1), boot=QUICK, delete=QUICK, power=QUICK, other=QUICK, limit_late=QUICK, wait=5.0
@@ -77,24 +74,3 @@ def examine(
             await made.close()
 
     return asyncio.run(main())
-
-
-class GceDesk(Desk):
-    """A desk with a place `gce`, which is the stand-in, reached from inside its machines' network."""
-
-    def __init__(self, google: StandIn, folder: Path, **more: Any) -> None:
-        super().__init__(folder, environ=google.environment_inside, prefix=google.hosts.lab.prefix)
-        given = {
-            "kind": "gce",
-            "endpoint": google.endpoint_inside,
-            "ca": str(google.ca),
-            "types": [TYPE],
-            "zones": [ZONE],
-            "ssh_from": ["*"],
-            "owner": "tester",
-            "settle_s": SETTLE_S,
-            "lost_s": LOST_S,
-            **more,
-        }
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
-        (self.folder / "evalfleet.toml").write_text(f"[places.gce]\n{text}")

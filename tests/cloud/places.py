@@ -64,12 +64,6 @@ def offer(region: str = "eastus", size: str = SIZE, *, spot: bool = False) -> Of
     return Offer("azure", size, region, spot=spot)
 
 
-def left(azure: StandIn) -> list[str]:
-    """What is there beside the network that machines share, which costs nothing."""
-    shared = ("virtualNetworks", "networkSecurityGroups", "subnets", "securityRules")
-    return [str(each.id) for each in azure.resources() if each.id.types[-1] not in shared]
-
-
 def examine(azure: StandIn, home: Path, workers: int = 1, **more: Any) -> dict[str, Check]:
     """What `doctor` finds."""
 

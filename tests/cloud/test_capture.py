@@ -18,7 +18,6 @@ from standins.azure.galleries import VERSION
 from standins.azure.vms import VM, Vm
 from standins.waa import standin
 from tests.cloud.desk import AzureDesk
-from tests.cloud.places import left
 from tests.desk import Process
 from tests.lab.clients import needs_lab
 from tests.waiting import until
@@ -172,7 +171,7 @@ def test_machines_from_the_image_download_nothing(
     assert "would delete image waa-2026" in desk.done("images", "--delete", "waa-2026", code=2).err
     assert images_in(azure) == REGIONS
     desk.done("images", "--delete", "waa-2026", "--yes")
-    assert left(azure) == []
+    assert azure.left() == []
     assert azure.meters.running() == []
 
 
@@ -220,7 +219,7 @@ def test_killed_at_any_step_the_next_one_goes_on(azure: StandIn, desk: AzureDesk
     assert azure.resources(VM) == []
     assert len(azure.resources(VERSION)) == 1
     desk.done("images", "--delete", "b", "--yes")
-    assert left(azure) == []
+    assert azure.left() == []
     assert azure.meters.running() == []
 
 
@@ -233,4 +232,4 @@ def test_given_up_half_way_the_machine_goes(azure: StandIn, desk: AzureDesk) -> 
     desk.done("pool", "start", "dev")
     assert azure.resources(VM) == []
     assert desk.say("images", "--delete", "b", "--yes").startswith("image b is deleted")
-    assert left(azure) == []
+    assert azure.left() == []

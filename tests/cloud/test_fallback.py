@@ -7,7 +7,7 @@ from pathlib import Path
 
 from standins.azure import Policy, Refused, StandIn
 from tests.cloud.desk import AzureDesk
-from tests.cloud.places import SIZE, left
+from tests.cloud.places import SIZE
 
 
 def test_when_nothing_is_left_one_table_tells_what_was_tried(azure: StandIn, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_when_nothing_is_left_one_table_tells_what_was_tried(azure: StandIn, tmp
     assert len(table) == len(told)
     assert any("AllocationFailed" in line for line in table)
     assert "not asked again" in desk.say("show", "r")
-    assert not left(azure)
+    assert not azure.left()
     assert not azure.meters.running()
 
 
@@ -55,7 +55,7 @@ def test_a_policy_is_named_and_not_asked_twice(azure: StandIn, tmp_path: Path) -
     (told,) = json.loads(desk.say("show", "r", "--json"))["refusals"]
     assert (told["tries"], told["blocked"]) == (1, "eastus")
     assert "cost-centre-needed" in told["answer"]
-    assert not left(azure)
+    assert not azure.left()
 
 
 def test_a_pool_that_gets_nothing_tells_the_same_and_is_no_pool(azure: StandIn, tmp_path: Path) -> None:
@@ -64,4 +64,4 @@ def test_a_pool_that_gets_nothing_tells_the_same_and_is_no_pool(azure: StandIn, 
     done = desk.done("pool", "create", "p", "--on", "azure", "--workers", "2", code=4)
     assert len([line for line in done.err.splitlines() if line.startswith("azure ")]) == 2
     assert "no pools" in desk.say("pool", "ls")
-    assert not left(azure)
+    assert not azure.left()

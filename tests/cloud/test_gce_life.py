@@ -242,7 +242,11 @@ def test_a_machine_without_a_public_address_is_reached_by_a_jump_host(
             seen = await find(behind, two)
             assert seen is not None
             assert seen.phase == "up"
-            assert await says(behind, seen, "hostname")
+            channel = behind.channel(seen, Fence("r", 1))
+            await channel.start(Job(AttemptId("t.0"), Command(("true",)), 60))
+            ended = await asyncio.wait_for(channel.ended(AttemptId("t.0")), PATIENCE_S)
+            assert ended.exit_code == 0
+            await channel.close()
             assert not google.instance(two).is_public
         finally:
             await behind.delete(two)

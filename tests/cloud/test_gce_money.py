@@ -215,7 +215,11 @@ def test_the_nearest_region_is_the_one_that_answers_soonest(google: StandIn, tmp
 
 
 def test_if_no_region_answers_none_is_the_nearest(google: StandIn, tmp_path: Path) -> None:
-    nobody = {"zones": "nearest", "regions": (CENTRAL,), "distance_by": {CENTRAL: "127.0.0.1:1"}}
+    nobody: dict[str, Any] = {
+        "zones": "nearest",
+        "regions": (CENTRAL,),
+        "distance_by": {CENTRAL: "127.0.0.1:1"},
+    }
     made = place(google, tmp_path, **nobody)
     error = asyncio.run(raised(PlaceError, made.offers(Needs())))
     assert "name `zones` or `regions`" in str(error)

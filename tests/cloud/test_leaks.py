@@ -1,6 +1,6 @@
-"""Whatever happens to controllers, nothing is left at Azure, and strangers' things are as they were.
+"""Whatever happens to controllers, nothing is left at the cloud, and strangers' things are as they were.
 
-Machines, disks, addresses, interfaces, schedules and deployments are counted afterwards.
+Machines, disks, addresses and all else that the cloud has of them are counted afterwards.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import asyncio
 import json
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,14 +22,13 @@ from evalfleet.api import places
 from evalfleet.lab import Lab, LabError, system
 from evalfleet.model import SECOND, Micros, after
 from evalfleet.planning.workspace import Workspace
-from standins.azure import StandIn
+from standins import azure, gce
 from standins.cloud.hosts import Hosts
-from tests.cloud.conftest import FAST
-from tests.cloud.desk import AzureDesk
-from tests.cloud.places import left
+from tests.cloud import conftest, gce_places
+from tests.cloud.desk import AzureDesk, CloudDesk, GceDesk
 from tests.cloud.rest import Rest
 from tests.desk import Process
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -37,65 +38,139 @@ DAY_S = 86_400.0
 WORKERS = 2
 
 
-@pytest.fixture(scope="module")
-def cloud() -> Iterator[StandIn]:
-    with StandIn(Hosts(), timing=FAST) as made:
-        rest = Rest(made)
+class AzureWorld:
+    """Azure, with a machine of a stranger's."""
+
+    def __init__(self) -> None:
+        self.cloud = azure.StandIn(Hosts(), timing=conftest.FAST)
+
+    def furnish(self) -> None:
+        rest = Rest(self.cloud)
         rest.furnish()
         rest.new_vm("stranger", tags={"team": "another"})
+
+    def desk(self, folder: Path, *, inside: bool = False) -> CloudDesk:
+        return AzureDesk(self.cloud, folder, inside=inside)
+
+    def shown(self) -> dict[str, Any]:
+        """All that is there beside networks, which cost nothing."""
+        ids = set(self.cloud.left())
+        return {each["id"]: each for each in self.cloud.shown() if each["id"] in ids}
+
+    def ours(self) -> list[str]:
+        return [each.id.name for each in self.cloud.resources(VM) if "stranger" not in each.id.name]
+
+    def is_making(self) -> bool:
+        return any("stranger" not in each.id.name for each in self.cloud.resources(ADDRESS))
+
+    def under_way(self) -> list[str]:
+        done = ("Succeeded", "Failed", "Canceled")
+        return [each for each in self._deployments() if not each.endswith(done)]
+
+    def check(self) -> None:
+        assert not self._deployments()
+
+    def _deployments(self) -> list[str]:
+        path = "/resourceGroups/rg/providers/Microsoft.Resources/deployments"
+        found = Rest(self.cloud).get(path).body["value"]
+        return [f"{each['name']}: {each['properties']['provisioningState']}" for each in found]
+
+
+class GoogleWorld:
+    """Compute Engine, with a machine of a stranger's."""
+
+    def __init__(self) -> None:
+        self.cloud = gce.StandIn(Hosts(), timing=gce_places.FAST)
+
+    def furnish(self) -> None:
+        image = "projects/debian-cloud/global/images/family/debian-12"
+        body = {
+            "name": "stranger",
+            "machineType": f"zones/{gce_places.ZONE}/machineTypes/{gce_places.TYPE}",
+            "labels": {"team": "another"},
+            "disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": image}}],
+            "networkInterfaces": [{"network": "global/networks/default"}],
+        }
+        path = f"projects/{self.cloud.project}/zones/{gce_places.ZONE}/instances"
+        url, data = f"{self.cloud.anonymous_endpoint}{path}", json.dumps(body).encode()
+        with urllib.request.urlopen(url, data, PATIENCE_S):
+            until(lambda: not self.under_way(), "it is there")
+
+    def desk(self, folder: Path, *, inside: bool = False) -> CloudDesk:
+        return GceDesk(self.cloud, folder, inside=inside)
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            path: [each.body for each in self.cloud.instances() if each.path == path]
+            for path in self.cloud.left()
+        }
+
+    def ours(self) -> list[str]:
+        return [each.name for each in self.cloud.instances() if each.name != "stranger"]
+
+    def is_making(self) -> bool:
+        return bool(self.ours())
+
+    def under_way(self) -> list[str]:
+        operations = self.cloud.do(lambda: list(self.cloud.cloud.operations.values()))
+        return [each.type for each in operations if each.status != "DONE"]
+
+    def check(self) -> None: ...
+
+
+World = AzureWorld | GoogleWorld
+BOTH = pytest.mark.parametrize("furnished", [AzureWorld, GoogleWorld], indirect=True)
+AZURE = pytest.mark.parametrize("furnished", [AzureWorld], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def furnished(request: pytest.FixtureRequest) -> Iterator[World]:
+    made: World = request.param()
+    with made.cloud:
+        made.furnish()
         yield made
 
 
 @pytest.fixture
-def azure(cloud: StandIn) -> Iterator[StandIn]:
+def world(furnished: World) -> Iterator[World]:
     """Each test leaves what it found, to the letter."""
-    strangers, meters = shown(cloud), len(cloud.meters.running())
-    assert len(strangers) == 4, "a machine, its disk, its interface and its address"
-    yield cloud
-    assert shown(cloud) == strangers
-    assert len(cloud.meters.running()) == meters
-    assert not deployments(cloud)
+    strangers, meters = furnished.shown(), len(furnished.cloud.meters.running())
+    assert strangers
+    yield furnished
+    assert furnished.shown() == strangers
+    assert len(furnished.cloud.meters.running()) == meters
+    furnished.check()
 
 
 @pytest.fixture
-def desk(azure: StandIn, tmp_path: Path) -> Iterator[AzureDesk]:
-    made = AzureDesk(azure, tmp_path / "desk", inside=True)
+def desk(world: World, tmp_path: Path) -> Iterator[CloudDesk]:
+    made = world.desk(tmp_path / "desk", inside=True)
     made.bench(4)
     yield made
     made.sweep()
 
 
-def shown(azure: StandIn) -> dict[str, Any]:
-    """All that is there beside networks, which cost nothing."""
-    ids = set(left(azure))
-    return {each["id"]: each for each in azure.shown() if each["id"] in ids}
+def billed(world: World) -> list[str]:
+    """Machines whose meter runs."""
+    return [span.id.rsplit("/", 1)[-1] for span in world.cloud.meters.running() if span.kind == "vm"]
 
 
-def deployments(azure: StandIn) -> list[str]:
-    found = Rest(azure).get("/resourceGroups/rg/providers/Microsoft.Resources/deployments").body["value"]
-    return [f"{each['name']}: {each['properties']['provisioningState']}" for each in found]
-
-
-def ours(azure: StandIn, type: str = VM) -> list[str]:
-    return [each.id.name for each in azure.resources(type) if "stranger" not in each.id.name]
-
-
-def run_until(desk: AzureDesk, azure: StandIn, moment: str) -> Process:
+def run_until(desk: CloudDesk, world: World, moment: str) -> Process:
     """A controller that has come so far."""
     desk.bench(4, seconds=1.0 if moment == "run" else 0.1)
     process = desk.start_run("--workers", str(WORKERS))
     if moment == "create":
-        until(lambda: ours(azure, ADDRESS), "a machine is being made")
+        until(lambda: world.is_making(), "a machine is being made")
         assert not desk.state().ready
     elif moment == "run":
         until(lambda: desk.state().running == WORKERS, "tasks run on all machines")
     else:
-        until(lambda: len(ours(azure)) == WORKERS, "all machines are there")
-        until(lambda: len(ours(azure)) < WORKERS, "the first machine is gone")
+        until(lambda: len(world.ours()) == WORKERS, "all machines are there")
+        until(lambda: len(world.ours()) < WORKERS, "the first machine is gone")
     return process
 
 
-def all_scored(desk: AzureDesk) -> None:
+def all_scored(desk: CloudDesk) -> None:
     assert (desk.state().scored, desk.state().total) == (4, 4)
     assert desk.state().ended_at is not None
 
@@ -103,15 +178,17 @@ def all_scored(desk: AzureDesk) -> None:
 # -- Ctrl-C --------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_while_machines_are_made(azure: StandIn, desk: AzureDesk) -> None:
-    process = run_until(desk, azure, "create")
+@BOTH
+def test_ctrl_c_while_machines_are_made(world: World, desk: CloudDesk) -> None:
+    process = run_until(desk, world, "create")
     process.signal(signal.SIGINT)
     assert process.wait().code == 130
     assert desk.state().ended_at is not None
 
 
-def test_ctrl_c_twice_while_machines_are_made_then_cancel(azure: StandIn, desk: AzureDesk) -> None:
-    process = run_until(desk, azure, "create")
+@AZURE
+def test_ctrl_c_twice_while_machines_are_made_then_cancel(world: World, desk: CloudDesk) -> None:
+    process = run_until(desk, world, "create")
     process.signal(signal.SIGINT)
     process.signal(signal.SIGINT)
     assert process.wait().code == 130
@@ -122,9 +199,13 @@ def test_ctrl_c_twice_while_machines_are_made_then_cancel(azure: StandIn, desk: 
 # -- kill -9 -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["create", "delete"])
-def test_killed_and_resumed(azure: StandIn, desk: AzureDesk, moment: str) -> None:
-    run_until(desk, azure, moment).kill()
+@pytest.mark.parametrize(
+    ("furnished", "moment"),
+    [(AzureWorld, "create"), (AzureWorld, "delete"), (GoogleWorld, "create")],
+    indirect=["furnished"],
+)
+def test_killed_and_resumed(world: World, desk: CloudDesk, moment: str) -> None:
+    run_until(desk, world, moment).kill()
     desk.say("resume", "r")
     all_scored(desk)
     used = {attempt.machine for attempt in desk.state().attempts.values()}
@@ -132,30 +213,38 @@ def test_killed_and_resumed(azure: StandIn, desk: AzureDesk, moment: str) -> Non
     assert {how.kind for how in isolated} == {"user"}, f"the default where we made the machines: {isolated}"
 
 
-def test_killed_and_cancelled(azure: StandIn, desk: AzureDesk) -> None:
-    run_until(desk, azure, "run").kill()
+@AZURE
+def test_killed_and_cancelled(world: World, desk: CloudDesk) -> None:
+    run_until(desk, world, "run").kill()
     desk.say("cancel", "r")
     assert desk.state().ended_at is not None
 
 
-@pytest.mark.parametrize("moment", ["create", "run", "delete"])
+@pytest.mark.parametrize(
+    ("furnished", "moment"),
+    [(AzureWorld, "create"), (AzureWorld, "run"), (AzureWorld, "delete"), (GoogleWorld, "run")],
+    indirect=["furnished"],
+)
 def test_killed_and_never_seen_again(
-    azure: StandIn, desk: AzureDesk, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, desk: CloudDesk, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Azure stops the machines by itself, and `reap` finds them by their tags, from another computer."""
-    run_until(desk, azure, moment).kill()
-    until(lambda: not active(azure), "what was begun has been done")
-    azure.jump(DAY_S)
-    until(lambda: billed(azure) == ["stranger"], "Azure has stopped the machines")
-    other = AzureDesk(azure, tmp_path / "other")
+    """The cloud ends the machines by itself, and `reap` finds what is left, from another computer."""
+    run_until(desk, world, moment).kill()
+    until(lambda: not world.under_way(), "what was begun has been done")
+    world.cloud.jump(DAY_S)
+    until(lambda: billed(world) == ["stranger"], "the cloud has stopped the machines")
+    other = world.desk(tmp_path / "other")
     monkeypatch.chdir(other.folder)
     for name, value in other.environ.items():
         monkeypatch.setenv(name, value)
     now = after(round(time.time()) * SECOND, DAY_S)
     workspace = replace(Workspace.here(), clock=StoppedClock(now))
     found = [each for each in asyncio.run(places.machines(workspace)) if each.why]
-    assert found
-    assert set(asyncio.run(places.reap(workspace, found)).values()) == {""}
+    if isinstance(world, AzureWorld):
+        assert found
+        assert set(asyncio.run(places.reap(workspace, found)).values()) == {""}
+    else:
+        assert not found, "Google deletes machines at their limit, with all that is theirs"
 
 
 @dataclass(frozen=True)
@@ -168,32 +257,24 @@ class StoppedClock:
         return self.at
 
 
-def active(azure: StandIn) -> list[str]:
-    done = ("Succeeded", "Failed", "Canceled")
-    return [each for each in deployments(azure) if not each.endswith(done)]
-
-
-def billed(azure: StandIn) -> list[str]:
-    """Machines whose meter runs."""
-    return [span.id.rsplit("/", 1)[-1] for span in azure.meters.running() if span.kind == "vm"]
-
-
 # -- asleep, cut off, overtaken --------------------------------------------------------------------
 
 
-def test_a_laptop_that_slept_past_the_expiry(azure: StandIn, desk: AzureDesk) -> None:
-    process = run_until(desk, azure, "run")
+@BOTH
+def test_a_laptop_that_slept_past_the_expiry(world: World, desk: CloudDesk) -> None:
+    process = run_until(desk, world, "run")
     process.suspend()
-    azure.jump(DAY_S)
-    until(lambda: billed(azure) == ["stranger"], "Azure has stopped the machines")
+    world.cloud.jump(DAY_S)
+    until(lambda: billed(world) == ["stranger"], "the cloud has stopped the machines")
     process.signal(signal.SIGCONT)
     done = process.wait()
     assert done.code == 0, done
     all_scored(desk)
 
 
-def test_our_network_is_gone_for_a_while(azure: StandIn, desk: AzureDesk) -> None:
-    """Neither Azure nor machines can be reached: none is given up, and the run goes on.
+@AZURE
+def test_our_network_is_gone_for_a_while(world: World, desk: CloudDesk) -> None:
+    """Neither the cloud nor machines can be reached: none is given up, and the run goes on.
 
     The first tasks last until we are cut off for sure (a machine that was given back before is replaced by
     one that tells whether it is our network), and not as long as that lasts.
@@ -201,7 +282,7 @@ def test_our_network_is_gone_for_a_while(azure: StandIn, desk: AzureDesk) -> Non
     desk.bench(4, first=[15.0] * WORKERS)
     process = desk.start_run("--workers", str(WORKERS))
     until(lambda: desk.state().running == WORKERS, "tasks run on all machines")
-    with CutOff(azure):
+    with CutOff(world):
         until(lambda: len(desk.state().silent) == WORKERS, "all machines are silent")
         silent_at = time.monotonic()
         lost_s = next(iter(desk.state().machines.values())).offer.lost_s
@@ -216,11 +297,11 @@ def test_our_network_is_gone_for_a_while(azure: StandIn, desk: AzureDesk) -> Non
 
 
 class CutOff:
-    """What goes from the controller to the machines, and to Azure, is lost."""
+    """What goes from the controller to the machines, and to the cloud, is lost."""
 
-    def __init__(self, azure: StandIn) -> None:
-        self._prefix = azure.hosts.lab.prefix
-        lost = ["-p", "tcp", "--dport", str(azure.port), "-o", "lo"]
+    def __init__(self, world: World) -> None:
+        self._prefix = world.cloud.hosts.lab.prefix
+        lost = ["-p", "tcp", "--dport", str(urlsplit(world.cloud.endpoint).port), "-o", "lo"]
         self._rules = [["OUTPUT", *lost, "-j", "DROP"], ["OUTPUT", "-o", "br0", "-j", "DROP"]]
 
     def __enter__(self) -> None:
@@ -242,9 +323,10 @@ class CutOff:
         raise AssertionError("no iptables works here")
 
 
-def test_a_second_controller_takes_over(azure: StandIn, desk: AzureDesk) -> None:
+@AZURE
+def test_a_second_controller_takes_over(world: World, desk: CloudDesk) -> None:
     """The first is asleep meanwhile; when it wakes up it finds out, and does no harm."""
-    first = run_until(desk, azure, "run")
+    first = run_until(desk, world, "run")
     first.suspend()
     desk.say("resume", "r", "--take-over")
     all_scored(desk)
@@ -257,17 +339,20 @@ def test_a_second_controller_takes_over(azure: StandIn, desk: AzureDesk) -> None
 # -- fewer than asked for ------------------------------------------------------------------------
 
 
-def test_a_pool_goes_on_with_the_machines_it_got(azure: StandIn, desk: AzureDesk) -> None:
-    azure.cloud.capacity.limits["eastus", "", ""] = 3  # one is the stranger's
+@AZURE
+def test_a_pool_goes_on_with_the_machines_it_got(world: World, desk: CloudDesk) -> None:
+    assert isinstance(world, AzureWorld)
+    limits = world.cloud.cloud.capacity.limits
+    limits["eastus", "", ""] = 3  # one is the stranger's
     try:
         done = desk.done("pool", "create", "p", "--on", "azure", "--workers", "3")
         assert "1 more was asked for" in done.out
         assert "AllocationFailed" in done.out
-        assert len(ours(azure)) == WORKERS
+        assert len(world.ours()) == WORKERS
         desk.done("run", "b.toml", "--pool", "p", "--name", "r")
         all_scored(desk)
         (refused,) = json.loads(desk.say("pool", "status", "p", "--json"))["refusals"]
         assert refused["tries"] == 1
     finally:
-        azure.cloud.capacity.limits.clear()
+        limits.clear()
         desk.done("pool", "delete", "p", "--yes")

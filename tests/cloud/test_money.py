@@ -19,7 +19,7 @@ from standins.azure import StandIn
 from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.desk import AzureDesk
-from tests.cloud.places import SIZE, left
+from tests.cloud.places import SIZE
 from tests.waiting import PATIENCE_S, until
 
 CANNOT = Lab.missing()
@@ -39,7 +39,7 @@ def azure(cloud: StandIn) -> Iterator[StandIn]:
     """Each test leaves it empty, and finds the meters at nothing."""
     cloud.do(cloud.meters.spans.clear)
     yield cloud
-    assert not left(cloud)
+    assert not cloud.left()
     assert not cloud.meters.running()
 
 

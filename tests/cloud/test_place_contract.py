@@ -1,10 +1,11 @@
-"""Azure's machines keep the contract: ARM by the stand-in, machines with a real sshd behind it."""
+"""The machines of clouds keep the contract: the API by a stand-in, machines with a real sshd behind it."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -12,10 +13,10 @@ import pytest
 from evalfleet.lab import Lab
 from evalfleet.ports import Place
 from evalfleet.testing import Harness, PlaceContract, ShellHarness
-from standins.azure import StandIn
+from standins import azure, gce
 from standins.cloud.hosts import Hosts
-from tests.cloud.conftest import FAST
-from tests.cloud.places import left, place
+from standins.cloud.standin import CloudStandIn
+from tests.cloud import conftest, gce_places, places
 from tests.lab.marks import Marks, leave
 from tests.waiting import PATIENCE_S
 
@@ -24,24 +25,24 @@ pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOS
 T = TypeVar("T")
 
 
-class AzureHarness(ShellHarness):
+class CloudHarness(ShellHarness):
     """Hosts share no files with us: marks come over their network, to a listener at its gateway."""
 
     unit_s = 0.5
     silent_s = 5.0
     patience_s = PATIENCE_S
 
-    def __init__(self, azure: StandIn) -> None:
+    def __init__(self, cloud: CloudStandIn, make: Callable[[Path], Place]) -> None:
         super().__init__()
-        self.azure = azure
+        self._cloud, self._make = cloud, make
         self._left: collections.Counter[str] = collections.Counter()
-        self._listener = Marks(azure.hosts.lab.socket(), self._left)
+        self._listener = Marks(cloud.hosts.lab.socket(), self._left)
 
     def make_place(self) -> Place:
-        return place(self.azure, self.directory, inside=True)
+        return self._make(self.directory)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        with self.azure.hosts.lab.inside():
+        with self._cloud.hosts.lab.inside():
             return asyncio.run(main)
 
     def _leave(self, mark: str) -> str:
@@ -53,20 +54,42 @@ class AzureHarness(ShellHarness):
     def close(self) -> None:
         self._listener.close()
         super().close()
-        assert not left(self.azure), "something is left"
-        assert not self.azure.meters.running(), "something costs money still"
+        assert not self._cloud.left(), "something is left"
+        assert not self._cloud.meters.running(), "something costs money still"
+
+
+class GceHarness(CloudHarness):
+    """Its machines have their host keys and their limits a little later."""
+
+    unit_s = 0.6
+    boot_s = 4.0
 
 
 class TestAzurePlace(PlaceContract):
     """Its channels are those of the place `ssh`, whose tests they pass."""
 
-    azure: ClassVar[StandIn]
+    cloud: ClassVar[azure.StandIn]
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def _azure(cls) -> Iterator[None]:
-        with StandIn(Hosts(), timing=FAST) as cls.azure:
+        with azure.StandIn(Hosts(), timing=conftest.FAST) as cls.cloud:
             yield
 
     def harness(self) -> Harness:
-        return AzureHarness(self.azure)
+        return CloudHarness(self.cloud, lambda home: places.place(self.cloud, home, inside=True))
+
+
+class TestGcePlace(PlaceContract):
+    """Its channels are those of the place `ssh`, too."""
+
+    cloud: ClassVar[gce.StandIn]
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _google(cls) -> Iterator[None]:
+        with gce.StandIn(Hosts(), timing=gce_places.FAST) as cls.cloud:
+            yield
+
+    def harness(self) -> Harness:
+        return GceHarness(self.cloud, lambda home: gce_places.place(self.cloud, home, inside=True))

@@ -22,7 +22,7 @@ from evalfleet.testing.harness import find, raised
 from standins.azure import Failed, Late, Lost, StandIn, Throttled
 from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
-from tests.cloud.places import HOME, SIZE, left, offer, place
+from tests.cloud.places import HOME, SIZE, offer, place
 from tests.cloud.rest import Rest, network
 
 CANNOT = Lab.missing()
@@ -47,7 +47,7 @@ def azure(cloud: StandIn) -> Iterator[StandIn]:
     cloud.do(cloud.faults.met.clear)
     yield cloud
     cloud.do(cloud.faults.rules.clear)
-    assert not left(cloud)
+    assert not cloud.left()
     assert not cloud.meters.running()
 
 
@@ -319,7 +319,7 @@ def test_a_dead_controllers_machine_is_stopped_by_azure_itself(cloud: StandIn, t
 
     with cloud.hosts.lab.inside():
         asyncio.run(main())
-    assert not left(cloud)
+    assert not cloud.left()
     (billed,) = [span for span in cloud.meters.of("vm") if span.sku == SIZE][-1:]
     assert billed.seconds(0.0) <= LONG_S + 120
 

@@ -22,7 +22,7 @@ from standins.azure import StandIn
 from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.desk import AzureDesk
-from tests.cloud.places import left, offer, place
+from tests.cloud.places import offer, place
 from tests.cloud.running import Sleepy, Stage, when
 from tests.cloud.test_place_life import says
 from tests.waiting import SLOWNESS
@@ -52,7 +52,7 @@ def use(azure: StandIn, home: Path, work: Callable[[AzurePlace], Awaitable[None]
 
     with azure.hosts.lab.inside():
         asyncio.run(main())
-    assert not left(azure)
+    assert not azure.left()
     assert not azure.meters.running()
 
 
@@ -223,4 +223,4 @@ def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn,
         assert [each.id for each in azure.resources("Microsoft.Compute/virtualMachines")] == [vm.id]
     finally:
         say("pool", "delete", "p", "--yes")
-    assert not left(azure)
+    assert not azure.left()

@@ -14,7 +14,7 @@ from evalfleet.model import MachineId
 from evalfleet.places.azure import AzurePlace
 from evalfleet.testing.harness import raised
 from standins.azure import Policy, Refused, StandIn
-from tests.cloud.places import left, offer, place
+from tests.cloud.places import offer, place
 from tests.cloud.rest import Rest, network
 
 ONE = MachineId("pool-abc123-1")
@@ -43,7 +43,7 @@ def refused(azure: StandIn, home: Path, where: str = "eastus", **more: Any) -> P
         return error
 
     error: PlaceError = use(azure, home, work, **more)
-    assert not left(azure), "a refused machine left something behind"
+    assert not azure.left(), "a refused machine left something behind"
     assert not azure.meters.running()
     return error
 

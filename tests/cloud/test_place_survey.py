@@ -14,7 +14,7 @@ from evalfleet.places.azure.names import stamp
 from standins.azure import StandIn
 from standins.azure.catalog import Restriction
 from tests.cloud.desk import AzureDesk
-from tests.cloud.places import GROUP, HOME, SIZE, examine, left, offer, place
+from tests.cloud.places import GROUP, HOME, SIZE, examine, offer, place
 from tests.cloud.rest import Rest
 from tests.waiting import PATIENCE_S
 
@@ -184,9 +184,9 @@ def test_reap_deletes_what_is_mine_and_expired_with_no_local_state(azure: StandI
     (shown,) = json.loads(desk.say("machines", "--json"))
     assert (shown["machine"], shown["owner"], shown["why"]) == (ONE, "tester", "expired")
     assert "pool-abc123-1" in desk.say("reap", "--dry-run")
-    assert left(azure)
+    assert azure.left()
     assert "deleted: 1" in desk.say("reap")
-    assert not left(azure)
+    assert not azure.left()
     assert not azure.meters.running()
     assert desk.say("reap") == "nothing of ours has expired\n"
 
@@ -197,9 +197,9 @@ def test_an_expired_pool_of_another_home_of_mine_is_left_until_pools_are_asked_f
     abandon(azure, tmp_path / "lost", expires_s=0, for_pool=True)
     desk = AzureDesk(azure, tmp_path / "desk", owner="tester")
     assert desk.say("reap") == "nothing of ours has expired\n"
-    assert left(azure)
+    assert azure.left()
     assert "deleted: 1" in desk.say("reap", "--pools")
-    assert not left(azure)
+    assert not azure.left()
 
 
 def test_an_expiry_that_azure_cannot_keep_is_refused(azure: StandIn, tmp_path: Path) -> None:
@@ -221,11 +221,11 @@ def test_reap_leaves_others_machines_and_what_has_not_expired(azure: StandIn, tm
     rest.new_vm(
         "by-hand", tags={"evalfleet-machine": "by-hand", "evalfleet-expires-at": "2020-01-01T00:00:00Z"}
     )
-    before = left(azure)
+    before = azure.left()
     desk.say("reap")
     azure.jump(1)
     other.say("reap", "--all-owners", "--yes")
-    assert left(azure) == before
+    assert azure.left() == before
 
 
 def test_what_others_own_is_asked_about(azure: StandIn, tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ def test_what_others_own_is_asked_about(azure: StandIn, tmp_path: Path) -> None:
     other = AzureDesk(azure, tmp_path / "other", "somebody")
     assert other.say("reap") == "nothing of ours has expired\n"
     other.say("reap", "--all-owners", code=2)
-    assert left(azure)
+    assert azure.left()
     other.say("reap", "--all-owners", "--yes")
-    assert not left(azure)
+    assert not azure.left()
 
 
 def test_doctor_prints_each_check(azure: StandIn, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from evalfleet.places.azure.template import SCHEMA
 from evalfleet.testing.harness import raised
 from standins.azure import StandIn
 from tests.cloud.desk import AzureDesk
-from tests.cloud.places import GROUP, HOME, examine, left, place
+from tests.cloud.places import GROUP, HOME, examine, place
 from tests.cloud.rest import Rest
 from tests.waiting import until
 
@@ -76,7 +76,7 @@ def test_a_locked_group_is_told_in_run_show_and_machines_and_the_run_waits(
     done = run.wait()
     assert "cannot be deleted, and costs $" in done.out
     cancel.wait()
-    assert not left(azure)
+    assert not azure.left()
     assert not azure.meters.running()
     assert not json.loads(desk.say("show", "r", "--json"))["machines"][0]["delete_refused"]
     assert not [call for call in azure.server.calls if call[2] == 429], "Azure's limits by machine were kept"
@@ -94,7 +94,7 @@ def test_a_pool_tells_that_it_cannot_be_deleted_and_why(azure: StandIn, desk: Az
     assert "ask for the role Contributor" in told
     azure.faults.denied_actions.clear()
     delete.wait()
-    assert not left(azure)
+    assert not azure.left()
 
 
 # -- beforehand, and afterwards ------------------------------------------------------------------

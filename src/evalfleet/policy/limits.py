@@ -84,7 +84,7 @@ def _planned_s(state: RunState) -> float | None:
     else:
         return None
     left = state.counts["waiting"] + state.counts["running"]
-    return mean_s * math.ceil(left / max(1, state.limits.workers))
+    return mean_s * math.ceil(left / max(1, state.limits.workers * state.plan.slots))
 
 
 def worthwhile(state: RunState, offer: Offer, seconds: float) -> bool:

@@ -341,7 +341,9 @@ class _Simulation:
 
     async def _let_late_things_happen(self) -> None:
         """Creates that land late, expiries of what an abandoned run left."""
-        await asyncio.sleep(self.scenario.plan.limits.lease_s * 2 + 3600)
+        lease_s, offers = self.scenario.plan.limits.lease_s, self.scenario.offers.values()
+        longest_s = max([lease_s, *(offer.max_life_s or 0.0 for some in offers for offer in some)])
+        await asyncio.sleep(lease_s + longest_s + 3600)
 
 
 @contextmanager
