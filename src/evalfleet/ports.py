@@ -414,7 +414,10 @@ class Preflight(Protocol):
         return ()
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        """What may go wrong with a run of so many seconds, and what to do. Raises nothing."""
+        """What may go wrong with a run of so many seconds, and what to do.
+
+        Raises PlaceError if the place refuses us for good, so that nothing need be begun to find out.
+        """
         return ()
 
     async def unknown_keys(self) -> Sequence[HostKey] | None:

@@ -19,6 +19,7 @@ from evalfleet.places.vm.answers import Problem
 from evalfleet.testing.harness import raised
 from standins.gce import Failed, FailsLate, Late, Lost, Refused, StandIn, Stuck, Throttled
 from standins.gce.contract import document_path
+from tests.cloud.desk import GceDesk
 from tests.cloud.gce_places import FAST, HOME, ZONE, examine, machine_id, offer, place
 from tests.waiting import until_seen
 
@@ -484,3 +485,47 @@ def test_credentials_of_the_wrong_kind_are_told_before_anything_is_asked(
             environ={"GOOGLE_APPLICATION_CREDENTIALS": str(key), "GOOGLE_CLOUD_PROJECT": "p"},
         )
     assert not google.server.calls
+
+
+def switch_off(google: StandIn) -> None:
+    google.faults.api_is_off = True
+
+
+def disable_the_account(google: StandIn) -> None:
+    google.identity.is_disabled = True
+
+
+def take_the_rights(google: StandIn) -> None:
+    google.faults.denied.add("compute.projects.get")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (switch_off, "gcloud services enable compute.googleapis.com"),
+        (disable_the_account, "gcloud auth application-default login"),
+        (take_the_rights, "gcloud projects add-iam-policy-binding"),
+    ],
+)
+def test_a_run_that_google_does_not_let_in_is_one_line_and_nothing_is_begun(
+    google: StandIn, tmp_path: Path, spoil: Callable[[StandIn], None], says: str
+) -> None:
+    spoil(google)
+    desk = GceDesk(google, tmp_path, inside=False)
+    desk.bench(1)
+    desk("run", "b.toml", "--on", "gce", "--name", "r").failed(4, "place 'gce'", says)
+    assert not [call for call in google.server.calls if call[0] != "GET" and not call[1].endswith("/token")]
+    assert not google.meters.spans
+    assert not (desk.home / "r").exists()
+
+
+def test_a_run_without_quota_ends_and_nothing_is_spent(google: StandIn, tmp_path: Path) -> None:
+    google.cloud.catalog.limits["us-central1", "CPUS"] = 0
+    desk = GceDesk(google, tmp_path, inside=False)
+    desk.bench(1)
+    done = desk.done("run", "b.toml", "--on", "gce", "--name", "r", "--canary", "0", code=4)
+    told = [line for line in done.said.splitlines() if "CPUS" in line]
+    assert told, done
+    assert all("ask for more: https://console.cloud.google.com/iam-admin/quotas" in line for line in told[:1])
+    assert not google.meters.spans, "not a second of a machine or a disk"
+    assert not google.left()

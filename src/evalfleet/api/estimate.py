@@ -155,15 +155,24 @@ def _chosen(offers: Sequence[Offer], share: Mapping[Needs, int], count: int) -> 
 
 
 async def forewarned(workspace: Workspace, resolved: Resolved, expected: Estimate) -> Sequence[str]:
-    """What may go wrong with it, as its places tell: looked up before it is started."""
+    """What may go wrong with it, as its places tell: looked up before it is started.
+
+    Raises PlaceError if all of its places refuse us.
+    """
     limit = resolved.plan.limits.max_duration_s
     lasts_s = limit if limit is not None else expected.duration_s
     told: list[str] = []
+    refusals: list[PlaceError] = []
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         for place in places.values():
             if isinstance(place, Preflight):
-                told += await place.doubts(lasts_s)
-    return told
+                try:
+                    told += await place.doubts(lasts_s)
+                except PlaceError as err:
+                    refusals.append(err)
+    if refusals and len(refusals) == len(places):
+        raise refusals[0]
+    return [*told, *map(str, refusals)]
 
 
 def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:

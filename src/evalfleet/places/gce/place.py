@@ -226,12 +226,17 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
         return tuple(preflight.outline(self._settings, self._firewall, machines))
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        """Is this computer's clock right?"""
+        """Are we let in, and is this computer's clock right?"""
         try:
             async with asyncio.timeout(LOOK_S):
                 await self._client.get(self._client.root)
-        except (GoogleFault, TimeoutError):
-            return ()  # the run itself tells what is wrong
+        except GoogleFault as fault:
+            refusal = fault.refusal(f"place {self._name!r}")
+            if not refusal.transient:
+                raise refusal from fault
+            return ()  # the run asks again
+        except TimeoutError:
+            return ()
         return tuple(filter(None, (preflight.clock_doubt(self._client.skew_s),)))
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
