@@ -157,7 +157,7 @@ def test_a_machine_is_restarted_and_an_attempt_ended_by_request_and_the_report_s
     assert f"worker-1 to be restarted by {whoami()}: its screen is black" in report
     assert f"attempt {first.task}.1 to be ended by {whoami()}: it loops" in report
     assert len(desk.state().machines) == 1
-    assert not left(azure)
+    assert not azure.left()
 
 
 def test_a_notice_ends_the_attempt_as_evicted_when_its_place_confirms_it(
