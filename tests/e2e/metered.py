@@ -94,9 +94,9 @@ def metered(
 ) -> None:
     fleet.environ["OPENAI_API_KEY"] = models.key
     fleet.config(f'[model]\nkey = "OPENAI_API_KEY"\nupstream = "{models.url}"\n{more}')
-    keys = {"secrets": ["OPENAI_API_KEY"], **keys}
     command = [sys.executable, "agent.py", "{params.do}"]
-    fleet.bench(tasks, command=command, files=["agent.py"], **keys)
+    keys = {"secrets": ["OPENAI_API_KEY"], "command": command, "files": ["agent.py"], **keys}
+    fleet.bench(tasks, **keys)
     (fleet.folder / "agent.py").write_text(AGENT.replace("FOLDER", str(fleet.folder)))
     for name in ("marks", "gates"):
         (fleet.folder / name).chmod(0o777)

@@ -75,6 +75,40 @@ def test_the_key_is_in_no_memory_but_the_meters(fleet: Fleet, models: Served) ->
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
+LOOK = """
+import glob, json, os, urllib.request
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+body = {"model": "any", "messages": []}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).read()
+looked, found = 0, []
+paths = [path + name for path in glob.glob("/proc/[0-9]*") for name in ("/environ", "/mem")]
+for path in [*paths, os.environ["EVALFLEET_OUT"].partition("/jobs/")[0] + "/meter"]:
+    try:
+        if os.stat(path).st_uid != os.getuid():
+            looked += 1
+            os.open(path, os.O_RDONLY)
+            found.append(path)
+    except OSError:
+        pass  # it may not, or that process has just ended
+result = {"score": int(looked > 0 and not found), "error": "%s of %s" % (found, looked)}
+json.dump(result, open(os.environ["EVALFLEET_OUT"] + "/result.json", "w"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NO TEST OF ISOLATED AGENTS: only root can be other users")
+def test_an_agent_that_is_isolated_as_a_user_finds_the_key_nowhere(fleet: Fleet, models: Served) -> None:
+    """It looks into all processes that it sees, and for the socket by which the meter is steered."""
+    metered(fleet, models, [task("a")], command=["python3", "agent.py"])
+    (fleet.folder / "agent.py").write_text(LOOK)
+    done = fleet.run("--set", "isolation=user", "--attempts", "1")
+    assert done.code == 0, fleet("logs", "r", "a").out
+    assert (fleet.results()["isolation"], models.sums()["calls"]) == (["user"], 1)
+    assert fleet.task("a")["score"] == 1, fleet.task("a")["error"]
+    assert "could have read the key" not in fleet("report", "r").out
+
+
 def test_the_money_of_an_attempt_that_broke_is_counted(fleet: Fleet, models: Served) -> None:
     metered(fleet, models, [task("a", "call(); call(); score(1) if attempt else sys.exit(3)")])
     assert fleet.run().code == 0

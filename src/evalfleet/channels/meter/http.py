@@ -1,13 +1,18 @@
-"""HTTP/1.1 as far as a proxy needs it: heads, and bodies whose parts are passed on as they come."""
+"""HTTP/1.1 as far as a proxy needs it: callers, heads, and bodies whose parts are passed on as they come."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import os
+import socket
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Awaitable, Callable, NamedTuple, cast
 
 HEAD_LIMIT = 64 << 10
 PART = 64 << 10
+SIOCGIFADDR = 0x8915
 _HOP_BY_HOP = frozenset(
     [
         "connection",
@@ -131,3 +136,48 @@ def chunk(part: bytes) -> bytes:
 
 
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Caller(asyncio.StreamReaderProtocol):
+    """A caller's connection, which says when its other side has gone.
+
+    A caller that goes away ends its call: nobody pays for an answer that nobody reads.
+    """
+
+    def __init__(
+        self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+    ) -> None:
+        loop = asyncio.get_event_loop()
+        super().__init__(asyncio.StreamReader(limit=HEAD_LIMIT, loop=loop), serve, loop=loop)
+        self.gone = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        address = transport.get_extra_info("sockname")[0]
+        if not address.startswith("127.") and address not in bridge_addresses():
+            cast("asyncio.WriteTransport", transport).abort()
+            return
+        super().connection_made(transport)
+
+    def eof_received(self) -> bool | None:
+        self._is_gone()
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_gone()
+        super().connection_lost(exc)
+
+    def _is_gone(self) -> None:
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+
+def bridge_addresses() -> set[str]:
+    """Of this machine's bridges, to which container engines connect their networks. Linux."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for name in os.listdir("/sys/class/net"):
+            if os.path.isdir(f"/sys/class/net/{name}/bridge"):
+                with contextlib.suppress(OSError):  # it has none
+                    told = fcntl.ioctl(sock, SIOCGIFADDR, name.encode().ljust(40, b"\0"))
+                    found.add(socket.inet_ntoa(told[20:24]))
+    return found

@@ -7,44 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
-import os
-import socket
 import ssl
 import zlib
-from typing import Any, Awaitable, Callable, Generator, NamedTuple, cast
+from typing import Any, Callable, Generator, NamedTuple, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from .accounts import NOTHING, OK, Account, Accounts, Call, Most
-from .http import HEAD_LIMIT, LAST_CHUNK, BadMessage, Head, chunk, parts_of, read_head, write_head
+from .http import LAST_CHUNK, BadMessage, Caller, Head, chunk, parts_of, read_head, write_head
+from .upstream import Connections, Upstream, ask
 from .usage import Events, is_counted, most_of, parse_json, table, tokens_of
 
 LARGEST_CALL = 128 << 20
 LARGEST_COUNTED = 64 << 20
-CONNECT_S = 30.0
-SIOCGIFADDR = 0x8915
 GRANT_S = 3600.0
 """How long a call waits for more money: the controller may be dead, or others leave some when they end."""
 MOST_OUT = 32_768
 """Tokens that a call puts out at most, where neither it nor `[model] max_output_tokens` says."""
-IDLE_CONNECTIONS = 256
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 STREAM_USAGE = ("/chat/completions", "/completions")
 API_VERSION_THAT_TELLS_USAGE = "2024-09-01"
-
-
-class Upstream(NamedTuple):
-    """A model's API, or a gateway to several: where it is, its key, and in which header the key goes."""
-
-    name: str
-    url: str
-    key: str
-    header: str  # authorization, x-api-key, api-key or x-goog-api-key
-
-    @property
-    def credentials(self) -> tuple[str, str]:
-        return (self.header, f"Bearer {self.key}" if self.header == "authorization" else self.key)
 
 
 class CallRefused(Exception):
@@ -53,36 +35,6 @@ class CallRefused(Exception):
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
-
-
-class Connections:
-    """Connections to one upstream, kept for the next call: a TLS handshake costs more than the rest of it."""
-
-    def __init__(self, upstream: Upstream, context: ssl.SSLContext | None) -> None:
-        parts = urlsplit(upstream.url)
-        self.tls = context if parts.scheme == "https" else None
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.path = parts.path.rstrip("/")
-        self.netloc = parts.netloc.rpartition("@")[2]
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def take(self, *, fresh: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bool]:
-        """A connection, and whether it was used before."""
-        while self._idle and not fresh:
-            reader, writer = self._idle.pop()
-            if not reader.at_eof() and not writer.is_closing():
-                return reader, writer, True
-            writer.close()
-        opening = asyncio.open_connection(self.host, self.port, ssl=self.tls, limit=HEAD_LIMIT)
-        reader, writer = await asyncio.wait_for(opening, CONNECT_S)
-        return reader, writer, False
-
-    def give_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._idle) < IDLE_CONNECTIONS:
-            self._idle.append((reader, writer))
-        else:
-            writer.close()
 
 
 class ModelCall(NamedTuple):
@@ -97,39 +49,6 @@ class ModelCall(NamedTuple):
     asked_for_usage: bool
     streams: bool
     most: Most  # of the tokens that it can use
-
-
-class Caller(asyncio.StreamReaderProtocol):
-    """A caller's connection, which says when its other side has gone.
-
-    A caller that goes away ends its call: nobody pays for an answer that nobody reads.
-    """
-
-    def __init__(
-        self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-    ) -> None:
-        loop = asyncio.get_event_loop()
-        super().__init__(asyncio.StreamReader(limit=HEAD_LIMIT, loop=loop), serve, loop=loop)
-        self.gone = loop.create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        address = transport.get_extra_info("sockname")[0]
-        if not address.startswith("127.") and address not in bridge_addresses():
-            cast("asyncio.WriteTransport", transport).abort()
-            return
-        super().connection_made(transport)
-
-    def eof_received(self) -> bool | None:
-        self._is_gone()
-        return super().eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._is_gone()
-        super().connection_lost(exc)
-
-    def _is_gone(self) -> None:
-        if not self.gone.done():
-            self.gone.set_result(None)
 
 
 class Proxy:
@@ -296,7 +215,7 @@ class Proxy:
             try:
                 answer.is_sent()
                 with answer.ending_with_its_caller(upstream):
-                    head = await _asked(message, reader, upstream)
+                    head = await ask(message, reader, upstream)
                     if head is None and reused and not answer.caller_is_gone:
                         continue  # it was closed while it was idle: nobody has read this call
                     if head is None:
@@ -441,31 +360,6 @@ class _Answer:
             self._keep(self._request.account, self._call.n, "response", bytes(self._copy))
         self._call.tokens = self._tokens()
         self._call.end(self._status, error)
-
-
-async def _asked(message: bytes, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter) -> Head | None:
-    """The head of the answer to a message; None if the connection ended without one."""
-    try:
-        upstream.write(message)
-        await upstream.drain()
-        head = await read_head(reader)
-        while head is not None and head.first[1] == "100":
-            head = await read_head(reader)
-        return head
-    except (ConnectionError, BadMessage):
-        return None
-
-
-def bridge_addresses() -> set[str]:
-    """Of this machine's bridges, to which container engines connect their networks. Linux."""
-    found: set[str] = set()
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for name in os.listdir("/sys/class/net"):
-            if os.path.isdir(f"/sys/class/net/{name}/bridge"):
-                with contextlib.suppress(OSError):  # it has none
-                    told = fcntl.ioctl(sock, SIOCGIFADDR, name.encode().ljust(40, b"\0"))
-                    found.add(socket.inet_ntoa(told[20:24]))
-    return found
 
 
 def _inflater(encoding: str) -> Callable[[bytes], bytes] | None:
