@@ -217,23 +217,18 @@ class Controller:
         folder = folder_of(order.home, order.run)
         folder.mkdir(parents=True, exist_ok=True)
         mirror = Mirror(url, order.environ, store, order.run, folder, claims=order.claims)
-        while True:
-            try:
-                await mirror.catch_up()
-            except (StoreAway, StoreRefused) as err:
-                if order.stops:
-                    return mirror.open_alone(here(), holder, lambda: self._life_s(), err)
-                raise RequestError(f"{err}; `evalfleet cancel {order.run}` works without it") from err
-            local = here()
-            try:
-                return await mirror.open(local, holder, lambda: self._life_s())
-            except LeaseLost:
-                await local.close()
-                if not order.claims:
-                    raise
-            except BaseException:
-                await local.close()
-                raise
+        try:
+            await mirror.catch_up(holder)
+        except (StoreAway, StoreRefused) as err:
+            if order.stops:
+                return mirror.open_alone(here(), holder, lambda: self._life_s(), err)
+            raise RequestError(f"{err}; `evalfleet cancel {order.run}` works without it") from err
+        local = here()
+        try:
+            return await mirror.open(local, holder, lambda: self._life_s())
+        except BaseException:
+            await local.close()
+            raise
 
     def _keep_summary(self, state: RunState) -> None:
         """Keep a summary for `ls`. If it cannot be written, `ls` folds the journal instead."""

@@ -25,6 +25,7 @@ FIGURES = {
     "follow": {"counted"},
     "dashboard": {"runs_s", "client_gzip_bytes", "tasks_200", "watched", "replayed"},
     "report-html": {"report_cpu_s", "file_MB", "network_requests", "opened"},
+    "store": {"take_over_s", "double_writes", "mirror_ms_an_attempt_s3", "mirror_ms_an_attempt_folder"},
     "ls": {"runs", "ls_cpu_s", "ls_wall_s", "first_ls_cpu_s", "verify_all_cpu_s"},
     "sim-scale": {"400_tasks_on_20_machines", "steady_us_at_10_machines"},
     "shape": {"files", "lines", "class_names_used_twice", "optional_protocols"},
@@ -62,6 +63,7 @@ AGAINST = {
     "follow": set[str](),
     "dashboard": set[str](),
     "report-html": set[str](),
+    "store": set[str](),
     "ls": set[str](),
     "sim-scale": set[str](),
     "shape": set[str](),
@@ -124,6 +126,7 @@ NIGHTLY = (
     "fuzz",
     "hostile",
     "report-html",
+    "store",
     "watching",
 )
 ALL = [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in BENCHES]
@@ -148,6 +151,7 @@ def test_last_line_is_the_result_and_nothing_is_left(name: str, tmp_path: Path) 
         "tasks_scored_twice",
         "attempts_started_twice",
         "jobs_lost",
+        "double_writes",
         "left_behind",
         "resources_left",
         "zeros_that_are_not_the_agents",

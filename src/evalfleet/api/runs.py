@@ -392,9 +392,7 @@ async def fetch_run(workspace: Workspace, url: str, name: str | None, tell: Call
         folder = folder_of(workspace.home, run)
         folder.mkdir(parents=True, exist_ok=True)
         mirror = Mirror(url, environ, store, run, folder, claims=True)
-        await mirror.catch_up()
-        if mirror.newest is None:
-            raise RequestError(f"{url} holds no journal of run {run!r}: it was never started")
+        await mirror.bring()
         state = open_run(workspace, run).state()
         if state.plan.pool:
             raise RequestError(
@@ -405,7 +403,7 @@ async def fetch_run(workspace: Workspace, url: str, name: str | None, tell: Call
         await mirror.files.fetch_artefacts(collected)
     except StoreAway as err:
         raise RequestError(str(err)) from err
-    if state.ended_at is None:
+    if state.ended_at is None and mirror.newest is not None:
         tell(f"run {run}, which {mirror.newest.who} had last, is taken over from {url}")
     return run
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from evalfleet.clock import WallClock, pauses
 from evalfleet.errors import JournalError, LeaseLost, RequestError
 from evalfleet.events import AttemptCollected, Event, Record, StopRequested, decode
@@ -55,6 +57,8 @@ class Mirror:
         self.files = RunFiles(self._objects, run, folder)
         self.store, self.run, self.claims = store, run, claims
         self._folder = folder
+        self._claims: set[int] = set()
+        """The objects by which we have taken the run."""
         self.newest: Header | None = None
         """Of the object that was written last, as far as it is known."""
 
@@ -64,7 +68,7 @@ class Mirror:
         """Make sure that a new run of this name can be kept in the store. Raises RequestError."""
         if (there := await self.sequence.newest()) is not None:
             raise RequestError(
-                f"{self.sequence.where} holds a run already, of {there.header.holder.host}: choose another "
+                f"{self.sequence.where} holds a run already, of {there.holder.host}: choose another "
                 f"--name, or take that one over with `evalfleet resume {self.run} --from {self._objects.url}`"
             )
         if dry:
@@ -81,24 +85,82 @@ class Mirror:
 
     # -- before the stream is ours -----------------------------------------------------------------
 
-    async def catch_up(self) -> None:
-        """Find out who wrote last. What another home has written is taken from there, if we claim the run.
+    async def catch_up(self, holder: Holder) -> None:
+        """Find out who wrote last. If we claim the run, it is ours from now on, as the store has it.
 
         Raises RequestError if it is another home's, RunHeld if a controller of this home is at work.
         """
-        newest = await self.sequence.newest()
-        self.newest = None if newest is None else newest.header
+        if self.claims:
+            await self._claim(holder)
+            await self.bring()
+            return
+        self.newest = await self.sequence.newest()
         if self.newest is None:
             return
         ours = self.newest.home == self.store.home_id
-        if ours and await asyncio.to_thread(self._is_part_of_ours, self.newest):
-            await asyncio.to_thread(self.store.raise_epoch, self.run, self.newest.epoch)
-            return
-        if not self.claims:
+        if not ours or not await asyncio.to_thread(self._is_part_of_ours, self.newest):
             raise self._not_ours(self.newest)
-        objects = await self.sequence.objects()
-        self.newest = objects[-1].header
-        await asyncio.to_thread(self._replace, self.newest, [row for each in objects for row in each.rows])
+        await asyncio.to_thread(self.store.raise_epoch, self.run, self.newest.epoch)
+
+    async def _claim(self, holder: Holder) -> None:
+        """Write the next object of the sequence, however fast another controller writes.
+
+        The object has no events, so that nothing must be read before it can be written. Whether its epoch
+        was high enough is looked at afterwards: if not, another one follows.
+        """
+        newest = await self.sequence.newest()
+        if newest is None:
+            raise RequestError(f"{self.sequence.where} holds no journal")
+        number, epoch = newest.number, newest.epoch
+        while True:
+            number, epoch = number + 1, epoch + 1
+            claim = Header(
+                run=self.run,
+                number=number,
+                epoch=epoch,
+                home=self.store.home_id,
+                holder=holder,
+                created_at=newest.created_at,
+                wrote_at=WallClock().now(),
+            )
+            while True:
+                try:
+                    await self.sequence.create(JournalObject(claim, ()))
+                    break
+                except ObjectExists:
+                    number += 1
+                    claim = msgspec.structs.replace(claim, number=number)
+            self._claims.add(number)
+            meanwhile = [each for each in range(newest.number + 1, number) if each not in self._claims]
+            others = [each.header.epoch for each in await self.sequence.read_all(meanwhile)]
+            if max(others, default=0) < epoch:
+                return
+            epoch = max(others)
+
+    async def bring(self) -> None:
+        """Bring what the store has of the run, and this home has not. Raises RequestError or RunHeld.
+
+        What this home has, and the store has not, stays if it was this home that wrote there last.
+        """
+        here = await asyncio.to_thread(self.store.rows, self.run)
+        known = {(row.seq, (row.checksum or b"").hex()) for row in here}
+        common, objects = await self.sequence.since(known)
+        headers = [*([common] if common else []), *(each.header for each in objects)]
+        if not headers:
+            raise RequestError(f"{self.sequence.where} holds no journal: the run was never started")
+        keep, rows = common.seq if common else 0, [row for each in objects for row in each.rows]
+        if not keep and here and rows and here[0].checksum != rows[0].checksum:
+            raise RequestError(
+                f"this home has another run called {self.run!r}: use another home, with EVALFLEET_HOME"
+            )
+        wrote_last = [header.home for header in headers if header.number not in self._claims][-1:]
+        if rows or wrote_last != [self.store.home_id]:
+            await asyncio.to_thread(self._replace, headers[0].created_at, here[keep:], keep, rows)
+        await asyncio.to_thread(self.store.raise_epoch, self.run, headers[-1].epoch)
+        last = rows[-1] if rows else here[keep - 1]
+        self.newest = msgspec.structs.replace(
+            headers[-1], seq=last.seq, checksum=(last.checksum or b"").hex()
+        )
 
     def _is_part_of_ours(self, newest: Header) -> bool:
         """Does this home's journal go on from what is in the store?"""
@@ -111,21 +173,12 @@ class Mirror:
             return RequestError(f"{self.sequence.where} has events that this home has lost: {back}")
         return RequestError(f"{newest.who} took {self.run!r} over: {back}")
 
-    def _replace(self, newest: Header, rows: Sequence[Row]) -> None:
-        here = self.store.rows(self.run)
-        if here and rows and here[0].checksum != rows[0].checksum:
-            raise RequestError(
-                f"this home has another run called {self.run!r}: use another home, with EVALFLEET_HOME"
-            )
-        same = 0
-        while same < min(len(here), len(rows)) and here[same].checksum == rows[same].checksum:
-            same += 1
-        if dropped := here[same:]:
+    def _replace(self, created_at: Micros, dropped: Sequence[Row], keep: int, rows: Sequence[Row]) -> None:
+        if dropped:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / DROPPED).open("ab") as file:  # the attempts' files stay, too
                 file.writelines(row.body + b"\n" for row in dropped)
-        self.store.adopt(self.run, newest.created_at, same, rows[same:], WallClock().now())
-        self.store.raise_epoch(self.run, newest.epoch)
+        self.store.adopt(self.run, created_at, keep, rows, WallClock().now())
 
     # -- once it is --------------------------------------------------------------------------------
 
@@ -204,7 +257,7 @@ class MirroredJournal:
             self._go_alone()
         elif self._patience_s is not None and away_s > self._patience_s:
             self._go_alone()
-            detail = f"{self._mirror.sequence.where} is away since {away_s / 60:.0f} minutes"
+            detail = f"{self._mirror.sequence.where} has been away for {away_s / 60:.0f} minutes"
             return [*asked, Request(DRAIN, StopRequested("store", detail, drain=True))]
         return asked
 
@@ -287,12 +340,12 @@ class MirroredJournal:
                 await asyncio.sleep(pause_s)
         else:  # pragma: no cover
             return
-        self._mirror.newest = None if newest is None else newest.header
+        self._mirror.newest = newest
         if newest is not None:
-            ours = newest.header.home == self._mirror.store.home_id
-            if not ours or newest.header.epoch >= self.epoch:
-                raise self._lost(newest.header)
-            self._put = newest.header.seq
+            ours = newest.home == self._mirror.store.home_id
+            if not ours or newest.epoch >= self.epoch:
+                raise self._lost(newest)
+            self._put = newest.seq
         await self._put_next(await self._rows())
 
     async def _look(self) -> None:

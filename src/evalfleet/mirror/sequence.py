@@ -7,10 +7,10 @@ under which epoch. Whoever writes the next number has the run: taking it over is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.journal import Holder
@@ -23,6 +23,7 @@ from .objects import Objects
 
 FORMAT = 1
 READS_AT_ONCE = 64
+UNKNOWN = -1
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -38,9 +39,10 @@ class Header(Struct, frozen=True, kw_only=True):
     created_at: Micros
     """When the run was made."""
     wrote_at: Micros
-    seq: int
-    """The number of the newest event in this object or an earlier one."""
-    checksum: str
+    seq: int = UNKNOWN
+    """The number of the newest event in this object or an earlier one. Who takes a run over in a hurry, with
+    an object that holds no events, does not know it yet."""
+    checksum: str = ""
     """Of that event, in hexadecimal digits."""
 
     @property
@@ -98,6 +100,7 @@ class JournalSequence:
 
     def __init__(self, objects: Objects, run: str) -> None:
         self._objects = objects
+        self._turn = asyncio.Semaphore(READS_AT_ONCE)
         self.run = run
 
     @property
@@ -126,34 +129,52 @@ class JournalSequence:
             raise self._damaged(number, f"is object {found.header.number} of {found.header.run!r}")
         return found
 
-    async def newest(self) -> JournalObject | None:
-        """The object that was written last; None if there is none."""
+    async def newest(self) -> Header | None:
+        """Of the object that was written last, with the newest event that is known; None if there is none."""
         numbers = await self._numbers()
-        return None if not numbers else await self.read(numbers[-1])
+        if not numbers:
+            return None
+        found = last = await self._there(numbers[-1])
+        while found.header.seq == UNKNOWN:
+            found = await self._there(found.header.number - 1)
+        return structs.replace(last.header, seq=found.header.seq, checksum=found.header.checksum)
 
     async def _numbers(self) -> list[int]:
         below = f"{safe_name(self.run)}/journal/"
         names = await self._objects.names(below)
         return [int(name[len(below) :].partition(".")[0]) for name in names]
 
-    async def objects(self) -> list[JournalObject]:
-        """All objects, each event compared with its checksum."""
-        numbers = await self._numbers()
+    async def since(self, known: Set[tuple[int, str]]) -> tuple[Header | None, list[JournalObject]]:
+        """The objects that follow the newest one whose last event is known, and that one's header.
+
+        `known`: events that the caller has, by number and checksum. Each event is compared with its checksum.
+        """
+        numbers, found = await self._numbers(), list[JournalObject]()
         for expected, number in enumerate(numbers, start=1):
             if number != expected:
                 raise self._damaged(expected, "is missing")
-        turn = asyncio.Semaphore(READS_AT_ONCE)
+        upto = len(numbers)
+        while upto:
+            page = await self.read_all(range(max(1, upto - READS_AT_ONCE + 1), upto + 1))
+            for each in reversed(page):
+                if (each.header.seq, each.header.checksum) in known:
+                    self._verify(found[::-1], bytes.fromhex(each.header.checksum))
+                    return each.header, found[::-1]
+                found.append(each)
+            upto = page[0].header.number - 1
+        self._verify(found[::-1], seed(self.run))
+        return None, found[::-1]
 
-        async def read(number: int) -> JournalObject:
-            async with turn:
-                found = await self.read(number)
-            if found is None:
-                raise self._damaged(number, "is missing")
-            return found
+    async def read_all(self, numbers: Sequence[int]) -> list[JournalObject]:
+        """These objects, which must be there."""
+        return await asyncio.gather(*(self._there(number) for number in numbers))
 
-        objects = await asyncio.gather(*(read(number) for number in numbers))
-        self._verify(objects, seed(self.run))
-        return objects
+    async def _there(self, number: int) -> JournalObject:
+        async with self._turn:
+            found = await self.read(number)
+        if found is None:
+            raise self._damaged(number, "is missing")
+        return found
 
     def _verify(self, objects: Sequence[JournalObject], before: bytes) -> None:
         epoch = 0
@@ -162,7 +183,8 @@ class JournalSequence:
                 if not row.follows(before):
                     raise self._damaged(each.header.number, f"has an event ({row.seq}) that does not fit")
                 before = row.checksum or b""
-            if each.header.checksum != before.hex() or each.header.epoch < epoch:
+            unknown = each.header.seq == UNKNOWN
+            if each.header.epoch < epoch or (not unknown and each.header.checksum != before.hex()):
                 raise self._damaged(each.header.number, "does not follow on the one before it")
             epoch = each.header.epoch
 

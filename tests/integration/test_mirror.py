@@ -1,0 +1,222 @@
+"""A journal and its copy in a store: a folder, and S3 as moto's server speaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.store import RUN, opened, planned, race, start_s3
+from bench.workspace import Workspace
+from evalfleet.errors import LeaseLost, RequestError
+from evalfleet.events import AttemptCollected, GradingFailed, Record, StopRequested
+from evalfleet.journal import Store
+from evalfleet.mirror import MirroredJournal, StoreAway, StoreRefused, open_objects
+from evalfleet.mirror import journal as mirroring
+from evalfleet.mirror.objects import ObjectExists
+from evalfleet.model import AttemptId
+from tests.waiting import until_seen
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A store: its URL, and how it is reached."""
+
+    url: str
+    environ: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Mapping[str, str]]:
+    with Workspace() as space:
+        yield start_s3(space)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
+    if request.param == "s3":
+        return Bucket(f"s3://bucket/{tmp_path.name}", request.getfixturevalue("s3"))
+    (tmp_path / "bucket").mkdir()
+    return Bucket((tmp_path / "bucket").as_uri(), {})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Bucket:
+    (tmp_path / "bucket").mkdir()
+    return Bucket((tmp_path / "bucket").as_uri(), {})
+
+
+def told(home: Path) -> list[str]:
+    """What a home's journal holds of what these tests write."""
+    records: list[Record] = list(Store.open(home).read(RUN))
+    return [record.event.detail for record in records if isinstance(record.event, GradingFailed)]
+
+
+async def write(journal: MirroredJournal, *details: str) -> bool:
+    return await journal.append(1, [GradingFailed(detail) for detail in details])
+
+
+def test_objects_are_created_once_and_read_back(bucket: Bucket, tmp_path: Path) -> None:
+    async def use() -> None:
+        objects = open_objects(bucket.url, bucket.environ)
+        await objects.create("r/journal/1", b"one")
+        with pytest.raises(ObjectExists):
+            await objects.create("r/journal/1", b"two")
+        assert await objects.read("r/journal/1") == b"one"
+        assert await objects.read("r/journal/2") is None
+        await objects.replace("r/results.json", b"old")
+        (tmp_path / "file").write_bytes(b"new" * 100_000)
+        await objects.replace("r/results.json", tmp_path / "file")
+        await objects.fetch("r/results.json", tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == b"new" * 100_000
+        await objects.create("q/x", b"")
+        assert await objects.names("r/") == ["r/journal/1", "r/results.json"]
+        assert await objects.folders() == ["q", "r"]
+        racers = (objects.create("q/race", b"%d" % n) for n in range(20))
+        outcomes = await asyncio.gather(*racers, return_exceptions=True)
+        assert sorted(str(type(each).__name__) for each in outcomes) == ["NoneType"] + ["ObjectExists"] * 19
+
+    asyncio.run(use())
+
+
+def test_an_absent_bucket_and_a_mute_one_are_told_apart(s3: Mapping[str, str]) -> None:
+    async def use() -> None:
+        absent = open_objects("s3://absent/x", s3)
+        for call in (absent.create("a", b""), absent.read("a"), absent.names("a"), absent.folders()):
+            with pytest.raises(StoreRefused, match="there is no such bucket"):
+                await call
+        mute = open_objects("s3://bucket/x", {**s3, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
+        with pytest.raises(StoreAway, match="cannot be reached"):
+            await mute.names("a")
+
+    asyncio.run(use())
+
+
+def test_of_two_computers_one_writes(bucket: Bucket, tmp_path: Path) -> None:
+    for n in range(3):
+        if bucket.url.startswith("file:"):
+            (tmp_path / "bucket" / str(n)).mkdir()
+        double, _ = asyncio.run(race(tmp_path / f"race-{n}", f"{bucket.url}/{n}", bucket.environ))
+        assert double == 0
+
+
+def test_a_run_goes_to_another_home_and_back_and_what_never_got_there_is_kept(
+    folder: Bucket, tmp_path: Path
+) -> None:
+    async def use() -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        planned(first, folder.url)
+        journal = await opened(first, folder.url, {})
+        assert await write(journal, "a")
+        other = await opened(second, folder.url, {}, claims=True)
+        assert other.epoch > journal.epoch
+        assert await write(other, "b")
+        with pytest.raises(LeaseLost, match="took over 'r' through"):
+            await write(journal, "never put")
+        await journal.close()
+        await other.close()
+        assert told(first) == ["a", "never put"]
+        assert told(second) == ["a", "b"]
+        with pytest.raises(RequestError, match="takes it back"):
+            await opened(first, folder.url, {})
+        back = await opened(first, folder.url, {}, claims=True)
+        assert await write(back, "c")
+        await back.close()
+        assert told(first) == ["a", "b", "c"]
+        assert "never put" in (first / RUN / mirroring.DROPPED).read_text()
+        with pytest.raises(RequestError, match="took 'r' over"):
+            await opened(second, folder.url, {})
+
+    asyncio.run(use())
+
+
+def test_what_is_written_here_alone_is_put_when_the_run_is_opened_again(
+    folder: Bucket, tmp_path: Path
+) -> None:
+    async def use() -> None:
+        home = tmp_path / "first"
+        planned(home, folder.url)
+        journal = await opened(home, folder.url, {})
+        await write(journal, "a")
+        (home / RUN / "t_0" / "t_0.0").mkdir(parents=True)
+        (home / RUN / "t_0" / "t_0.0" / "result.json").write_text("{}")
+        # as a controller that is killed after its own journal, before the store
+        await journal._local.append(2, [AttemptCollected(AttemptId("t_0.0")), GradingFailed("b")])
+        await journal.close()
+        again = await opened(home, folder.url, {}, claims=True)  # by its own home: nothing is dropped
+        await again.close()
+        assert told(home) == ["a", "b"]
+        assert (tmp_path / "bucket/r/artefacts/t_0/t_0.0/result.json").read_text() == "{}"
+        second = await opened(tmp_path / "second", folder.url, {}, claims=True)
+        await second.close()
+        assert told(tmp_path / "second") == ["a", "b"]
+
+    asyncio.run(use())
+
+
+def test_away_for_longer_than_half_a_machines_life_it_asks_to_drain_and_goes_on_alone(
+    folder: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mirroring, "FIRST_PAUSE_S", 0.05)
+
+    async def use() -> None:
+        home = tmp_path / "first"
+        planned(home, folder.url)
+        journal = await opened(home, folder.url, {})
+        journal._life_s = lambda: 0.4
+        (tmp_path / "bucket").rename(tmp_path / "unmounted")
+        waiting = asyncio.create_task(write(journal, "a"))
+        await until_seen(lambda: "waits for it" in caplog.text)
+        while not (asked := await journal.requests()):
+            await asyncio.sleep(0.02)
+        assert [each.event for each in asked] == [
+            StopRequested("store", f"{folder.url}/{RUN} has been away for 0 minutes", drain=True)
+        ]
+        assert await waiting is False, "it is durable here alone"
+        assert await write(journal, "b") is False
+        (tmp_path / "unmounted").rename(tmp_path / "bucket")
+        await until_seen(lambda: "is back after" in caplog.text)
+        assert await write(journal, "c") is True
+        await journal.close()
+        second = await opened(tmp_path / "second", folder.url, {}, claims=True)
+        await second.close()
+        assert told(tmp_path / "second") == ["a", "b", "c"]
+
+    asyncio.run(use())
+
+
+def test_a_controller_with_nothing_to_write_finds_out_too(
+    folder: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirroring, "LOOK_S", 0.05)
+
+    async def use() -> None:
+        planned(tmp_path / "first", folder.url)
+        journal = await opened(tmp_path / "first", folder.url, {})
+        second = await opened(tmp_path / "second", folder.url, {}, claims=True)
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            while True:
+                await journal.requests()
+                await asyncio.sleep(0.01)
+        await journal.close()
+        await second.close()
+
+    asyncio.run(use())
+
+
+def test_another_run_of_the_same_name_in_this_home_is_not_touched(folder: Bucket, tmp_path: Path) -> None:
+    async def use() -> None:
+        planned(tmp_path / "first", folder.url)
+        await (await opened(tmp_path / "first", folder.url, {})).close()
+        planned(tmp_path / "second", "", tasks=2)
+        before = list(Store.open(tmp_path / "second").read(RUN))
+        with pytest.raises(RequestError, match="another run called 'r'"):
+            await opened(tmp_path / "second", folder.url, {}, claims=True)
+        assert list(Store.open(tmp_path / "second").read(RUN)) == before
+        shutil.rmtree(tmp_path / "second")
+
+    asyncio.run(use())
