@@ -248,7 +248,8 @@ def test_an_expiry_that_is_near_or_over_is_told(fleet: Fleet) -> None:
 
 
 def test_extend_and_expiry(fleet: Fleet) -> None:
-    pool(fleet, "create", "--expires", "3s")
+    pool(fleet, "create", "--expires", "1h")
+    pool(fleet, "extend", "--expires", "1s")
     fleet.bench(tasks(1))
     until(lambda: not fleet.alive(), "the machines' own end")
     until(lambda: statuses(fleet) == {"worker-vm": "expired"}, "the word about it")

@@ -88,8 +88,8 @@ def test_the_picture_of_a_small_run() -> None:
         "cost             $0.30, about $1.20 in all, $7.20 an hour\n"
         "broken attempts  result 1\n"
         "\n"
-        "worker-1  running   t_2                        30s    1 scored of 3       $0.15\n"
-        "worker-2  idle                                        0 scored of 0       $0.15"
+        "worker-1  running   t_2                        30s  1 scored of 3         $0.15\n"
+        "worker-2  idle                                      0 scored of 0         $0.15"
     )
 
 

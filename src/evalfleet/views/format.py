@@ -163,6 +163,14 @@ def fit(text: str, width: int) -> str:
     return (kept + "..")[: max(0, width)]
 
 
+def fit_id(text: str, width: int) -> str:
+    """As `fit`, but what is cut is in the middle: ids often begin alike, and differ at their end."""
+    if cells(text) <= width or width < 8 or not text.isascii():
+        return fit(text, width)
+    end = (width - 2) // 2
+    return f"{text[: width - 2 - end]}..{text[-end:]}"
+
+
 def pad(text: str, width: int, right: bool = False) -> str:
     """The text in exactly `width` columns."""
     short = fit(text, width)

@@ -13,7 +13,19 @@ from itertools import islice
 from evalfleet.model import AttemptId, MachineId, Micros, seconds_between
 from evalfleet.state import MachineState, RunState
 
-from .format import cells, clean, clock_time, counted, fit, interval, pad, percent, usd, whole_duration
+from .format import (
+    cells,
+    clean,
+    clock_time,
+    counted,
+    fit,
+    fit_id,
+    interval,
+    pad,
+    percent,
+    usd,
+    whole_duration,
+)
 from .notable import Notice, by_whom
 from .progress import Progress
 from .stats import (
@@ -280,13 +292,14 @@ def _machine(
     task = current_task(state, machine)
     more = f" +{len(known.open) - 1}" if len(known.open) > 1 else ""
     inside = _inside(known, progress)
-    told = f"  {inside}" if inside else f"{known.scored:>5,} scored of {known.attempts:,}"
+    told = f"  {inside}" if inside else f"  {known.scored:,} scored of {known.attempts:,}"
     cost = usd(spent) if width >= LEAST_FOR_COST and (spent := machine_usd(known, now)) else ""
     room = min(44, max(8, width - names - 2 - 10 - 9 - 20 - (9 if cost else 0)))
+    about = fit_id(clean(task), room - len(more)) + more if task else _why(known)
     return [
         (pad(clean(known.name), names) + "  ", ""),
         (pad(what, 10), style),
-        (pad(clean(task) + more if task is not None else _why(known), room), "" if task else "dim"),
+        (pad(about, room), "" if task else "dim"),
         (pad(_since(state, known, now), 9, right=True), ""),
         (pad(told, 20) if cost else told, "dim"),
         (pad(cost, 9, right=True) if cost else "", "dim"),
