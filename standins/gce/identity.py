@@ -15,7 +15,11 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from .words import PROJECT, Answer, ApiError, Json
 
 EMAIL = f"tester@{PROJECT}.iam.gserviceaccount.com"
-GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+STS_GRANT = "urn:ietf:params:oauth:grant-type:token-exchange"
+WORKLOAD_TOKEN = "what-another-identity-provider-says"
+METADATA_PATH = "/computeMetadata/v1/"
+FLAVOR = {"Metadata-Flavor": "Google"}
 
 
 class Identity:
@@ -48,16 +52,36 @@ class Identity:
         path.chmod(0o600)
 
     def exchange(self, form: dict[str, str]) -> Answer:
-        """A token for a signed assertion."""
-        if (
-            form.get("grant_type") != GRANT
-            or self.is_disabled
-            or not self._is_signed(form.get("assertion", ""))
-        ):
+        """A token for a signed assertion, or for what another identity provider has given a workload."""
+        good = {
+            JWT_GRANT: self._is_signed(form.get("assertion", "")),
+            STS_GRANT: form.get("subject_token") == WORKLOAD_TOKEN,
+        }
+        if self.is_disabled or not good.get(form.get("grant_type", "")):
             return Answer(400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
+        return Answer(200, self._new_token())
+
+    def of_the_machine(self, path: str) -> Answer | None:
+        """What the metadata server of a machine with a service account tells; None: nothing."""
+        account = f"{METADATA_PATH}instance/service-accounts"
+        answers: dict[str, Json] = {
+            "/": {},
+            f"{account}/default/": {"email": EMAIL, "scopes": [], "aliases": ["default"]},
+        }
+        if path in (f"{account}/default/token", f"{account}/{EMAIL}/token"):
+            return Answer(200, self._new_token(), FLAVOR)
+        return Answer(200, answers[path], FLAVOR) if path in answers else None
+
+    def _new_token(self) -> Json:
         token = f"ya29.stand-in-{next(self._numbers)}"
         self._tokens[token] = time.monotonic() + self.lasts_s
-        return Answer(200, {"access_token": token, "expires_in": self.lasts_s, "token_type": "Bearer"})
+        access = "urn:ietf:params:oauth:token-type:access_token"
+        return {
+            "access_token": token,
+            "expires_in": self.lasts_s,
+            "token_type": "Bearer",
+            "issued_token_type": access,
+        }
 
     def _is_signed(self, assertion: str) -> bool:
         head, _, signature = assertion.rpartition(".")

@@ -70,6 +70,8 @@ class Server:
         if path == TOKEN_PATH and request.method == "POST":
             form = await request.post()
             return _response(self._identity.exchange({key: str(value) for key, value in form.items()}))
+        if request.method == "GET" and (told := self._identity.of_the_machine(path)) is not None:
+            return _response(told)
         base = f"{request.scheme}://{request.host}"
         query = {key: value for key, value in request.query.items() if key != "alt"}
         text = await request.text()

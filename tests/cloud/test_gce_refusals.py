@@ -4,21 +4,26 @@ far as a login."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import MachineId, Needs
-from evalfleet.places.gce import GcePlace
+from evalfleet.places.gce import GcePlace, GceSettings
 from evalfleet.places.gce.answers import GoogleFault
+from evalfleet.places.gce.settings import account_of
 from evalfleet.places.vm.answers import Problem
+from evalfleet.ports import PlaceContext
 from evalfleet.testing.harness import raised
 from standins.gce import Failed, FailsLate, Late, Lost, Refused, StandIn, Stuck, Throttled
 from standins.gce.contract import document_path
+from standins.gce.identity import WORKLOAD_TOKEN
 from tests.cloud.desk import GceDesk
 from tests.cloud.gce_places import FAST, HOME, ZONE, examine, machine_id, offer, place
 from tests.waiting import until_seen
@@ -388,6 +393,61 @@ def test_tokens_are_renewed_and_a_login_that_is_over_stops_the_place(google: Sta
         assert "gcloud auth application-default login" in str(error)
 
     use(google, tmp_path, work)
+
+
+def test_a_workload_that_another_identity_provider_vouches_for_gets_in(
+    google: StandIn, tmp_path: Path
+) -> None:
+    (tmp_path / "subject").write_text(WORKLOAD_TOKEN)
+    given = {
+        "type": "external_account",
+        "audience": "//iam.googleapis.com/locations/global/workforcePools/p/providers/x",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": json.loads(google.key.read_text())["token_uri"],
+        "credential_source": {"file": str(tmp_path / "subject")},
+    }
+    (tmp_path / "key.json").write_text(json.dumps(given))
+    key = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json")}
+
+    async def work(made: GcePlace) -> None:
+        assert not await made.list("run")
+
+    use(google, tmp_path, work, environ={**key, "GOOGLE_CLOUD_PROJECT": google.project})
+    assert {status for *_, status in google.server.calls} == {200}
+
+
+def test_a_machine_of_googles_gets_in_by_its_own_account(google: StandIn, tmp_path: Path) -> None:
+    """By another process: google-auth reads the metadata server's address when it is imported."""
+    there = urlsplit(google.anonymous_endpoint).netloc
+    desk = GceDesk(google, tmp_path, inside=False, project=google.project)
+    environ = {"GCE_METADATA_HOST": there, "GCE_METADATA_IP": there, "HOME": str(tmp_path)}
+    desk.environ.pop("GOOGLE_APPLICATION_CREDENTIALS")
+    found = desk.done("doctor", "gce", "--json", env=environ)
+    checks = {each["name"]: each["verdict"] for each in json.loads(found.out)["gce"]}
+    assert checks["credentials"] == "good"
+
+
+@pytest.mark.parametrize(
+    ("environ", "project", "zones"),
+    [
+        ({"GOOGLE_CLOUD_PROJECT": "one", "CLOUDSDK_CORE_PROJECT": "two"}, "one", None),
+        ({"CLOUDSDK_CORE_PROJECT": "two", "CLOUDSDK_COMPUTE_ZONE": "us-west1-b"}, "two", ("us-west1-b",)),
+        ({"CLOUDSDK_COMPUTE_REGION": "europe-west1"}, "chosen", ("europe-west1-b", "europe-west1-c")),
+    ],
+)
+def test_project_and_zones_are_those_that_googles_own_tools_would_use(
+    tmp_path: Path, environ: dict[str, str], project: str, zones: tuple[str, ...] | None
+) -> None:
+    configurations = tmp_path / ".config/gcloud/configurations"
+    configurations.mkdir(parents=True)
+    (configurations / "config_default").write_text("[core]\nproject = chosen\n")
+    context = PlaceContext(tmp_path, HOME, {}, {"HOME": str(tmp_path), **environ}, tmp_path)
+    account = account_of("gce", GceSettings(ssh_from=("*",)), context)
+    assert account.project == project
+    assert account.zones[:2] == (zones or ("us-central1-a", "us-central1-b"))
+    given = GceSettings(ssh_from=("*",), project="mine", zones=("us-east1-c",))
+    mine = account_of("gce", given, context)
+    assert (mine.project, mine.zones) == ("mine", ("us-east1-c",)), "the settings come first"
 
 
 # -- doctor ------------------------------------------------------------------------------------------

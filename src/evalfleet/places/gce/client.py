@@ -17,6 +17,7 @@ import urllib.request
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
+from email.message import Message
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -335,7 +336,8 @@ class _TokenAnswer(Struct):
     """What a server of tokens answered, as google-auth wants it."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Message
+    """google-auth asks for them in small letters, whatever the server wrote."""
     data: bytes
 
 
@@ -356,10 +358,10 @@ def transport(trusted: ssl.SSLContext) -> Callable[..., _TokenAnswer]:
         request = urllib.request.Request(url, data, dict(headers or {}), method=method)
         try:
             with opener.open(request, timeout=timeout or TOKEN_S) as answer:
-                return _TokenAnswer(answer.status, dict(answer.headers), answer.read())
+                return _TokenAnswer(answer.status, answer.headers, answer.read())
         except urllib.error.HTTPError as err:
             with err:
-                return _TokenAnswer(err.code, dict(err.headers), err.read())
+                return _TokenAnswer(err.code, err.headers, err.read())
         except (OSError, ValueError, http.client.HTTPException) as err:
             raise exceptions.TransportError(str(err)) from err
 
