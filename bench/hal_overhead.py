@@ -7,8 +7,9 @@ import os
 import resource
 import subprocess
 import sys
-import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from evalfleet.events import AttemptEnded, AttemptStarted
 from evalfleet.model import SECOND
@@ -19,18 +20,21 @@ from .result import Figures, Result, below, rounded
 from .workspace import EVALFLEET, Workspace, environment
 
 FEW, MANY = 5, 40
-PEER_FEW, PEER_MANY = 2, 6
-LIMIT_S = 600.0
+PEER_FEW, PEER_MANY = 2, 10
+LIMIT_S = 900.0
+BENCHMARK = "corebench_easy"
 AGENT = '''
+import json
 import time
 
 def run(input, **kwargs):
-    """As long and as much as the task says."""
+    """Some work, and how much that was."""
     began, spent = time.perf_counter(), time.process_time()
     while time.process_time() - spent < 0.02:
         pass
-    metrics = {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - spent}
-    return {task: {"answer": "done", "metrics": metrics} for task in input}
+    with open("own.json", "w") as file:
+        json.dump({"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - spent}, file)
+    return {task: {} for task in input}
 '''
 COUNTED = (
     "CPU of all processes (controller, supervisor, attempts with their Pythons), and seconds from an "
@@ -38,19 +42,29 @@ COUNTED = (
     f"machine, the difference of {MANY} and {FEW} tasks, so that what a run costs once is not in it"
 )
 PEER_COUNTED = (
-    "hal-eval of corebench_easy with list_files_agent and W&B off, in HAL_REPO with HAL_PYTHON: CPU by the "
-    f"difference of {PEER_MANY} and {PEER_FEW} tasks, seconds by its own _WALL_CLOCK_TIMES"
+    f"the same agent and tasks ({BENCHMARK} of HAL_REPO, by HAL_PYTHON) by hal-eval, one after another, W&B "
+    "off: CPU of it and of what it started, seconds by its own _WALL_CLOCK_TIMES; each less what the agent's "
+    f"function took itself, CPU by the difference of {PEER_MANY} and {PEER_FEW} tasks"
 )
+
+
+class Peer(NamedTuple):
+    """A checkout of hal-harness with its own Python."""
+
+    repo: Path
+    python: str
 
 
 def run(quick: bool) -> Result:
     few, many = (1, 3) if quick else (FEW, MANY)
     # machines start `python3`, and here that may be a script which looks for one (pyenv)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    repo, python = os.environ.get("HAL_REPO"), os.environ.get("HAL_PYTHON")
+    peer = Peer(Path(repo).resolve(), os.path.abspath(python)) if repo and python else None
     with processes.heir() as possible:
         if not possible:
             return Result("hal-overhead", {"error": "only Linux tells the CPU of orphans"}, {})
-        low, high = _run(few), _run(many)
+        low, high = _run(few, peer), _run(many, peer)
     figures: Figures = {
         "cpu_s_a_task": rounded((high["cpu_s"] - low["cpu_s"]) / (many - few)),
         "s_a_task": rounded(high["seconds"]),
@@ -59,32 +73,45 @@ def run(quick: bool) -> Result:
         "counted": COUNTED,
     }
     aims = {"cpu_s_a_task": below(figures["cpu_s_a_task"], 0.3), "s_a_task": below(figures["s_a_task"], 1.0)}
-    return Result("hal-overhead", figures, aims, {"hal_local_runner": _peer()})
+    return Result("hal-overhead", figures, aims, {"hal_local_runner": _measured(peer)})
 
 
-def _run(tasks: int) -> Figures:
+def _run(tasks: int, peer: Peer | None) -> Figures:
+    """On HAL's own tasks if there is a checkout, else on as many from a file."""
     with Workspace() as space:
-        agent = space.folder / "agent"
-        agent.mkdir()
-        (agent / "main.py").write_text(AGENT)
-        (space.folder / "tasks.json").write_text(
-            json.dumps({f"t_{n}": {"prompt": "p", "answer": "done"} for n in range(tasks)})
-        )
-        settings = ("tasks_file=tasks.json", "agent_dir=agent", f"agent_python={sys.executable}")
-        words = ("run", "hal", "--name", "run", *(f"--set={each}" for each in settings))
-        spent = processes.await_end(space.start(*EVALFLEET, *words, "--workers", "1"), LIMIT_S)
+        settings = [f"agent_dir={_agent(space)}"]
+        if peer is not None:
+            settings += [f"hal_repo={peer.repo}", f"hal_python={peer.python}", f"agent_python={peer.python}"]
+            settings += [f"benchmark={BENCHMARK}", "gpu_tasks=run"]
+        else:
+            given = {f"t_{n}": {"prompt": "p", "answer": "done"} for n in range(tasks)}
+            (space.folder / "tasks.json").write_text(json.dumps(given))
+            settings += ["tasks_file=tasks.json", f"agent_python={sys.executable}"]
+        words = ("run", "hal", "--name", "run", "--first", str(tasks), "--workers", "1")
+        run = space.start(*EVALFLEET, *words, *(f"--set={each}" for each in settings))
+        spent = processes.await_end(run, LIMIT_S)
         others = processes.inherited(LIMIT_S)
-        cpu_s = sum(each.own_s + each.children_s for each in (spent, *others))
-        answers = [
-            json.loads(path.read_bytes())["metrics"] for path in (space.home / "run").glob("*/*/result.json")
-        ]
-        if len(answers) != tasks:
-            raise RuntimeError(f"{len(answers)} of {tasks} tasks have answered")
-        seconds = _attempt_seconds(space)
+        own = _own((space.home / "run").glob("*/*/task/own.json"), tasks)
         return {
-            "cpu_s": cpu_s - sum(told["cpu_s"] for told in answers),
-            "seconds": (seconds - sum(told["seconds"] for told in answers)) / tasks,
+            "cpu_s": sum(each.own_s + each.children_s for each in (spent, *others)) - own["cpu_s"],
+            "seconds": (_attempt_seconds(space) - own["seconds"]) / tasks,
         }
+
+
+def _agent(space: Workspace) -> Path:
+    agent = space.folder / "agent"
+    agent.mkdir()
+    (agent / "main.py").write_text(AGENT)
+    (agent / "requirements.txt").touch()  # HAL insists on one
+    return agent
+
+
+def _own(told: Iterable[Path], tasks: int) -> dict[str, float]:
+    """What the agent took itself, on all tasks."""
+    each = [json.loads(path.read_bytes()) for path in told]
+    if len(each) != tasks:
+        raise RuntimeError(f"{len(each)} of {tasks} tasks have answered")
+    return {name: sum(own[name] for own in each) for name in ("cpu_s", "seconds")}
 
 
 def _attempt_seconds(space: Workspace) -> float:
@@ -104,13 +131,12 @@ def _attempt_seconds(space: Workspace) -> float:
 # -- HAL's own -------------------------------------------------------------------------------------
 
 
-def _peer() -> Figures:
-    repo, python = os.environ.get("HAL_REPO"), os.environ.get("HAL_PYTHON")
-    if not repo or not python:
+def _measured(peer: Peer | None) -> Figures:
+    if peer is None:
         return {"error": "set HAL_REPO and HAL_PYTHON to a checkout of hal-harness and its Python"}
     with Workspace() as space:
-        low = _hal_eval(space, Path(repo), python, PEER_FEW)
-        high = _hal_eval(space, Path(repo), python, PEER_MANY)
+        agent = _agent(space)
+        low, high = (_hal_eval(space, peer, agent, tasks) for tasks in (PEER_FEW, PEER_MANY))
         return {
             "cpu_s_a_task": rounded((high["cpu_s"] - low["cpu_s"]) / (PEER_MANY - PEER_FEW)),
             "s_a_task": rounded(high["seconds"]),
@@ -118,15 +144,15 @@ def _peer() -> Figures:
         }
 
 
-def _hal_eval(space: Workspace, repo: Path, python: str, tasks: int) -> Figures:
+def _hal_eval(space: Workspace, peer: Peer, agent: Path, tasks: int) -> Figures:
     run = f"overhead_{tasks}"
-    agent = ("--agent_name", "list", "--agent_dir", "agents/list_files_agent", "--agent_function", "main.run")
-    words = ("--benchmark", "corebench_easy", *agent, "--max_tasks", str(tasks), "--run_id", run)
-    path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # it runs agents by `python`
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    called = ("--agent_name", "own", "--agent_dir", str(agent), "--agent_function", "main.run")
+    words = ("--benchmark", BENCHMARK, *called, "--max_tasks", str(tasks), "--run_id", run)
+    path = f"{Path(peer.python).parent}{os.pathsep}{os.environ['PATH']}"  # it runs agents by `python`
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(  # without W&B it ends with 1, once the agents have run
-        [python, "-m", "hal.cli", *words, "--results_dir", str(space.folder / "results")],
-        cwd=repo,
+        [peer.python, "-m", "hal.cli", *words, "--results_dir", str(space.folder / "results")],
+        cwd=peer.repo,
         env=environment(PATH=path, WEAVE_DISABLED="true", WANDB_MODE="disabled"),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -134,9 +160,9 @@ def _hal_eval(space: Workspace, repo: Path, python: str, tasks: int) -> Figures:
         check=False,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    times = space.folder / f"results/corebench_easy/{run}/{run}_WALL_CLOCK_TIMES.jsonl"
-    if not times.is_file():
-        raise RuntimeError(f"hal-eval has run no task in {time.monotonic() - began:.0f} s")
-    seconds = [json.loads(line)["wall_clock_time"] for line in times.read_text().splitlines()]
+    folder = space.folder / "results" / BENCHMARK / run
+    own = _own(folder.glob("*/own.json"), tasks)
+    lines = (folder / f"{run}_WALL_CLOCK_TIMES.jsonl").read_text().splitlines()
+    seconds = sum(json.loads(line)["wall_clock_time"] for line in lines)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_s": cpu_s, "seconds": sum(seconds) / max(1, len(seconds))}
+    return {"cpu_s": cpu_s - own["cpu_s"], "seconds": (seconds - own["seconds"]) / tasks}
