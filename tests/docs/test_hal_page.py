@@ -12,7 +12,7 @@ import pytest
 
 from evalfleet.lab import Lab
 from standins.gce import Hosts, StandIn
-from tests.cloud.gce_places import FAST, SETTLE_S, TYPE, ZONE
+from tests.cloud.gce_places import FAST, TYPE, ZONE
 from tests.docs.pages import ROOT, File, Shell, steps
 from tests.ssh.fleet import Fleet, fleet
 from tests.waiting import PATIENCE_S
@@ -82,7 +82,7 @@ def test_the_commands_for_google_cloud_give_a_first_result(
             "types": [TYPE],
             "zones": [ZONE],
             "ssh_from": ["*"],
-            "settle_s": SETTLE_S,
+            "settle_s": 0.5,
         }
         write_files(folder, "gce", settings)
         by_run, by_hal_eval = commands("gce"), commands("--google-cloud")
