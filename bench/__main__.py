@@ -29,6 +29,7 @@ BENCHES: dict[str, str] = {
     "plan-speed": "200 runs of 154 tasks on 40 spot machines, simulated to plan by",
     "calibration": "100 varied runs on this computer: how many take a time within their plan's 90% range",
     "store": "a run's copy in object storage: its cost, taking over from there, and races of two computers",
+    "policies": "each schedule's time and cost over their bounds: six kinds of durations, 1 to 100 machines",
     "recovery": "kill -9 the controller twenty times; time to take a run up again",
     "first-contact": "from `run` to the refusal: 12 lab hosts, one dead, eleven with unknown keys",
     "ssh-dispatch": "1,000 short tasks on 20 lab hosts over SSH, beside GNU parallel, Ray, Dask, Parsl",

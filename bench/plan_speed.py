@@ -53,5 +53,5 @@ def chances(option: Option, seconds: tuple[float, ...]) -> Chances:
         spot_hours=0.0,
         evictions=0,
         breaks=0.02,
-        lead_s=0.0,
+        leads=(),
     )

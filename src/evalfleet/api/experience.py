@@ -179,7 +179,8 @@ class Chances:
     spot_hours: float
     evictions: int
     breaks: float
-    lead_s: float
+    leads: Sequence[float]
+    """Seconds until the first machine is asked for, to choose from; empty: none."""
     model_usd: Sequence[float] = ()
     """What attempts cost, to choose from; empty where `model_range` tells, or nobody."""
     model_range: tuple[float, float] | None = None
@@ -200,10 +201,14 @@ class DrawnFate:
 
     def __init__(self, chances: Chances, rng: random.Random) -> None:
         self._chances, self._rng = chances, rng
-        self._all_tasks = math.exp(rng.gauss(0.0, chances.shared))
+        # Student's t: how much runs differ is itself known from a few of them only
+        freedom = USUAL_RUNS + chances.runs
+        unsure = math.sqrt(rng.gammavariate(freedom / 2, 2 / freedom))
+        self._all_tasks = math.exp(rng.gauss(0.0, chances.shared) / unsure)
+        self.lead_s = rng.choice(chances.leads) if chances.leads else 0.0
         low, high = GUESSED_SHARE
         self._guessed = math.exp(rng.uniform(math.log(low), math.log(high)))
-        self._all_machines = math.exp(rng.gauss(0.0, 0.1))
+        self._all_machines = math.exp(rng.gauss(0.0, ALL_MACHINES))
         # the rate of a Poisson process after so many events in so many hours, and one before that
         hours = EVICTED_EVERY_H + chances.spot_hours
         self._evictions_an_hour = rng.gammavariate(1 + chances.evictions, 1 / hours)
@@ -237,6 +242,8 @@ class DrawnFate:
         return None if chances.model_range is None else attempts * rng.uniform(*chances.model_range)
 
 
+ALL_MACHINES = 0.2
+"""How far off all machines of a run may be together, as a standard deviation of logarithms."""
 QUEUE_S = 600.0
 """How long a machine waits in a queue of which nobody can tell."""
 
@@ -273,7 +280,7 @@ def chances_of(
         spot_hours=experience.spot_hours,
         evictions=experience.evictions,
         breaks=min(0.5, experience.broken / experience.attempts) if experience.attempts else 0.0,
-        lead_s=fmean(experience.leads) if experience.leads else 0.0,
+        leads=experience.leads,
         model_usd=told if len(told) >= FEW else (),
         model_range=model_range,
         bases=bases,
@@ -340,12 +347,14 @@ class _Logs:
                 off_by_run[each.run].append(math.log(each.seconds) - fmean(logs))
         middles = {run: fmean(offs) for run, offs in off_by_run.items()}
         own = [off - middles[run] for run, offs in off_by_run.items() for off in offs]
-        if len(own) < FEW or len(middles) < 2:
-            return FEW_RUNS, OWN
-        # of so few runs a standard deviation is itself uncertain
-        between = stdev(middles.values()) * math.sqrt(1 + 2 / len(middles))
-        return max(between, FEW_RUNS / len(middles)), min(1.0, stdev(own) * math.sqrt(2))
+        runs = max(1, len(middles))
+        # of few runs a standard deviation is uncertain: it is mixed with what is usual
+        squares = USUAL_RUNS * FEW_RUNS**2 + sum(middle**2 for middle in middles.values())
+        between = math.sqrt(squares / (USUAL_RUNS + runs - 1) * (1 + 1 / runs))
+        if len(own) < FEW or runs < 2:
+            return between, OWN
+        return between, min(1.0, stdev(own) * math.sqrt((runs + 1) / (runs - 1)))
 
 
-FEW_RUNS = 0.2
-"""How much whole runs differ, where there was only one."""
+FEW_RUNS, USUAL_RUNS = 0.2, 3
+"""How much whole runs differ as a rule, and how many runs that counts for."""

@@ -123,7 +123,7 @@ def draw(job: Job, seed: int) -> Draw:
     """One drawn run."""
     fate = job.chances.fate(seed)
     drawn = draw_run(job.plan, job.tasks, job.option.offers, fate)
-    seconds, usd = drawn.seconds + job.chances.lead_s, drawn.machines_usd
+    seconds, usd = drawn.seconds + fate.lead_s, drawn.machines_usd
     if job.option.pool:  # all of its machines are paid from the start to the end
         usd = job.option.workers * billed_usd(job.option.offer, 0, round(seconds * SECOND))
     return Draw(seconds, usd, fate.models_usd(drawn.attempts), drawn.evictions, drawn.done)
