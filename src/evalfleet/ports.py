@@ -11,7 +11,16 @@ Three kinds of place fit one protocol:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -480,6 +489,37 @@ class PriceList(Protocol):
 
         `environ`: has the login, for lists that want one.
         """
+        ...
+
+
+class BillLine(Struct, frozen=True, omit_defaults=True):
+    """One line of what a cloud, or a model's vendor, has billed."""
+
+    day: str
+    """As 2026-11-16, in UTC."""
+    amount: float
+    currency: str = "USD"
+    account: str = ""
+    """The subscription or project."""
+    what: str = ""
+    """What was used, in the cloud's words; of a vendor, the model."""
+    tags: Mapping[str, str] = {}
+    reserved: bool = False
+    """It was paid before, by a reservation or a commitment."""
+
+
+class BillReader(Protocol):
+    """What reads the exported bills of a kind of place. Names of columns are in lower case."""
+
+    @property
+    def source(self) -> str:
+        """Who exports them, in words."""
+        ...
+
+    def reads(self, columns: Collection[str]) -> bool: ...
+
+    def line(self, row: Mapping[str, object]) -> BillLine:
+        """Raises ValueError or KeyError if it is no such row."""
         ...
 
 

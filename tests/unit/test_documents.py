@@ -195,6 +195,7 @@ TRIED_ELSEWHERE = {
         "restart",
         "replace",
     ),  # of live runs: tests/e2e/test_steering.py
+    "cost",  # of machines that cost something: tests/unit/test_reconcile.py
     "demo",  # it fetches packages: tests/demo
     *("pool do", "pool reset", "pool clean"),  # of a benchmark's own: tests/e2e/test_pool_appliance.py
     *("pool stop", "pool tunnel", "pool vnc", "pool screenshot"),  # of hosts: tests/lab/test_tunnels.py

@@ -50,6 +50,7 @@ VERBS: dict[str, str] = {
     "images": "list the images captured from machines, or delete one",
     "reap": "delete machines of evalfleet's that have expired",
     "doctor": "check a place before money is spent",
+    "cost": "hold what was counted against an exported bill",
     "prices": "show list prices and their date, or fetch newer ones",
     "places": "list the places that machines can come from",
     "benchmarks": "list the benchmarks that are installed",

@@ -7,10 +7,10 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from evalfleet.errors import RequestError
@@ -23,7 +23,9 @@ from .models import ModelTable, read_model_table
 
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
-SECTIONS = frozenset({"defaults", "places", "benchmarks", "profiles", "notify", "model", "owners", "alerts"})
+SECTIONS = frozenset(
+    {"defaults", "places", "benchmarks", "profiles", "notify", "model", "owners", "alerts", "cost"}
+)
 
 _NOT_FLAGS = (
     "HOME",
@@ -43,6 +45,15 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
 Table = Mapping[str, Any]
 
 
+class CostSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How bills differ from list prices: `[cost]` of evalfleet.toml."""
+
+    discount: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """What a contract takes off the list prices of machines, as a share."""
+    rates: Mapping[str, Annotated[float, Meta(gt=0)]] = field(default_factory=dict[str, float])
+    """Currency, such as EUR -> how many dollars one is."""
+
+
 class Config(Struct, frozen=True):
     """The checked contents of an evalfleet.toml, or of none. `base` is where its relative paths start."""
 
@@ -56,6 +67,7 @@ class Config(Struct, frozen=True):
     model: ModelTable | None = None
     owners: Mapping[str, float] = field(default_factory=dict[str, float])
     """Who may spend how many dollars a month in this home; `*` is everybody else, each."""
+    cost: CostSettings = CostSettings()
 
 
 def _owners(table: Table, where: str) -> dict[str, float]:
@@ -99,6 +111,7 @@ def load_config(path: Path | None, cwd: Path) -> Config:
         ),
         model=read_model_table(sections["model"], f"{path}: [model]") if "model" in data else None,
         owners=_owners(sections["owners"], f"{path}: [owners]"),
+        cost=convert(sections["cost"], CostSettings, f"{path}: [cost]"),
     )
 
 

@@ -711,6 +711,27 @@ class ReviewDocument(TypedDict):
     costs_inside: Rate
 
 
+class ReconcileRow(TypedDict):
+    """One day of a run, pool or model: what was counted, and what was billed."""
+
+    day: str
+    what: Annotated[str, Meta(description="a run, a pool, a model, or `shared`")]
+    counted_usd: float
+    billed_usd: float
+    difference_usd: float
+    why: Annotated[str | None, Meta(description="null: they agree; `unexplained`: nothing explains it")]
+
+
+class ReconcileDocument(TypedDict):
+    """`cost reconcile --json`."""
+
+    source: Annotated[str, Meta(description="whose export it is")]
+    counted_usd: float
+    billed_usd: float
+    unexplained_usd: float
+    rows: list[ReconcileRow]
+
+
 class NoticeHead(TypedDict):
     """What every notification begins with."""
 

@@ -16,6 +16,7 @@ from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflig
 from . import leftovers, preflight, prices
 from .answers import GoogleFault
 from .billing import GcePrices
+from .bills import GoogleBills
 from .capture import ProjectImages
 from .client import ComputeClient, ComputeEndpoint
 from .firewall import Firewall
@@ -40,6 +41,7 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
     registry_settings = ("project",)
     machine_s = 120.0
     price_list = GcePrices()
+    bill_reader = GoogleBills()
 
     def __init__(
         self, name: str, settings: GceSettings, account: GoogleAccount, context: PlaceContext
