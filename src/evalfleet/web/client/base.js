@@ -69,4 +69,19 @@ export function useNow(every = 1000, stopped = null) {
   return stopped ?? now;
 }
 
+/** True while the page is printed: all of it must be there then. */
+export function usePrinting() {
+  const [printing, set] = useState(false);
+  useEffect(() => {
+    const [on, off] = [() => set(true), () => set(false)];
+    addEventListener("beforeprint", on);
+    addEventListener("afterprint", off);
+    return () => {
+      removeEventListener("beforeprint", on);
+      removeEventListener("afterprint", off);
+    };
+  }, []);
+  return printing;
+}
+
 export { render, useState, useEffect, useMemo, useRef };

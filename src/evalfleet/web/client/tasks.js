@@ -1,5 +1,5 @@
 // The table of tasks: only the rows in view exist, so that 100,000 are no more than 30. Filters are in the URL.
-import { html, useEffect, useMemo, useRef, useState } from "./base.js";
+import { html, useEffect, useMemo, usePrinting, useRef, useState } from "./base.js";
 import { api } from "./data.js";
 import { DASH, count, duration, number, plain, usd, words } from "./format.js";
 import { keys } from "./keys.js";
@@ -89,7 +89,7 @@ export function Tasks({ store, query }) {
   const box = useRef(null);
   const [scroll, setScroll] = useState(0);
   const [size, setSize] = useState([1000, 600]);
-  const [printing, setPrinting] = useState(false);
+  const printing = usePrinting();
   const table = store.tasks;
   const filter = filters(query);
   const asked = `${query.get("outcome")}|${filter.domain}|${filter.machine}|${filter.cause}|${filter.group}|${filter.text}|${filter.sort}`;
@@ -106,15 +106,7 @@ export function Tasks({ store, query }) {
     const node = box.current;
     const watch = new ResizeObserver(() => setSize([node.clientWidth, node.clientHeight]));
     watch.observe(node);
-    const on = () => setPrinting(true);
-    const off = () => setPrinting(false);
-    addEventListener("beforeprint", on);
-    addEventListener("afterprint", off);
-    return () => {
-      watch.disconnect();
-      removeEventListener("beforeprint", on);
-      removeEventListener("afterprint", off);
-    };
+    return () => watch.disconnect();
   }, []);
 
   const open = (n) => {

@@ -1,5 +1,5 @@
 // One run: is it going well, is anything stuck, what does it cost, what broke, and is it the agent or us.
-import { html, useEffect, useMemo, useRef, useState } from "../base.js";
+import { html, useEffect, useMemo, usePrinting, useRef, useState } from "../base.js";
 import { api, post } from "../data.js";
 import { clock, count, duration, instant, number, percent, plain, plural, usd, words } from "../format.js";
 import { At, Bar, Dot, Facts, Figure, Interval, Mark, Panel, Problem, Rate, Skeleton, Text, Unknown, attemptLink, useControl, useRun } from "../parts.js";
@@ -130,8 +130,9 @@ function Attention({ store }) {
 function Domains({ run, query }) {
   const domains = (run.domains ?? []).filter(([name]) => name || (run.domains ?? []).length > 1);
   const [all, setAll] = useState(false);
+  const printing = usePrinting();
   if (!domains.length) return null;
-  const shown = all ? domains : domains.slice(0, 14);
+  const shown = all || printing ? domains : domains.slice(0, 14);
   return html`<${Panel} title="Domains" id="domains-head"><div class="scroll-x"><table><thead><tr><th scope="col">domain</th><th scope="col" class="wide">95% interval</th><th scope="col" class="r">success</th><th scope="col" class="r">done</th></tr></thead><tbody>
     ${shown.map(([name, pass, fail, broken, total, rate, low, high]) => html`<tr key=${name}><th scope="row"><button type="button" class="plain" aria-pressed=${query.get("domain") === name ? "true" : "false"} onClick=${() => setQuery({ domain: query.get("domain") === name ? null : name })}><${Text} most=${40}>${name || "none"}</${Text}></button></th><td class="wide"><${Interval} rate=${rate} low=${low} high=${high} /></td><td class="r"><${Rate} rate=${rate} low=${low} high=${high} /></td><td class="r">${count(pass + fail + broken)}<span class="quiet">/${count(total)}</span></td></tr>`)}
   </tbody></table></div>${domains.length > shown.length && html`<button type="button" onClick=${() => setAll(true)}>all ${count(domains.length)}</button>`}</${Panel}>`;
