@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests.e2e.dashboard import Dashboard, dashboard
 from tests.e2e.harness import Fleet
-from tests.web.looking import CHROMIUM, bench, launched
+from tests.web.looking import CHROMIUM, MARKUP, bench, launched
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, chromium: None) -> Iterat
     fleet = Fleet.at(tmp_path_factory.mktemp("pages") / "f")
     bench(fleet)
     for name in ("r", "s"):
-        done = fleet.run("--name", name, "--workers", "3", "--attempts", "2")
+        done = fleet.run("--name", name, "--workers", "3", "--attempts", "2", "--model", MARKUP)
         assert done.code == 1, done
         fleet.open_gate("second")
     opened = dashboard(fleet)

@@ -117,7 +117,7 @@ echo '{"n": 1, "action": "<b>click</b> \u202e", "screenshot": "real.png", "x": 3
 echo '{"n": 2, "action": "see", "screenshot": "fake.png", "error": "<i>"}' >> traj.jsonl
 echo '{"n": 3, "action": "see", "screenshot": "huge.png"}' >> traj.jsonl
 echo '{"n": 4, "action": "see", "screenshot": "cut.png", "x": 1e9, "y": -5}' >> traj.jsonl
-result '{"score": 0, "error": "<script>alert(2)</script>"}'
+result '{"score": 0, "error": "<script>alert(2)</script>", "<b>key</b>": "\u202e<img src=x>"}'
 """
 SEEN = r"""
 for n in 1 2 3; do
@@ -169,6 +169,11 @@ class Looker:
         expect(self.page.locator("main h1")).to_be_visible(timeout=PATIENCE_MS)
         expect(self.page.locator("main .skeleton")).to_have_count(0, timeout=PATIENCE_MS)
 
+    def has_no_markup_of_others(self) -> None:
+        """Nothing that somebody wrote into a run is an element of the page."""
+        for selector in ("main script", "main b b", "img[src=x]", "main i i", "[onerror]", "[onload]"):
+            assert self.page.locator(selector).count() == 0, selector
+
     def text(self) -> str:
         return re.sub(r"\s+", " ", self.page.locator("main").inner_text())
 
@@ -199,7 +204,13 @@ def bench(fleet: Fleet) -> None:
     in_folder = str(fleet.folder)
     fleet.bench(
         [
-            task(NASTY, HOSTILE.replace("FOLDER", in_folder), domain=MARKUP),
+            task(
+                NASTY,
+                HOSTILE.replace("FOLDER", in_folder),
+                domain=MARKUP,
+                tags=[MARKUP],
+                metadata={MARKUP: {"inner": f"\u202e{MARKUP}"}},
+            ),
             task("seen", SEEN.replace("FOLDER", in_folder), domain="d"),
             *(task(f"bad_{n}", f"echo 500 from /setup/{n}; exit 3", domain="d") for n in range(2)),
             task("flaky", FLAKY, domain="e"),

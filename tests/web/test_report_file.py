@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
@@ -10,7 +11,7 @@ from playwright.sync_api import Browser, expect
 from evalfleet.web.export import CLIENT, linked
 from tests.e2e.dashboard import Dashboard
 from tests.e2e.harness import Fleet
-from tests.web.looking import MARKUP, PHONE, looker
+from tests.web.looking import MARKUP, NASTY, PHONE, looker
 
 
 def test_the_one_file_shows_the_run_and_asks_no_network(
@@ -37,6 +38,12 @@ def test_the_one_file_shows_the_run_and_asks_no_network(
         expect(page.locator(".log-panel pre")).to_contain_text("step by step")
         page.keyboard.press("ArrowLeft")
         expect(page.locator(".shot .no-picture")).to_contain_text("left out")
+        page.goto(f"{file.as_uri()}#/runs/r/tasks/{quote(NASTY, safe='')}?step=1")
+        looks.shows()
+        expect(page.locator(".log-panel pre")).to_contain_text("<script>alert(1)</script>")
+        page.get_by_text("what the task is").click()
+        assert "\\u202e<img src=x" in looks.text()
+        looks.has_no_markup_of_others()
         page.goto(f"{file.as_uri()}#/runs/r/triage")
         looks.shows()
         assert "500 from" in looks.text()
