@@ -91,9 +91,14 @@ class MachineRequested(_Event, frozen=True):
 
 
 class MachineQueued(_Event, frozen=True):
-    """Its service has accepted the machine and not started it: nothing is billed, and no limit runs."""
+    """Its service has accepted the machine and not started it: nothing is billed, and no limit runs.
+
+    It is told again, now and then, when the service says something else about the wait.
+    """
 
     machine: MachineId
+    detail: str = ""
+    """Its place in the queue, and why it waits, as far as the service tells."""
 
 
 class MachineAllocated(_Event, frozen=True):

@@ -95,6 +95,8 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
             tools.report(MachineUnreachable(machine.id, str(err), "setup"))
         else:
             tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
+    except _LeftWaiting as err:
+        tools.report(MachineCondemned(machine.id, str(err), Cause.PROVISIONING, scope="offer"))
     except TimeoutError:
         cause = Cause.BOOT if machine.up_at is None else Cause.READINESS
         detail = f"not ready after {tools.state.limits.boot_timeout_s:g} s ({cause})"
@@ -124,16 +126,37 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
     tools.report(MachineReady(machine.id, timings, isolated=isolated))
 
 
+class _LeftWaiting(Exception):
+    """Its service has not started the machine in the time that its offer gives it."""
+
+
 async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
-    """Wait until its service has started it, or shows it no more. How long that takes is up to the
-    service."""
+    """Wait until its service has started it, or shows it no more: for as long as its offer says."""
+    queued_at = machine.queued_at
     if machine.phase == "requested":
         async with asyncio.timeout(_boot_time_left_s(tools, machine.requested_at)):
             await _create(tools, machine)
             seen = await _once(tools, machine, lambda seen: seen is not None)
         if seen is not None and seen.phase == "queued":
-            tools.report(MachineQueued(machine.id))
-    return await _once(tools, machine, lambda seen: seen is None or seen.phase != "queued")
+            tools.report(MachineQueued(machine.id, seen.detail))
+            queued_at = tools.clock.now()
+    queue_s, said, said_at = machine.offer.queue_s, "", tools.clock.now()
+
+    def is_over(seen: Machine | None) -> bool:
+        nonlocal said, said_at
+        if seen is None or seen.phase != "queued":
+            return True
+        now = tools.clock.now()
+        if queue_s is not None and queued_at is not None and now >= after(queued_at, queue_s):
+            raise _LeftWaiting(
+                f"it waited for {queue_s:g} s in the queue (queue_s); {seen.detail}".rstrip("; ")
+            )
+        if seen.detail not in (said, machine.detail) and now >= said_at:
+            said, said_at = seen.detail, after(now, SAID_S)
+            tools.report(MachineQueued(machine.id, said))
+        return False
+
+    return await _once(tools, machine, is_over)
 
 
 def started_at(tools: Tools, seen: Machine) -> Micros:
@@ -346,6 +369,8 @@ def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> No
         cause, detail = Cause.EVICTED, "the place took it back"
     elif seen is not None and seen.phase != "gone":
         cause, detail = Cause.EVICTED, RESTARTED
+    if seen is not None and seen.phase in ("gone", "evicted") and seen.detail:
+        detail = f"{detail} ({seen.detail})" if cause is Cause.EVICTED else seen.detail
     tools.report(MachineCondemned(machine.id, detail, cause))
 
 

@@ -146,7 +146,7 @@ def _is_news_of(state: RunState, event: AttemptNews) -> bool:
 
 _LIVE: tuple[MachinePhase, ...] = ("requested", "queued", "allocated", "up", "ready")
 _NEWS_IN: dict[type, tuple[MachinePhase, ...]] = {
-    ev.MachineQueued: ("requested",),
+    ev.MachineQueued: ("requested", "queued"),
     ev.MachineUp: ("requested", "allocated"),
     ev.MachineStep: ("up", "mending"),
     ev.MachineReady: ("up", "mending"),

@@ -81,7 +81,9 @@ def _set_renewal(state: RunState, machine: MachineState, at: Micros) -> None:
 def machine_queued(state: RunState, at: Micros, event: ev.MachineQueued) -> None:
     """Its first lease stays reserved, whenever it starts: those that wait cannot overspend together."""
     machine = state.machines[event.machine]
-    machine.phase, machine.queued_at = "queued", at
+    if machine.queued_at is None:
+        machine.queued_at = at
+    machine.phase, machine.detail = "queued", event.detail
     state.touched_machines[event.machine] = None
 
 
@@ -95,7 +97,7 @@ def machine_allocated(state: RunState, at: Micros, event: ev.MachineAllocated) -
     machine.start, machine.node = event.start, event.node
     state.reserved_usd += _reservation(machine)
     if machine.phase != "condemned":
-        machine.phase = "allocated"
+        machine.phase, machine.detail = "allocated", ""
         _set_renewal(state, machine, at)
     state.touched_machines[event.machine] = None
 

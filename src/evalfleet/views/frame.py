@@ -329,7 +329,8 @@ def _why(machine: MachineState) -> str:
         return clean(": ".join(filter(None, (step, machine.setting_up[1]))))
     if machine.phase in ("requested", "queued", "allocated", "up"):
         offer = machine.offer
-        return "/".join(part for part in (offer.place, offer.region, offer.size) if part)
+        where = "/".join(part for part in (offer.place, offer.region, offer.size) if part)
+        return clean(machine.detail) or where if machine.phase == "queued" else where
     return ""
 
 

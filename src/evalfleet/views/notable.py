@@ -172,8 +172,9 @@ def _by_its_place(state: RunState, record: ev.Record) -> Notice | None:
         case ev.BudgetPassed(percent):
             budget = usd(state.limits.budget_usd)
             return Notice(record.at, "news", f"{percent}% of the budget of {budget} is spent")
-        case ev.MachineQueued(machine):
-            return Notice(record.at, "news", f"{_name(state, machine)} waits in the queue of its place")
+        case ev.MachineQueued(machine, detail) if state.machines[machine].queued_at == record.at:
+            told = f" ({clean(detail)})" if detail else ""
+            return Notice(record.at, "news", f"{_name(state, machine)} waits in the queue of its place{told}")
         case ev.MachineAllocated(machine):
             known = state.machines[machine]
             waited = duration(seconds_between(known.requested_at, known.billed_at))
