@@ -136,8 +136,11 @@ class Cluster:
 
     def kill_node(self, node: str) -> None:
         """As if its power failed: nothing that ran there goes on, and nobody is told."""
+        jobs = self.ask("squeue", "-h", f"--nodelist={node}", "--states=RUNNING", "-o", "%i").split()
         self._end(node, signal.SIGKILL)
-        for pid in self.pids_on(node):
+        titles = tuple(f"slurmstepd: [{job}.".encode() for job in jobs)
+        keepers = [pid for pid in self.pids() if _title(pid).startswith(titles)]
+        for pid in [*keepers, *_below(keepers)]:  # Slurm's keepers first: they would tell of the jobs' end
             _kill(pid)
 
     def _run(self, program: str, *args: str, name: str = "") -> None:
@@ -164,7 +167,7 @@ class Cluster:
         with ExitStack() as stack:
             for name in ("munged", "slurmctld", *self.nodes):
                 stack.callback(self._end, name, signal.SIGKILL)
-            if "slurmctld" in self._running:
+            if "slurmctld" in self._running and all(node in self._running for node in self.nodes):
                 self.cancel_all()
         for pid in self.pids():
             _kill(pid)
@@ -175,12 +178,6 @@ class Cluster:
         until(lambda: not self.ask("squeue", "-h", "-o", "%i"), "no job is left")
 
     # -- what runs there -----------------------------------------------------------------------
-
-    def pids_on(self, node: str) -> list[int]:
-        """What runs on the node for a job: Slurm's own keepers of jobs, and the jobs' processes."""
-        return [pid for pid in self.pids() if f"SLURMD_NODENAME={node}".encode() in _environ(pid)] + [
-            pid for pid in self.pids() if f"spool-{node}/".encode() in _links(pid)
-        ]
 
     def pids(self) -> list[int]:
         """All processes that were started by this cluster, its own daemons excepted."""
@@ -224,15 +221,26 @@ def _environ(pid: int) -> Sequence[bytes]:
         return ()
 
 
-def _links(pid: int) -> bytes:
-    """The paths of the files that a process has open."""
-    links: list[str] = []
+def _below(pids: Sequence[int]) -> list[int]:
+    """All descendants of these processes."""
+    parents: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(") ")[2].split()[1])
+        except OSError:
+            continue
+        parents.setdefault(parent, []).append(int(name))
+    found: list[int] = []
+    for pid in pids:
+        found += parents.get(pid, [])
+    return found + _below(found) if found else []
+
+
+def _title(pid: int) -> bytes:
     try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        pass
-    return "\n".join(links).encode()
+        return b""
 
 
 def _kill(pid: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,35 @@ from .cluster import Cluster, missing
 NO_SLURM = missing()
 
 
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests here may be coroutines."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True
+
+
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if NO_SLURM is not None:
         pytest.skip(f"NO TEST OF SLURM: {NO_SLURM}")
-    made = Cluster(tmp_path_factory.mktemp("slurm"))
+    with _started(tmp_path_factory.mktemp("slurm"), 3) as made:
+        yield made
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """One for a test that breaks it."""
+    if NO_SLURM is not None:
+        pytest.skip(f"NO TEST OF SLURM: {NO_SLURM}")
+    with _started(tmp_path / "slurm", 2) as made:
+        yield made
+
+
+@contextmanager
+def _started(folder: Path, nodes: int) -> Iterator[Cluster]:
+    made = Cluster(folder, nodes)
     try:
         made.start()
         yield made
@@ -31,11 +58,3 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     if left:
         shared_cluster.cancel_all()
     assert not left, "a test left jobs"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder that the nodes see: they are this computer."""
-    made = tmp_path / "shared"
-    made.mkdir()
-    return made

@@ -16,7 +16,7 @@ from evalfleet.errors import PlaceError
 ANSWER_S = 30.0
 SAID_CAP = 500
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-COLUMNS = "%i|%T|%M|%N|%r|%j"
+COLUMNS = "%i|%T|%M|%N|%P|%r|%j"
 WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 RUNS = frozenset(
     {"CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING"}
@@ -56,7 +56,9 @@ class SlurmJob(Struct, frozen=True):
     state: str
     ran_s: float
     node: str
+    partition: str
     reason: str
+    """Why it waits, in Slurm's one word."""
     name: str
 
     @property
@@ -82,6 +84,35 @@ class Slurm:
         """All jobs of this user that Slurm still knows, also those that have ended. Raises PlaceError."""
         said = await self.run("squeue", "--me", "--noheader", "--states=all", f"--format={COLUMNS}")
         return [job for line in said.splitlines() if (job := _job(line)) is not None]
+
+    async def order(self) -> Mapping[str, str]:
+        """The place in its partition's queue of each job that waits, whoever's it is. Raises PlaceError."""
+        said = await self.run("squeue", "--noheader", "--states=PENDING", "--sort=-p,i", "--format=%i|%P")
+        queues: dict[str, list[str]] = {}
+        for line in said.splitlines():
+            job, _, partition = line.partition("|")
+            queues.setdefault(partition, []).append(job)
+        return {
+            job: f"{number} of {len(queue)} in the queue of {partition}"
+            for partition, queue in queues.items()
+            for number, job in enumerate(queue, 1)
+        }
+
+    async def ended(self, jobs: Sequence[str]) -> Sequence[SlurmJob]:
+        """What Slurm's books tell of jobs that `squeue` has forgotten; nothing where it keeps no books."""
+        try:
+            said = await self.run(
+                *("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}"),
+                "--format=JobIDRaw,State,ElapsedRaw,NodeList,Partition,JobName",
+            )
+        except PlaceError:
+            return ()
+        found: list[SlurmJob] = []
+        for line in said.splitlines():
+            job, state, ran, node, partition, name = (*line.split("|", 5), "", "", "", "", "")[:6]
+            # `CANCELLED by 1000` is a state, too
+            found.append(SlurmJob(job, state.split(" ")[0], _number(ran), node, partition, "", name))
+        return found
 
     async def submit(self, options: Sequence[str], script: str) -> str:
         """The id of the new job. Raises PlaceError."""
@@ -151,11 +182,18 @@ def refusal(command: str, said: str) -> PlaceError:
 
 
 def _job(line: str) -> SlurmJob | None:
-    parts = line.split("|", 5)
-    if len(parts) != 6:
+    parts = line.split("|", 6)
+    if len(parts) != 7:
         return None
-    job, state, ran, node, reason, name = parts
-    return SlurmJob(job, state, elapsed_s(ran), node, reason, name)
+    job, state, ran, node, partition, reason, name = parts
+    return SlurmJob(job, state, elapsed_s(ran), node, partition, reason, name)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def elapsed_s(text: str) -> float:

@@ -35,7 +35,7 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Channel, Check, Fence, HostKey, PlaceContext, Preflight
 from evalfleet.single_flight import SingleFlight
 
-from .commands import TAKEN_BACK, Slurm, SlurmJob, limit
+from .commands import NEVER_STARTS, TAKEN_BACK, Slurm, SlurmJob, limit
 from .step import StepTransport, open_step
 
 PILOT = Path(__file__).with_name("pilot.py")
@@ -43,14 +43,17 @@ KILL_WAIT_S = 60.0
 """How long Slurm may take to end a job: it asks first, and kills later."""
 MARK_S = 60.0
 """So long a job may take from its start in Slurm's books to its pilot's mark: prologues run meanwhile."""
+ORDER_POLLS = 6
+REASONS = {
+    "JobHeldUser": "held by its user: `scontrol release`",
+    "JobHeldAdmin": "held by an administrator",
+    "None": "",
+}
 CLOCKS_S = 5.0
 """So far a node's clock may be from ours before it is not believed."""
 DETAIL_CAP = 300
 STEP_END_S = 5.0
-STEP_OPTIONS = (
-    *("--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none"),
-    *("--quiet", "--unbuffered"),
-)
+STEP_OPTIONS = (*("--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--quiet", "--unbuffered"),)
 RELAY = """\
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
@@ -85,6 +88,10 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     usd_per_hour: Annotated[float, Meta(ge=0, le=10_000, description="what a job costs, if it does")] = 0.0
     python: Annotated[str, Meta(min_length=1, description="a Python 3.8 or later on the nodes")] = "python3"
+    queue_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="a job that waits for longer is given up (default: it may wait for ever)"),
+    ] = None
     poll_s: Annotated[float, Meta(gt=0, description="squeue is asked no more often than this")] = 10.0
     sbatch: Annotated[tuple[str, ...], Meta(description="more options of sbatch")] = ()
     isolation: Annotated[
@@ -133,6 +140,10 @@ class SlurmPlace(Preflight):
         self._queue = Queue(-settings.poll_s, {}, {})
         self._ask_queue = SingleFlight(self._ask, self._pause_s)
         self._asked_for: set[str] = set()
+        self._recorded: dict[str, set[str]] = {}
+        self._books: dict[str, SlurmJob | None] = {}
+        self._order: Mapping[str, str] = {}
+        self._order_at = 0.0
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._taken = False
         self._steps: set[StepTransport] = set()
@@ -172,6 +183,7 @@ class SlurmPlace(Preflight):
                 teardown_s=KILL_WAIT_S,
                 settle_s=settings.poll_s,
                 queues=True,
+                queue_s=settings.queue_s,
                 extendable=False,
                 max_life_s=settings.time_limit_s,
                 silent_s=20.0,
@@ -191,9 +203,29 @@ class SlurmPlace(Preflight):
         except PlaceError:
             self._queue = structs.replace(self._queue, asked_at=asked_at)
             raise
+        jobs = [*jobs, *await self._forgotten({job.id for job in jobs})]
+        if any(job.waits and job.name.startswith(self._prefix) for job in jobs):
+            await self._look_at_order(asked_at)
         living_last = sorted(jobs, key=lambda job: (job.runs, job.waits))
         self._queue = Queue(asked_at, {job.id: job for job in jobs}, {job.name: job for job in living_last})
         return self._queue
+
+    async def _forgotten(self, known: set[str]) -> Sequence[SlurmJob]:
+        """The jobs of our machines that `squeue` does not show any more, if Slurm keeps books."""
+        wanted = set[str]().union(*self._recorded.values()) - known
+        self._books = {id: job for id, job in self._books.items() if id in wanted}
+        if unread := sorted(wanted - self._books.keys()):
+            found = {job.id: job for job in await self._slurm.ended(unread)}
+            self._books.update({id: found.get(id) for id in unread})
+        return [job for job in self._books.values() if job is not None]
+
+    async def _look_at_order(self, now: float) -> None:
+        """Where our jobs are in the queue is good to know, but no more: it is asked for less often."""
+        if now < self._order_at:
+            return
+        self._order_at = now + ORDER_POLLS * self._settings.poll_s
+        with suppress(PlaceError):
+            self._order = await self._slurm.order()
 
     async def list(self, pool: str) -> Sequence[Machine]:
         """All that has a folder, or a job that lives. Where it is up, the folder tells without a poll."""
@@ -201,6 +233,7 @@ class SlurmPlace(Preflight):
         names = {name for name in self._folders() if name.startswith(prefix)}
         # one that was submitted since the last poll is not missing from it
         recorded = {job for name in names if (job := _read(self._root / name / "job"))}
+        self._recorded[pool] = recorded
         unknown = recorded - self._queue.by_id.keys() - self._asked_for
         if unknown or self._pause_s() == 0.0:
             await self._ask_queue.fresh()
@@ -229,8 +262,12 @@ class SlurmPlace(Preflight):
         if start is not None:
             return self._seen_started(machine, folder, start)
         job = self._queue.by_name.get(self._prefix + name)
+        if job is not None and job.waits and job.reason in NEVER_STARTS:
+            why = f"Slurm will not start its job ({job.reason}); change `{NEVER_STARTS[job.reason]}`"
+            return Machine(machine, "gone", ran_s=0.0, detail=f"{why} of the place")
         if job is not None and job.waits:
-            return Machine(machine, "queued", ran_s=0.0, detail=job.reason)
+            told = (self._order.get(job.id, ""), REASONS.get(job.reason, job.reason))
+            return Machine(machine, "queued", ran_s=0.0, detail=", ".join(filter(None, told)))
         if job is not None and job.runs:
             if job.ran_s < MARK_S:  # its pilot is about to leave its mark, by which its life is counted
                 return Machine(machine, "queued", ran_s=0.0, detail=f"starts on {job.node}")
@@ -245,9 +282,10 @@ class SlurmPlace(Preflight):
         job = self._queue.by_id.get(start.job)
         seen = Machine(machine, "gone", str(folder), start.node, start=start.start)
         told_s = _ran_s(folder)
-        if told_s is None and job is not None and job.runs and not (folder / "restarted").exists():
-            up = (folder / "supervisor.sock").exists() and not (folder / DELETING).exists()
-            up = up and job.state != "COMPLETING"
+        if job is not None and job.runs and not (folder / "restarted").exists():
+            # while it ends, Slurm does not say why yet
+            up = told_s is None and job.state != "COMPLETING" and (folder / "supervisor.sock").exists()
+            up = up and not (folder / DELETING).exists()
             return structs.replace(seen, phase="up" if up else "pending", ran_s=self._running_s(start, job))
         # one that waits although it has run was requeued
         taken_back = (folder / "restarted").exists() or (

@@ -1,0 +1,240 @@
+"""What a cluster does to its jobs, and what becomes of the machines that they are."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.errors import ChannelError, PlaceError
+from evalfleet.model import AttemptId, Command, Ended, Job, Machine, MachineId
+from evalfleet.places.slurm import SlurmPlace, SlurmSettings
+from evalfleet.ports import Channel, Fence, PlaceContext
+from evalfleet.testing.harness import find, first_offer
+from tests.waiting import PATIENCE_S, SLOWNESS, until, until_async
+
+from .cluster import Cluster
+
+MACHINE = MachineId("r-abc123-1")
+JOB = AttemptId("t.0")
+
+
+class Site:
+    """A home's place on a cluster, and its machine."""
+
+    def __init__(self, cluster: Cluster, folder: Path, **settings: Any) -> None:
+        self.home_id = secrets.token_hex(3)
+        self.cluster = cluster
+        self.folder = folder
+        self.settings = SlurmSettings(folder=str(folder / "shared"), poll_s=0.1, **settings)
+        self.place = self.new_place()
+        self.channels: list[Channel] = []
+
+    def new_place(self) -> SlurmPlace:
+        context = PlaceContext(self.folder / "home", self.home_id, environ=self.cluster.environ)
+        return SlurmPlace.make("slurm", self.settings, context)
+
+    @property
+    def job(self) -> str:
+        """Slurm's id of the machine's job."""
+        return (self.folder / "shared" / self.home_id / MACHINE / "job").read_text()
+
+    @property
+    def why(self) -> str:
+        """What the machine's supervisor wrote down of the reason why it ended the job."""
+        return (self.folder / "shared" / self.home_id / MACHINE / "jobs" / JOB / "why").read_text()
+
+    async def create(self, expires_s: float = 600.0) -> None:
+        await self.place.create(MACHINE, await first_offer(self.place), expires_s)
+
+    async def until(self, good: Callable[[Machine], bool], what: str) -> Machine:
+        async def look() -> Machine | None:
+            seen = await find(self.place, MACHINE)
+            last.append(seen)
+            return seen if seen is not None and good(seen) else None
+
+        last: list[Machine | None] = []
+        return await until_async(look, lambda: f"{what}; last seen: {last[-1]}", look_s=0.1)
+
+    async def until_in(self, phase: str) -> Machine:
+        return await self.until(lambda seen: seen.phase == phase, f"the machine is {phase}")
+
+    async def up(self) -> Machine:
+        await self.create()
+        return await self.until_in("up")
+
+    def channel(self, machine: Machine) -> Channel:
+        self.channels.append(self.place.channel(machine, Fence("r", 1, 3.0 * SLOWNESS)))
+        return self.channels[-1]
+
+    async def start(self, channel: Channel, script: str = "sleep 600") -> None:
+        """Start a job that says when it has begun, and wait until it has."""
+        begun = self.folder / "begun"
+        await channel.start(Job(JOB, Command(("sh", "-c", f"touch {begun}; {script}")), 600.0))
+        await until_async(lambda: asyncio.to_thread(begun.exists), "the job has begun")
+
+
+@asynccontextmanager
+async def site(cluster: Cluster, folder: Path, **settings: Any) -> AsyncIterator[Site]:
+    made = Site(cluster, folder, **settings)
+    try:
+        yield made
+    finally:
+        for channel in made.channels:
+            await channel.close()
+        await made.place.delete(MACHINE)
+        await made.place.close()
+
+
+@pytest.fixture
+def full(cluster: Cluster) -> Iterator[Callable[[], None]]:
+    """All nodes are taken by somebody else, until the fixture's value is called."""
+    jobs = [cluster.submit("--exclusive") for _ in cluster.nodes]
+    running = ("squeue", "-h", "--states=RUNNING", "-o", "%i")
+    until(lambda: len(cluster.ask(*running).split()) == len(jobs), "the cluster is full", 60.0)
+
+    def leave() -> None:
+        cluster.ask("scancel", *jobs)
+
+    yield leave
+    leave()
+    until(lambda: not cluster.ask("squeue", "-h", "-o", "%i"), "the jobs have gone")
+
+
+async def test_a_machine_waits_in_the_queue_unbilled_and_says_where(
+    cluster: Cluster, full: Callable[[], None], tmp_path: Path
+) -> None:
+    other = cluster.submit("--exclusive", "--nice=-100")
+    async with site(cluster, tmp_path) as at:
+        await at.create(expires_s=600.0)
+        queued = await at.until(lambda seen: "queue of main" in seen.detail, "its place in the queue is told")
+        assert queued.phase == "queued"
+        assert queued.ran_s == 0.0
+        assert queued.detail.startswith("2 of 2 in the queue of main")
+        cluster.ask("scancel", other)
+        full()
+        up = await at.until_in("up")
+        assert up.node in cluster.nodes
+        assert (up.ran_s or 0.0) < 60.0, "its wait counts"
+
+
+async def test_a_held_job_waits_and_says_so(
+    cluster: Cluster, full: Callable[[], None], tmp_path: Path
+) -> None:
+    async with site(cluster, tmp_path) as at:
+        await at.create()
+        cluster.ask("scontrol", "hold", at.job)
+        await at.until(lambda seen: seen.phase == "queued" and "held" in seen.detail, "it is held")
+        cluster.ask("scontrol", "release", at.job)
+        full()
+        await at.until_in("up")
+
+
+async def test_a_preempted_machine_is_evicted_and_so_is_what_ran(cluster: Cluster, tmp_path: Path) -> None:
+    async with site(cluster, tmp_path, sbatch=("--exclusive",)) as at:
+        up = await at.up()
+        channel = at.channel(up)
+        await at.start(channel, 'sleep 600 || echo 0 >"$EVALFLEET_OUT/result.json"')
+        ending = asyncio.create_task(channel.ended(JOB))
+        urgent = cluster.submit("--partition=urgent", f"--nodelist={up.node}", "--exclusive")
+        seen = await at.until_in("evicted")
+        assert seen.start == up.start
+        assert seen.ran_s is not None
+        assert await _told(ending) in ("evicted", "unreachable")
+        assert at.why == "evicted"
+        cluster.ask("scancel", urgent)
+
+
+async def test_a_requeued_machine_is_evicted_and_its_next_start_does_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with site(cluster, tmp_path, sbatch=("--requeue",)) as at:
+        channel = at.channel(await at.up())
+        await at.start(channel)
+        ending = asyncio.create_task(channel.ended(JOB))
+        cluster.ask("scontrol", "requeue", at.job)
+        await at.until_in("evicted")
+        assert await _told(ending) in ("evicted", "unreachable")
+        assert at.why == "evicted"
+        cluster.ask("scontrol", "update", f"jobid={at.job}", "StartTime=now")  # else in two minutes
+        name = f"evalfleet-{at.home_id}-{MACHINE}"
+        until(lambda: cluster.states()[name] == "COMPLETED", lambda: f"it started again: {cluster.states()}")
+        assert (await at.until_in("evicted")).ran_s
+
+
+async def test_a_machine_that_somebody_cancels_is_gone(cluster: Cluster, tmp_path: Path) -> None:
+    async with site(cluster, tmp_path) as at:
+        up = await at.up()
+        cluster.ask("scancel", at.job)
+        gone = await at.until_in("gone")
+        assert gone.detail == "Slurm: cancelled"
+        assert (gone.start, gone.node) == (up.start, up.node)
+        assert gone.ran_s is not None
+
+
+async def test_a_machine_cancelled_in_the_queue_is_gone_and_has_never_run(
+    cluster: Cluster, full: Callable[[], None], tmp_path: Path
+) -> None:
+    async with site(cluster, tmp_path) as at:
+        await at.create()
+        cluster.ask("scancel", at.job)
+        gone = await at.until_in("gone")
+        assert gone.ran_s == 0.0
+        assert "cancelled" in gone.detail
+
+
+@pytest.mark.nightly  # Slurm takes half a minute to believe it
+async def test_the_machine_of_a_node_that_dies_is_evicted(own_cluster: Cluster, tmp_path: Path) -> None:
+    async with site(own_cluster, tmp_path) as at:
+        up = await at.up()
+        await at.start(at.channel(up))
+        own_cluster.kill_node(up.node)
+        evicted = await at.until_in("evicted")
+        assert evicted.start == up.start
+        assert evicted.ran_s is not None
+
+
+async def test_a_drained_node_lets_its_machine_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    async with site(cluster, tmp_path) as at:
+        up = await at.up()
+        channel = at.channel(up)
+        cluster.ask("scontrol", "update", f"nodename={up.node}", "state=drain", "reason=test")
+        try:
+            await at.start(channel, "true")
+            assert (await channel.ended(JOB)).exit_code == 0
+            assert (await at.until_in("up")).start == up.start
+        finally:
+            cluster.ask("scontrol", "update", f"nodename={up.node}", "state=resume")
+
+
+async def test_what_runs_goes_on_while_slurmctld_is_down(own_cluster: Cluster, tmp_path: Path) -> None:
+    cluster = own_cluster
+    async with site(cluster, tmp_path) as at:
+        up = await at.up()
+        channel = at.channel(up)
+        gate = tmp_path / "gate"
+        await at.start(channel, f"until [ -e {gate} ]; do sleep 0.1; done; exit 5")
+        cluster.stop_controller()
+        try:
+            with pytest.raises(PlaceError) as refused:
+                await asyncio.wait_for(at.new_place().list("r"), 120)
+            assert refused.value.transient
+            assert "squeue" in str(refused.value)
+            gate.touch()
+            assert (await channel.ended(JOB)).exit_code == 5
+        finally:
+            cluster.start_controller()
+        assert (await at.until_in("up")).start == up.start
+
+
+async def _told(ending: asyncio.Task[Ended]) -> str:
+    """How a job ended, if its machine could still tell."""
+    try:
+        return (await asyncio.wait_for(ending, PATIENCE_S)).reason
+    except ChannelError:
+        return "unreachable"
