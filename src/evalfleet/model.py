@@ -199,7 +199,7 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     when they start."""
     queue_s: float | None = None
     """How long its machines are expected to wait there; None: nobody can tell."""
-    queue_s: float | None = None
+    max_queue_s: float | None = None
     """How long a machine may wait there before it is given up; None: for ever."""
     extendable: bool = True
     """The life of a machine can be made longer, in all up to `max_life_s`."""

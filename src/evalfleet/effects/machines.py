@@ -140,7 +140,7 @@ async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
         if seen is not None and seen.phase == "queued":
             tools.report(MachineQueued(machine.id, seen.detail))
             queued_at = tools.clock.now()
-    queue_s, said, said_at = machine.offer.queue_s, "", tools.clock.now()
+    queue_s, said, said_at = machine.offer.max_queue_s, "", tools.clock.now()
 
     def is_over(seen: Machine | None) -> bool:
         nonlocal said, said_at

@@ -183,7 +183,7 @@ class SlurmPlace(Preflight):
                 teardown_s=KILL_WAIT_S,
                 settle_s=settings.poll_s,
                 queues=True,
-                queue_s=settings.queue_s,
+                max_queue_s=settings.queue_s,
                 extendable=False,
                 max_life_s=settings.time_limit_s,
                 silent_s=20.0,
