@@ -188,7 +188,7 @@ def test_a_machine_whose_supervisor_does_not_answer_is_deleted(tmp_path: Path, s
         await channel.close()
         os.kill(world.supervisor, signum)
         await world.place.delete(ONE)
-        assert [birth(pid) for pid in pids] == [None, None]
+        await until_seen(lambda: [birth(pid) for pid in pids] == [None, None])  # killed is not yet reaped
         assert not world.directory.exists()
 
     play(tmp_path, test)
