@@ -300,7 +300,7 @@ def test_an_evaluation_whose_controller_was_killed_is_gone_on_with(fleet: Fleet,
 
 
 def test_what_hal_eval_cannot_do_is_refused_in_one_line(
-    fleet: Fleet, hal_eval: HalEval, say: Callable[..., str]
+    fleet: Fleet, hal_eval: HalEval, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = {
         "--vm --google-cloud": "--vm and --google-cloud exclude each other",
@@ -319,6 +319,10 @@ def test_what_hal_eval_cannot_do_is_refused_in_one_line(
     }
     for words, told in refusals.items():
         assert told in say(*hal_eval.words(*words.split()), code=2), words
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-a-secret-of-somebody")
+    shown = say(*hal_eval.words("-A", "key=sk-a-secret-of-somebody"), code=2)
+    assert "OPENAI_API_KEY" in shown
+    assert "sk-a-secret" not in shown
     assert "HAL has no benchmark 'gaja'" in say(*hal_eval.words(benchmark="gaja"), code=2)
     plan = json.loads(say(*hal_eval.words("--dry-run", "--max_tasks", "3", "--json")))["plan"]
     assert re.fullmatch(r"gaia_quiz_gpt4o_\d{10}", plan["run"])

@@ -29,7 +29,13 @@ from evalfleet.model import AttemptId, Broken, Cause, Grade, Needs, Scored, Task
 from evalfleet.ports import Answer
 from standins.hal import copy_to
 
-PARTLY = {"corebench_easy": 0.5, "usaco": 0.5, "colbench_backend_programming": 0.25, "replicatorbench": 0.75}
+PARTLY = {
+    "corebench_easy": 0.5,
+    "usaco": 0.5,
+    "scicode": 0.5,
+    "colbench_backend_programming": 0.25,
+    "replicatorbench": 0.75,
+}
 """What a wrong answer is worth there."""
 
 
@@ -74,7 +80,7 @@ def hal(tmp_path: Path) -> Hal:
 
 @pytest.mark.parametrize(
     "benchmark",
-    ["gaia", "swebench_verified_mini", "scicode", "scienceagentbench", "assistantbench", *PARTLY],
+    ["gaia", "swebench_verified_mini", "scienceagentbench", "assistantbench", *PARTLY],
 )
 def test_every_shape_of_results_becomes_a_score(hal: Hal, benchmark: str) -> None:
     answers = [hal.answer("wrong", "5"), hal.answer("right", "5"), hal.answer("crash", "ERROR: it fell")]
@@ -210,6 +216,8 @@ def test_what_hal_cannot_do_is_refused_in_one_line(hal: Hal) -> None:
 
     refused("is no checkout of HAL", hal_repo="elsewhere")
     refused("there is no Python at", hal_python="no/python")
+    refused("/bin/true cannot import HAL (it ended without a word)", hal_python="/bin/true")
+    refused("cannot be run (Permission denied)", hal_python=str(hal.repo / "data/quiz.json"))
     refused("HAL has no benchmark 'gaja'; did you mean 'gaia'?", benchmark="gaja")
     refused("lacks 'hal.benchmarks.mlagentbench'", benchmark="mlagentbench")
     refused("executes what agents have written: say --set grade_on=PLACE", benchmark="usaco", grade_on="")
@@ -223,6 +231,12 @@ def test_what_hal_cannot_do_is_refused_in_one_line(hal: Hal) -> None:
     (hal.repo / "hal/__init__.py").write_text("import weave.trace_server_that_is_gone\n", "utf-8")
     (hal.repo / "weave").mkdir()
     refused("pip install 'weave<0.54'")
+    (hal.repo / "hal/__init__.py").write_text("import yaml_that_is_not_there\n", "utf-8")
+    refused("lacks 'yaml_that_is_not_there': install HAL there with")
+    (hal.repo / "hal/__init__.py").write_text(
+        "import sys\nraise RuntimeError('Python 3.11 is needed')\n", "utf-8"
+    )
+    refused("cannot import HAL (Python 3.11 is needed): name the Python it is installed in")
 
 
 def test_tasks_that_ask_for_a_gpu_need_a_machine_with_one_unless_told_otherwise(hal: Hal) -> None:

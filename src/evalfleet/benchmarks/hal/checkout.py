@@ -43,6 +43,8 @@ class HalAnswer(Struct, frozen=True):
     requires_sandbox: bool = False
     results: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    steps: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Task -> how many steps it has."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     wandb: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -210,4 +212,8 @@ def _remedy(settings: HalSettings, told: HalAnswer) -> str:
     if told.known and name not in told.known:
         return f"HAL has no benchmark {name!r}; {hint(name, told.known)}"
     what = " ".join(told.problem.split())[:_LINE]
+    if told.stage in ("", "import"):
+        return (
+            f"{python} cannot import HAL ({what}): name the Python it is installed in, --set hal_python=PATH"
+        )
     return f"HAL cannot list the tasks of {name}: {what}"

@@ -156,9 +156,8 @@ class _Round:
         self, answer: Answer, place: int, submissions: Mapping[str, Mapping[str, Any]], told: HalAnswer
     ) -> Grade:
         submission = submissions[answer.task.id]
-        score = score_of(
-            self._settings.benchmark, answer.task.id, place, told.results, told.metrics, submission
-        )
+        name, task = self._settings.benchmark, answer.task.id
+        score = score_of(name, task, place, told.results, told.metrics, submission, told.steps)
         if score is None:
             return Broken(Cause.GRADING, "HAL's grader says nothing about it")
         error = error_of(answer.task.id, submission)

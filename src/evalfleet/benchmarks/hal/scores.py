@@ -8,6 +8,8 @@ from typing import Any, cast
 
 BY_AGENT = ("taubench_", "appworld_")
 """Benchmarks whose scores the agent's own process has reported: HAL's grader only hands them on."""
+BY_STEPS = ("scicode", "scicode_easy")
+"""Benchmarks whose graders tell the steps of a task that are right."""
 
 
 def score_of(
@@ -17,8 +19,13 @@ def score_of(
     results: Any,
     metrics: Mapping[str, Any],
     submission: Mapping[str, Any],
+    steps: Mapping[str, int] | None = None,
 ) -> float | None:
-    """None if nothing tells. `place` is where the task's answer stood among those that were graded."""
+    """None if nothing tells. `place` is where the task's answer stood among those that were graded, and
+    `steps` how many a task has, if that is known."""
+    if benchmark in BY_STEPS and steps and task in steps:
+        right = _rows(_table(_table(results).get("details")).get(task))
+        return _share(len(right) / steps[task])
     for prefix, read in _FINER.items():
         if benchmark.startswith(prefix):
             score = _share(read(task, place, results, submission))

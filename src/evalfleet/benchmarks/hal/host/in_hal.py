@@ -82,10 +82,20 @@ def grade(order, answer):
     answer["results"] = benchmark.evaluate_output(order["submissions"], order["run_id"])
     answer["stage"] = "metrics"
     answer["metrics"] = benchmark.get_metrics(answer["results"]) or {}
+    answer["steps"] = steps_of(benchmark)
     prompts = benchmark.get_task_prompts() if hasattr(benchmark, "get_task_prompts") else {}
     answer["prompts"] = {task: prompts[task] for task in order["submissions"] if task in prompts}
     if order.get("wandb"):
         answer["wandb"] = traces(order["wandb"])
+
+
+def steps_of(benchmark):
+    """How many steps each task has, where a task has some: graders tell which of them are right."""
+    tasks = getattr(benchmark, "benchmark", None)
+    if not isinstance(tasks, dict):
+        return {}
+    told = {id: task.get("sub_steps") for id, task in tasks.items() if isinstance(task, dict)}
+    return {id: len(steps) for id, steps in told.items() if isinstance(steps, list) and steps}
 
 
 def traces(project):

@@ -25,6 +25,8 @@ class Quiz:
         for task in self.benchmark.values():
             if "files" in task:
                 task["files"] = {to: os.path.abspath(source) for to, source in task["files"].items()}
+            if benchmark_name == "scicode":
+                task["sub_steps"] = ["1.1", "1.2"]
         self.benchmark_name = benchmark_name
         self.base_results_dir = "results"
         self.benchmark_results_dir = os.path.join("results", benchmark_name)
@@ -107,7 +109,7 @@ def _swebench(right: Right, outputs: Outputs) -> Any:
 
 
 def _scicode(right: Right, outputs: Outputs) -> Any:
-    return {"details": {name: ["1.1"] for name, good in right.items() if good}}
+    return {"details": {name: ["1.1", "1.2"] if good else ["1.1"] for name, good in right.items()}}
 
 
 def _scienceagentbench(right: Right, outputs: Outputs) -> Any:
@@ -144,6 +146,6 @@ RIGHT: dict[str, Callable[[Any], list[str]]] = {
     "corebench_easy": lambda results: [
         n for n, told in results.items() if told["correct_written_answers"] == 2
     ],
-    "scicode": lambda results: list(results["details"]),
+    "scicode": lambda results: [name for name, told in results["details"].items() if len(told) == 2],
 }
 """Which tasks succeeded, where the metrics are made of that."""
