@@ -14,6 +14,7 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME
 from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
+from evalfleet.places.vm.preflight import clock_doubt
 from evalfleet.places.vm.ssh_access import address_of
 from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
 
@@ -260,7 +261,7 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
                 login = await login_doubt(self._arm.claims, self._environ, self._arm.now(), lasts_s)
         except (ArmFault, TimeoutError):
             return ()  # the run itself tells what is wrong
-        return tuple(filter(None, (login, preflight.clock_doubt(self._arm.skew_s))))
+        return tuple(filter(None, (login, clock_doubt(self._arm.skew_s, preflight.WHOSE))))
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """What can be found out before money is spent."""

@@ -11,6 +11,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.vm.answers import Json, rows, table
+from evalfleet.places.vm.preflight import (
+    UNLIMITED,
+    clock_checks,
+    machine_words,
+    price_checks,
+    workers_checks,
+)
 from evalfleet.ports import Check, Made
 
 from .answers import QUOTA_PAGE, ArmFault
@@ -70,7 +77,7 @@ ADDRESS_QUOTAS = frozenset(
         "ipv4standardskupublicipaddresses",
     }
 )
-UNLIMITED = 1 << 30
+WHOSE = "Azure's"
 MADE = (VM, DISK, NIC, ADDRESS, NSG, VNET, SCHEDULE)
 LONG_RUN_S = 4 * 3600.0
 NEW_GROUP = "Microsoft.Resources/subscriptions/resourceGroups/write"
@@ -100,15 +107,9 @@ def outline(
 
 def _made_machine(settings: AzureSettings, machine: MachineId, offer: Offer) -> Made:
     region, zone = region_and_zone(offer.region)
-    words = (
-        offer.size,
-        "spot" if offer.spot else "regular",
-        f"{settings.disk_gb} GB {settings.disk}",
-        "public address" if settings.public_ip else "no public address",
-        f"${offer.usd_per_hour:.3f}/h",
-    )
+    words = machine_words(offer, f"{settings.disk_gb} GB {settings.disk}", public_ip=settings.public_ip)
     where = f"{region}, zone {zone}" if zone else region
-    return Made("machine", names_of(machine, settings.name).vm, where, ", ".join(words))
+    return Made("machine", names_of(machine, settings.name).vm, where, words)
 
 
 class AzureChecks:
@@ -142,28 +143,12 @@ class AzureChecks:
             *(_guarded(f"disks in {region}", self._disks(region)) for region in regions),
         )
         told = [check for some in found for check in some]
-        return (*first, *told, *self._fitting(needs), *self._workers(workers), *_prices(offers))
+        return (*first, *told, *self._fitting(needs), *self._ends(offers, workers))
 
-    def _workers(self, workers: int) -> list[Check]:
-        """For how many machines do quota, addresses and disks last, in all regions together?"""
-        if workers < 2:
-            return []
-        rooms = {region: min(room.values(), default=UNLIMITED) for region, room in self._room.items()}
-        many = sum(rooms.values())
-        each = ", ".join(
-            f"{room if room < UNLIMITED else 'any number'} in {region}" for region, room in rooms.items()
-        )
-        told = f"{min(many, workers)} of {workers} machines can be had ({each})"
-        if many >= workers:
-            return [Check("workers", "good", told)]
-        scarce = [
-            f"{what} in {region}"
-            for region, room in self._room.items()
-            for what, left in room.items()
-            if left < workers
-        ]
-        remedy = f"raise {', '.join(scarce)} ({QUOTA_PAGE}), name more `regions`, or use fewer --workers"
-        return [Check("workers", "warn" if many else "bad", told, remedy)]
+    def _ends(self, offers: Sequence[Offer], workers: int) -> list[Check]:
+        """What all checks together say: for how many machines there is room, and at which price."""
+        prices = price_checks(offers, "sizes", "`evalfleet prices --update` fetches today's")
+        return [*workers_checks(workers, self._room, QUOTA_PAGE), *prices]
 
     def _fitting(self, needs: Needs) -> list[Check]:
         """Which sizes have what is needed? The others are not offered. Azure does not list which can nest."""
@@ -188,9 +173,7 @@ class AzureChecks:
         told = f"subscription {shown.get('displayName')} ({shown.get('subscriptionId')}) is {state}"
         remedy = "" if state == "Enabled" else "choose another with `subscription`"
         found = [Check("credentials", "bad" if remedy else "good", told, remedy)]
-        if skewed := clock_doubt(self._arm.skew_s):
-            why, _, advice = skewed.rpartition("; ")
-            found.append(Check("clock", "warn", why, advice))
+        found += clock_checks(self._arm.skew_s, WHOSE)
         if doubt := await login_doubt(self._arm.claims, self._environ, self._arm.now(), LONG_RUN_S):
             why, _, advice = doubt.rpartition("; ")
             told = why.replace("this run", f"a run of {LONG_RUN_S / 3600:g} h")
@@ -334,19 +317,6 @@ class AzureChecks:
         return check
 
 
-def clock_doubt(skew_s: float) -> str:
-    """What to tell if this computer's clock is so much behind Azure's; empty if it is right."""
-    if not skew_s:
-        return ""
-    minutes = abs(skew_s) / 60
-    wrong = f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-    which = "behind" if skew_s > 0 else "ahead of"
-    return (
-        f"this computer's clock is {wrong} {which} Azure's; machines end by Azure's clock all the same; set "
-        "this computer's clock (`timedatectl set-ntp true`)"
-    )
-
-
 async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> list[Check]:
     try:
         return await check()
@@ -363,17 +333,6 @@ async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> li
 
 def _in(offer: Offer, region: str) -> bool:
     return region_and_zone(offer.region)[0] == region
-
-
-def _prices(offers: Sequence[Offer]) -> list[Check]:
-    if not offers:
-        return [Check("offers", "bad", "none of `sizes` has what is needed", "name larger ones")]
-    first = offers[0]
-    told = (
-        f"from ${first.usd_per_hour:.3f} an hour ({first.size} in {first.region}), disk and address included"
-    )
-    update = "`evalfleet prices --update` fetches today's"
-    return [Check("prices", "good", f"{told}; prices of {first.priced}; {update}")]
 
 
 # -- reading Azure's answers: pure ---------------------------------------------------------------

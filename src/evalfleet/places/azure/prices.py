@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import structs
 
 from evalfleet.model import Needs, Offer
-from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices
+from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, machine_prices, price_rows
 from evalfleet.ports import Price, PriceTable
 
 from .settings import AzureSettings
@@ -139,10 +139,7 @@ class AzurePriceBook(PriceBook):
 @functools.cache
 def built_in() -> PriceTable:
     """The prices that come with evalfleet."""
-    regular, spot = _rows(REGULAR), _rows(SPOT)
-    machines = [
-        Price(name, region, usd, spot[name, region]) for (name, region), usd in sorted(regular.items())
-    ]
+    machines = machine_prices(REGULAR, SPOT, REGIONS)
     extras = [price for region in REGIONS for price in _extras(region)]
     return PriceTable(AS_OF, BUILT_IN, (*machines, *extras))
 
@@ -152,18 +149,9 @@ def _built_in_book() -> PriceBook:
     return PriceBook(built_in())
 
 
-def _rows(text: str) -> dict[tuple[str, str], float]:
-    lines = [line.split() for line in text.strip().splitlines()]
-    return {
-        (name, region): float(usd)
-        for name, *figures in lines
-        for region, usd in zip(REGIONS, figures, strict=True)
-    }
-
-
 def _extras(region: str) -> list[Price]:
     """Disks and addresses of other regions are as much dearer than eastus's as machines are there."""
-    machines = _rows(REGULAR)
+    machines = price_rows(REGULAR, REGIONS)
     factor = max(1.0, machines["Standard_D4s_v5", region] / machines["Standard_D4s_v5", "eastus"])
     guessed = factor > 1.0
     disks = [

@@ -11,6 +11,7 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME
 from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
+from evalfleet.places.vm.preflight import clock_doubt
 from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
 
 from . import leftovers, preflight, prices
@@ -239,7 +240,7 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
             return ()  # the run asks again
         except TimeoutError:
             return ()
-        return tuple(filter(None, (preflight.clock_doubt(self._client.skew_s),)))
+        return tuple(filter(None, (clock_doubt(self._client.skew_s, preflight.WHOSE),)))
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """What can be found out before money is spent."""

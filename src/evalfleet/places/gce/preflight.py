@@ -13,6 +13,13 @@ from typing import Literal
 
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.vm.answers import Json, rows
+from evalfleet.places.vm.preflight import (
+    UNLIMITED,
+    clock_checks,
+    machine_words,
+    price_checks,
+    workers_checks,
+)
 from evalfleet.ports import Check, Made
 
 from .answers import QUOTA_PAGE, GoogleFault
@@ -23,7 +30,7 @@ from .names import name_of
 from .prices import wants_nesting
 from .settings import GceSettings, GoogleAccount
 
-UNLIMITED = 1 << 30
+WHOSE = "Google's"
 HANDSHAKES, HANDSHAKE_S = 3, 3.0
 DISK_QUOTA = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
 ALL_REGIONS = "CPUS_ALL_REGIONS"
@@ -37,14 +44,9 @@ def outline(
     yield Made("firewall rule", firewall.names[0], settings.network, "nobody may connect to our machines")
     yield Made("firewall rule", firewall.names[1], settings.network, f"but port {settings.port} from {who}")
     for machine, offer in machines:
-        words = (
-            offer.size,
-            "spot" if offer.spot else "regular",
-            f"{settings.disk_gb} GB {settings.disk}",
-            "public address" if settings.public_ip else "no public address",
-            f"${offer.usd_per_hour:.3f}/h",
-        )
-        yield Made("machine", name_of(machine, settings.name), offer.region, ", ".join(words))
+        disk = f"{settings.disk_gb} GB {settings.disk}"
+        words = machine_words(offer, disk, public_ip=settings.public_ip)
+        yield Made("machine", name_of(machine, settings.name), offer.region, words)
 
 
 async def distances(regions: Iterable[str], by: Mapping[str, str], ca: str) -> dict[str, float]:
@@ -91,6 +93,8 @@ class GceChecks:
         self._firewall = firewall
         self._room: dict[str, dict[str, int]] = {}
         """By region: for how many machines each of what is limited lasts."""
+        self._everywhere: dict[str, int] = {}
+        """The same, of quotas of the whole project."""
 
     async def all(self, offers: Sequence[Offer], needs: Needs, workers: int = 1) -> Sequence[Check]:
         """All checks, for so many machines. If we are not let in, nothing else is asked."""
@@ -106,7 +110,7 @@ class GceChecks:
             *(_guarded(f"types in {zone}", self._types(zone)) for zone in self._zones_used),
         )
         told = [check for some in found for check in some]
-        return (*first, *told, *self._fitting(needs), *self._workers(workers), *_prices(offers))
+        return (*first, *told, *self._fitting(needs), *self._ends(offers, workers))
 
     # -- who we are ----------------------------------------------------------------------------
 
@@ -115,14 +119,11 @@ class GceChecks:
         found = [Check("credentials", "good", f"project {shown.get('name')} can be seen")]
         free = free_of(shown).get(ALL_REGIONS, UNLIMITED)
         if free < UNLIMITED:
-            self._room["all regions"] = {ALL_REGIONS: free // self._least_cpus()}
+            self._everywhere[ALL_REGIONS] = free // self._least_cpus()
             remedy = "" if free >= self._least_cpus() else self._more_quota(ALL_REGIONS, "")
             told = f"quota {ALL_REGIONS} has {free} vCPUs left"
             found.append(Check("quota of the project", "warn" if remedy else "good", told, remedy))
-        if skewed := clock_doubt(self._client.skew_s):
-            why, _, advice = skewed.rpartition("; ")
-            found.append(Check("clock", "warn", why, advice))
-        return found
+        return [*found, *clock_checks(self._client.skew_s, WHOSE)]
 
     def _least_cpus(self) -> int:
         return min((type.cpus for type in filter(None, map(type_of, self._settings.types))), default=1)
@@ -244,28 +245,10 @@ class GceChecks:
             found.append(Check("types", "warn", f"{', '.join(unfit)}: less than is needed", remedy))
         return found
 
-    def _workers(self, workers: int) -> list[Check]:
-        """For how many machines do the quotas last, in all regions together?"""
-        if workers < 2:
-            return []
-        everywhere = min(self._room.pop("all regions", {}).values(), default=UNLIMITED)
-        rooms = {region: min(room.values(), default=UNLIMITED) for region, room in self._room.items()}
-        many = min(everywhere, sum(rooms.values()))
-        each = ", ".join(
-            f"{room if room < UNLIMITED else 'any number'} in {region}" for region, room in rooms.items()
-        )
-        told = f"{min(many, workers)} of {workers} machines can be had ({each})"
-        if many >= workers:
-            return [Check("workers", "good", told)]
-        scarce = [
-            f"{what} in {region}"
-            for region, room in self._room.items()
-            for what, left in room.items()
-            if left < workers
-        ]
-        scarce = [ALL_REGIONS, *scarce] if everywhere < workers else scarce
-        remedy = f"raise {', '.join(scarce)} ({QUOTA_PAGE}), name more `regions`, or use fewer --workers"
-        return [Check("workers", "warn" if many else "bad", told, remedy)]
+    def _ends(self, offers: Sequence[Offer], workers: int) -> list[Check]:
+        """What all checks together say: for how many machines there is room, and at which price."""
+        room = workers_checks(workers, self._room, QUOTA_PAGE, everywhere=self._everywhere)
+        return [*room, *price_checks(offers, "types", "`prices` and `discounts` set yours")]
 
 
 async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> list[Check]:
@@ -274,29 +257,6 @@ async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> li
     except GoogleFault as fault:
         told, _, remedy = str(fault.refusal(name)).partition("; ")
         return [Check(name, "bad", told.removeprefix(f"{name}: "), remedy)]
-
-
-def _prices(offers: Sequence[Offer]) -> list[Check]:
-    if not offers:
-        return [Check("offers", "bad", "none of `types` has what is needed", "name larger ones")]
-    first = offers[0]
-    told = (
-        f"from ${first.usd_per_hour:.3f} an hour ({first.size} in {first.region}), disk and address included"
-    )
-    return [Check("prices", "good", f"{told}; prices of {first.priced}; `prices` and `discounts` set yours")]
-
-
-def clock_doubt(skew_s: float) -> str:
-    """What to tell if this computer's clock is so much behind Google's; empty if it is right."""
-    if not skew_s:
-        return ""
-    minutes = abs(skew_s) / 60
-    wrong = f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-    which = "behind" if skew_s > 0 else "ahead of"
-    return (
-        f"this computer's clock is {wrong} {which} Google's; machines end by Google's clock all the same; "
-        "set this computer's clock (`timedatectl set-ntp true`)"
-    )
 
 
 # -- reading Google's answers: pure ---------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import structs
 
 from evalfleet.model import Needs, Offer
-from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices
+from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, machine_prices, price_rows
 from evalfleet.ports import Price, PriceTable
 
 from .machine_types import KNOWN_REGIONS, SPOT_QUOTA, MachineType, fits, region_of, type_of
@@ -96,10 +96,7 @@ class GcePriceBook(PriceBook):
 @functools.cache
 def built_in() -> PriceTable:
     """The prices that come with evalfleet."""
-    regular, spot = _rows(REGULAR), _rows(SPOT)
-    machines = [
-        Price(name, region, usd, spot[name, region]) for (name, region), usd in sorted(regular.items())
-    ]
+    machines = machine_prices(REGULAR, SPOT, KNOWN_REGIONS)
     extras = [price for region in KNOWN_REGIONS for price in _extras(region)]
     return PriceTable(AS_OF, BUILT_IN, (*machines, *extras))
 
@@ -109,18 +106,9 @@ def _built_in_book() -> PriceBook:
     return PriceBook(built_in())
 
 
-def _rows(text: str) -> dict[tuple[str, str], float]:
-    lines = [line.split() for line in text.strip().splitlines()]
-    return {
-        (name, region): float(usd)
-        for name, *figures in lines
-        for region, usd in zip(KNOWN_REGIONS, figures, strict=True)
-    }
-
-
 def _extras(region: str) -> list[Price]:
     """Disks of other regions are as much dearer than us-central1's as machines are there."""
-    machines = _rows(REGULAR)
+    machines = price_rows(REGULAR, KNOWN_REGIONS)
     factor = max(1.0, machines["e2-standard-4", region] / machines["e2-standard-4", "us-central1"])
     disks = [
         Price(disk(kind), region, round(factor * usd / HOURS_A_MONTH, 8), estimated=factor > 1.0)

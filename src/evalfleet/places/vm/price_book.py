@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.files import replace
-from evalfleet.ports import PriceTable
+from evalfleet.ports import Price, PriceTable
 
 
 class Quote(Struct, frozen=True):
@@ -59,3 +59,22 @@ def named_in(tables: Sequence[Mapping[str, object]], setting: str, default: Sequ
     lists = [table.get(setting) or default for table in tables] or [default]
     named = [cast("list[Any]", given) for given in lists if isinstance(given, list | tuple)]
     return list(dict.fromkeys(str(each) for given in named for each in given))
+
+
+def price_rows(text: str, regions: Sequence[str]) -> dict[tuple[str, str], float]:
+    """The prices of a table whose rows begin with a size, and whose columns are regions."""
+    lines = [line.split() for line in text.strip().splitlines()]
+    return {
+        (name, region): float(usd)
+        for name, *figures in lines
+        for region, usd in zip(regions, figures, strict=True)
+    }
+
+
+def machine_prices(regular: str, spot: str, regions: Sequence[str]) -> list[Price]:
+    """The machines of two such tables."""
+    spots = price_rows(spot, regions)
+    return [
+        Price(name, region, usd, spots[name, region])
+        for (name, region), usd in sorted(price_rows(regular, regions).items())
+    ]
