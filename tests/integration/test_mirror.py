@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from evalfleet.mirror import MirroredJournal, StoreAway, StoreRefused, open_obje
 from evalfleet.mirror import journal as mirroring
 from evalfleet.mirror.objects import ObjectExists
 from evalfleet.model import AttemptId
+from standins.gcs import CloudStorage
 from tests.waiting import until_seen
 
 
@@ -36,10 +38,17 @@ def s3() -> Iterator[Mapping[str, str]]:
         yield start_s3(space)
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(scope="module")
+def gs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    with CloudStorage("bucket", "read-only") as storage:
+        storage.read_only.add("read-only")
+        yield storage.environ(tmp_path_factory.mktemp("google"))
+
+
+@pytest.fixture(params=["folder", "s3", "gs"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
-    if request.param == "s3":
-        return Bucket(f"s3://bucket/{tmp_path.name}", request.getfixturevalue("s3"))
+    if request.param != "folder":
+        return Bucket(f"{request.param}://bucket/{tmp_path.name}", request.getfixturevalue(request.param))
     (tmp_path / "bucket").mkdir()
     return Bucket((tmp_path / "bucket").as_uri(), {})
 
@@ -83,25 +92,87 @@ def test_objects_are_created_once_and_read_back(bucket: Bucket, tmp_path: Path) 
     asyncio.run(use())
 
 
-def test_an_absent_bucket_and_a_mute_one_are_told_apart(s3: Mapping[str, str]) -> None:
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_an_absent_bucket_and_a_mute_one_are_told_apart(request: pytest.FixtureRequest, kind: str) -> None:
+    environ = request.getfixturevalue(kind)
+
     async def use() -> None:
-        absent = open_objects("s3://absent/x", s3)
+        absent = open_objects(f"{kind}://absent/x", environ)
         for call in (absent.create("a", b""), absent.read("a"), absent.names("a"), absent.folders()):
             with pytest.raises(StoreRefused, match="there is no such bucket"):
                 await call
-        mute = open_objects("s3://bucket/x", {**s3, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
+        nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "STORAGE_EMULATOR_HOST": "http://127.0.0.1:9"}
+        mute = open_objects(f"{kind}://bucket/x", {**environ, **nowhere})
         with pytest.raises(StoreAway, match="cannot be reached"):
             await mute.names("a")
 
     asyncio.run(use())
 
 
+def test_a_bucket_that_may_only_be_read_and_credentials_of_nobody_are_refused(
+    gs: Mapping[str, str], tmp_path: Path
+) -> None:
+    async def use() -> None:
+        objects = open_objects("gs://read-only/x", gs)
+        assert await objects.names("a") == []
+        with pytest.raises(StoreRefused, match="may not use it"):
+            await objects.create("a", b"")
+        key = json.loads(Path(gs["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
+        (tmp_path / "other.json").write_text(json.dumps({**key, "client_email": "nobody@example.org"}))
+        nobody = {**gs, "GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "other.json")}
+        with pytest.raises(StoreRefused, match="invalid_grant"):
+            await open_objects("gs://bucket/x", nobody).names("a")
+
+    asyncio.run(use())
+
+
 def test_of_two_computers_one_writes(bucket: Bucket, tmp_path: Path) -> None:
-    for n in range(3):
+    for n in range(1 if bucket.url.startswith("gs:") else 2):
         if bucket.url.startswith("file:"):
             (tmp_path / "bucket" / str(n)).mkdir()
         double, _ = asyncio.run(race(tmp_path / f"race-{n}", f"{bucket.url}/{n}", bucket.environ))
         assert double == 0
+
+
+def test_of_three_who_take_a_run_at_the_same_time_one_has_it(folder: Bucket, tmp_path: Path) -> None:
+    async def use() -> None:
+        planned(tmp_path / "first", folder.url)
+        await (await opened(tmp_path / "first", folder.url, {})).close()
+        takers = (opened(tmp_path / f"taker-{n}", folder.url, {}, claims=True) for n in range(3))
+        taken = await asyncio.gather(*takers, return_exceptions=True)
+        assert all(isinstance(each, MirroredJournal | LeaseLost) for each in taken), taken
+        journals = [each for each in taken if isinstance(each, MirroredJournal)]
+        wrote = await asyncio.gather(*(write(each, "mine") for each in journals), return_exceptions=True)
+        assert [each for each in wrote if each is not True and not isinstance(each, LeaseLost)] == []
+        assert sum(each is True for each in wrote) == 1
+        assert len({each.epoch for each in journals}) == len(journals)
+        await asyncio.gather(*(each.close() for each in journals))
+
+    for _ in range(2):
+        asyncio.run(use())
+        shutil.rmtree(tmp_path / "bucket" / RUN)
+        for home in ("first", "taker-0", "taker-1", "taker-2"):
+            shutil.rmtree(tmp_path / home)
+
+
+def test_a_number_that_a_killed_controller_left_free_is_not_written_by_the_one_before_it(
+    folder: Bucket, tmp_path: Path
+) -> None:
+    async def use() -> None:
+        planned(tmp_path / "first", folder.url)
+        journal = await opened(tmp_path / "first", folder.url, {})
+        await write(journal, "a")
+        second = await opened(tmp_path / "second", folder.url, {}, claims=True)
+        await second.close()
+        # as if it had been killed before it wrote the first of the numbers that it tried at once
+        (tmp_path / "bucket" / RUN / "journal" / "000000003.jsonl").unlink()
+        third = await opened(tmp_path / "third", folder.url, {}, claims=True)
+        with pytest.raises(LeaseLost):
+            await write(journal, "b")
+        assert await write(third, "c")
+        await asyncio.gather(journal.close(), third.close())
+
+    asyncio.run(use())
 
 
 def test_a_run_goes_to_another_home_and_back_and_what_never_got_there_is_kept(

@@ -27,7 +27,7 @@ from evalfleet.names import safe_name
 from evalfleet.ports import Request
 
 from .objects import ObjectExists, StoreAway, StoreRefused, open_objects
-from .sequence import Header, JournalObject, JournalSequence
+from .sequence import UNKNOWN, Header, JournalObject, JournalSequence
 from .uploads import RunFiles
 
 LOOK_S = 15.0
@@ -36,6 +36,7 @@ RESULTS_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 MOST_ROWS = 5000
 """Events in one object."""
+CLAIMS_AT_ONCE, MOST_CLAIMS = 4, 256
 DRAIN = -1
 """The number of a request that nobody has made: to drain, because the store is away for too long."""
 DROPPED = "events-not-taken.jsonl"
@@ -100,42 +101,53 @@ class Mirror:
         ours = self.newest.home == self.store.home_id
         if not ours or not await asyncio.to_thread(self._is_part_of_ours, self.newest):
             raise self._not_ours(self.newest)
+        await self._fill(msgspec.structs.replace(self.newest, seq=UNKNOWN, checksum=""))
         await asyncio.to_thread(self.store.raise_epoch, self.run, self.newest.epoch)
 
     async def _claim(self, holder: Holder) -> None:
-        """Write the next object of the sequence, however fast another controller writes.
+        """Write the next object of the sequence, however fast another controller writes. Raises LeaseLost.
 
-        The object has no events, so that nothing must be read before it can be written. Whether its epoch
-        was high enough is looked at afterwards: if not, another one follows.
+        Such objects have no events, so that nothing must be read before they can be written. Several numbers
+        are tried at once: each of them exists afterwards, by us or by the other one, which comes no further
+        than to the first of ours. Whoever has the last one of all has the run.
         """
         newest = await self.sequence.newest()
         if newest is None:
-            raise RequestError(f"{self.sequence.where} holds no journal")
-        number, epoch = newest.number, newest.epoch
-        while True:
-            number, epoch = number + 1, epoch + 1
-            claim = Header(
-                run=self.run,
-                number=number,
-                epoch=epoch,
-                home=self.store.home_id,
-                holder=holder,
-                created_at=newest.created_at,
-                wrote_at=WallClock().now(),
-            )
-            while True:
-                try:
-                    await self.sequence.create(JournalObject(claim, ()))
-                    break
-                except ObjectExists:
-                    number += 1
-                    claim = msgspec.structs.replace(claim, number=number)
-            self._claims.add(number)
-            meanwhile = [each for each in range(newest.number + 1, number) if each not in self._claims]
-            others = [each.header.epoch for each in await self.sequence.read_all(meanwhile)]
-            if max(others, default=0) < epoch:
-                return
-            epoch = max(others)
+            raise RequestError(f"{self.sequence.where} holds no journal: the run was never started")
+        claim = Header(
+            run=self.run,
+            number=newest.number,
+            epoch=newest.epoch + 1,
+            home=self.store.home_id,
+            holder=holder,
+            created_at=newest.created_at,
+            wrote_at=WallClock().now(),
+        )
+        upto, width = newest.number, CLAIMS_AT_ONCE
+        while not self._claims:
+            await self._write_claims(claim, range(upto + 1, upto + 1 + width))
+            upto, width = upto + width, min(2 * width, MOST_CLAIMS)
+        last = await self._fill(claim)
+        if last not in self._claims:
+            other = await self.sequence.read(last)
+            who = other.header.who if other else "another controller"
+            raise LeaseLost(f"{who} took over {self.run!r} at the same time")
+
+    async def _fill(self, claim: Header) -> int:
+        """Leave no number free: one that a controller was killed before it wrote it would be free for the one
+        whose run it wanted to take. Returns the highest number."""
+        numbers = await self.sequence.numbers()
+        await self._write_claims(claim, sorted(set(range(1, numbers[-1])) - set(numbers)))
+        return numbers[-1]
+
+    async def _write_claims(self, claim: Header, numbers: Sequence[int]) -> None:
+        async def write(number: int) -> None:
+            with contextlib.suppress(ObjectExists):
+                header = msgspec.structs.replace(claim, number=number)
+                await self.sequence.create(JournalObject(header, ()))
+                self._claims.add(number)
+
+        await asyncio.gather(*(write(number) for number in numbers))
 
     async def bring(self) -> None:
         """Bring what the store has of the run, and this home has not. Raises RequestError or RunHeld.

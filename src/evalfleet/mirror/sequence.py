@@ -131,15 +131,16 @@ class JournalSequence:
 
     async def newest(self) -> Header | None:
         """Of the object that was written last, with the newest event that is known; None if there is none."""
-        numbers = await self._numbers()
+        numbers = await self.numbers()
         if not numbers:
             return None
-        found = last = await self._there(numbers[-1])
-        while found.header.seq == UNKNOWN:
-            found = await self._there(found.header.number - 1)
+        found = last = await self._there(numbers.pop())
+        while found.header.seq == UNKNOWN and numbers:
+            found = await self._there(numbers.pop())
         return structs.replace(last.header, seq=found.header.seq, checksum=found.header.checksum)
 
-    async def _numbers(self) -> list[int]:
+    async def numbers(self) -> list[int]:
+        """Of all objects there are, in order. One may be missing for a moment while somebody takes over."""
         below = f"{safe_name(self.run)}/journal/"
         names = await self._objects.names(below)
         return [int(name[len(below) :].partition(".")[0]) for name in names]
@@ -149,19 +150,15 @@ class JournalSequence:
 
         `known`: events that the caller has, by number and checksum. Each event is compared with its checksum.
         """
-        numbers, found = await self._numbers(), list[JournalObject]()
-        for expected, number in enumerate(numbers, start=1):
-            if number != expected:
-                raise self._damaged(expected, "is missing")
-        upto = len(numbers)
-        while upto:
-            page = await self.read_all(range(max(1, upto - READS_AT_ONCE + 1), upto + 1))
+        numbers, found = await self.numbers(), list[JournalObject]()
+        while numbers:
+            numbers, page_numbers = numbers[:-READS_AT_ONCE], numbers[-READS_AT_ONCE:]
+            page = await self.read_all(page_numbers)
             for each in reversed(page):
                 if (each.header.seq, each.header.checksum) in known:
                     self._verify(found[::-1], bytes.fromhex(each.header.checksum))
                     return each.header, found[::-1]
                 found.append(each)
-            upto = page[0].header.number - 1
         self._verify(found[::-1], seed(self.run))
         return None, found[::-1]
 
@@ -183,8 +180,9 @@ class JournalSequence:
                 if not row.follows(before):
                     raise self._damaged(each.header.number, f"has an event ({row.seq}) that does not fit")
                 before = row.checksum or b""
-            unknown = each.header.seq == UNKNOWN
-            if each.header.epoch < epoch or (not unknown and each.header.checksum != before.hex()):
+            if each.header.seq == UNKNOWN:
+                continue  # it only takes the number
+            if each.header.epoch < epoch or each.header.checksum != before.hex():
                 raise self._damaged(each.header.number, "does not follow on the one before it")
             epoch = each.header.epoch
 

@@ -1,0 +1,208 @@
+"""A stand-in for Cloud Storage, as far as its XML API is used: objects, conditions, lists, parts, and tokens.
+
+It keeps objects in memory. What it does not know, it refuses, so that a client that asks for more is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import threading
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from standins.gce.identity import Identity
+from standins.gce.words import ApiError
+
+PAGE = 50
+
+
+class Refused(Exception):
+    """An answer other than yes: status, Google's code, and what it says."""
+
+    def __init__(self, status: int, code: str, message: str = "") -> None:
+        super().__init__(status, code, message or code)
+        self.status, self.code, self.message = status, code, message or code
+
+
+class CloudStorage:
+    """Buckets with objects, served on a port of this computer."""
+
+    def __init__(self, *buckets: str) -> None:
+        self.buckets: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
+        self.read_only: set[str] = set()
+        """Buckets that our account may only read."""
+        self.generations: dict[tuple[str, str], int] = {}
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.identity = Identity()
+        self.numbers = itertools.count(1)
+        self.lock = threading.Lock()
+        self.requests: list[str] = []
+        storage = self
+
+        class Handler(_Handler):
+            served = storage
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def environ(self, folder: Path) -> dict[str, str]:
+        """How it is reached: with a service account's key, which google-auth exchanges for tokens here."""
+        self.identity.write_key(folder / "key.json", f"{self.url}/token")
+        return {
+            "GOOGLE_APPLICATION_CREDENTIALS": str(folder / "key.json"),
+            "STORAGE_EMULATOR_HOST": self.url,
+        }
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    served: CloudStorage
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        self.served.requests.append(format % args)
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        try:
+            status, headers, content = self._do(body)
+        except Refused as err:
+            text = f"<Error><Code>{err.code}</Code><Message>{escape(err.message)}</Message></Error>"
+            status, headers, content = err.status, {"Content-Type": "application/xml"}, text.encode()
+        except ApiError as err:
+            status, headers, content = err.status, {}, b"<Error><Code>AuthenticationRequired</Code></Error>"
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _do(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        address = urlsplit(self.path)
+        if address.path == "/token":
+            answer = self.served.identity.exchange(dict(parse_qsl(body.decode())))
+            return answer.status, {"Content-Type": "application/json"}, json.dumps(answer.body).encode()
+        self.served.identity.check(self.headers.get("Authorization", ""))
+        query = {name: values[0] for name, values in parse_qs(address.query, True).items()}
+        bucket, _, name = unquote(address.path).removeprefix("/").partition("/")
+        if bucket not in self.served.buckets:
+            raise Refused(404, "NoSuchBucket", "The specified bucket does not exist.")
+        if self.command not in ("GET", "HEAD") and bucket in self.served.read_only:
+            raise Refused(403, "AccessDenied", "tester does not have storage.objects.create access.")
+        with self.served.lock:
+            if not name:
+                return self._list(bucket, query)
+            if "uploads" in query or "uploadId" in query:
+                return self._multipart(bucket, name, query, body)
+            return self._object(bucket, name, body)
+
+    def _object(self, bucket: str, name: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        objects = self.served.buckets[bucket]
+        if self.command == "PUT":
+            return self._store(bucket, name, body)
+        if name not in objects:
+            raise Refused(404, "NoSuchKey", "The specified key does not exist.")
+        if self.command == "DELETE":
+            del objects[name]
+            return 204, {}, b""
+        if self.command not in ("GET", "HEAD"):
+            raise Refused(405, "MethodNotAllowed")
+        return 200, self._headers(bucket, name), objects[name]
+
+    def _store(self, bucket: str, name: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        known = self.served.generations.get((bucket, name), 0)
+        wanted = self.headers.get("x-goog-if-generation-match")
+        if wanted is not None and int(wanted) != (known if name in self.served.buckets[bucket] else 0):
+            raise Refused(412, "PreconditionFailed", "At least one of the pre-conditions did not hold.")
+        self.served.buckets[bucket][name] = body
+        self.served.generations[bucket, name] = next(self.served.numbers)
+        return 200, self._headers(bucket, name), b""
+
+    def _headers(self, bucket: str, name: str) -> dict[str, str]:
+        content = self.served.buckets[bucket][name]
+        return {
+            "ETag": f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"',
+            "Last-Modified": formatdate(usegmt=True),
+            "x-goog-generation": str(self.served.generations[bucket, name]),
+        }
+
+    def _multipart(
+        self, bucket: str, name: str, query: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        if self.command == "POST" and "uploads" in query:
+            upload = f"upload-{next(self.served.numbers)}"
+            self.served.parts[upload] = {}
+            what = f"<Bucket>{bucket}</Bucket><Key>{escape(name)}</Key><UploadId>{upload}</UploadId>"
+            return 200, {}, f"<InitiateMultipartUploadResult>{what}</InitiateMultipartUploadResult>".encode()
+        parts = self.served.parts.get(query["uploadId"])
+        if parts is None:
+            raise Refused(404, "NoSuchUpload")
+        if self.command == "PUT":
+            parts[int(query["partNumber"])] = body
+            return 200, {"ETag": f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'}, b""
+        if self.command != "POST":
+            raise Refused(405, "MethodNotAllowed")
+        _, headers, _ = self._store(bucket, name, b"".join(parts[number] for number in sorted(parts)))
+        del self.served.parts[query["uploadId"]]
+        etag = escape(headers["ETag"])
+        content = f"<CompleteMultipartUploadResult><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
+        return 200, headers, content.encode()
+
+    def _list(self, bucket: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        if self.command != "GET":
+            raise Refused(405, "MethodNotAllowed")
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after = query.get("continuation-token", "")
+        found: list[str] = []
+        folders: list[str] = []
+        for name in sorted(self.served.buckets[bucket]):
+            if not name.startswith(prefix) or name <= after:
+                continue
+            head, cut, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+            if cut:
+                if prefix + head + cut not in folders:
+                    folders.append(prefix + head + cut)
+            else:
+                found.append(name)
+        more, found = found[PAGE:], found[:PAGE]
+        text = f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(found)}</KeyCount>"
+        for name in found:
+            size = len(self.served.buckets[bucket][name])
+            about = "<LastModified>2026-11-16T12:00:00.000Z</LastModified>"
+            about += f"<Size>{size}</Size><ETag>&quot;x&quot;</ETag>"
+            text += f"<Contents><Key>{escape(name)}</Key>{about}</Contents>"
+        text += "".join(
+            f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders
+        )
+        if more:
+            text += f"<NextContinuationToken>{escape(found[-1])}</NextContinuationToken>"
+        text += f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>"
+        return 200, {}, f"<ListBucketResult>{text}</ListBucketResult>".encode()
