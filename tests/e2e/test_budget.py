@@ -205,6 +205,8 @@ def test_a_model_without_a_price_is_refused_where_there_is_a_budget(fleet: Fleet
 def test_a_budget_below_one_call_is_refused_before_anything_is_spent(fleet: Fleet, models: Served) -> None:
     """100 tokens in and 10 out cost $0.00028, and a call of this agent $0.0008."""
     metered(fleet, models, [task("a", "[call() for _ in range(20)]; score(1)")])
+    planned = fleet.run("--budget", "1", "--dry-run").out
+    assert f"metered    {models.url} (OPENAI_API_KEY); prices of [model.prices]" in planned
     fleet.run("--budget", "0.0002").refused("--budget 0.0002 pays no call of a model", "$0.00028")
     fleet.run("--budget", "1", "--task-budget", "0.0002").refused("--task-budget 0.0002 pays no call")
     fleet.run("--budget", "1", "--task-budget", "2").refused("--task-budget 2 is more than --budget 1")

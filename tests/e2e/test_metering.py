@@ -383,6 +383,7 @@ def test_the_report_tells_what_retries_and_models_cost(fleet: Fleet, models: Ser
     assert "went to attempts that did not decide" in report
     assert "| result | $0.0008 |" in report
     assert "2 calls, $0.0008 for attempts that did not decide their task" in fleet("show", "r").out
+    assert fleet("show", "r", "a").out.count("model cost  $0.0008, 1 call") == 2
     assert "Attempts were not isolated: an agent that is root could have read the key" in report
 
 

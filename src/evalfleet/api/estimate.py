@@ -191,6 +191,7 @@ def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
         ("offers", _offers(expected.offers)),
         ("estimate", _figures(resolved, expected)),
         *_models(resolved),
+        *_metered(resolved),
         ("home", str(resolved.home)),
     ]
     lines = [f"{name:<11}{value}" for name, value in rows]
@@ -233,7 +234,20 @@ def _limits(resolved: Resolved) -> str:
     limits = resolved.plan.limits
     budget = f"budget ${limits.budget_usd:g}" if limits.budget_usd is not None else "no budget"
     time = f"at most {limits.max_duration_s:g} s" if limits.max_duration_s is not None else "no time limit"
-    return f"{budget}, {time}"
+    task = f", ${limits.task_budget_usd:g} for a task's models at first" if limits.task_budget_usd else ""
+    tokens = f", {limits.max_tokens:,} tokens" if limits.max_tokens is not None else ""
+    return f"{budget}{task}{tokens}, {time}"
+
+
+def _metered(resolved: Resolved) -> list[tuple[str, str]]:
+    """Which model calls are counted, and by which prices."""
+    metering, usual_usd = resolved.plan.metering, resolved.plan.attempt_usd
+    if metering is None:
+        return []
+    apis = ", ".join(f"{api.url} ({api.secret})" for api in metering.apis)
+    prices = f"; prices of {metering.priced}" if metering.priced else "; no prices"
+    usual = f"; an attempt has cost up to ${usual_usd:.2g}" if usual_usd is not None else ""
+    return [("metered", f"{apis}{prices}{usual}")]
 
 
 def _figures(resolved: Resolved, expected: Estimate) -> str:

@@ -232,6 +232,7 @@ class Attempt(OutcomeDetails):
     ended_at: Time | None
     duration_seconds: float | None
     machine_usd: float | None
+    metered: Annotated[ModelCost | None, Meta(description="its model calls; null where nobody counted them")]
     artifacts: str
     files: Annotated[int | None, Meta(description="how many were collected")]
     problem: Annotated[str | None, Meta(description="why its files are not complete")]

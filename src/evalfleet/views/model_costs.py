@@ -24,11 +24,11 @@ def model_costs(state: RunState) -> ModelCosts:
     return {
         "metered": metering is not None,
         "priced": None if metering is None else metering.priced or None,
-        **_cost(whole),
+        **model_cost(whole),
         "throttled_calls": whole.throttled,
         "lost_usd": round(state.model_usd.lost, 6),
         "retries_usd": round(sum(_usd(each) for each in known if each.id not in deciding), 6),
-        "by_model": {name: _cost(use) for name, use in whole.models.items()},
+        "by_model": {name: model_cost(use) for name, use in whole.models.items()},
         "by_cause": _by(known, _cause),
         "by_domain": _by(known, lambda each: tasks[each.task].task.domain),
         "by_machine": _by(known, lambda each: machines[each.machine].name),
@@ -45,7 +45,7 @@ def _whole(attempts: Iterable[AttemptState]) -> Metered:
     return whole
 
 
-def _cost(use: Metered | ModelUse) -> ModelCost:
+def model_cost(use: Metered | ModelUse) -> ModelCost:
     return {
         "usd": round(use.usd, 6),
         "calls": use.calls,

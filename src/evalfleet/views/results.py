@@ -27,7 +27,7 @@ from evalfleet.names import artefacts_folder, hint
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .format import iso
-from .model_costs import model_costs, task_model_usd
+from .model_costs import model_cost, model_costs, task_model_usd
 from .notable import refusals, steering
 from .stats import (
     Tally,
@@ -492,6 +492,7 @@ def attempt_entry(state: RunState, attempt: AttemptState) -> Attempt:
         "ended_at": iso(attempt.ended_at),
         "duration_seconds": attempt_seconds(attempt),
         "machine_usd": _rounded(attempt_usd(state, attempt, state.last_at)),
+        "metered": None if attempt.metered is None else model_cost(attempt.metered),
         **_verdict(outcome, _answer(attempt)),
         "grades": [_verdict(grade) for grade in attempt.grades],
         "artifacts": artefacts_path(state.plan.run, attempt.task, attempt.id),

@@ -177,7 +177,7 @@ def _attempt(attempt: Attempt) -> str:
         ("took", duration(attempt["duration_seconds"]) if attempt["duration_seconds"] is not None else None),
         ("progress", progress_words(attempt["progress"]) if attempt["progress"] is not None else None),
         ("machine cost", usd(attempt["machine_usd"]) if attempt["machine_usd"] else None),
-        ("model cost", None if attempt["cost_usd"] is None else usd(attempt["cost_usd"])),
+        ("model cost", _model_cost(attempt)),
         ("tokens", named_numbers(attempt["tokens"]) or None),
         ("metrics", named_numbers(attempt["metrics"]) or None),
         ("metadata", json.dumps(attempt["metadata"], ensure_ascii=False) if attempt["metadata"] else None),
@@ -187,6 +187,17 @@ def _attempt(attempt: Attempt) -> str:
         *((f"grade {n}", _grade(grade)) for n, grade in enumerate(attempt["grades"], start=1)),
     ]
     return pairs([row for row in rows if row[1] is not None], indent="  ")
+
+
+def _model_cost(attempt: Attempt) -> str | None:
+    """What its calls cost as they were metered; where they were not, as its result tells."""
+    metered = attempt["metered"]
+    if metered is None:
+        return None if attempt["cost_usd"] is None else usd(attempt["cost_usd"])
+    said = f"{usd(metered['usd'])}, {plural(metered['calls'], 'call')}"
+    if not metered["unknown_calls"]:
+        return said
+    return f"{said}, {metered['unknown_calls']:,} of unknown cost, up to {usd(metered['unknown_usd'])} more"
 
 
 def _grade(grade: OutcomeDetails) -> str:
