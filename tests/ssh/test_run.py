@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evalfleet.events import ControllerStarted
 from evalfleet.journal import Store
 from evalfleet.state import fold
 from tests.desk import Desk, Process
@@ -91,6 +93,42 @@ def test_a_killed_controller_is_taken_up_again(hosts: Fleet, tmp_path: Path) -> 
     again = start(folder, "resume", "r")
     again.finish()
     check(folder, hosts, 9)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NO TEST OF ANOTHER COMPUTER: only root may name one")
+def test_another_computer_takes_a_run_over_and_goes_on_with_the_attempt_that_runs(
+    hosts: Fleet, tmp_path: Path
+) -> None:
+    """It has a copy of the journal, a name and a home of its own, and no file of the first one's machines:
+    what it must know to speak to them it reads from the hosts, by logging in there."""
+    folder, other = tmp_path / "f", tmp_path / "elsewhere"
+    script = f"echo x >>{tmp_path}/starts; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+    folder.mkdir()
+    (folder / "b.toml").write_text(
+        'name = "b"\ntasks = [{id = "t_1"}]\nscore_from = "exit_code"\ntimeout_s = 600\n'
+        f"command = {json.dumps(['sh', '-c', script])}\n"
+    )
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in hosts.settings().items())
+    (folder / "evalfleet.toml").write_text(f'[places.lab3]\nkind = "ssh"\n{keys}')
+    first = start(folder, "run", "b.toml", "--on", "lab3", "--workers", "1", "--name", "r")
+    until((tmp_path / "starts").exists, lambda: f"the attempt to start: {first.said}")
+    first.kill()
+    other.mkdir()
+    for name in ("b.toml", "evalfleet.toml"):
+        shutil.copy(folder / name, other)
+    (other / "results").mkdir()
+    for file in (folder / "results").glob("fleet.db*"):
+        shutil.copy(file, other / "results")
+    named = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh")
+    desk = Desk(other, other / "results", {"HOME": str(other), "USER": "bob"}, named)
+    second = desk.start("resume", "r", "--take-over")
+    until(lambda: len(desk.recorded(ControllerStarted, 2)) == 2, "the second controller")
+    (tmp_path / "go").touch()
+    second.finish()
+    assert [event.host for event in desk.recorded(ControllerStarted, 2)][1] == "elsewhere"
+    assert desk.results()["scored"] == 1
+    assert (tmp_path / "starts").read_text() == "x\n", "the attempt was taken over, not started again"
+    assert not any(host.leftovers() for host in hosts.hosts)
 
 
 def leave_half_collected(folder: Path, hosts: Fleet) -> int:
