@@ -168,7 +168,11 @@ def _report_ended_in_queue(tools: Tools, machine: MachineState, seen: Machine | 
     """It may have run, and cost something, while nobody looked."""
     if seen is not None and seen.ran_s:
         tools.report(MachineAllocated(machine.id, started_at(tools, seen), seen.start, seen.node))
-    report_gone(tools, machine, seen)
+    if seen is not None and seen.phase == "gone" and not seen.start and seen.detail:
+        # its service will not have it, and says why: another one would fare alike
+        tools.report(MachineCondemned(machine.id, seen.detail, Cause.PROVISIONING, scope="offer"))
+    else:
+        report_gone(tools, machine, seen)
 
 
 async def set_up(

@@ -126,6 +126,14 @@ class Slurm:
         )
         return said.removeprefix("sbatch: ").strip()
 
+    async def longest_s(self, partition: str) -> float | None:
+        """How long jobs of the partition (or the default one) may run; None: for ever. Raises PlaceError."""
+        said = await self.run("sinfo", "--noheader", "--format=%P|%l")
+        limits = dict(line.split("|", 1) for line in said.splitlines() if "|" in line)
+        default = next((name for name in limits if name.endswith("*")), "")
+        text = limits.get(partition) or limits.get(f"{partition}*") or limits.get(default, "")
+        return elapsed_s(text) or None
+
     async def cancel(self, jobs: Sequence[str]) -> None:
         if jobs:
             await self.run("scancel", *jobs)

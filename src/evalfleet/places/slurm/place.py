@@ -8,11 +8,13 @@ read there directly. What is said to the supervisor goes through a step of the j
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import hashlib
 import json
 import os
 import shlex
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -171,7 +173,7 @@ class SlurmPlace(Preflight):
                 scope="place",
             )
         if not self._taken:
-            await self._slurm.would_take(self._wishes(settings.time_limit_s))
+            await self._check_settings()
             self._taken = True
         return (
             Offer(
@@ -190,6 +192,22 @@ class SlurmPlace(Preflight):
                 lost_s=60.0,
             ),
         )
+
+    async def _check_settings(self) -> str:
+        """What Slurm says of such a job. Raises PlaceError if it would never start one."""
+        settings = self._settings
+        said = await self._slurm.would_take(self._wishes(settings.time_limit_s))
+        longest_s = await self._slurm.longest_s(settings.partition)
+        if (
+            longest_s is not None and settings.time_limit_s > longest_s
+        ):  # it would be taken, and wait for ever
+            raise PlaceError(
+                f"jobs of the partition may run for {longest_s:g} s, and time_limit_s is "
+                f"{settings.time_limit_s:g}; change `time_limit_s` of the place",
+                transient=False,
+                scope="place",
+            )
+        return said
 
     # -- what exists ---------------------------------------------------------------------------------
 
@@ -431,13 +449,37 @@ class SlurmPlace(Preflight):
         return Resident(dial, mover, fence, self._secrets, functools.partial(self._samples.keep, machine.id))
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
-        """Do Slurm's commands answer, and would it take a job with these settings?"""
+        """Do Slurm's commands answer, would it take such jobs, and can the folder be used?
+
+        Whether nodes have the Python, see the folder and allow steps, only a job can tell.
+        """
+        checks: list[Check] = []
         try:
-            await self._slurm.jobs()
-            said = await self._slurm.would_take(self._wishes(self._settings.time_limit_s))
+            version = await self._slurm.run("sinfo", "--version")
+            mine = len([job for job in await self._slurm.jobs() if job.waits or job.runs])
+            checks.append(Check("commands", "good", f"{version.strip()}; {mine} jobs of yours wait or run"))
+            checks.append(Check("settings", "good", await self._check_settings()))
         except PlaceError as err:
-            return (Check("slurm", "bad", str(err)),)
-        return (Check("slurm", "good", said or "it takes jobs with these settings"),)
+            checks.append(Check("settings" if checks else "commands", "bad", str(err)))
+        checks.append(await asyncio.to_thread(self._check_folder))
+        return checks
+
+    def _check_folder(self) -> Check:
+        """Can files be made, linked and locked in the folder that the nodes share? Leaves nothing there."""
+        shared = self._root.parent
+        there = next(path for path in (shared, *shared.parents) if path.exists())
+        try:
+            with tempfile.TemporaryDirectory(prefix=".evalfleet-", dir=there) as folder:
+                first, second = Path(folder, "first"), Path(folder, "second")
+                first.touch()
+                os.link(first, second)
+                with second.open("r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as err:
+            found = f"{there} is of no use: {err.strerror or err}"
+            remedy = "name a `folder` on a file system that the nodes share and that has links and locks"
+            return Check("folder", "bad", found, remedy)
+        return Check("folder", "good", f"{shared}: files can be made, linked and locked there")
 
     def trust(self, keys: Sequence[HostKey]) -> None:
         """Slurm knows its nodes: there are no keys to confirm."""

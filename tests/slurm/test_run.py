@@ -1,0 +1,115 @@
+"""`evalfleet run ... --on hpc` on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from evalfleet.events import MachineAllocated, MachineCondemned, MachineQueued
+from evalfleet.model import Cause
+from tests.desk import Desk
+from tests.waiting import until
+
+from .cluster import Cluster
+
+BENCH = """\
+name = "b"
+tasks = "tasks.jsonl"
+command = ["sh", "run.sh"]
+files = ["run.sh"]
+timeout_s = 60
+"""
+SCRIPT = """\
+sleep 0.5
+echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"
+"""
+
+
+def desk(cluster: Cluster, folder: Path, count: int, settings: str = "") -> Desk:
+    folder.mkdir(exist_ok=True)
+    (folder / "b.toml").write_text(BENCH)
+    (folder / "run.sh").write_text(SCRIPT)
+    (folder / "tasks.jsonl").write_text("".join(json.dumps({"id": f"t{n}"}) + "\n" for n in range(count)))
+    (folder / "evalfleet.toml").write_text(
+        f'[places.hpc]\nkind = "slurm"\nfolder = "shared"\npoll_s = 0.2\n{settings}'
+    )
+    return Desk(folder, folder / "results", dict(cluster.environ))
+
+
+def nothing_left(cluster: Cluster, folder: Path) -> None:
+    assert not cluster.ask("squeue", "-h"), "jobs are left"
+    assert not list(folder.glob("shared/*/*")), "files of machines are left"
+
+
+def test_a_killed_controller_is_resumed_and_nothing_is_left(cluster: Cluster, tmp_path: Path) -> None:
+    at = desk(cluster, tmp_path / "f", 12, "usd_per_hour = 3.6\n")
+    run = at.start("run", "b.toml", "--on", "hpc", "--workers", "2", "--name", "r", "--budget", "90")
+    results = tmp_path / "f/results/r"
+    until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
+    run.kill()
+    done = at("resume", "r")
+    assert done.code == 0, done
+    told = json.loads((results / "results.json").read_text())
+    assert (told["scored"], told["broken"], told["status"]) == (12, 0, "done")
+    events = at.events()
+    begun = [event for event in events if isinstance(event, MachineAllocated)]
+    assert len(begun) == 2, "the second controller did not take the machines over"
+    assert all(event.node in cluster.nodes for event in begun)
+    assert 0 < told["cost"]["machines_usd"] < 1
+    nothing_left(cluster, tmp_path / "f")
+
+
+def test_a_machine_that_waits_too_long_is_given_up(cluster: Cluster, tmp_path: Path) -> None:
+    jobs = [cluster.submit("--exclusive") for _ in cluster.nodes]
+    running = ("squeue", "-h", "--states=RUNNING", "-o", "%i")
+    until(lambda: len(cluster.ask(*running).split()) == len(jobs), "the cluster is full")
+    at = desk(cluster, tmp_path / "f", 1, "queue_s = 1\n")
+    run = at.start("run", "b.toml", "--on", "hpc", "--name", "r")
+    try:
+        given_up = at.recorded(MachineCondemned)[0]
+        run.interrupt()
+        run.wait()
+    finally:
+        cluster.ask("scancel", *jobs)
+    assert given_up.detail.startswith("it waited for 1 s in the queue (queue_s)")
+    assert given_up.cause is Cause.PROVISIONING
+    waits = [event.detail for event in at.events() if isinstance(event, MachineQueued)]
+    assert any("of 1 in the queue of main" in detail for detail in waits), waits
+    until(lambda: not cluster.ask("squeue", "-h"), "the jobs have gone")
+    nothing_left(cluster, tmp_path / "f")
+
+
+def test_what_slurm_would_never_take_is_told_in_one_line_before_anything_is_queued(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for settings, words in {
+        'partition = "nope"': ("invalid partition", "change `partition`"),
+        'partition = "short"': ("may run for 600 s", "change `time_limit_s`"),
+        'constraint = "nope"': ("feature", "change `constraint`"),
+        "gpus = 1": ("generic resource", "change `gpus`"),
+        "cpus = 99": ("node configuration", "change `cpus"),
+    }.items():
+        done = desk(cluster, tmp_path / "f", 1, f"{settings}\n")("run", "b.toml", "--on", "hpc")
+        assert done.code == 4, done
+        assert all(word.lower() in done.said.lower() for word in words), done
+        assert len(done.err.strip().splitlines()) == 1, done
+    nothing_left(cluster, tmp_path / "f")
+
+
+def test_doctor_looks_at_the_cluster_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    at = desk(cluster, tmp_path / "f", 1)
+    done = at("doctor", "hpc")
+    assert done.code == 0, done
+    assert "commands: slurm" in done.said
+    assert "to start at" in done.said, "it does not say when a job would start"
+    assert "files can be made, linked and locked there" in done.said
+    bad = desk(cluster, tmp_path / "f", 1, 'partition = "nope"\n')("doctor", "hpc")
+    assert bad.code != 0, bad
+    assert "change `partition` of the place" in bad.said
+    nothing_left(cluster, tmp_path / "f")
+
+
+def test_a_cluster_whose_commands_are_not_here_is_told_in_one_line(tmp_path: Path, cluster: Cluster) -> None:
+    at = desk(cluster, tmp_path / "f", 1)
+    done = at("run", "b.toml", "--on", "hpc", env={"PATH": str(tmp_path)})
+    done.failed(4, "sbatch cannot be run", "login node")
