@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.e2e.metered import PRICES, Served, calls_of, metered, models_usd
 from tests.waiting import until
 
 KEY = "sk-some-key"
+Say = Callable[..., str]
 
 
 def test_an_attempt_that_ends_while_it_waits_for_more_money_is_tried_again_and_is_no_zero(
@@ -202,25 +204,31 @@ def test_a_model_without_a_price_is_refused_where_there_is_a_budget(fleet: Fleet
     assert models.sums()["calls"] == 0
 
 
-def test_a_budget_below_one_call_is_refused_before_anything_is_spent(fleet: Fleet, models: Served) -> None:
+def test_a_budget_below_one_call_is_refused_before_anything_is_spent(
+    fleet: Fleet, models: Served, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """100 tokens in and 10 out cost $0.00028, and a call of this agent $0.0008."""
     metered(fleet, models, [task("a", "[call() for _ in range(20)]; score(1)")])
-    planned = fleet.run("--budget", "1", "--dry-run").out
+    monkeypatch.setenv("OPENAI_API_KEY", models.key)
+    run = ("run", "./b.toml", "--name", "s")
+    planned = say(*run, "--budget", "1", "--dry-run")
     assert f"metered    {models.url} (OPENAI_API_KEY); prices of [model.prices]" in planned
-    fleet.run("--budget", "0.0002").refused("--budget 0.0002 pays no call of a model", "$0.00028")
-    fleet.run("--budget", "1", "--task-budget", "0.0002").refused("--task-budget 0.0002 pays no call")
-    fleet.run("--budget", "1", "--task-budget", "2").refused("--task-budget 2 is more than --budget 1")
-    fleet.run("--max-tokens", "50").refused("--max-tokens 50 is less than one call", "110 or more")
+    for words, told in {
+        ("--budget", "0.0002"): "100 tokens in and 10 out of 'any' cost $0.00028",
+        ("--budget", "1", "--task-budget", "0.0002"): "--task-budget 0.0002 pays no call of a model",
+        ("--budget", "1", "--task-budget", "2"): "--task-budget 2 is more than --budget 1",
+        ("--max-tokens", "50"): "--max-tokens 50 is less than one call of a model uses; write 110 or more",
+    }.items():
+        assert told in say(*run, *words, code=2)
     assert models.sums()["requests"] == 0
     assert not (fleet.home / "fleet.db").exists(), "no run was begun"
     assert fleet.run("--budget", "0.01").code == 3, "it pays 13 calls of 20"
-    spent = models.usd()
-    fleet("resume", "r", "--budget", "0.01").refused("has cost $0.01 already", "give more")
-    fleet("resume", "r", "--budget", str(spent + 0.0001)).refused(
-        "the rest does not pay one call of a model ($0.0008)"
-    )
+    rest = str(models.usd() + 0.0001)
+    assert "has cost $0.01 already; give more" in say("resume", "r", "--budget", "0.01", code=2)
+    assert "rest does not pay one call of a model ($0.0008)" in say("resume", "r", "--budget", rest, code=2)
     assert fleet("resume", "r", "--budget", "1").code == 0
-    fleet.run("--budget", "0.0005", "--name", "s").refused("one has cost $0.0008 on average in earlier runs")
+    told = say(*run, "--budget", "0.0005", code=2)
+    assert "one has cost $0.0008 on average in earlier runs" in told
     assert models.sums()["calls"] == 13 + 20
 
 
@@ -250,8 +258,10 @@ def test_a_budget_below_one_call_is_refused_before_anything_is_spent(fleet: Flee
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
-    fleet: Fleet, config: str, words: tuple[str, ...], told: str
+    fleet: Fleet, say: Say, monkeypatch: pytest.MonkeyPatch, config: str, words: tuple[str, ...], told: str
 ) -> None:
     fleet.config(config)
     fleet.bench([task("a")])
-    fleet.run(*words, env={"OPENAI_API_KEY": KEY, "OTHER_KEY": KEY}).refused(told)
+    for name in ("OPENAI_API_KEY", "OTHER_KEY"):
+        monkeypatch.setenv(name, KEY)
+    assert told in say("run", "./b.toml", *words, code=2)
