@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -13,11 +15,14 @@ import pytest
 from evalfleet.errors import MachineMute, PlaceError, RequestError
 from evalfleet.lab import Lab
 from evalfleet.model import AttemptId, Command, Job, Machine, Needs
-from evalfleet.places.gce import GcePlace
+from evalfleet.places.gce import GcePlace, prices
+from evalfleet.places.gce.machine_types import type_of
 from evalfleet.ports import Estate, Fence
 from evalfleet.testing.harness import find, raised
 from standins.gce import Hosts, StandIn
+from tests.cloud.desk import GceDesk
 from tests.cloud.gce_places import FAST, HOME, machine_id, offer, place
+from tests.docs.pages import ROOT
 from tests.waiting import PATIENCE_S, until_async, until_seen
 
 CANNOT = Lab.missing()
@@ -320,3 +325,42 @@ async def _exists(google: StandIn) -> bool:
 
 def _needs(*, nested: bool = False) -> Needs:
     return Needs(cpus=4, nested_virtualization=nested)
+
+
+@pytest.mark.slow
+def test_what_the_page_about_google_shows_leads_to_a_result(google: StandIn, tmp_path: Path) -> None:
+    """Its settings and commands as they stand there, but for whose project it is and who may connect."""
+    page = (ROOT / "docs/gce.md").read_text()
+    blocks = re.findall(r"^ *```(\w+)\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    (toml,) = [body for kind, body in blocks if kind == "toml"]
+    lines = [line.strip() for kind, body in blocks if kind == "sh" for line in body.splitlines()]
+    commands = [line.partition(" # ")[0].split()[1:] for line in lines if line.startswith("evalfleet ")]
+    assert [words[0] for words in commands] == ["doctor", "run", "run", "machines", "reap", "run"]
+    desk = GceDesk(google, tmp_path)
+    shutil.copytree(ROOT / "examples/mybench", tmp_path, dirs_exist_ok=True)
+    ours = {'"my-project"': f'"{google.project}"', '"203.0.113.7/32"': '"*"'}
+    for shown, used in ours.items():
+        assert shown in toml
+        toml = toml.replace(shown, used)
+    desk.config(f'{toml}endpoint = "{google.endpoint_inside}"\nca = "{google.ca}"\nsettle_s = 0.5\n')
+    try:
+        for words in commands:
+            fewer = ["2" if word == "10" else word for word in words]
+            done = desk.done(*fewer, *(["--yes"] if words[0] == "run" else []))
+            assert done.out or done.err, words
+    finally:
+        desk.sweep()
+    scores = [task["score"] for task in desk.results("latest")["tasks"]]
+    assert scores
+    assert None not in scores
+    told = re.search(r"costs about \$([\d.]+) an hour as e2-standard-4", page)
+    assert told is not None
+    price = prices.GcePriceBook(None)
+    type = type_of("e2-standard-4")
+    assert type is not None
+    e2 = price.machine(type, "us-central1", spot=False)
+    assert e2 is not None
+    disk = price.extra(prices.disk("pd-balanced"), "us-central1").usd * 128
+    assert float(told[1]) == round(e2.usd + disk + prices.ADDRESS_USD, 2)
+    assert not google.left()
+    assert not google.meters.running()
