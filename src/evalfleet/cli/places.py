@@ -216,8 +216,8 @@ async def prices(args: argparse.Namespace) -> int:
     """Show the list prices that estimates, budgets and reports are based on, and their date.
 
     By default those of the sizes and regions of your places. `--update` fetches today's from the price lists
-    of their clouds and keeps them in the home; if that fails, the old ones stay in force. Azure's list is
-    public; Google's needs a login.
+    of their clouds and keeps them in the home; if that fails, the old ones stay in force. Some
+    lists are public, others are read with the login of the place.
     """
     import json
 

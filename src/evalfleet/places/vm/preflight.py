@@ -52,7 +52,7 @@ def workers_checks(
 def clock_doubt(skew_s: float, whose: str) -> str:
     """What to tell if this computer's clock is so much behind the cloud's; empty if it is right.
 
-    `whose`: the cloud, as in "Azure's".
+    `whose`: the name of the cloud, in the genitive.
     """
     if not skew_s:
         return ""
