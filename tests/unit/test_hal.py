@@ -20,6 +20,7 @@ import pytest
 from evalfleet.benchmarks.hal.benchmark import HalBenchmark
 from evalfleet.benchmarks.hal.checkout import listing, parsed_args
 from evalfleet.benchmarks.hal.contents import task_files
+from evalfleet.benchmarks.hal.costs import ModelPrice, traced_costs
 from evalfleet.benchmarks.hal.grading import HalGrader
 from evalfleet.benchmarks.hal.host import attempt
 from evalfleet.benchmarks.hal.settings import HalSettings, resolved
@@ -322,6 +323,20 @@ def test_uv_is_fetched_where_a_machine_has_neither_it_nor_what_would_do(tmp_path
         assert "uv is not on this machine, and cannot be fetched" in done.stderr
         assert "is not what" in done.stderr
         server.shutdown()
+
+
+def test_traces_that_do_not_add_up_tell_no_cost_of_a_task() -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}}
+    wandb: dict[str, Any] = {
+        "raw_logging_results": {"t": {"model": "m", "call_metadata": [{"usage": usage}] * 2}},
+        "total_usage": {"m": {"prompt_tokens": 20, "completion_tokens": 4}},
+    }
+    prices = {"m": ModelPrice(1.0, 10.0, 0.5)}
+    assert traced_costs(wandb, prices) == {"t": 10 + 5 + 40}
+    assert traced_costs(wandb, {}) == {}
+    wandb["total_usage"]["other"] = {"prompt_tokens": 1, "completion_tokens": 1}  # a second model was asked
+    assert traced_costs(wandb, prices) == {}
+    assert traced_costs({"problem": "no key"}, prices) == {}
 
 
 def test_a_tree_with_damaged_files_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ class HalBenchmark:
         if self._spec.settings.tasks_file:
             kept = None if self._kept is None else self._kept / TASKS
             return FileGrader(Path(self._spec.settings.tasks_file), kept)
-        return HalGrader(self._spec.settings, self.args, Path(self._spec.base))
+        return HalGrader(self._spec.settings, self.args, Path(self._spec.base), self.prices)
 
 
 def _is_number(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -86,3 +87,46 @@ def priced(usage: Mapping[str, TokenUsage], table: Mapping[str, ModelPrice]) -> 
         fresh = max(0, tokens.input - tokens.cached)
         total += fresh * price.input + tokens.cached * price.cached + tokens.output * price.output
     return total if usage else None
+
+
+def traced_costs(wandb: Mapping[str, Any], table: Mapping[str, ModelPrice]) -> dict[str, float]:
+    """Task -> what its calls cost, by W&B's traces as HAL reads them.
+
+    HAL names one model a task. If that does not add up to the tokens that it counted by model, tasks have
+    asked several, and nobody can tell what each one cost: then it is empty.
+    """
+    spent, total = dict[str, tuple[str, TokenUsage]](), Counter[tuple[str, str]]()
+    for task, traced in _rows(wandb.get("raw_logging_results")).items():
+        calls = traced.get("call_metadata")
+        listed = cast("list[dict[str, Any]]", calls) if isinstance(calls, list) else []
+        each = [_tokens(call.get("usage")) for call in listed]
+        told = TokenUsage(*(sum(counts) for counts in zip((0, 0, 0), *each, strict=True)))
+        model = str(traced.get("model"))
+        spent[task] = model, told
+        total[model, "prompt_tokens"] += told.input
+        total[model, "completion_tokens"] += told.output
+    counted = {
+        (model, kind): usage.get(kind, 0)
+        for model, usage in _rows(wandb.get("total_usage")).items()
+        for kind in ("prompt_tokens", "completion_tokens")
+    }
+    if counted != dict(total):
+        return {}
+    costs = {task: priced({model: usage}, table) for task, (model, usage) in spent.items()}
+    return {task: usd for task, usd in costs.items() if usd is not None}
+
+
+def _rows(value: object) -> dict[str, dict[str, Any]]:
+    """The entries of a table that are tables themselves."""
+    entries = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return {key: row for key, row in entries.items() if isinstance(row, dict)}
+
+
+def _tokens(usage: object) -> tuple[int, int, int]:
+    """Those that went in and out, and of the former those that the API had seen before."""
+    told = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+    details = told.get("prompt_tokens_details")
+    cached = cast("dict[str, Any]", details).get("cached_tokens") if isinstance(details, dict) else 0
+    counts = (told.get("prompt_tokens"), told.get("completion_tokens"), cached)
+    into, out, again = (count if isinstance(count, int) else 0 for count in counts)
+    return into, out, again

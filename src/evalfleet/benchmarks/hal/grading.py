@@ -18,6 +18,7 @@ from evalfleet.model import AttemptId, Broken, Cause, Grade, Measured, Scored
 from evalfleet.ports import Answer
 
 from .checkout import HalAnswer, ask_in_background, first_line, last_line, tasks_in_file
+from .costs import ModelPrice, traced_costs
 from .elsewhere import grade_elsewhere
 from .scores import BY_AGENT, score_of
 from .settings import HERE, HalSettings
@@ -34,11 +35,18 @@ TIMED_OUT = "timed out after"
 class HalGrader:
     """A grader that asks HAL's own, in HAL's Python, on this computer or on a machine made for it."""
 
-    def __init__(self, settings: HalSettings, args: Mapping[str, Any], base: Path = Path()) -> None:
-        """`base` is where evalfleet.toml is looked for, which tells about places."""
+    def __init__(
+        self,
+        settings: HalSettings,
+        args: Mapping[str, Any],
+        base: Path = Path(),
+        prices: Mapping[str, ModelPrice] | None = None,
+    ) -> None:
+        """`base` is where evalfleet.toml is looked for, which tells about places; `prices` are of models."""
         self._settings = settings
         self._args = args
         self._base = base
+        self._prices = prices or {}
 
     async def grade(
         self, answers: Sequence[Answer], scratch: Path, secrets: Mapping[str, str]
@@ -48,7 +56,7 @@ class HalGrader:
             if any(answer.wanted for answer in round_):
                 folder = scratch / "hal" / str(number)
                 shutil.rmtree(folder, ignore_errors=True)
-                one = _Round(self._settings, self._args, self._base, folder, given)
+                one = _Round(self._settings, self._args, self._base, folder, given, self._prices)
                 async for graded in one.grade(round_):
                     yield graded
 
@@ -89,7 +97,9 @@ class _Round:
         base: Path,
         folder: Path,
         secrets: Mapping[str, str],
+        prices: Mapping[str, ModelPrice],
     ) -> None:
+        self._prices = prices
         self._settings = settings
         self._args = args
         self._base = base
@@ -106,9 +116,13 @@ class _Round:
             told = await self._ask(submissions)
             if not told.problem:
                 self._worked = True
+                costs = traced_costs(told.wandb, self._prices)
                 for place, answer in enumerate(batch):
                     if answer.wanted:
-                        yield answer.attempt, self._grade(answer, place, submissions, told)
+                        grade = self._grade(answer, place, submissions, told)
+                        if isinstance(grade, Scored) and not _tells_cost(answer):
+                            grade = msgspec.structs.replace(grade, cost_usd=costs.get(answer.task.id))
+                        yield answer.attempt, grade
                 continue
             self._give_up_if_hopeless(told)
             if len(batch) == 1:
@@ -169,6 +183,15 @@ class _Round:
             limit_s=answer.task.timeout_s if error and TIMED_OUT in error[:60] else None,
             measured=Measured(metadata={"score_from": "agent"}) if by_agent else None,
         )
+
+
+def _tells_cost(answer: Answer) -> bool:
+    """Has the attempt itself told what its models cost, or what they took and gave? Then that counts."""
+    try:
+        told = msgspec.json.decode((answer.folder / "result.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return False
+    return bool(told.get("metrics") or told.get("usage"))
 
 
 def _rounds(answers: Sequence[Answer]) -> list[list[Answer]]:

@@ -12,8 +12,11 @@ CACHED_PRICE_OVERRIDES = {"o3-mini": 0.55 / 1e6}
 
 
 def get_total_cost(client: Any) -> tuple[float, dict[str, Any]]:
-    return 1.5, {"gpt-4o": {"prompt_tokens": 3, "completion_tokens": 4}}
+    tasks = len(client.tasks())
+    return 0.006 * tasks, {"gpt-4o": {"prompt_tokens": 2000 * tasks, "completion_tokens": 100 * tasks}}
 
 
 def get_weave_calls(client: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {task: [{"traced_by": weave.__name__}] for task in client.tasks()}, {}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 50}
+    told = {"model": "gpt-4o", "call_metadata": [{"usage": usage}] * 2, "traced_by": weave.__name__}
+    return dict.fromkeys(client.tasks(), told), {}
