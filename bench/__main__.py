@@ -30,6 +30,7 @@ BENCHES: dict[str, str] = {
     "calibration": "100 varied runs on this computer: how many take a time within their plan's 90% range",
     "store": "a run's copy in object storage: its cost, taking over from there, and races of two computers",
     "policies": "each schedule's time and cost over their bounds: six kinds of durations, 1 to 100 machines",
+    "reconcile": "what a run on the stand-in for Azure is counted at, beside what its meters bill",
     "recovery": "kill -9 the controller twenty times; time to take a run up again",
     "first-contact": "from `run` to the refusal: 12 lab hosts, one dead, eleven with unknown keys",
     "ssh-dispatch": "1,000 short tasks on 20 lab hosts over SSH, beside GNU parallel, Ray, Dask, Parsl",

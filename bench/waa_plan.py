@@ -9,17 +9,23 @@ the scheduler, as in a first run, and nothing fails. Three ways to have the mach
 - stopped_pool: `pool start` and at once `run --pool`, which uses machines as they come; all are billed until
   the last result, then stopped.
 
+`frugal` is the first way once more, as `evalfleet plan` draws runs: with spot machines, of the size that is
+needed where the agent calls a model elsewhere.
+
 Minutes are from the command to the last result. Cost is that of machines, their disks and addresses, at list
 price; the disks of a pool while it is stopped are not in it.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from evalfleet.api.experience import EVICTED_EVERY_H
 from evalfleet.benchmarks.selection import select
 from evalfleet.cost import billed_usd
 from evalfleet.engine import Tempo
@@ -38,18 +44,22 @@ from evalfleet.model import (
 )
 from evalfleet.places.azure.prices import AzurePriceBook, offers_of
 from evalfleet.places.azure.settings import AzureSettings
+from evalfleet.sim.montecarlo import draw_run
 from evalfleet.sim.places import SimVms
 from evalfleet.sim.scenario import Scenario
 from evalfleet.sim.simulate import Parts, Simulated, simulate
 from evalfleet.sim.world import Faults, Life, World
 
 from .makespan import processes
-from .result import Aim, Figures, Result, below, rounded
+from .result import Aim, Figures, Result, at_most, below, rounded
 from .waa_durations import COLD, LIMIT_S, STOPPED, durations, machine_s, tasks
 
 SEEDS = 100
 SIZES = ((30, 1), (30, 5), (30, 10), (154, 1), (154, 5), (154, 10), (154, 40))
 AIM_MINUTES = 60.0
+BEFORE_USD = 7.68
+"""What the original design reckoned for 154 tasks on 10 machines."""
+FRUGAL_USD = 0.33 * BEFORE_USD
 NEEDS = Needs(cpus=8, memory_gb=32.0, disk_gb=128.0, nested_virtualization=True)
 """Of machines whose agent runs models of its own, as navi does by default."""
 SMALL_NEEDS = Needs(cpus=4, memory_gb=16.0, disk_gb=128.0, nested_virtualization=True)
@@ -104,13 +114,73 @@ def run(quick: bool) -> Result:
                 case = Case(way, count, workers)
                 found = list(pool.map(partial(draw, case), range(seeds), chunksize=5))
                 figures.setdefault(way.name, {})[case.name] = _told(found)
+    figures["frugal"] = _frugal(seeds)
     return Result("waa-plan", figures, _aims(figures))
 
 
 def _aims(figures: Figures) -> dict[str, Aim]:
     """The slower end of the range must do."""
     _, slowest = figures["stopped_pool"]["30_tasks_5_workers"]["minutes_95"]
-    return {"minutes_of_30_tasks_on_5_stopped_workers": below(slowest, AIM_MINUTES)}
+    return {
+        "minutes_of_30_tasks_on_5_stopped_workers": below(slowest, AIM_MINUTES),
+        "usd_of_154_tasks_spot_and_right_sized": at_most(figures["frugal"]["usd"], FRUGAL_USD),
+    }
+
+
+# -- spot machines of the size that the guest needs --------------------------------------------------------
+
+
+def _frugal(seeds: int) -> Figures:
+    """154 tasks on 10 new spot machines of 4 vCPUs and 16 GB, of which a guest of 8 GB leaves 8.
+
+    One machine is taken back in 20 hours, as `evalfleet plan` expects where nothing is known; what ran there
+    is run again.
+    """
+    settings = AzureSettings(spot=True)
+    offers = offers_of(PLACE, settings, AzurePriceBook(None), SMALL_NEEDS)
+    chosen = tuple(offer for offer in offers if offer.size == offers[0].size)
+    limits = Limits(workers=10, canary=1, boot_timeout_s=7200.0, lease_s=86_400.0)
+    plan = Plan("waa", "sim", (PLACE,), limits=limits, home="abc123")
+    every = tuple(
+        Task(TaskId(each.id), each.domain, {"index": n}, timeout_s=LIMIT_S + 1)
+        for n, each in enumerate(tasks())
+    )
+    drawn = [draw_run(plan, every, chosen, _SpotFate(seed)) for seed in range(seeds)]
+    told = _told([Drawn(each.seconds / 60, each.machines_usd) for each in drawn])
+    evictions = statistics.fmean(each.evictions for each in drawn)
+    return {
+        "size": chosen[0].size,
+        "usd_per_hour": chosen[0].usd_per_hour,
+        **told,
+        "evictions": rounded(evictions, 3),
+        "less_than_before": rounded(1 - told["usd"] / BEFORE_USD, 3),
+    }
+
+
+class _SpotFate:
+    """Durations of tasks and machines by waa_durations, and evictions."""
+
+    def __init__(self, seed: int) -> None:
+        self._seconds = durations(seed, tasks())
+        self._seed, self._machines = seed, 0
+        self._rng = random.Random(f"evictions {seed}")
+
+    def task_s(self, task: Task, offer: Offer) -> float:
+        index: int = task.params["index"]
+        return self._seconds[index]
+
+    def machine_s(self, offer: Offer) -> float:
+        self._machines += 1
+        return machine_s(self._seed, MachineId(f"waa-abc123-{self._machines}"), COLD)
+
+    def queue_s(self, offer: Offer) -> float:
+        return 0.0
+
+    def evicted_s(self, offer: Offer) -> float:
+        return self._rng.expovariate(1 / (EVICTED_EVERY_H * 3600)) if offer.spot else math.inf
+
+    def breaks(self) -> bool:
+        return False
 
 
 def _told(found: Sequence[Drawn]) -> Figures:

@@ -242,7 +242,7 @@ class DrawnFate:
         return None if chances.model_range is None else attempts * rng.uniform(*chances.model_range)
 
 
-ALL_MACHINES = 0.2
+ALL_MACHINES = 0.3
 """How far off all machines of a run may be together, as a standard deviation of logarithms."""
 QUEUE_S = 600.0
 """How long a machine waits in a queue of which nobody can tell."""
@@ -356,5 +356,5 @@ class _Logs:
         return between, min(1.0, stdev(own) * math.sqrt((runs + 1) / (runs - 1)))
 
 
-FEW_RUNS, USUAL_RUNS = 0.2, 3
+FEW_RUNS, USUAL_RUNS = 0.25, 4
 """How much whole runs differ as a rule, and how many runs that counts for."""
