@@ -1,0 +1,99 @@
+"""What Slurm's commands say, and what is made of it. Nothing here needs a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from evalfleet.errors import PlaceError
+from evalfleet.places.slurm.commands import Slurm, elapsed_s, limit, refusal
+
+
+@pytest.mark.parametrize(
+    ("said", "setting"),
+    [
+        ("sbatch: error: invalid partition specified: nope", "partition"),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination "
+            "specified",
+            "account",
+        ),
+        ("sbatch: error: Batch job submission failed: Invalid qos specification", "qos"),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds "
+            "some limit)",
+            "time_limit_s",
+        ),
+        ("allocation failure: Invalid feature specification", "constraint"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "gpus"),
+        ("allocation failure: Requested node configuration is not available", "cpus"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_not_tried_again(said: str, setting: str) -> None:
+    err = refusal("sbatch", said + "\n")
+    assert not err.transient
+    assert f"change `{setting}" in str(err)
+    assert "\n" not in str(err)
+
+
+def test_clocks_that_are_apart_are_named() -> None:
+    err = refusal("squeue", "slurm_load_jobs error: Munge decode failed: Expired credential\n")
+    assert err.transient, "somebody may set the clock"
+    assert "clocks" in str(err)
+
+
+def test_other_trouble_is_transient() -> None:
+    err = refusal("sbatch", "sbatch: error: Unable to contact slurm controller (connect failure)")
+    assert err.transient
+    assert str(err) == "sbatch: Unable to contact slurm controller (connect failure)"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0:00", 0), ("1:02", 62), ("1:00:00", 3600), ("2-00:00:01", 172801), ("infinite", 0), ("INVALID", 0)],
+)
+def test_times_are_read(text: str, seconds: int) -> None:
+    assert elapsed_s(text) == seconds
+
+
+def test_a_limit_is_never_rounded_down() -> None:
+    assert [limit(seconds) for seconds in (0.5, 59, 60, 61, 7200)] == ["1", "1", "1", "2", "120"]
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_squeue_that_hangs_is_told_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(tmp_path, "squeue", f"echo $$ >{tmp_path}/pid; exec sleep 600")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(PlaceError, match="squeue has not answered for 2 s") as told:
+        asyncio.run(Slurm({}, answer_s=2.0).jobs())
+    assert told.value.transient
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_sacct_without_accounting_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(tmp_path, "sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert asyncio.run(Slurm({}).ended(["7"])) == ()
+
+
+def test_the_books_tell_how_a_forgotten_job_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(tmp_path, "sacct", "echo '7|CANCELLED by 1000|62|n1|main|a|b'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (job,) = asyncio.run(Slurm({}).ended(["7"]))
+    assert (job.id, job.state, job.ran_s, job.node, job.name) == ("7", "CANCELLED", 62.0, "n1", "a|b")
+
+
+def test_slurms_variables_of_the_job_we_are_in_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "64")
+    environ = Slurm({"SLURM_CONF": "/etc/slurm.conf", "SLURM_NTASKS": "64", "SBATCH_QOS": "q"}).environ
+    assert environ["SLURM_CONF"] == "/etc/slurm.conf"
+    assert environ["SBATCH_QOS"] == "q"
+    assert "SLURM_NTASKS" not in environ
