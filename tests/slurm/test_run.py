@@ -63,7 +63,9 @@ def test_a_machine_that_waits_too_long_is_given_up(cluster: Cluster, tmp_path: P
     jobs = [cluster.submit("--exclusive") for _ in cluster.nodes]
     running = ("squeue", "-h", "--states=RUNNING", "-o", "%i")
     until(lambda: len(cluster.ask(*running).split()) == len(jobs), "the cluster is full")
-    at = desk(cluster, tmp_path / "f", 1, "queue_s = 1\n")
+    at = desk(cluster, tmp_path / "f", 1, "queue_s = 1\nexpected_queue_s = 60\n")
+    (offer,) = at.done("run", "b.toml", "--on", "hpc", "--dry-run", "--json").json["offers"]
+    assert (offer["queue_s"], offer["max_queue_s"]) == (60.0, 1.0), "what alerts go by; what ends the wait"
     run = at.start("run", "b.toml", "--on", "hpc", "--name", "r")
     try:
         given_up = at.recorded(MachineCondemned)[0]

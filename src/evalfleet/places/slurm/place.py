@@ -94,6 +94,10 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="a job that waits for longer is given up (default: it may wait for ever)"),
     ] = None
+    expected_queue_s: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="a job that waits for longer is told by the alert `queue_longer_than_planned`"),
+    ] = None
     poll_s: Annotated[float, Meta(gt=0, description="squeue is asked no more often than this")] = 10.0
     sbatch: Annotated[tuple[str, ...], Meta(description="more options of sbatch")] = ()
     isolation: Annotated[
@@ -185,6 +189,7 @@ class SlurmPlace(Preflight):
                 teardown_s=KILL_WAIT_S,
                 settle_s=settings.poll_s,
                 queues=True,
+                queue_s=settings.expected_queue_s,
                 max_queue_s=settings.queue_s,
                 extendable=False,
                 max_life_s=settings.time_limit_s,
