@@ -187,6 +187,11 @@ def test_a_run_that_is_over_is_whole_in_the_store_and_no_other_gets_its_name(
     assert (bucket / "r/artefacts/a_1/a_1.0/a b%25.txt").exists()
     assert len(list((bucket / "r" / "files").iterdir())) == 1
     fleet.settled()
+    # as if the store had been away at the end
+    for path in sorted((bucket / "r" / "journal").glob("[0-9]*"))[-2:]:
+        path.unlink()
+    assert "events of r are in file://" in fleet.done("resume", "r", code=2).err
+    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
     # from another home
     before = sorted((bucket / "r").rglob("*"))
     fleet.use_home(fleet.folder / "second")

@@ -29,7 +29,7 @@ from evalfleet.events import (
     TasksPlanned,
     TasksReopened,
 )
-from evalfleet.journal import Store
+from evalfleet.journal import Holder, Store
 from evalfleet.journal.database import FILE
 from evalfleet.journal.sqlite import StreamKind
 from evalfleet.mirror import Mirror, StoreAway, open_objects, store_url, the_run
@@ -379,6 +379,26 @@ def resume_order(
     )
 
 
+async def _put_rest(workspace: Workspace, run: Run, tell: Callable[[str], None]) -> None:
+    """Put what the store of a run that is over has not, because it was away at the end. Raises
+    RequestError."""
+    state = run.state()
+    if not state.plan.store or state.ended_at is None:
+        return
+    store, holder = workspace.store(), Holder.here(workspace.now())
+    environ = workspace.environment()
+    mirror = Mirror(state.plan.store, environ, store, run.name, run.folder, claims=False)
+    try:
+        await mirror.catch_up(holder)
+        if (missing := state.events - (mirror.newest.seq if mirror.newest else 0)) > 0:
+            local = store.acquire(run.name, holder, workspace.now())
+            journal = await mirror.open(local, holder, lambda: None)
+            await journal.close()
+            tell(f"the last {missing} events of {run.name} are in {mirror.sequence.where} now")
+    except StoreAway as err:
+        raise RequestError(str(err)) from err
+
+
 async def fetch_run(workspace: Workspace, url: str, name: str | None, tell: Callable[[str], None]) -> str:
     """Bring a run here from the store that has it, and return its name. Nobody else's right to it ends yet.
 
@@ -430,6 +450,8 @@ async def ready_to_resume(
     await tell_overdue(workspace)
     if from_url is not None:
         name, more["claims"] = await fetch_run(workspace, from_url, name, tell), True
+    else:
+        await _put_rest(workspace, open_run(workspace, name), tell)
     order_now = functools.partial(
         resume_order, workspace, name, with_new_files=with_new_files, take_over=take_over, **more
     )
