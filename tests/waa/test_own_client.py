@@ -14,9 +14,11 @@ import pytest
 
 from evalfleet.benchmarks.waa.task_folder import read_task
 from evalfleet.events import AttemptEnded
-from evalfleet.model import Broken, Cause, Scored
+from evalfleet.model import AttemptId, Broken, Cause, Scored
+from evalfleet.views.progress import read_progress
 from tests.lab.clients import needs_lab
 from tests.waa.arena import Arena
+from tests.waiting import until
 
 CHECKOUT = os.environ.get("WAA_CHECKOUT", "")
 pytestmark = [
@@ -38,6 +40,7 @@ FAULTS: dict[str, tuple[Cause, str]] = {
     "model": (Cause.MODEL, "the model's API failed: openai.BadRequestError: Error code: 400"),
 }
 HARMLESS = ("windows", "tree", "code")
+LIVE = "mute"
 
 
 def writer_tasks() -> list[str]:
@@ -55,7 +58,7 @@ def writer_tasks() -> list[str]:
 @pytest.fixture(scope="module")
 def assigned() -> dict[str, str]:
     """Task by what is done to its first attempt."""
-    return dict(zip((*FAULTS, *HARMLESS), writer_tasks(), strict=False))
+    return dict(zip((*FAULTS, *HARMLESS, LIVE), writer_tasks(), strict=False))
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +73,14 @@ def arena(tmp_path_factory: pytest.TempPathFactory, assigned: dict[str, str]) ->
     made.destroy()
 
 
-def run(arena: Arena, name: str, *tasks: str) -> dict[str, AttemptEnded]:
-    chosen = [word for task in tasks for word in ("--task", task)]
+def flags(*tasks: str) -> list[str]:
     settings = ("base_url=http://20.20.20.21:5000/v1", "som_origin=a11y", "max_steps=4")
-    flags = [word for setting in settings for word in ("--set", setting)]
-    arena.run(name, *chosen, *flags)
+    chosen = [word for task in tasks for word in ("--task", task)]
+    return chosen + [word for setting in settings for word in ("--set", setting)]
+
+
+def run(arena: Arena, name: str, *tasks: str) -> dict[str, AttemptEnded]:
+    arena.run(name, *flags(*tasks))
     return {event.attempt: event for event in arena.events(name) if isinstance(event, AttemptEnded)}
 
 
@@ -84,6 +90,30 @@ def test_a_task_well_done_is_scored_with_its_steps_and_screenshots(arena: Arena)
     assert (ended.outcome.score, ended.outcome.num_steps) == (1.0, 2)
     assert len(ended.outcome.screenshots) == 3
     assert (arena.home / "happy" / NOTEPAD / f"{NOTEPAD}.0" / "traj.html").is_file()
+
+
+def test_steps_and_the_newest_screenshot_are_seen_while_the_client_waits_for_its_model(
+    arena: Arena, assigned: dict[str, str]
+) -> None:
+    task = assigned[LIVE]
+    run = arena.start_run("live", *flags(task), "--workers", "1", "--task-timeout", "600")
+
+    def steps() -> list[dict[str, object]]:
+        progress = read_progress(arena.home, arena.state("live"), 0).get(AttemptId(f"{task}.0"))
+        if progress is None or not progress.count:
+            return []
+        rows: list[dict[str, object]] = json.loads(arena.say("show", "live", task, "--steps", "--json"))
+        return rows if any(row["action"] for row in rows) else []
+
+    first = until(steps, lambda: f"a step of the agent's: {run.said}")
+    assert first[-1]["screenshot"]
+    shot = arena.folder / "newest.png"
+    arena.say("show", "live", task, "--screenshot", str(shot))
+    assert shot.read_bytes()[1:4] == b"PNG"
+    arena.say("end", "live", task, "--reason", "its model says nothing")
+    run.finish()
+    second = arena.recorded(AttemptEnded, 2, "live")[1]
+    assert isinstance(second.outcome, Scored)
 
 
 def test_a_zero_that_is_not_the_agents_is_broken_and_tried_again(

@@ -11,11 +11,13 @@ A wish is {"fault": ..., "steps": 2, "decision": "DONE", "file": "what every fil
 import json
 import os
 import signal
+import time
 
 import plain
 
 Server, Viewer, picture = plain.Server, plain.Viewer, plain.picture  # QEMU's monitor takes them from here
 
+NEVER_S = 3600.0
 FAULTS = {
     "setup": "every call of the set-up is answered 500",
     "windows": "windows cannot be brought to the front or closed (500): harmless",
@@ -28,6 +30,7 @@ FAULTS = {
     "dies": "Windows is gone as soon as an evaluator asks",
     "browser": "the browser is closed when evaluators ask: harmless",
     "model": "the model's API answers 400",
+    "mute": "the model's API answers once, and then never",
 }
 SAYS_NO = {
     "/folder_exists": "Folder x does not exist in y.",
@@ -116,6 +119,8 @@ class Guest(plain.Guest):
         if fault == "model" or "max_tokens" not in json.loads(self.body):
             told = "Unsupported parameter: 'max_tokens' is not supported with this model."
             return self.answer(400, {"error": {"message": told}})
+        if fault == "mute" and self.count("/v1/chat/completions") > 1:
+            time.sleep(NEVER_S)
         done = self.evaluates()
         decision = f"```decision\n{self.wish.get('decision', 'DONE')}\n```" if done else ""
         text = f"```python\ncomputer.mouse.move_abs(x=0.5, y=0.5)\n```\n{decision}"

@@ -88,7 +88,7 @@ class HollowModule(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Asked last: what is installed, or the client's own, is found by others."""
+    """Finds a hollow module for any name; those named in MODULES are ours."""
 
     def find_spec(self, name, path=None, target=None):
         own = name.partition(".")[0] in ("desktop_env", "mm_agents", "usercustomize", "lib_run_single")
@@ -99,6 +99,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         pass
+
+
+class OurFinder(Finder):
+    """Finds what we stand for, and nothing else: also where the original happens to be installed."""
+
+    def find_spec(self, name, path=None, target=None):
+        return super().find_spec(name) if name.partition(".")[0] in OURS else None
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -362,10 +369,13 @@ MODULES = {
     "requests_toolbelt.multipart.encoder": MULTIPART,
 }
 
+OURS = {name.partition(".")[0] for name in MODULES}
+
 if "run.py" in ARGV[:1]:
     # the client's own package of this name would load what parses screenshots, which no test needs
     hollow = HollowModule("mm_agents.navi.screenparsing_oss")
     hollow.__path__ = [os.path.join(os.getcwd(), "mm_agents/navi/screenparsing_oss")]
     sys.modules["mm_agents.navi.screenparsing_oss"] = hollow
-    sys.meta_path.append(Finder())
+    sys.meta_path.insert(0, OurFinder())
+    sys.meta_path.append(Finder())  # asked last: what is installed, or the client's own, is found by others
     time.sleep = lambda seconds: sleep(seconds * SCALE)
