@@ -40,7 +40,6 @@ class HalAnswer(Struct, frozen=True):
     known: tuple[str, ...] = ()
     tasks: Mapping[str, Any] = field(default_factory=dict[str, Any])
     setup_script: str = ""
-    requires_sandbox: bool = False
     results: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
     steps: Mapping[str, int] = field(default_factory=dict[str, int])

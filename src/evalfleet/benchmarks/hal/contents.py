@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -138,6 +138,3 @@ def kept_bundle(
     if prefix + Contents.kept(top, folder).digest(steps) != planned:
         raise RequestError(f"the files that the run keeps in {folder} were changed; start a new run")
     return Bundle(planned, {top: str(folder / top)}, steps)
-
-
-Twins = Callable[[str], Path | None]

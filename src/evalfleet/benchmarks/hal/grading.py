@@ -210,9 +210,7 @@ def submission_of(answer: Answer) -> dict[str, Any]:
     task = answer.task.id
     try:
         found = msgspec.json.decode((answer.folder / SUBMISSION).read_bytes())
-    except OSError:
-        found = None
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
         found = None
     if isinstance(found, dict) and task in found:
         return cast("dict[str, Any]", found)

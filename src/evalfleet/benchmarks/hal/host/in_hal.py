@@ -70,7 +70,6 @@ def list_tasks(order, answer):
     answer["tasks"] = benchmark.get_dataset()
     script = getattr(benchmark, "setup_script", None)
     answer["setup_script"] = os.path.abspath(script) if script and os.path.exists(script) else ""
-    answer["requires_sandbox"] = bool(getattr(benchmark, "requires_sandbox", False))
 
 
 def grade(order, answer):
