@@ -52,7 +52,8 @@ def run(quick: bool) -> Result:
 
 @contextmanager
 def _cluster(slots: int) -> Iterator[tuple[Cluster, Path]]:
-    with tempfile.TemporaryDirectory(prefix="evalfleet-bench-") as name:
+    # Slurm's sockets are below it, and an address holds 108 bytes
+    with tempfile.TemporaryDirectory(prefix="evalfleet-bench-", dir="/tmp") as name:
         cluster = Cluster(Path(name, "slurm"), nodes=slots, cpus=1)
         try:
             cluster.start()

@@ -18,6 +18,7 @@ from evalfleet.lab import Lab
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 FIGURES = {
+    "cluster-overhead": {"tasks", "slots", "machines", "overhead_s", "makespan_over_bound"},
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
     "budget-overshoot": {"simulated", "real"},
     "watching": {"machines", "draw_ms", "alerts_look_ms"},
@@ -58,6 +59,7 @@ FIGURES = {
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {
+    "cluster-overhead": {"srun", "sbatch"},
     "startup": {"python_pass", "python_import_argparse"},
     "budget-overshoot": set[str](),
     "watching": set[str](),
@@ -127,6 +129,7 @@ NIGHTLY = (
     "azure-first-run",
     "budget-overshoot",
     "calibration",
+    "cluster-overhead",
     "dashboard",
     "fuzz",
     "hostile",
