@@ -69,13 +69,17 @@ def run(quick: bool) -> Result:
             f"mirror_ms_an_attempt_{name}": rounded((wall - plain) / attempts * 1000)
             for name, wall in zip(("folder", "s3"), copied, strict=True)
         }
-        take_over_s = asyncio.run(_take_over_s(space.folder / "taken", environ, taken))
+        (space.folder / "taken").mkdir()
+        folder_url, s3_url = (space.folder / "taken").as_uri(), "s3://bucket/taken"
+        take_over_s = asyncio.run(_take_over_s(space.folder / "a", folder_url, environ, taken))
+        take_over_s3_s = asyncio.run(_take_over_s(space.folder / "b", s3_url, environ, taken))
         outcomes = [asyncio.run(_race(space, environ, n)) for n in range(races)]
     figures: Figures = {
         "attempts": attempts,
         **costs,
         "attempts_taken_over": taken,
         "take_over_s": rounded(take_over_s),
+        "take_over_s3_s": rounded(take_over_s3_s),
         "races": races,
         "double_writes": sum(double for double, _ in outcomes),
         "writes_before_the_loser_knew": max(writes for _, writes in outcomes),
@@ -162,9 +166,8 @@ async def opened(
         raise
 
 
-async def _take_over_s(folder: Path, environ: Mapping[str, str], attempts: int) -> float:
+async def _take_over_s(folder: Path, url: str, environ: Mapping[str, str], attempts: int) -> float:
     """Seconds from the command to the moment at which a run of so many attempts is another computer's."""
-    url = "s3://bucket/taken"
     planned(folder / "first", url, attempts)
     journal = await opened(folder / "first", url, environ)
     offer = Offer("local", "small")
