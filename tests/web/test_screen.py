@@ -113,10 +113,16 @@ def desktop() -> Iterator[Desktop]:
         served.shutdown()
 
 
-def test_a_screen_opens_on_a_port_of_its_own_and_gets_nothing_of_the_dashboards(
-    tmp_path: Path, browser: Browser, desktop: Desktop
-) -> None:
+@pytest.fixture
+def fleet(tmp_path: Path, browser: Browser) -> Iterator[Fleet]:
     fleet = Fleet.at(tmp_path / "f")
+    yield fleet
+    fleet.sweep()
+
+
+def test_a_screen_opens_on_a_port_of_its_own_and_gets_nothing_of_the_dashboards(
+    fleet: Fleet, browser: Browser, desktop: Desktop
+) -> None:
     fleet.bench([task("a", "gate 1; score 1")])
     (fleet.folder / "desktops.py").write_text(BENCHMARK.replace("PORT", str(desktop.port)))
     fleet.config('[benchmarks.desktop]\nkind = "desktops:Desktop"\npath = "b.toml"\n')
@@ -147,4 +153,3 @@ def test_a_screen_opens_on_a_port_of_its_own_and_gets_nothing_of_the_dashboards(
         assert probe.connect_ex(("127.0.0.1", tunnel)) != 0, "the tunnel has outlived the dashboard"
     fleet.open_gate("1")
     run.wait()
-    fleet.sweep()
