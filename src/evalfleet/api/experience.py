@@ -263,7 +263,7 @@ def chances_of(
     """
     logs = _Logs(experience.times)
     found = {task.id: logs.of(task, task.model or model) for task in tasks}
-    bases = Counter(basis for _, _, basis in found.values())
+    bases: Counter[Basis] = Counter(basis for _, _, basis in found.values())
     places = {offer.place for offer in offers}
     shared = max(SHARED[basis] for basis in bases)
     if bases.keys() <= {"task"}:

@@ -200,7 +200,7 @@ async def the_run(objects: Objects, name: str | None) -> str:
     found = await runs_below(objects)
     if name is None and len(found) == 1:
         return found[0]
-    if name in found and name is not None:
+    if name is not None and name in found:
         return name
     if not found:
         raise RequestError(f"{objects.url} holds no run: name what `run --store` was given")

@@ -103,7 +103,7 @@ class Seals:
             self._holders = {}
             for bundle in os.listdir(FOLDER) if os.path.isdir(FOLDER) else ():
                 self._note_holder(bundle)
-        found = {}
+        found: dict[str, str] = {}
         for name, expected in files.items():
             path = (self._holders or {}).get(json.dumps(expected), "")
             if path and os.path.isfile(path) and not os.path.islink(path):

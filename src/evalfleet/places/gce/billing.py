@@ -129,7 +129,10 @@ def parts_of(skus: Iterable[Json]) -> Parts:
 def _usd(sku: Json, unit: str) -> float:
     """The price in force, without what of it is free in a month: the list's last tier."""
     text = sku.get("description")
-    newest = max(rows(sku.get("pricingInfo")), key=lambda each: str(each.get("effectiveTime")), default={})
+    nothing: Json = {}
+    newest = max(
+        rows(sku.get("pricingInfo")), key=lambda each: str(each.get("effectiveTime")), default=nothing
+    )
     expression = table(newest.get("pricingExpression"))
     tiers = rows(expression.get("tieredRates"))
     if expression.get("usageUnit") != unit or not tiers:

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 ORDER_S = 30.0
 
@@ -55,7 +55,8 @@ def main(folder: Path, supervisor: str, seconds: float) -> int:
     os.environ["EVALFLEET_MACHINE"] = str(folder)
     os.environ["EVALFLEET_PILOT"] = "1"
     try:
-        if problem := start(str(folder)):
+        problem = cast("str", start(str(folder)))
+        if problem:
             sys.stderr.write(f"{problem}\n")
             return 1
         left_s = seconds - (time.monotonic() - began)
