@@ -328,8 +328,8 @@ def test_a_page_follows_its_run_through_cuts_a_new_server_and_a_new_controller(
 
 
 def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, browser: Browser) -> None:
-    run = live.start_run("--workers", "2")
-    live.started("a.0", "b.0")
+    run = live.start_run("--workers", "3")
+    live.started("a.0", "b.0", "c.0")
     opened, shared = dashboard(live), dashboard(live, "--read-only")
     with looker(browser, shared) as looks:
         page = looks.go("/runs/r")
