@@ -64,8 +64,9 @@ class Identity:
     def of_the_machine(self, path: str) -> Answer | None:
         """What the metadata server of a machine with a service account tells; None: nothing."""
         account = f"{METADATA_PATH}instance/service-accounts"
-        answers: dict[str, Json] = {
+        answers: dict[str, Json | str] = {
             "/": {},
+            f"{METADATA_PATH}project/project-id": PROJECT,
             f"{account}/default/": {"email": EMAIL, "scopes": [], "aliases": ["default"]},
         }
         if path in (f"{account}/default/token", f"{account}/{EMAIL}/token"):

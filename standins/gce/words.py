@@ -26,7 +26,7 @@ class Call:
 @dataclass(frozen=True)
 class Answer:
     status: int
-    body: Json
+    body: Json | str
     headers: dict[str, str] = field(default_factory=dict[str, str])
 
 

@@ -115,7 +115,9 @@ def at_work(state: RunState) -> list[str]:
     return [machine for machine in sorted(busy) if state.machines[machine].phase == "ready"]
 
 
-@pytest.mark.parametrize("at_its_worst", [azure_at_its_worst, google_at_its_worst])
+@pytest.mark.parametrize(
+    "at_its_worst", [pytest.param(azure_at_its_worst, marks=pytest.mark.nightly), google_at_its_worst]
+)
 def test_twenty_machines_and_154_tasks_while_their_cloud_is_at_its_worst(
     at_its_worst: Any, tmp_path: Path
 ) -> None:

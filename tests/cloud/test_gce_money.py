@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -179,19 +180,29 @@ async def at_a_distance(google: StandIn, delay_s: float) -> AsyncIterator[str]:
     """An endpoint of a region so far away: what is said gets to the stand-in, and back, so much later."""
     there = urlsplit(google.endpoint)
 
+    carrying: set[asyncio.Task[None] | None] = set()
+
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            await asyncio.sleep(delay_s)
-            writer.write(data)
-        writer.close()
+        try:
+            while data := await reader.read(65536):
+                await asyncio.sleep(delay_s)
+                writer.write(data)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        carrying.add(asyncio.current_task())
         far_reader, far_writer = await asyncio.open_connection(there.hostname, there.port)
         await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer), return_exceptions=True)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for task in filter(None, carrying):
+            task.cancel()
+        await asyncio.gather(*filter(None, carrying), return_exceptions=True)
 
 
 def test_the_nearest_region_is_the_one_that_answers_soonest(google: StandIn, tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ class GoogleWorld:
 
 
 World = AzureWorld | GoogleWorld
-BOTH = pytest.mark.parametrize("furnished", [AzureWorld, GoogleWorld], indirect=True)
+BOTH = pytest.mark.parametrize(
+    "furnished", [AzureWorld, pytest.param(GoogleWorld, marks=pytest.mark.nightly)], indirect=True
+)
 AZURE = pytest.mark.parametrize("furnished", [AzureWorld], indirect=True)
 
 

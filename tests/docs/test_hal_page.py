@@ -70,6 +70,7 @@ def test_the_commands_for_ssh_hosts_give_a_first_result(
     assert "4 on 2 machines" in run(command, folder, environment)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
 def test_the_commands_for_google_cloud_give_a_first_result(
     folder: Path, environment: Mapping[str, str]

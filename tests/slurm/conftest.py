@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
+
 from .cluster import Cluster, missing
 
 NO_SLURM = missing()
@@ -54,7 +56,12 @@ def _started(folder: Path, nodes: int) -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     yield shared_cluster
-    left = shared_cluster.ask("squeue", "-h", "-o", "%i %T %j")
+    until(lambda: "COMPLETING" not in _jobs(shared_cluster), "that jobs have ended")
+    left = _jobs(shared_cluster)
     if left:
         shared_cluster.cancel_all()
     assert not left, "a test left jobs"
+
+
+def _jobs(cluster: Cluster) -> str:
+    return cluster.ask("squeue", "-h", "-o", "%i %T %j")
