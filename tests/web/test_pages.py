@@ -151,7 +151,7 @@ def test_everything_can_be_done_from_the_keyboard_and_has_an_address(
         page.wait_for_url("**/runs/r")
         looks.shows()
         press(page, "/")
-        page.keyboard.type("flak", delay=150)  # as fast as people type: quicker keys may be lost
+        page.keyboard.type("flak")
         press(page, "Escape", "j")
         expect(page).to_have_url(re.compile("text=flak&task=flaky$"))
         page.reload()

@@ -87,6 +87,7 @@ function domainsOf(table) {
 
 export function Tasks({ store, query }) {
   const box = useRef(null);
+  const search = useRef(null);
   const [scroll, setScroll] = useState(0);
   const [size, setSize] = useState([1000, 600]);
   const printing = usePrinting();
@@ -108,6 +109,11 @@ export function Tasks({ store, query }) {
     watch.observe(node);
     return () => watch.disconnect();
   }, []);
+
+  // What is typed belongs to who types it: a drawing that lags behind the address would take letters back.
+  useEffect(() => {
+    if (document.activeElement !== search.current) search.current.value = query.get("text") ?? "";
+  });
 
   const open = (n) => {
     const row = table.rows[picked[n]];
@@ -141,7 +147,7 @@ export function Tasks({ store, query }) {
     <div class="filters" role="search">
       <span class="chips">${OUTCOMES.filter((name) => counts[name] || filter.outcome?.has(name)).map((name) => html`<button key=${name} type="button" class="chip" aria-pressed=${filter.outcome?.has(name) ? "true" : "false"} onClick=${() => toggle(name)}><${Mark} outcome=${name} />${name} <span class="quiet">${count(counts[name] ?? 0)}</span></button>`)}</span>
       ${domains.length > 1 && html`<select aria-label="domain" value=${filter.domain ?? ""} onChange=${(event) => setQuery({ domain: event.target.value })}><option value="">all domains</option>${domains.map(([name, n]) => html`<option key=${name} value=${name}>${plain(name, 60)} (${count(n)})</option>`)}</select>`}
-      <input id="search" type="search" placeholder="search  /" aria-label="search tasks by id or domain" value=${query.get("text") ?? ""} onInput=${(event) => setQuery({ text: event.target.value })} />
+      <input id="search" type="search" placeholder="search  /" aria-label="search tasks by id or domain" ref=${search} onInput=${(event) => setQuery({ text: event.target.value })} />
       ${others.map((name) => html`<button key=${name} type="button" class="chip" aria-pressed="true" title="remove this filter" onClick=${() => setQuery({ [name]: null })}>${name}: ${plain(name === "machine" ? machineName(filter[name]) : words(filter[name]), 40)} ×</button>`)}
     </div>
     <div class="grid" role="table" aria-label="tasks" aria-rowcount=${picked.length + 1} ref=${box} tabindex="0" onScroll=${(event) => setScroll(event.target.scrollTop)}>
