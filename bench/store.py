@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from evalfleet.api.runs import fetch_run
+from evalfleet.api.resumption import fetch_run
 from evalfleet.clock import WallClock
 from evalfleet.controller import folder_of
 from evalfleet.errors import LeaseLost

@@ -24,6 +24,7 @@ from evalfleet.views.results import RunSummary
 
 from . import home as homes
 from . import pools as named
+from . import resumption
 from . import runs as starting
 from .run import Run
 
@@ -70,13 +71,13 @@ def resume(
     workspace = _workspace(home, run)
 
     async def begin() -> Run:
-        order = await starting.ready_to_resume(
+        order = await resumption.ready_to_resume(
             workspace,
             _name(run),
             tell=notes.append,
             only_broken=only == "broken",
             take_over=take_over,
-            limits=starting.new_limits(budget, max_duration, workers),
+            limits=resumption.new_limits(budget, max_duration, workers),
             env_file=None if env_file is None else os.fspath(env_file),
             with_new_files=with_new_files,
         )
@@ -115,7 +116,7 @@ def rerun(
             _name(run) or "",
             (tasks,) if isinstance(tasks, str) else tuple(tasks),
             only=parse_names(only, "--only"),
-            limits=starting.new_limits(budget, max_duration, workers),
+            limits=resumption.new_limits(budget, max_duration, workers),
             new_name=name,
             keep=keep,
             env_file=None if env_file is None else os.fspath(env_file),

@@ -159,19 +159,19 @@ class _Evaluation:
     def resume(self, name: str) -> int:
         import asyncio
 
-        from evalfleet.api import runs
+        from evalfleet.api import resumption, runs
 
         from .follow import follow
 
         args = self._args
         order = asyncio.run(
-            runs.ready_to_resume(
+            resumption.ready_to_resume(
                 self._workspace,
                 name,
                 tell=_note,
                 with_new_files=False,
                 take_over=False,
-                limits=runs.new_limits(args.budget, None, args.max_concurrent),
+                limits=resumption.new_limits(args.budget, None, args.max_concurrent),
                 env_file=self._request.options.get("env_file"),
             )
         )

@@ -122,7 +122,7 @@ def rerun(args: argparse.Namespace) -> int:
     `evalfleet run BENCHMARK --from RUN --only failed` instead.
     """
     from evalfleet.api.rerun import resolve_rerun
-    from evalfleet.api.runs import new_limits
+    from evalfleet.api.resumption import new_limits
     from evalfleet.planning.values import parse_names
     from evalfleet.planning.workspace import Workspace
 
@@ -270,18 +270,18 @@ def resume(args: argparse.Namespace) -> int:
     """
     import asyncio
 
-    from evalfleet.api import runs
+    from evalfleet.api import resumption, runs
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
     order = asyncio.run(
-        runs.ready_to_resume(
+        resumption.ready_to_resume(
             workspace,
             args.run,
             tell=lambda note: print(f"evalfleet: note: {note}", file=sys.stderr),
             only_broken=args.only == "broken",
             take_over=args.take_over,
-            limits=runs.new_limits(args.budget, args.max_duration, args.workers),
+            limits=resumption.new_limits(args.budget, args.max_duration, args.workers),
             env_file=args.env_file,
             with_new_files=args.with_new_files,
             from_url=args.from_url,
@@ -313,11 +313,11 @@ def grade(args: argparse.Namespace) -> int:
     """
     import asyncio
 
-    from evalfleet.api import runs
+    from evalfleet.api import resumption, runs
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
-    order = runs.grade_order(workspace, args.run, again=args.again, env_file=args.env_file)
+    order = resumption.grade_order(workspace, args.run, again=args.again, env_file=args.env_file)
     return _follow(asyncio.run(runs.control(workspace, order)), as_json=args.json)
 
 
@@ -337,7 +337,7 @@ def cancel(args: argparse.Namespace) -> int:
     import asyncio
     import json
 
-    from evalfleet.api import runs
+    from evalfleet.api import resumption, runs
     from evalfleet.planning.values import parse_line
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.terminal import summary
@@ -350,7 +350,7 @@ def cancel(args: argparse.Namespace) -> int:
         run.cancel(reason)
         run.wait()  # returns at once where no controller is at work
     if run.state().ended_at is None:
-        run = asyncio.run(runs.control(workspace, runs.cancelling_order(workspace, run, reason)))
+        run = asyncio.run(runs.control(workspace, resumption.cancelling_order(workspace, run, reason)))
         run.wait()
     asyncio.run(runs.tell_overdue(workspace))
     results = run.results()
