@@ -197,6 +197,33 @@ async def test_files_that_stop_coming_are_given_up(
         assert (tmp_path / "tries").read_text() == "\n", "it was asked again"
 
 
+@pytest.mark.nightly  # it waits as long as users do
+def test_a_run_tells_within_a_minute_that_files_stopped_coming_and_ends_with_the_score(
+    hosts: Fleet, tmp_path: Path
+) -> None:
+    (tmp_path / "python").write_text(PACKS.format(folder=tmp_path, does="exec sleep 600"))
+    (tmp_path / "python").chmod(0o755)
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "b.toml").write_text(
+        'name = "b"\ntasks = [{id = "t_1"}]\nscore_from = "exit_code"\n'
+        'command = ["sh", "-c", "head -c 1000000 /dev/zero >$EVALFLEET_OUT/big"]\n'
+    )
+    given = {**hosts.settings(), "python": str(tmp_path / "python")}
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+    (folder / "evalfleet.toml").write_text(f'[places.lab]\nkind = "ssh"\n{keys}')
+    run = Desk(folder, folder / "results").start("run", "b.toml", "--on", "lab", "--name", "r")
+    until(lambda: "t_1 on" in run.said, lambda: f"the score: {run.said}")
+    scored = time.monotonic()
+    until(lambda: "artefacts of t_1" in run.said, lambda: f"what hangs to be told: {run.said}")
+    assert time.monotonic() - scored < 60.0 * SLOWNESS
+    done = run.wait()
+    assert done.code == 0, done.said
+    assert "are not complete: " in done.said
+    assert "nothing came of the files for 45 s" in done.said
+    assert "1/1" in done.said
+
+
 # -- hosts that can never work ---------------------------------------------------------------------
 
 
