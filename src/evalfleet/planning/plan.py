@@ -178,10 +178,9 @@ def resolve(
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
-    `home` is by default the one that the environment and the folder say. `facts` is asked for what the home
-    knows once all else was found to be right, because a home may have to be made for that. `only_setup`: no
-    attempt will be run, so that no tasks are needed or chosen. `secrets_elsewhere`: values of secrets are not
-    needed here. `earlier` tells the tasks of earlier runs.
+    `home` is by default the one that the environment and the folder say. `facts` is asked last for what the
+    home knows, because one may have to be made for that. `only_setup`: no attempt will be run, so that no tasks
+    are chosen. `secrets_elsewhere`: secrets need no values here. `earlier` tells the tasks of earlier runs.
     """
     request = with_listed_tasks(_with_all_machines(request, pool), cwd)
     config = _config(request.options.get("config"), environ, cwd)
@@ -203,12 +202,11 @@ def resolve(
     selection = Selection(()) if only_setup else _selected(flags, loaded, among)
     tasks = _limited(loaded.settled(selection.tasks), flags.task_timeout)
     chosen = request.options.get("name")
-    name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
+    name = default_run_name(loaded.name, now) if chosen is None else check_run_name(chosen)
     metering, unmetered = _metering(flags, loaded, config, merged, now)
-    plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering)
+    store = store_url(flags.store, cwd) if flags.store else ""
+    plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering, store)
     plan, scarce = _with_usual_cost(plan, home)
-    if flags.store:
-        plan = msgspec.structs.replace(plan, store=store_url(flags.store, cwd))
     _refuse_given_to_setup(plan)
     names = setup_secrets(plan) if only_setup else secret_names(plan)
     secrets = {} if secrets_elsewhere else secret_values(names, merged)
@@ -619,6 +617,7 @@ def _plan(
     tasks: Sequence[Task],
     pool: str,
     metering: Metering | None,
+    store: str,
 ) -> Plan:
     places = given.places
     source, spec = given.benchmark, with_needs(loaded.spec, tasks, flags.schedule)
@@ -644,6 +643,7 @@ def _plan(
         model_usd=loaded.model_usd,
         pool=pool,
         metering=metering,
+        store=store,
         isolation={place.name: isolation_of(loaded, place) for place in places},
     )
 
