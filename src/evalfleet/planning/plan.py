@@ -179,7 +179,7 @@ def resolve(
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
     `home` is by default the one that the environment and the folder say. `facts` is asked last for what the
-    home knows, because one may have to be made for that. `only_setup`: no attempt will be run, so that no tasks
+    home knows, because one may have to be made for that. `only_setup`: no attempt will be run, so no tasks
     are chosen. `secrets_elsewhere`: secrets need no values here. `earlier` tells the tasks of earlier runs.
     """
     request = with_listed_tasks(_with_all_machines(request, pool), cwd)
