@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from evalfleet.api.experience import Chances
+from evalfleet.api.experience import Chances, MachineTimes
 from evalfleet.api.planner import Job, Option, draw, forecasts
 from evalfleet.model import Limits, Offer, Plan, Task, TaskId
 
@@ -49,9 +49,8 @@ def chances(option: Option, seconds: tuple[float, ...]) -> Chances:
         tasks={TaskId(f"t_{n}"): (each, 0.3) for n, each in enumerate(seconds)},
         guessed=frozenset(),
         shared=0.1,
-        machines={option.offer.key: [300.0 + 30 * n for n in range(11)]},
-        spot_hours=0.0,
-        evictions=0,
+        machines={option.offer.key: MachineTimes.guessed(300.0, 600.0)},
+        spot={},
         breaks=0.02,
         leads=(),
     )

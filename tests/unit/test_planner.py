@@ -9,7 +9,15 @@ from statistics import fmean
 
 import pytest
 
-from evalfleet.api.experience import Basis, Chances, Experience, TaskTime, chances_of
+from evalfleet.api.experience import (
+    Basis,
+    Chances,
+    Experience,
+    MachineTimes,
+    SpotRecord,
+    TaskTime,
+    chances_of,
+)
 from evalfleet.api.planner import Forecast, Job, Option, Outlook, Range, chosen, draw, forecasts, out_of_reach
 from evalfleet.model import Limits, Offer, Plan, Task, TaskId
 
@@ -73,20 +81,44 @@ def factored(times: list[TaskTime]) -> list[tuple[TaskTime, float]]:
 
 
 def test_machines_take_what_those_of_their_size_took_else_what_is_guessed() -> None:
-    known = Experience(1, TIMES, machines={("cloud", "D4"): [300.0], ("cloud", "D8"): [900.0]})
-    assert believed(known, task("web_1")).machines == {VM.key: [300.0]}
+    known = Experience(1, TIMES, machines={("cloud", "D4"): [[300.0]], ("cloud", "D8"): [[900.0]]})
+    assert middle_s(believed(known, task("web_1")), machines=1) == pytest.approx(300.0)
     guessed = believed(Experience(1, TIMES), task("web_1"))
     assert not guessed.known_machines
-    assert (min(guessed.machines[VM.key]), max(guessed.machines[VM.key])) == (60.0, 120.0)
+    assert (min(guessed.machines[VM.key].own), max(guessed.machines[VM.key].own)) == (60.0, 120.0)
 
 
-def test_evictions_are_as_frequent_as_earlier_ones_and_regular_machines_stay() -> None:
-    def mean_h(evictions: int, hours: float) -> float:
-        known = believed(Experience(1, TIMES, spot_hours=hours, evictions=evictions), task("web_1"))
-        return fmean(min(1e5, known.fate(seed).evicted_s(SPOT) / 3600) for seed in range(400))
+def middle_s(chances: Chances, machines: int) -> float:
+    return math.exp(chances.machines[VM.key].middle(machines))
 
-    assert mean_h(200, 200.0) == pytest.approx(220 / 201, rel=0.2)
-    assert mean_h(0, 2000.0) > 100 * mean_h(200, 200.0)
+
+def test_machines_of_one_run_are_slow_together_and_more_of_them_may_be_slower() -> None:
+    """Each of six machines took three times as long as one alone, on any day, quick or slow."""
+    days = (0.6, 0.8, 1.0, 1.3, 1.6)
+    alone, many = [[100.0 * day] for day in days], [[300.0 * day] * 6 for day in days]
+    known = believed(Experience(10, TIMES, machines={("cloud", "D4"): [*alone, *many]}), task("web_1"))
+    assert middle_s(known, machines=1) < 140.0
+    assert middle_s(known, machines=6) > 220.0
+    drawn = [[known.fate(seed, 6).machine_s(VM) for _ in range(2)] for seed in range(100)]
+    assert max(drawn)[0] > 2 * min(drawn)[0], "days differ"
+    fate = known.fate(1, 6)
+    assert fate.machine_s(VM) == pytest.approx(fate.machine_s(VM)), "machines of one day do not"
+    unseen = known.machines[VM.key].shared(40)
+    assert unseen > known.machines[VM.key].shared(3), "nobody has seen so many at once"
+
+
+def test_evictions_are_as_frequent_as_earlier_ones_of_the_offer_and_regular_machines_stay() -> None:
+    def mean_h(offer: Offer, **records: SpotRecord) -> float:
+        spot = {f"cloud//{size}/spot": record for size, record in records.items()}
+        known = believed(Experience(1, TIMES, spot=spot), task("web_1"))
+        return fmean(min(1e5, known.fate(seed).evicted_s(offer) / 3600) for seed in range(400))
+
+    often, never = SpotRecord(200.0, 200), SpotRecord(2000.0, 0)
+    assert mean_h(SPOT, D4=often) == pytest.approx(1.0, rel=0.25)
+    assert mean_h(SPOT, D4=never) > 100 * mean_h(SPOT, D4=often)
+    unknown = Offer("cloud", "D16", usd_per_hour=0.1, spot=True)
+    assert mean_h(unknown, D4=often) < 3.0, "what is known of others counts until it is known itself"
+    assert mean_h(SPOT, D4=never, D8=often) > 20 * mean_h(SPOT, D4=often, D8=never)
     assert believed(Experience(1, TIMES), task("web_1")).fate(0).evicted_s(VM) == math.inf
 
 
@@ -128,14 +160,15 @@ def test_more_workers_are_quicker_and_what_is_neither_quicker_nor_cheaper_is_not
     every = tuple(task(f"web_{n}") for n in range(20))
     known = believed(Experience(1, [time(each.id, 100.0) for each in every]), *every)
     dear = Offer("cloud", "D8", usd_per_hour=0.4)
-    known = replace(known, machines={VM.key: [60.0], dear.key: [60.0]})
+    known = replace(known, machines=dict.fromkeys((VM.key, dear.key), MachineTimes([60.0])))
     options = [Option(1, (VM,)), Option(10, (VM,)), Option(10, (dear,))]
     plans = [Plan("p", "b", ("cloud",), limits=Limits(each.workers), home="x") for each in options]
     found = forecasts(
         [Job(plan, every, option, known) for plan, option in zip(plans, options, strict=True)], 20
     )
     one, ten, dearer = found
-    assert one.seconds.low > ten.seconds.high
+    assert one.seconds.low > ten.seconds.middle
+    assert one.seconds.middle > 4 * ten.seconds.middle
     assert ten.seconds.low < ten.seconds.middle < ten.seconds.high
     assert [each.best for each in found] == [True, True, False]
     assert dearer.usd.middle == pytest.approx(2 * ten.usd.middle, rel=0.01)
@@ -154,7 +187,7 @@ def test_nine_of_ten_runs_that_go_as_earlier_ones_did_are_within_the_range() -> 
             return {name: min(1000.0, s * pace * rng.lognormvariate(0.0, 0.3)) for name, s in middles.items()}
 
         earlier = [time(name, took, str(run)) for run in range(5) for name, took in seconds().items()]
-        known = replace(believed(Experience(5, earlier), *every), machines={VM.key: [60.0]})
+        known = replace(believed(Experience(5, earlier), *every), machines={VM.key: MachineTimes([60.0])})
         (expected,) = forecasts([Job(plan, every, option, known)], 25)
         truth = replace(known, tasks={name: (s, 0.0) for name, s in seconds().items()}, shared=0.0)
         took = draw(Job(plan, every, option, truth), 0).seconds

@@ -41,6 +41,17 @@ class TaskTime:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class SpotRecord:
+    """What earlier runs tell of the spot machines of one offer."""
+
+    hours: float = 0.0
+    """How long they lived, all together."""
+    evictions: int = 0
+    prices: Sequence[float] = ()
+    """What an hour cost, in each run that had some."""
+
+
 @dataclass(frozen=True)
 class Experience:
     """Earlier runs of one benchmark, taken to pieces."""
@@ -48,12 +59,12 @@ class Experience:
     runs: int = 0
     times: Sequence[TaskTime] = ()
     """Of attempts with a score or an answer."""
-    machines: Mapping[tuple[str, str], Sequence[float]] = field(
-        default_factory=dict[tuple[str, str], Sequence[float]]
+    machines: Mapping[tuple[str, str], Sequence[Sequence[float]]] = field(
+        default_factory=dict[tuple[str, str], Sequence[Sequence[float]]]
     )
-    """(place, size) -> seconds from the request of a machine until it was ready."""
-    spot_hours: float = 0.0
-    evictions: int = 0
+    """(place, size) -> of each run, the seconds from the request of a machine until it was ready."""
+    spot: Mapping[str, SpotRecord] = field(default_factory=dict[str, "SpotRecord"])
+    """Offer -> what became of its spot machines."""
     broken: int = 0
     """Attempts that broke while their machine was well."""
     attempts: int = 0
@@ -83,25 +94,20 @@ def experience_of(workspace: Workspace, benchmark: str) -> Experience:
 def gathered(states: Iterable[RunState]) -> Experience:
     """What these runs tell."""
     times: list[TaskTime] = []
-    machines: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    machines: defaultdict[tuple[str, str], list[Sequence[float]]] = defaultdict(list)
+    spot: dict[str, SpotRecord] = {}
     model_usd: defaultdict[str, list[float]] = defaultdict(list)
     count: Counter[str] = Counter()
     leads: list[float] = []
-    hours = 0.0
     for state in states:
         count["runs"] += 1
         times += _times(state)
         first = next(iter(state.machines.values()), None)
         if first is not None:
             leads.append(max(0.0, seconds_between(state.started_at, first.requested_at)))
-        for machine in state.machines.values():
-            if machine.ready_at is not None and machine.offer.size != BORROWED and not machine.mends:
-                seconds = seconds_between(machine.billed_at, machine.ready_at)
-                machines[machine.offer.place, machine.offer.size].append(seconds)
-            if machine.offer.spot:
-                end = machine.gone_at or machine.condemned_at or state.last_at
-                hours += max(0.0, seconds_between(machine.billed_at, end)) / 3600
-                count["evictions"] += machine.cause is Cause.EVICTED
+        for key, seconds in _machine_seconds(state).items():
+            machines[key].append(seconds)
+        spot = _with_spot(spot, state)
         for attempt in state.attempts.values():
             count["attempts"] += attempt.outcome is not None
             count["broken"] += isinstance(attempt.outcome, Broken) and not attempt.outcome.is_free
@@ -112,13 +118,40 @@ def gathered(states: Iterable[RunState]) -> Experience:
         runs=count["runs"],
         times=times,
         machines=machines,
-        spot_hours=hours,
-        evictions=count["evictions"],
+        spot=spot,
         broken=count["broken"],
         attempts=count["attempts"],
         model_usd=model_usd,
         leads=leads,
     )
+
+
+def _machine_seconds(state: RunState) -> Mapping[tuple[str, str], Sequence[float]]:
+    """How long the run's machines took until they were ready, by place and size."""
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for machine in state.machines.values():
+        if machine.ready_at is not None and machine.offer.size != BORROWED and not machine.mends:
+            seconds = max(LEAST_S, seconds_between(machine.billed_at, machine.ready_at))
+            found[machine.offer.place, machine.offer.size].append(seconds)
+    return found
+
+
+def _with_spot(earlier: Mapping[str, SpotRecord], state: RunState) -> dict[str, SpotRecord]:
+    """What was known of spot machines, and what one more run tells."""
+    known, priced = dict(earlier), set[str]()
+    for machine in state.machines.values():
+        offer = machine.offer
+        if not offer.spot:
+            continue
+        end = machine.gone_at or machine.condemned_at or state.last_at
+        record = known.get(offer.key, SpotRecord())
+        known[offer.key] = SpotRecord(
+            record.hours + max(0.0, seconds_between(machine.billed_at, end)) / 3600,
+            record.evictions + (machine.cause is Cause.EVICTED),
+            record.prices if offer.key in priced else (*record.prices, offer.usd_per_hour),
+        )
+        priced.add(offer.key)
+    return known
 
 
 def _model_usd(attempt: AttemptState) -> float | None:
@@ -174,10 +207,10 @@ class Chances:
     guessed: frozenset[TaskId]
     shared: float
     """The standard deviation of the logarithm of what all tasks have in common."""
-    machines: Mapping[str, Sequence[float]]
-    """Offer -> seconds until a machine is ready, to choose from."""
-    spot_hours: float
-    evictions: int
+    machines: Mapping[str, MachineTimes]
+    """Offer -> how long until a machine is ready."""
+    spot: Mapping[str, SpotRecord]
+    """Offer -> what became of its spot machines."""
     breaks: float
     leads: Sequence[float]
     """Seconds until the first machine is asked for, to choose from; empty: none."""
@@ -192,26 +225,33 @@ class Chances:
     known_machines: bool = False
     """Whether earlier runs tell how long machines take."""
 
-    def fate(self, seed: int) -> DrawnFate:
-        return DrawnFate(self, random.Random(seed))
+    def fate(self, seed: int, machines: int = 1) -> DrawnFate:
+        """What happens in one run with so many machines at once."""
+        return DrawnFate(self, random.Random(seed), machines)
+
+    def evictions_an_hour(self, offer: Offer) -> tuple[float, float]:
+        """Shape and scale of what is believed of the rate (a gamma distribution, as of a Poisson process).
+
+        All spot offers together, beginning with one eviction in 20 hours, tell what is to be expected of an
+        offer before it is known itself; that counts as much as 20 hours of its own.
+        """
+        hours = EVICTED_EVERY_H + sum(each.hours for each in self.spot.values())
+        usual = (1 + sum(each.evictions for each in self.spot.values())) / hours
+        own = self.spot.get(offer.key, SpotRecord())
+        return EVICTED_EVERY_H * usual + own.evictions, 1 / (EVICTED_EVERY_H + own.hours)
 
 
 class DrawnFate:
     """What happens in one drawn run. Some of it is alike for all its tasks, some for all its machines."""
 
-    def __init__(self, chances: Chances, rng: random.Random) -> None:
-        self._chances, self._rng = chances, rng
-        # Student's t: how much runs differ is itself known from a few of them only
-        freedom = USUAL_RUNS + chances.runs
-        unsure = math.sqrt(rng.gammavariate(freedom / 2, 2 / freedom))
-        self._all_tasks = math.exp(rng.gauss(0.0, chances.shared) / unsure)
+    def __init__(self, chances: Chances, rng: random.Random, machines: int) -> None:
+        self._chances, self._rng, self._machines = chances, rng, machines
+        self._all_tasks = math.exp(chances.shared * _student_t(rng, chances.runs))
         self.lead_s = rng.choice(chances.leads) if chances.leads else 0.0
         low, high = GUESSED_SHARE
         self._guessed = math.exp(rng.uniform(math.log(low), math.log(high)))
-        self._all_machines = math.exp(rng.gauss(0.0, ALL_MACHINES))
-        # the rate of a Poisson process after so many events in so many hours, and one before that
-        hours = EVICTED_EVERY_H + chances.spot_hours
-        self._evictions_an_hour = rng.gammavariate(1 + chances.evictions, 1 / hours)
+        self._all_machines = _student_t(rng, chances.runs)
+        self._evictions_an_hour: dict[str, float] = {}
 
     def task_s(self, task: Task, offer: Offer) -> float:
         middle, spread = self._chances.tasks[task.id]
@@ -220,7 +260,9 @@ class DrawnFate:
         return min(max(LEAST_S, seconds), task.limit_s)
 
     def machine_s(self, offer: Offer) -> float:
-        return self._rng.choice(self._chances.machines[offer.key]) * self._all_machines
+        times = self._chances.machines[offer.key]
+        in_common = times.middle(self._machines) + self._all_machines * times.shared(self._machines)
+        return self._rng.choice(times.own) * math.exp(in_common)
 
     def queue_s(self, offer: Offer) -> float:
         expected = QUEUE_S if offer.queue_s is None else offer.queue_s
@@ -229,7 +271,11 @@ class DrawnFate:
     def evicted_s(self, offer: Offer) -> float:
         if not offer.spot:
             return math.inf
-        return 3600 * self._rng.expovariate(self._evictions_an_hour)
+        rate = self._evictions_an_hour.get(offer.key)
+        if rate is None:
+            rate = self._rng.gammavariate(*self._chances.evictions_an_hour(offer))
+            self._evictions_an_hour[offer.key] = rate
+        return 3600 * self._rng.expovariate(max(rate, 1e-12))
 
     def breaks(self) -> bool:
         return self._rng.random() < self._chances.breaks
@@ -242,8 +288,80 @@ class DrawnFate:
         return None if chances.model_range is None else attempts * rng.uniform(*chances.model_range)
 
 
+def _student_t(rng: random.Random, runs: int) -> float:
+    """How far a run is off, in standard deviations that are themselves known from a few runs only."""
+    freedom = USUAL_RUNS + runs
+    return rng.gauss(0.0, 1.0) / math.sqrt(rng.gammavariate(freedom / 2, 2 / freedom))
+
+
 ALL_MACHINES = 0.3
 """How far off all machines of a run may be together, as a standard deviation of logarithms."""
+SLOWED = 0.5
+"""How much longer machines may take for being many, as the standard deviation of a power of their number."""
+
+
+@dataclass(frozen=True)
+class MachineTimes:
+    """How long machines of one offer take until they are ready.
+
+    Machines of one run are much alike: the place, or the computer that they share, is quick or slow that day,
+    and may be slower the more are asked for at once. So a run is drawn as a whole, from a regression over
+    earlier runs: the logarithm of their time over that of their number.
+    """
+
+    own: Sequence[float]
+    """By which factors machines of one run differ, to choose from; where nothing is known, seconds."""
+    runs: int = 0
+    mean: float = 0.0
+    """Of the logarithms of the seconds, over runs."""
+    mean_count: float = 0.0
+    """Of the logarithms of the numbers of machines."""
+    slope: float = 0.0
+    """How the one grows with the other."""
+    weight: float = 1.0
+    """How well the slope is known: the sum of squares of what it is learned from."""
+    spread: float = ALL_MACHINES
+    """How much runs differ, as a standard deviation of logarithms."""
+
+    def middle(self, machines: int) -> float:
+        """The logarithm of the factor to expect with so many machines."""
+        return self.mean + self.slope * (math.log(machines) - self.mean_count)
+
+    def shared(self, machines: int) -> float:
+        """The standard deviation of that in a run to come: a prediction is less sure than a mean."""
+        if not self.runs:
+            return self.spread
+        far = (math.log(machines) - self.mean_count) ** 2 / self.weight
+        return self.spread * math.sqrt(1 + 1 / self.runs + far)
+
+    @classmethod
+    def guessed(cls, low: float, high: float) -> MachineTimes:
+        return cls([low + (high - low) * step / 10 for step in range(11)])
+
+    @classmethod
+    def learned(cls, runs: Sequence[Sequence[float]]) -> MachineTimes:
+        """From the seconds of each run's machines."""
+        logs = [[math.log(each) for each in seconds] for seconds in runs]
+        counts = [math.log(len(seconds)) for seconds in runs]
+        means = [fmean(each) for each in logs]
+        mean, mean_count = fmean(means), fmean(counts)
+        # what is usual counts as some runs do: of few runs neither a slope nor a deviation is certain
+        weight = sum((count - mean_count) ** 2 for count in counts) + (ALL_MACHINES / SLOWED) ** 2
+        steep = sum((count - mean_count) * (each - mean) for count, each in zip(counts, means, strict=True))
+        slope = min(1.0, max(0.0, steep / weight))
+        off = (y - mean - slope * (x - mean_count) for x, y in zip(counts, means, strict=True))
+        squares = USUAL_RUNS * ALL_MACHINES**2 + sum(each**2 for each in off)
+        return cls(
+            [math.exp(each - means[n]) for n, run in enumerate(logs) for each in run],
+            len(runs),
+            mean,
+            mean_count,
+            slope,
+            weight,
+            math.sqrt(squares / (USUAL_RUNS + len(runs) - 1)),
+        )
+
+
 QUEUE_S = 600.0
 """How long a machine waits in a queue of which nobody can tell."""
 
@@ -277,8 +395,7 @@ def chances_of(
         guessed=frozenset(name for name, (_, _, basis) in found.items() if basis == "guess"),
         shared=shared,
         machines={offer.key: _machine_times(experience, offer, machine_s) for offer in offers},
-        spot_hours=experience.spot_hours,
-        evictions=experience.evictions,
+        spot=experience.spot,
         breaks=min(0.5, experience.broken / experience.attempts) if experience.attempts else 0.0,
         leads=experience.leads,
         model_usd=told if len(told) >= FEW else (),
@@ -291,16 +408,15 @@ def chances_of(
 
 def _machine_times(
     experience: Experience, offer: Offer, guesses: Mapping[str, tuple[float, float]]
-) -> Sequence[float]:
+) -> MachineTimes:
     """Of machines of this size, else of others of the place, else spread over what is guessed."""
     alike = experience.machines.get((offer.place, offer.size))
     if alike:
-        return alike
-    others = [s for (place, _), took in experience.machines.items() if place == offer.place for s in took]
+        return MachineTimes.learned(alike)
+    others = [run for (place, _), runs in experience.machines.items() if place == offer.place for run in runs]
     if others:
-        return others
-    low, high = guesses.get(offer.place, (0.0, 0.0))
-    return [low + (high - low) * step / 10 for step in range(11)]
+        return MachineTimes.learned(others)
+    return MachineTimes.guessed(*guesses.get(offer.place, (0.0, 0.0)))
 
 
 class _Logs:

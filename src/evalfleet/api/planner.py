@@ -26,7 +26,7 @@ from evalfleet.sim.montecarlo import draw_run
 from evalfleet.toml_tables import convert
 from evalfleet.views.format import plural, table, usd, whole_duration
 
-from .experience import GUESSED_SHARE, Basis, Chances, chances_of, experience_of
+from .experience import GUESSED_SHARE, Basis, Chances, MachineTimes, chances_of, experience_of
 
 if TYPE_CHECKING:
     from evalfleet.views.documents import ForecastDocument, OptionDocument, RangeDocument
@@ -121,7 +121,7 @@ class Draw(NamedTuple):
 
 def draw(job: Job, seed: int) -> Draw:
     """One drawn run."""
-    fate = job.chances.fate(seed)
+    fate = job.chances.fate(seed, job.option.workers)
     drawn = draw_run(job.plan, job.tasks, job.option.offers, fate)
     seconds, usd = drawn.seconds + fate.lead_s, drawn.machines_usd
     if job.option.pool:  # all of its machines are paid from the start to the end
@@ -233,9 +233,8 @@ async def outlook(
     return Outlook(tuple(found), chances)
 
 
-def _started(offers: Iterable[Offer], start_s: Mapping[str, tuple[float, float]]) -> dict[str, list[float]]:
-    spans = {offer.key: start_s.get(offer.place, (0.0, 0.0)) for offer in offers}
-    return {key: [low + (high - low) * n / 10 for n in range(11)] for key, (low, high) in spans.items()}
+def _started(offers: Iterable[Offer], start_s: Mapping[str, tuple[float, float]]) -> dict[str, MachineTimes]:
+    return {offer.key: MachineTimes.guessed(*start_s.get(offer.place, (0.0, 0.0))) for offer in offers}
 
 
 async def _look(workspace: Workspace, resolved: Resolved) -> _Sight:

@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from evalfleet.events import (
     AttemptCollected,
@@ -42,7 +42,21 @@ from evalfleet.model import (
     after,
     seconds_between,
 )
-from evalfleet.policy import BringUp, Collect, Effect, Extend, RunAttempt, TearDown, changed_effects
+from evalfleet.policy import (
+    Allow,
+    BringUp,
+    Collect,
+    Effect,
+    EndAttempt,
+    Extend,
+    GradeAnswers,
+    Listen,
+    Mend,
+    RunAttempt,
+    Stop,
+    TearDown,
+    changed_effects,
+)
 from evalfleet.policy.decide import decide, next_deadline
 from evalfleet.policy.effects import Owner
 from evalfleet.state import RunState, accepts, apply
@@ -190,8 +204,11 @@ class _DrawnRun:
                 self._later(settle_s, MachineDeleted(machine, self._now))
             case Extend(machine, expires_at):
                 self._later(0.0, MachineLeaseSet(machine, expires_at))
+            case Listen() | Mend() | Allow() | EndAttempt() | Stop() | GradeAnswers():
+                # no machine falls silent, nobody steers, no call is metered and no answer waits for its grade
+                raise RuntimeError(f"nothing in a drawn run leads to {effect}")
             case _:
-                raise NotImplementedError(f"{effect} in a drawn run")
+                assert_never(effect)
 
     def _bring_up(self, machine: MachineId, offer: Offer) -> None:
         queue_s = 0.0
