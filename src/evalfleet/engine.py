@@ -29,6 +29,7 @@ from .policy import RUN, Effect, Rules, changed_effects
 from .policy.effects import Owner
 from .policy.finish import grading_is_due
 from .policy.scale import task_without_offer
+from .policy.tiers import in_order
 from .ports import Benchmark, Clock, Journal, Place, Request
 from .state import RunState, accepts, apply, fold
 
@@ -220,7 +221,7 @@ class Engine:
     # -- beside the turns --------------------------------------------------------------------
 
     async def _find_offers(self) -> Sequence[Offer]:
-        """All places' offers, cheapest first. A place that refuses us leaves the others."""
+        """All places' offers, the best first. A place that refuses us leaves the others."""
         found: list[Offer] = []
         refusals: list[str] = []
         for place in self._places.values():
@@ -233,8 +234,7 @@ class Engine:
             self.report(StopRequested("refused", why))
         elif (without := task_without_offer(self._tasks_by_needs(), found)) is not None:
             self.report(StopRequested("refused", without))
-        # at equal prices the order of the place stands: it may know which region to try next
-        return sorted(found, key=lambda offer: offer.usd_per_hour)
+        return in_order(self.state.plan, found)
 
     def _tasks_by_needs(self) -> Iterator[Task]:
         """Tasks that are left and go only to machines that have what they need."""

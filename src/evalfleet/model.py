@@ -753,6 +753,9 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     provenance: Provenance | None = None
     store: str = ""
     """The URL of the object store that has a copy of the run; empty: none has."""
+    ordered: bool = False
+    """Machines come from the first place that has some to give; else from the cheapest, as always in plans of
+    earlier versions."""
 
 
 Severity = Literal["info", "warning", "critical"]

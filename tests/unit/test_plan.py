@@ -403,6 +403,32 @@ def test_spot_is_the_setting_of_the_places_that_have_it(cwd: Path) -> None:
     assert "spot" not in specs_of(resolved(cwd, on="barn").plan)["barn"].settings
 
 
+def test_several_places_are_tried_in_their_order_or_mixed_by_price(cwd: Path) -> None:
+    configure(cwd, SHED_PLACE + BARN_PLACE + '[tiers]\ncheap = ["barn", "shed"]\n')
+    assert resolved(cwd, on="shed").plan.ordered is False, "there is nothing to order"
+    for on in ("barn,shed", "cheap", "cheap,barn"):
+        plan = resolved(cwd, on=on).plan
+        assert (plan.places, plan.ordered) == (("barn", "shed"), True)
+    assert resolved(cwd, on="cheap", mix=True).plan.ordered is False
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        ("cheap = []", '\'cheap\' is []; write places, such as ["mine", "cloud"]'),
+        ('cheap = "shed"', "'cheap' is 'shed'; write places, such as [\"mine\", \"cloud\"]"),
+        ('shed = ["local"]', "'shed' is a place, too; give one of them another name"),
+        (
+            'one = ["shed"]\ntwo = ["one", "shed"]',
+            "'two' names the list 'one'; write the places themselves",
+        ),
+    ],
+)
+def test_a_wrong_list_of_places_is_refused(cwd: Path, tiers: str, message: str) -> None:
+    configure(cwd, f"{SHED_PLACE}[tiers]\n{tiers}\n")
+    fails(cwd, f"@/evalfleet.toml: [tiers]: {message}")
+
+
 def test_spot_where_there_is_none_is_refused_unless_it_is_only_a_default(cwd: Path) -> None:
     fails(cwd, "--spot: shed has no spot machines; leave it out, or choose another place", spot=True)
     configure(cwd, SHED_PLACE + "[defaults]\nspot = true\n")

@@ -18,6 +18,7 @@ from evalfleet.planning.plan import benchmark_of
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.scale import task_without_offer
 from evalfleet.policy.schedule import does
+from evalfleet.policy.tiers import in_order
 from evalfleet.ports import Preflight
 from evalfleet.views.format import plural, table
 
@@ -112,7 +113,7 @@ async def _ask(workspace: Workspace, resolved: Resolved, count: int) -> _Prospec
         ]
         if (without := task_without_offer(special, found)) is not None:
             raise PlaceError(without, transient=False)
-        offers = tuple(sorted(found, key=lambda offer: offer.usd_per_hour))
+        offers = tuple(in_order(resolved.plan, found))
         pool = resolved.plan.pool if resolved.keep else resolved.plan.run
         share = {kind: -(-count * many // len(resolved.tasks)) for kind, many in kinds.items()}
         chosen = _chosen(offers, share, count)

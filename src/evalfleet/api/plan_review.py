@@ -16,6 +16,7 @@ from evalfleet.model import IMPORTED, Limits, Plan
 from evalfleet.planning.plan import specs_of
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
+from evalfleet.policy.tiers import in_order
 from evalfleet.sim.montecarlo import last_result_s
 from evalfleet.state import RunState
 from evalfleet.views.follow import Follower
@@ -106,17 +107,17 @@ def _is_fair(state: RunState) -> bool:
 def _planned(state: RunState, states: Sequence[RunState]) -> Job:
     earlier = [each for each in states if each.ended_at is not None and each.ended_at <= state.planned_at]
     offers = {machine.offer.key: machine.offer for machine in state.machines.values()}
-    cheapest = tuple(sorted(offers.values(), key=lambda offer: offer.usd_per_hour))
+    best_first = tuple(in_order(state.plan, offers.values()))
     tasks = tuple(known.task for known in state.tasks.values())
     chances = chances_of(
         gathered(earlier[-LATEST:]),
         tasks,
-        cheapest,
+        best_first,
         model=state.plan.model,
         model_range=state.plan.model_usd,
         machine_s=_guesses(state.plan),
     )
-    return job_of(state.plan, tasks, Option(state.plan.limits.workers, cheapest), chances)
+    return job_of(state.plan, tasks, Option(state.plan.limits.workers, best_first), chances)
 
 
 def _guesses(plan: Plan) -> dict[str, tuple[float, float]]:

@@ -21,6 +21,7 @@ from evalfleet.planning.plan import Resolved, benchmark_of, specs_of
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.scale import task_without_offer
+from evalfleet.policy.tiers import in_order
 from evalfleet.ports import Hosts, Preflight
 from evalfleet.sim.montecarlo import draw_run
 from evalfleet.toml_tables import convert
@@ -255,7 +256,7 @@ async def _look(workspace: Workspace, resolved: Resolved) -> _Sight:
         raise PlaceError(without, transient=False)
     if resolved.borrowed:
         machine_s = {name: start_s.get(name, (0.0, 2.0)) for name in machine_s}
-    return _Sight(tuple(sorted(offers, key=lambda offer: offer.usd_per_hour)), machine_s, start_s)
+    return _Sight(tuple(in_order(resolved.plan, offers)), machine_s, start_s)
 
 
 def guessed_machine_s(boot_s: float, setup_s: float) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from .models import ModelTable, read_model_table
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
 SECTIONS = frozenset(
-    {"defaults", "places", "benchmarks", "profiles", "notify", "model", "owners", "alerts", "cost"}
+    {"defaults", "places", "benchmarks", "profiles", "notify", "model", "owners", "alerts", "cost", "tiers"}
 )
 
 _NOT_FLAGS = (
@@ -68,6 +68,8 @@ class Config(Struct, frozen=True):
     owners: Mapping[str, float] = field(default_factory=dict[str, float])
     """Who may spend how many dollars a month in this home; `*` is everybody else, each."""
     cost: CostSettings = CostSettings()
+    tiers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Lists of places, in the order in which they are tried, by a name that `--on` takes."""
 
 
 def _owners(table: Table, where: str) -> dict[str, float]:
@@ -75,6 +77,22 @@ def _owners(table: Table, where: str) -> dict[str, float]:
         if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 < usd < 1e9:
             raise RequestError(f"{where}: {name!r} is {usd!r}; write dollars a month, above 0")
     return {name: float(usd) for name, usd in table.items()}
+
+
+def _tiers(table: Table, places: Table, where: str) -> dict[str, tuple[str, ...]]:
+    tiers: dict[str, tuple[str, ...]] = {}
+    for name, value in table.items():
+        _check_name(name, f"{where}: {name}")
+        listed = cast("list[object]", value) if isinstance(value, list) else []
+        names = [each for each in listed if isinstance(each, str)]
+        if not names or len(names) != len(listed):
+            raise RequestError(f'{where}: {name!r} is {value!r}; write places, such as ["mine", "cloud"]')
+        if name in places:
+            raise RequestError(f"{where}: {name!r} is a place, too; give one of them another name")
+        if lists := [each for each in names if each in table]:
+            raise RequestError(f"{where}: {name!r} names the list {lists[0]!r}; write the places themselves")
+        tiers[name] = tuple(names)
+    return tiers
 
 
 def find_config(cwd: Path, environ: Mapping[str, str] | None = None) -> Path | None:
@@ -112,6 +130,7 @@ def load_config(path: Path | None, cwd: Path) -> Config:
         model=read_model_table(sections["model"], f"{path}: [model]") if "model" in data else None,
         owners=_owners(sections["owners"], f"{path}: [owners]"),
         cost=convert(sections["cost"], CostSettings, f"{path}: [cost]"),
+        tiers=_tiers(sections["tiers"], sections["places"], f"{path}: [tiers]"),
     )
 
 

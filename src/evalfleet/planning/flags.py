@@ -69,7 +69,22 @@ class RunOptions(TypedDict, total=False):
 
     on: Annotated[
         str | Sequence[str],
-        Flag("where", "names", "PLACE[,PLACE...]", "where machines come from (default: local)"),
+        Flag(
+            "where",
+            "names",
+            "PLACE[,PLACE...]",
+            "where machines come from, the next place when one has none to give or fails; or the name of "
+            "a list in [tiers] (default: local)",
+        ),
+    ]
+    mix: Annotated[
+        bool,
+        Flag(
+            "where",
+            "switch",
+            "",
+            "of several places, take the cheapest machines first, not the first place's",
+        ),
     ]
     pool: Annotated[
         str, Flag("where", "line", "NAME", "borrow the machines of this pool instead", scope="one run")

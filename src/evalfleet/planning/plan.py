@@ -348,7 +348,13 @@ def resolve_pool(
     """A pool's plan, and the environment that its places may read. RequestError says what to change."""
     config = _config(request.config, environ, cwd)
     merged = environment(environ, cwd, config)
-    (place,) = place_settings(request.settings, place_sources((request.on,), config))
+    sources = place_sources((request.on,), config)
+    if len(sources) > 1:
+        names = " or ".join(source.name for source in sources)
+        raise RequestError(
+            f"--on {request.on} names {len(sources)} places, and a pool is at one: --on {names}"
+        )
+    (place,) = place_settings(request.settings, sources)
     plan = Plan(
         run=check_run_name(request.name),
         benchmark="",
@@ -630,6 +636,7 @@ def _plan(
         run=name,
         benchmark=loaded.name,
         places=tuple(place.name for place in places),
+        ordered=len(places) > 1 and not flags.mix,
         benchmark_spec=plain(envelope),
         place_specs=plain(specs),
         model=", ".join(flags.model),

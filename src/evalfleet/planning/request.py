@@ -62,6 +62,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     schedule: ScheduleName = "dynamic"
     canary: int | None = None
     spot: bool = False
+    mix: bool = False
     keep: bool = False
     allow_broken: Verdict = Verdict()
     fail_under: float | None = None

@@ -99,9 +99,11 @@ def benchmark_source(name: str, config: Config, cwd: Path) -> BenchmarkSource:
 
 
 def place_sources(names: Sequence[str], config: Config) -> tuple[PlaceSource, ...]:
+    """The places in the order given, lists of `[tiers]` as the places that they name. Raises RequestError."""
     if not names:
         raise RequestError("--on names no place; write one such as local")
-    return tuple(_place_source(name, config) for name in names)
+    listed = dict.fromkeys(place for name in names for place in config.tiers.get(name, (name,)))
+    return tuple(_place_source(name, config) for name in listed)
 
 
 def lent_sources(specs: Mapping[str, PlaceSpec]) -> tuple[PlaceSource, ...]:
@@ -201,7 +203,8 @@ def _installed_benchmark(
 def _place_source(name: str, config: Config) -> PlaceSource:
     if name not in config.places:
         if ":" not in name and not is_known("place", name):
-            raise RequestError(f"place {name!r} is unknown; {hint(name, {*known('place'), *config.places})}")
+            options = {*known("place"), *config.places, *config.tiers}
+            raise RequestError(f"place {name!r} is unknown; {hint(name, options)}")
         return PlaceSource(name, name, place_kind(name), {}, config.base, f"place {name!r}")
     table = dict(config.places[name])
     where = f"{config.path}: [places.{name}]"
