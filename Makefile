@@ -20,8 +20,8 @@ export AZURE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/azure-types))
 export GOOGLE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/google))
 # Microsoft's own command line, which the stand-in for Azure is tried with (standins/tests/azure/test_az.py)
 export AZ ?= $(abspath $(wildcard .venv/az/bin/az))
-# Google's own clients, which the stand-in for Compute Engine is tried with (standins/tests/gce)
-export GOOGLE_CLIENTS ?= $(if $(wildcard .venv/google/ready),$(abspath .venv/google/bin/python))
+# Google's own clients, gsutil among them, which the stand-ins for Compute Engine and Cloud Storage are tried with (standins/tests/gce)
+export GOOGLE_CLIENTS ?= $(if $(wildcard .venv/google/with-gsutil),$(abspath .venv/google/bin/python))
 
 CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e tests/docs tests/demo
 PLACES := tests/ssh tests/lab tests/cloud tests/slurm tests/waa
@@ -44,7 +44,7 @@ test: lint-twice system-packages
 	@[ "$(AZURE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST AZURE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(GOOGLE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST GOOGLE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(AZ)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: \`make test-gear\` installs it, 700 MB" >&2
-	@[ "$(GOOGLE_CLIENTS)" ] || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: \`make test-gear\` installs them, 260 MB" >&2
+	@[ "$(GOOGLE_CLIENTS)" ] || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: \`make test-gear\` installs them, 320 MB" >&2
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 
@@ -53,9 +53,9 @@ test-core test-places: .venv/dev system-packages
 
 test-gear: .venv/dev system-packages
 	@[ "$(AZ)" ] || $(MAKE) -s .venv/az/bin/az || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: it could not be installed" >&2
-	@[ "$(GOOGLE_CLIENTS)" ] || $(MAKE) -s .venv/google/ready || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: they could not be installed" >&2
+	@[ "$(GOOGLE_CLIENTS)" ] || $(MAKE) -s .venv/google/with-gsutil || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: they could not be installed" >&2
 	az=$(abspath .venv/az/bin/az); [ "$$AZ" ] || [ ! -x "$$az" ] || export AZ="$$az"; \
-	google=$(abspath .venv/google); [ "$$GOOGLE_CLIENTS" ] || [ ! -e "$$google/ready" ] || export GOOGLE_CLIENTS="$$google/bin/python"; \
+	google=$(abspath .venv/google); [ "$$GOOGLE_CLIENTS" ] || [ ! -e "$$google/with-gsutil" ] || export GOOGLE_CLIENTS="$$google/bin/python"; \
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $(GEAR)
 
 system-packages:
@@ -77,9 +77,9 @@ nightly: .venv/dev .venv/inspect/ready
 	$(BIN)/python -m venv --clear .venv/az
 	.venv/az/bin/pip install -q azure-cli || { rm -rf .venv/az; exit 1; }
 
-.venv/google/ready: | $(BIN)/python
+.venv/google/with-gsutil: | $(BIN)/python
 	$(BIN)/python -m venv --clear .venv/google
-	.venv/google/bin/pip install -q google-api-python-client google-cloud-compute
+	.venv/google/bin/pip install -q google-api-python-client google-cloud-compute gsutil
 	touch $@
 
 .venv/inspect/ready: | $(BIN)/python

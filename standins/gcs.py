@@ -5,9 +5,11 @@ It keeps objects in memory. What it does not know, it refuses, so that a client 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import json
+import re
 import threading
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -122,20 +124,30 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._list(bucket, query)
             if "uploads" in query or "uploadId" in query:
                 return self._multipart(bucket, name, query, body)
-            return self._object(bucket, name, body)
+            if not query.keys() <= {"generation"}:  # of permissions, for one: they are the bucket's
+                raise Refused(400, "InvalidArgument", f"Cannot use {', '.join(query)} here.")
+            return self._object(bucket, name, query.get("generation"), body)
 
-    def _object(self, bucket: str, name: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _object(
+        self, bucket: str, name: str, generation: str | None, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
         objects = self.served.buckets[bucket]
         if self.command == "PUT":
             return self._store(bucket, name, body)
-        if name not in objects:
+        now = str(self.served.generations.get((bucket, name)))
+        if name not in objects or generation not in (None, now):
             raise Refused(404, "NoSuchKey", "The specified key does not exist.")
         if self.command == "DELETE":
             del objects[name]
             return 204, {}, b""
         if self.command not in ("GET", "HEAD"):
             raise Refused(405, "MethodNotAllowed")
-        return 200, self._headers(bucket, name), objects[name]
+        headers, content = self._headers(bucket, name), objects[name]
+        if some := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last = int(some[1]), min(int(some[2] or len(content)), len(content) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+            return 206, headers, content[first : last + 1]
+        return 200, headers, content
 
     def _store(self, bucket: str, name: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         known = self.served.generations.get((bucket, name), 0)
@@ -147,10 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, self._headers(bucket, name), b""
 
     def _headers(self, bucket: str, name: str) -> dict[str, str]:
-        content = self.served.buckets[bucket][name]
+        digest = hashlib.md5(self.served.buckets[bucket][name], usedforsecurity=False).digest()
         return {
-            "ETag": f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"',
+            "ETag": f'"{digest.hex()}"',
             "Last-Modified": formatdate(usegmt=True),
+            "x-goog-hash": f"md5={base64.b64encode(digest).decode()}",
             "x-goog-generation": str(self.served.generations[bucket, name]),
         }
 
@@ -180,29 +193,28 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "GET":
             raise Refused(405, "MethodNotAllowed")
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        after = query.get("continuation-token", "")
-        found: list[str] = []
-        folders: list[str] = []
+        # the newer kind of list, which obstore asks for, has other words for where to go on
+        newer = query.get("list-type") == "2"
+        after = query.get("continuation-token" if newer else "marker", "")
+        rows: dict[str, str] = {}
         for name in sorted(self.served.buckets[bucket]):
-            if not name.startswith(prefix) or name <= after:
-                continue
             head, cut, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
-            if cut:
-                if prefix + head + cut not in folders:
-                    folders.append(prefix + head + cut)
-            else:
-                found.append(name)
-        more, found = found[PAGE:], found[:PAGE]
-        text = f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(found)}</KeyCount>"
-        for name in found:
-            size = len(self.served.buckets[bucket][name])
-            about = "<LastModified>2026-11-16T12:00:00.000Z</LastModified>"
-            about += f"<Size>{size}</Size><ETag>&quot;x&quot;</ETag>"
-            text += f"<Contents><Key>{escape(name)}</Key>{about}</Contents>"
-        text += "".join(
-            f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders
-        )
-        if more:
-            text += f"<NextContinuationToken>{escape(found[-1])}</NextContinuationToken>"
-        text += f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>"
+            row = prefix + head + cut if cut else name
+            if name.startswith(prefix) and row > after:
+                rows[row] = f"<CommonPrefixes><Prefix>{escape(row)}</Prefix></CommonPrefixes>" if cut else ""
+        page = list(rows)[: min(PAGE, int(query.get("max-keys", PAGE)))]
+        text = f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix>"
+        text += "".join(rows[row] or self._listed(bucket, row) for row in page)
+        if len(page) < len(rows):
+            word = "NextContinuationToken" if newer else "NextMarker"
+            text += f"<{word}>{escape(page[-1])}</{word}>"
+        text += f"<IsTruncated>{str(len(page) < len(rows)).lower()}</IsTruncated>"
         return 200, {}, f"<ListBucketResult>{text}</ListBucketResult>".encode()
+
+    def _listed(self, bucket: str, name: str) -> str:
+        headers, size = self._headers(bucket, name), len(self.served.buckets[bucket][name])
+        about = f"<LastModified>2026-11-16T12:00:00.000Z</LastModified><Size>{size}</Size>"
+        about += (
+            f"<Generation>{headers['x-goog-generation']}</Generation><ETag>{escape(headers['ETag'])}</ETag>"
+        )
+        return f"<Contents><Key>{escape(name)}</Key>{about}</Contents>"
