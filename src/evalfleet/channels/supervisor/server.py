@@ -44,7 +44,7 @@ WITHOUT_HELLO = frozenset(
 """What a place asks, or who only looks on. Nothing is answered to who does not show the machine's key."""
 MODULES = (
     *("clients", "files", "follow", "grading", "host", "isolation", "job", "jobs", "keeper"),
-    *("machine", "main", "metering", "notices", "parcel", "processes", "seals", "server", "verbs"),
+    *("machine", "mailbox", "main", "metering", "notices", "parcel", "processes", "seals", "server", "verbs"),
 )
 
 

@@ -1,0 +1,284 @@
+"""Machines that are reached by a mailbox keep the contract of channels."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from evalfleet.channels.artefacts import LocalMover
+from evalfleet.channels.link import OpenLink
+from evalfleet.channels.mailbox import FolderMail, Mail, dial_mail
+from evalfleet.channels.program import archive
+from evalfleet.channels.resident import Resident
+from evalfleet.channels.supervisor.files import read_key
+from evalfleet.channels.supervisor.mailbox import OBJECT_CAP, WINDOW
+from evalfleet.errors import ChannelError, MachineForged, StaleController
+from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Offer
+from evalfleet.places.local import LocalPlace, LocalSettings
+from evalfleet.ports import Channel, Fence, Place
+from evalfleet.testing import ChannelContract, Harness, ShellHarness
+from evalfleet.testing.harness import raised
+from tests.waiting import PATIENCE_S, until_async
+
+NODE = """\
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from supervisor.files import read_key
+from supervisor.mailbox import Relay, open_post
+Relay(open_post(json.loads(sys.argv[3])), read_key(sys.argv[2]), sys.argv[2], 0.02, 0.2).run()
+"""
+
+
+class Nodes:
+    """The machines' ends of mailboxes, a process each, with nothing but the supervisor's one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._program = folder / "supervisor.pyz"
+        self._program.write_bytes(archive())
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, directory: Path, way: dict[str, Any]) -> None:
+        if str(directory) not in self._running:
+            argv = (sys.executable, "-I", "-S", "-c", NODE, str(self._program), str(directory))
+            self._running[str(directory)] = subprocess.Popen((*argv, json.dumps(way)))
+
+    def end(self, directory: Path) -> None:
+        if (process := self._running.pop(str(directory), None)) is not None:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        for directory in list(self._running):
+            self.end(Path(directory))
+
+
+class MailboxPlace(LocalPlace):
+    """Machines of this computer, of which nothing is used but what a mailbox carries, and their folders."""
+
+    def __init__(self, root: Path, nodes: Nodes) -> None:
+        super().__init__("mail", LocalSettings(), root)
+        self._nodes = nodes
+
+    def mail(self, machine: str) -> Mail:
+        return FolderMail(str(self._directory(machine) / "mail"), (0.02, 0.2))
+
+    def way(self, machine: str) -> dict[str, Any]:
+        folder = self._directory(machine) / "mail"
+        folder.mkdir(exist_ok=True)
+        return {"folder": str(folder)}
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        await super().create(machine, offer, expires_s)
+        self._nodes.start(self._directory(machine), self.way(machine))
+
+    async def delete(self, machine: MachineId) -> None:
+        self._nodes.end(self._directory(machine))
+        await super().delete(machine)
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        directory = self._directory(machine.id)
+
+        async def dial(protocol: asyncio.Protocol) -> OpenLink:
+            return await dial_mail(self.mail(machine.id), read_key(str(directory)), protocol)
+
+        return Resident(dial, LocalMover(directory, {}), fence, {})
+
+
+class MailboxHarness(ShellHarness):
+    unit_s = 0.4
+    silent_s = 10.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = Nodes(self.directory)
+
+    def make_place(self) -> Place:
+        return MailboxPlace(self.directory / "machines", self.nodes)
+
+    def close(self) -> None:
+        self.nodes.close()
+        super().close()
+
+
+class TestFolder:
+    """Of the channel's contract, what a mailbox could get wrong; the rest is the supervisor's."""
+
+    def harness(self) -> Harness:
+        return MailboxHarness()
+
+    test_the_end_tells_code_and_result = ChannelContract.test_the_end_tells_code_and_result
+    test_following_a_job_begins_at_once = ChannelContract.test_following_a_job_begins_at_once_and_ends_with_it
+    test_another_channel_attaches_to_the_job = ChannelContract.test_another_channel_attaches_to_the_job
+    test_a_stale_controller_is_refused = ChannelContract.test_a_stale_controller_is_refused
+    test_each_step_runs_once = ChannelContract.test_each_step_runs_once
+    test_closing_twice_is_fine = ChannelContract.test_closing_twice_is_fine
+
+
+@pytest.mark.nightly
+class TestAllOfFolder(ChannelContract):
+    def harness(self) -> Harness:
+        return MailboxHarness()
+
+
+# -- what only mailboxes have ----------------------------------------------------------------------------
+
+
+class World:
+    """One machine with a mailbox, and channels to it."""
+
+    def __init__(self, harness: MailboxHarness) -> None:
+        self.harness = harness
+        self.place = MailboxPlace(harness.directory / "machines", harness.nodes)
+        self.folder = harness.directory / "machines" / harness.machine_id() / "mail"
+
+    async def __aenter__(self) -> Self:
+        await self.harness.bring_up(self.place)
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        await self.harness.sweep()
+        self.harness.close()
+
+    async def channel(self, epoch: int = 1) -> Channel:
+        machine = await self.harness.until_up(self.place, self.harness.machine_id())
+        return self.harness.channel(self.place, machine, epoch)
+
+    def job(self, id: str, **command: Any) -> Job:
+        return Job(AttemptId(id), self.harness.command(**command), 600.0, lease_s=1200.0)
+
+    def objects(self) -> list[Path]:
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+
+def in_world(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), World(MailboxHarness()) as world:
+            await test(world)
+
+    def method() -> None:
+        asyncio.run(main())
+
+    method.__name__ = test.__name__
+    return method
+
+
+@in_world
+async def test_a_mailbox_that_is_away_ends_nothing_that_runs(world: World) -> None:
+    """Longer than the channel is silent: it says so, and the next one finds the attempt as it was."""
+    world.harness.silent_s = 1.5
+    channel = await world.channel()
+    await channel.start(world.job("t.0", mark="began", seconds=3.0, score=1.0))
+    await until_async(lambda: world.harness.marks("began"), "the job began")
+    away = world.folder.with_name("away")
+    world.folder.rename(away)
+    err = await raised(ChannelError, channel.ended(AttemptId("t.0")))
+    assert "nothing heard from the machine" in str(err)
+    away.rename(world.folder)
+    ended = await (await world.channel()).ended(AttemptId("t.0"))
+    assert (ended.reason, ended.exit_code) == ("exited", 0)
+    assert await world.harness.marks("began") == 1
+
+
+@in_world
+async def test_a_line_goes_on_where_it_was_when_the_mailbox_is_back(world: World) -> None:
+    world.harness.silent_s = PATIENCE_S
+    channel = await world.channel()
+    assert await channel.probe(None)
+    lines = len(list(world.folder.glob("new/*")))
+    away = world.folder.with_name("away")
+    world.folder.rename(away)
+    asked = asyncio.create_task(channel.probe(None))
+    assert not (await asyncio.wait([asked], timeout=1.0))[0], "nobody can have answered"
+    away.rename(world.folder)
+    assert await asked
+    assert len(list(world.folder.glob("new/*"))) == lines, "the line was made anew"
+
+
+@in_world
+async def test_what_is_no_mail_condemns_the_machine_and_is_not_obeyed(world: World) -> None:
+    channel = await world.channel()
+    assert await channel.probe(None)
+    stop = asyncio.Event()
+
+    def forge() -> None:
+        """As a job that got hold of the folder: for each line it sees, it is quicker than the machine."""
+        for first in world.folder.glob("out/*"):
+            for number in range(1, 60):
+                with suppress(FileExistsError), (first / f"{number:010d}").open("xb") as file:
+                    file.write(b'{"push": "ended", "job": "t.0", "reason": "exited", "exit_code": 0}\n')
+
+    async def forger() -> None:
+        while not stop.is_set():
+            await asyncio.to_thread(forge)
+            await asyncio.sleep(0.01)
+
+    async def attempt() -> None:
+        await channel.start(world.job("t.0", seconds=600.0))
+        await channel.ended(AttemptId("t.0"))
+
+    task = asyncio.create_task(forger())
+    try:
+        err = await raised(MachineForged, attempt())
+    finally:
+        stop.set()
+        await task
+    assert "no supervisor of ours" in str(err)
+
+
+@in_world
+async def test_the_machine_passes_over_what_is_no_mail(world: World) -> None:
+    """Truncated, empty and huge objects, wrong numbers, and mail of one number put under another."""
+    first = await world.channel()
+    assert await first.probe(None)
+    mail = (world.folder / "new/0000000001").read_bytes()
+    for number, content in enumerate((b"", mail[:-1], mail, bytes(OBJECT_CAP + 2)), 2):
+        (world.folder / f"new/{number:010d}").write_bytes(content)
+    (world.folder / "new/what").write_bytes(mail)
+    assert await (await world.channel()).probe(None)
+    (world.folder / "new/0000000099").write_bytes(mail)
+    world.harness.silent_s = 1.0
+    await raised(ChannelError, (await world.channel()).probe(None))  # nobody gets there any more
+    assert await first.probe(None)
+
+
+@in_world
+async def test_mail_of_an_earlier_controller_is_not_heard_after_the_next_one(world: World) -> None:
+    old = await world.channel()
+    assert await old.probe(None)
+    newer = await world.channel(epoch=2)
+    assert await newer.probe(None)
+    kept = {path: path.read_bytes() for path in world.folder.glob("new/*")}
+    await raised(StaleController, old.start(world.job("t.0", mark="stale")))
+    for number, content in enumerate(kept.values(), len(list(world.folder.glob("new/*"))) + 1):
+        (world.folder / f"new/{number:010d}").write_bytes(content)  # once more, by who can copy only
+    assert await newer.probe(None)
+    assert await (await world.channel(epoch=2)).probe(None)
+    assert await world.harness.marks("stale") == 0
+
+
+@in_world
+async def test_what_both_have_read_is_removed(world: World) -> None:
+    channel = await world.channel()
+    for number in range(24):
+        await channel.start(world.job(f"t.{number}"))
+        await channel.ended(AttemptId(f"t.{number}"))
+    assert len(world.objects()) < WINDOW + 8, "objects pile up"
+
+
+@in_world
+async def test_nobody_reads_in_the_mailbox_what_a_job_is_told(world: World) -> None:
+    command = Command(("sh", "-c", "true"), env={"WORD": "tell-tale-word"})
+    channel = await world.channel()
+    await channel.start(Job(AttemptId("t.0"), command, 60.0))
+    content = b"".join(path.read_bytes() for path in world.objects())
+    assert content
+    assert b"tell-tale-word" not in content
+    await channel.ended(AttemptId("t.0"))
