@@ -57,11 +57,14 @@ class Podman:
         changes = [word for line in lines for word in ("--change", line)]
         self.ok("import", "-q", *changes, str(archive), name)
 
-    def write_program(self, path: Path) -> None:
-        """A program that is this engine."""
+    def write_program(self, path: Path, run: Sequence[str] = (), **env: str) -> None:
+        """A program that is this engine. Options of `run` that it adds, and variables that it sets, may be
+        given."""
         path.parent.mkdir(exist_ok=True)
-        real_program = shutil.which("podman") or ""
-        path.write_text(f'#!/bin/sh\nexec {shlex.join((real_program, *self.options))} "$@"\n')
+        program = shlex.join((shutil.which("podman") or "", *self.options))
+        lines = [f"export {key}={shlex.quote(value)}" for key, value in env.items()]
+        lines.append(f'if [ "$1" = run ]; then shift; set -- run {shlex.join(run)} "$@"; fi' if run else "")
+        path.write_text("\n".join(("#!/bin/sh", *lines, f'exec {program} "$@"\n')))
         path.chmod(0o755)
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -33,11 +33,12 @@ def _contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
                 continue
 
 
-def processes_holding(value: str) -> dict[int, str]:
-    """Processes of this computer whose memory, environment or command line has the value, by their command
-    lines. It needs root."""
+def processes_holding(value: str, among: Iterable[int] | None = None) -> dict[int, str]:
+    """Processes of this computer, or among some, whose memory, environment or command line has the value, by
+    their command lines. It needs root."""
     found: dict[int, str] = {}
-    for process in (Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()):
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if among is None else among
+    for process in (Path("/proc", str(pid)) for pid in pids):
         if _holds(process, value.encode()):
             with suppress(OSError):  # it has just ended
                 found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")

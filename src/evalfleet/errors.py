@@ -116,9 +116,13 @@ class MachineForged(ChannelError):
 
 
 class SetupFailed(ChannelError):
-    """A set-up step failed on the machine. Asking again on this machine does not help."""
+    """A set-up step failed on the machine. Asking again on this machine does not help.
 
-    def __init__(self, step: str, detail: str) -> None:
+    `permanent` says that it would fail on any other machine of its place, too.
+    """
+
+    def __init__(self, step: str, detail: str, *, permanent: bool = False) -> None:
         super().__init__(f"set-up step {step!r} failed: {detail}")
+        self.permanent = permanent
         self.step = step
         self.detail = detail

@@ -232,6 +232,8 @@ class Command(Struct, frozen=True, omit_defaults=True):
 
 WANTS_FILE = 75
 """A set-up step ends with this exit code to be sent its file; then it is run again."""
+FAILS_EVERYWHERE = 78
+"""A set-up step ends with this exit code if it would fail on any machine; its last line says why."""
 
 
 class LargeFile(Struct, frozen=True):

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -396,55 +395,6 @@ def test_a_fork_bomb_and_a_gigabyte_of_output_end_with_their_attempts(fleet: Fle
     assert {task["task_id"]: task["score"] for task in done.json["tasks"]} == {"bomb": 1.0, "gigabyte": 1.0}
     assert (hal.out("gigabyte") / "evalfleet.log").stat().st_size < 52 << 20
     fleet.settled()  # and no process is left
-
-
-ENGINE = """#!/bin/sh
-printf '%s\\n' "$*" >> "{folder}/asked"
-case $1 in
-  version) exit 0 ;;
-  image) exit 1 ;;
-  pull) (cat "$DOCKER_CONFIG/config.json"; stat -c %a "$DOCKER_CONFIG") > "{folder}/login" ;;
-  run)
-    while [ "$1" != {image} ]; do shift; done
-    shift
-    exec "$@" ;;
-esac
-"""
-
-
-def test_an_image_is_pulled_with_a_token_that_no_agent_sees(
-    fleet: Fleet, hal: Hal, say: Callable[..., str]
-) -> None:
-    image = "europe-docker.pkg.dev/project/agents/quiz"
-    (fleet.folder / "bin").mkdir()
-    engine = fleet.folder / "bin/docker"
-    engine.write_text(ENGINE.format(folder=fleet.folder, image=image), "utf-8")
-    engine.chmod(0o755)
-    fleet.environ |= {
-        "PATH": f"{engine.parent}:{fleet.environ['PATH']}",
-        "REGISTRY_TOKEN": "ya29.short-lived",
-    }
-    quiz = hal.repo / "agents/quiz/main.py"
-    show = "    with open('env.json', 'w') as file: json.dump(dict(os.environ), file)\n    do = "
-    quiz.write_text(quiz.read_text("utf-8").replace("    do = ", show), "utf-8")
-    words = hal.words("--task", "right", "--task", "wrong", f"--set=image={image}", agent_python="")
-    with_token = (*words, "--set=image_token=REGISTRY_TOKEN")
-    done = fleet(*with_token, "--json")
-    assert done.code == 0, done
-    login, mode = (fleet.folder / "login").read_text("utf-8").splitlines()[0].rsplit("}", 1)
-    assert mode == "700"
-    assert json.loads(login + "}")["auths"] == {
-        "europe-docker.pkg.dev": {"auth": b64encode(b"oauth2accesstoken:ya29.short-lived").decode()}
-    }
-    asked = (fleet.folder / "asked").read_text("utf-8")
-    assert [line.count(" ") for line in asked.splitlines() if line.startswith("pull")] == [1]
-    assert "ya29" not in asked
-    seen = hal.read("right", "task/env.json")
-    assert seen.get("EVALFLEET_OUT")
-    assert not any("ya29" in value or "REGISTRY" in name for name, value in seen.items())
-    shared = [word for word in with_token if not word.startswith("--set=image=")]
-    assert "image_token needs an image of a registry" in say(*shared, code=2)
-    assert "not for agents" in say(*with_token, "--set=secrets=REGISTRY_TOKEN", code=2)
 
 
 WEAVE = """

@@ -181,6 +181,21 @@ def test_the_run_stops_when_every_offer_is_refused_for_good() -> None:
     assert "bad image" in run.stop.detail
 
 
+def test_set_up_that_would_fail_on_any_machine_asks_for_no_more_and_those_that_work_go_on() -> None:
+    run = Run(3, workers=3)
+    run.turn()
+    run.ready(M1)
+    for machine in (M2, M3):
+        failed = MachineCondemned(machine, "expired", Cause.SETUP, "image", scope="place", permanent=True)
+        assert requested(run.tell(failed)) == []
+    assert run.state.stop is None
+    run.score("t0.0")
+    assert run.state.stop is None
+    run.lose(M1)
+    assert run.stop.reason == "refused"
+    assert "expired" in run.stop.detail
+
+
 def test_machines_that_cost_are_given_back_when_nothing_is_left_for_them() -> None:
     run = Run(2, (PRICED,), workers=2)
     run.turn()

@@ -39,10 +39,39 @@ class ContainerSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_
     args: Annotated[tuple[str, ...], Meta(description="further arguments of `docker run`")] = ()
 
 
+# What a registry says decides: what would be no better on another machine ends with FAILS_EVERYWHERE, and its
+# last line says why. All else (a network, a registry that is down or busy) is tried again.
 PULL = """\
-engine=$1 pull=$2
-shift 2
+engine=$1 pull=$2 program=$3
+shift 3
 works() { command -v "$1" >/dev/null 2>&1 && "$1" version >/dev/null 2>&1; }
+refuse() { echo "$1" | tr '\\n' ' '; echo; exit 78; }
+fetch() {
+  for pause in 2 8 30 ""; do
+    { "$engine" pull "$1" 2>&1 && echo "$1 is here"; } | tee .pulled
+    said=$(tail -c 4000 .pulled)
+    rm .pulled
+    case $said in *"$1 is here") return ;; esac
+    last=$(echo "$said" | grep . | tail -n 1 | cut -c 1-400)
+    case $(echo "$said" | tr '[:upper:]' '[:lower:]') in
+      *toomanyrequests*|*"permission denied"*) ;;
+      *unauthorized*|*unauthenticated*|*"authentication required"*|*"no basic auth"*|*"invalid username"*)
+        [ -z "$token" ] || refuse "the registry does not accept the token in $token, which may have expired: \
+put a new one there and resume the run; $1 was not pulled ($last)"
+        refuse "the registry wants a login for $1, and there is none ($last)" ;;
+      *"denied: "*|*"is denied"*|*"access denied"*|*forbidden*)
+        [ -z "$token" ] || refuse "the owner of the token in $token has no right to pull $1, \
+if there is such an image at all ($last)"
+        refuse "the registry wants a login for $1, and there is none ($last)" ;;
+      *"manifest unknown"*|*"name unknown"*|*"no such image"*|*"manifest for "*"not found"*)
+        refuse "the registry has no image $1: push it, or write another name ($last)" ;;
+      *"invalid reference"*) refuse "$1 cannot be the name of an image ($last)" ;;
+    esac
+    [ -n "$pause" ] && sleep "$pause"
+  done
+  echo "$1 could not be pulled, several times over: $last"
+  exit 1
+}
 if [ -z "$engine" ]; then
   for engine in docker podman ""; do works "$engine" && break; done
 elif ! works "$engine"; then
@@ -51,12 +80,21 @@ fi
 if [ -z "$engine" ]; then echo "neither docker nor podman works here: install one"; exit 1; fi
 echo "$engine" >.container-engine
 for image; do
-  if [ "$pull" != always ] && "$engine" image inspect "$image" >/dev/null 2>&1; then continue; fi
-  if [ "$pull" = never ]; then echo "there is no image $image here, and it is not to be pulled"; exit 1; fi
-  "$engine" pull "$image" || exit 1
+  if [ "$pull" = always ] || ! "$engine" image inspect "$image" >/dev/null 2>&1; then
+    if [ "$pull" = never ]; then echo "there is no image $image here, and it is not to be pulled"; exit 1; fi
+    fetch "$image"
+  fi
+  if [ -n "$program" ]; then
+    "$engine" run --rm "$image" "$program" --version
+    case $? in
+      0) ;;
+      126|127) refuse "image $image has no $program that can be run, and needs one" ;;
+      *) echo "a container of $image could not be started"; exit 1 ;;
+    esac
+  fi
 done
 """
-"""Arguments: the engine or nothing, when to pull, images."""
+"""Arguments: the engine or nothing, when to pull, a program that images must have or nothing, images."""
 
 # Variables are passed by their names, so that the values of secrets are on no command line. Of the machine's
 # files the container sees the attempt's own folders and, read-only, the bundles that those link to. The meter
@@ -117,11 +155,13 @@ WITH_TOKEN = """\
 umask 077
 keys=$(mktemp -d) || exit 1
 trap 'rm -rf "$keys"' EXIT
+trap 'exit 143' HUP INT TERM
 export DOCKER_CONFIG="$keys" REGISTRY_AUTH_FILE="$keys/config.json"
 secret=$(awk -v name="$1" 'BEGIN { printf "%s", ENVIRON[name] }')
 auth=$(printf %s "$2:$secret" | base64 | tr -d '\\n')
 printf '{"auths": {"%s": {"auth": "%s"}}}' "$3" "$auth" >"$keys/config.json"
 unset "$1" secret auth
+token=$1
 shift 3
 """
 """Arguments, before those of PULL: the variable with the token, the registry's user, the registry."""
@@ -130,15 +170,16 @@ IMAGE_STEP = "image"
 
 
 def image_step(
-    settings: ContainerSettings, images: Sequence[str], token: str = "", user: str = ""
+    settings: ContainerSettings, images: Sequence[str], token: str = "", user: str = "", program: str = ""
 ) -> SetupStep:
     """The step of set-up that looks for an engine and has the images there.
 
-    `token` is the variable that holds one for the first image's registry, if it asks for that.
+    `token` is the variable that holds one for the first image's registry, if it asks for that. `program` is
+    one that each image must have: it is asked for its version.
     """
-    words = ("evalfleet-image", settings.engine, settings.pull, *images)
+    words = ("evalfleet-image", settings.engine, settings.pull, program, *images)
     if not token:
-        return SetupStep(IMAGE_STEP, Command(("sh", "-c", PULL, *words)))
+        return SetupStep(IMAGE_STEP, Command(("sh", "-c", "token=\n" + PULL, *words)))
     registry = images[0].partition("/")[0]
     argv = ("sh", "-c", WITH_TOKEN + PULL, words[0], token, user, registry, *words[1:])
     return SetupStep(IMAGE_STEP, Command(argv, secrets=(token,)))

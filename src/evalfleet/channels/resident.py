@@ -17,6 +17,7 @@ import msgspec
 
 from evalfleet.errors import ChannelError, MachineForged, RequestError, SetupFailed, StaleController
 from evalfleet.model import (
+    FAILS_EVERYWHERE,
     WANTS_FILE,
     Allowance,
     AttemptId,
@@ -171,7 +172,8 @@ class Resident(Session):
                 await self._keep_what_is_left(job.id, left / step.name)
             await self._forget_for_another(job.id)
             if failed:
-                raise SetupFailed(step.name, _account(ended, job.timeout_s))
+                permanent = ended.reason == "exited" and ended.exit_code == FAILS_EVERYWHERE
+                raise SetupFailed(step.name, _account(ended, job.timeout_s), permanent=permanent)
             if file is not None:
                 sent = True
                 await self._send_file(file, say)
@@ -408,6 +410,8 @@ def contents_of(bundle: Bundle) -> dict[str, list[Any]]:
 
 def _account(ended: Ended, timeout_s: float) -> str:
     """One line and the end of the log: why a step did not succeed."""
+    if ended.reason == "exited" and ended.exit_code == FAILS_EVERYWHERE and ended.detail.strip():
+        return ended.detail.strip().splitlines()[-1]
     if ended.reason == "exited":
         why = f"exit code {ended.exit_code}"
     elif ended.reason == "timed_out":

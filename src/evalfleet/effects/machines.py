@@ -17,6 +17,7 @@ from evalfleet.errors import (
     MachineForged,
     MachineMute,
     PlaceError,
+    Scope,
     SetupFailed,
     StaleController,
 )
@@ -86,7 +87,10 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
         )
         tools.report(refusal)
     except SetupFailed as err:
-        tools.report(MachineCondemned(machine.id, str(err), Cause.SETUP, step=err.step))
+        scope: Scope = "place" if err.permanent else "machine"
+        tools.report(
+            MachineCondemned(machine.id, str(err), Cause.SETUP, err.step, scope, permanent=err.permanent)
+        )
     except (StaleController, MachineForged) as err:
         # if there is a newer controller, this report is refused; if not, the machine lies, and goes alone
         tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION, step=FORGED))

@@ -331,7 +331,7 @@ def _never_ready(state: RunState, at: Micros, machine: MachineState, event: ev.M
         _never_ours(state, at, machine, event)
     if event.cause is None or not CAUSES[event.cause].systematic:
         return
-    if event.cause is not Cause.PROVISIONING:
+    if event.cause is not Cause.PROVISIONING and not event.permanent:
         state.same_failures[f"{event.cause}:{event.step}"] += 1
         state.last_failure = event.detail
         return

@@ -282,7 +282,8 @@ def _steps(spec: HalSpec) -> tuple[SetupStep, ...]:
     steps, settings = list[SetupStep](), spec.settings
     if settings.image:
         container = ContainerSettings()
-        steps.append(image_step(container, [settings.image], settings.image_token, settings.image_user))
+        token, user = settings.image_token, settings.image_user
+        steps.append(image_step(container, [settings.image], token, user, program="python3"))
     if spec.has_packages:
         version = python_version(settings)
         more = (*(("--python", version) if version else ()), *((WANDB_LIBRARY,) if settings.wandb else ()))
