@@ -15,7 +15,7 @@ import pytest
 
 from evalfleet.channels.artefacts import LocalMover
 from evalfleet.channels.link import OpenLink
-from evalfleet.channels.mailbox import FolderMail, Mail, dial_mail
+from evalfleet.channels.mailbox import FolderMail, Mail, open_mail
 from evalfleet.channels.program import archive
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.supervisor.files import read_key
@@ -87,7 +87,8 @@ class MailboxPlace(LocalPlace):
         directory = self._directory(machine.id)
 
         async def dial(protocol: asyncio.Protocol) -> OpenLink:
-            return await dial_mail(self.mail(machine.id), read_key(str(directory)), protocol)
+            key = read_key(str(directory))
+            return OpenLink(await open_mail(self.mail(machine.id), key, protocol), key)
 
         return Resident(dial, LocalMover(directory, {}), fence, {})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 
@@ -23,6 +23,7 @@ class SlurmHarness(ShellHarness):
     patience_s = PATIENCE_S
     boot_s = 2.0
     max_jobs: int | None = None
+    reach: Literal["step", "mailbox"] = "step"
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
@@ -30,7 +31,9 @@ class SlurmHarness(ShellHarness):
         self.home_id = secrets.token_hex(3)  # Slurm remembers the jobs of the test before
 
     def make_place(self) -> Place:
-        settings = SlurmSettings(folder=str(self.directory / "shared"), poll_s=0.1, max_jobs=self.max_jobs)
+        settings = SlurmSettings(
+            folder=str(self.directory / "shared"), poll_s=0.1, max_jobs=self.max_jobs, reach=self.reach
+        )
         context = PlaceContext(self.directory / "home", self.home_id, environ=self.cluster.environ)
         return SlurmPlace("slurm", settings, context)
 
@@ -46,9 +49,14 @@ class CappedHarness(SlurmHarness):
     max_jobs = 2
 
 
+class MailboxHarness(SlurmHarness):
+    reach: Literal["step", "mailbox"] = "mailbox"
+
+
 @pytest.fixture(autouse=True)
 def _on_cluster(cluster: Cluster) -> None:
     TestSlurmPlace.cluster = TestSlurmChannel.cluster = TestCappedSlurmPlace.cluster = cluster
+    TestSlurmMailbox.cluster = cluster
 
 
 class TestSlurmPlace(PlaceContract):
@@ -72,6 +80,16 @@ class TestSlurmChannel(ChannelContract):
 
     def harness(self) -> Harness:
         return SlurmHarness(self.cluster)
+
+
+@pytest.mark.nightly
+class TestSlurmMailbox(ChannelContract):
+    """Where no steps may be used. In every suite a whole run is made so (test_run.py)."""
+
+    cluster: ClassVar[Cluster]
+
+    def harness(self) -> Harness:
+        return MailboxHarness(self.cluster)
 
 
 class TestCappedSlurmPlace:

@@ -59,6 +59,25 @@ def test_a_killed_controller_is_resumed_and_nothing_is_left(cluster: Cluster, tm
     nothing_left(cluster, tmp_path / "f")
 
 
+def test_where_steps_are_forbidden_a_run_goes_by_mailbox_and_is_resumed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    at = desk(cluster, tmp_path / "f", 6, 'reach = "mailbox"\n')
+    run = at.start("run", "b.toml", "--on", "hpc", "--workers", "2", "--name", "r")
+    results = tmp_path / "f/results/r"
+    until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
+    steps = cluster.ask("squeue", "--steps", "--noheader", "--format=%i").split()
+    assert steps, "no job runs"
+    assert all(step.endswith(".batch") for step in steps), "a step was made"
+    run.kill()
+    done = at("resume", "r")
+    assert done.code == 0, done
+    told = json.loads((results / "results.json").read_text())
+    assert (told["scored"], told["broken"], told["status"]) == (6, 0, "done")
+    assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 2
+    nothing_left(cluster, tmp_path / "f")
+
+
 def test_a_machine_that_waits_too_long_is_given_up(cluster: Cluster, tmp_path: Path) -> None:
     jobs = [cluster.submit("--exclusive") for _ in cluster.nodes]
     running = ("squeue", "-h", "--states=RUNNING", "-o", "%i")

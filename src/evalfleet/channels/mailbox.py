@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from evalfleet.errors import FleetError
 
-from .link import OpenLink
 from .supervisor.mailbox import (
     OBJECT_CAP,
     PAYLOAD_BYTES,
@@ -307,11 +306,6 @@ async def open_mail(mail: Mail, key: str, protocol: asyncio.Protocol, verb: str 
     numbers = [name.rpartition("/")[2] for name in await mail.names("new")]
     newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
     return MailTransport(mail, key, protocol, newest + 1, verb)
-
-
-async def dial_mail(mail: Mail, key: str, protocol: asyncio.Protocol) -> OpenLink:
-    """A line to the machine's supervisor. Raises OSError if the store does not answer."""
-    return OpenLink(await open_mail(mail, key, protocol), key)
 
 
 async def empty_mail(mail: Mail) -> None:

@@ -27,7 +27,7 @@ def _given_up_at(state: RunState, line: Line, machine: MachineState) -> Micros:
     much longer, and once one machine answers again the others get time to do the same.
     """
     since = machine.silent_since or 0
-    at_last = after(since, state.limits.fleet_lost_s)
+    at_last = after(since, max(state.limits.fleet_lost_s, machine.offer.lost_s))
     if not proven_online(state, machine):
         return at_last
     return min(at_last, after(max(since, line.stirred_at), machine.offer.lost_s))

@@ -2,7 +2,8 @@
 after another.
 
 Its folder is on a file system that the nodes share with this computer: bundles and artefacts are written and
-read there directly. What is said to the supervisor goes through a step of the job (`srun --overlap`).
+read there directly. What is said to the supervisor goes through a step of the job (`srun --overlap`), or,
+where steps are forbidden, through a mailbox in that folder.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from msgspec import Meta, Struct, structs
 
 from evalfleet.channels.artefacts import LocalMover
 from evalfleet.channels.link import OpenLink
+from evalfleet.channels.mailbox import FolderMail, MailTransport, open_mail
 from evalfleet.channels.program import archive
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.samples import Samples
@@ -46,6 +48,10 @@ KILL_WAIT_S = 60.0
 MARK_S = 60.0
 """So long a job may take from its start in Slurm's books to its pilot's mark: prologues run meanwhile."""
 ORDER_POLLS = 6
+MAIL = "mail"
+"""The mailbox in a machine's folder, where no steps may be used. Its pilot looks whether there is one."""
+MAIL_SILENT_S, MAIL_LOST_S = 60.0, 900.0
+"""A file system may be away for ten minutes. Whether a machine still lives, Slurm tells meanwhile."""
 REASONS = {
     "JobHeldUser": "held by its user: `scontrol release`",
     "JobHeldAdmin": "held by an administrator",
@@ -100,6 +106,10 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     poll_s: Annotated[float, Meta(gt=0, description="squeue is asked no more often than this")] = 10.0
     sbatch: Annotated[tuple[str, ...], Meta(description="more options of sbatch")] = ()
+    reach: Annotated[
+        Literal["step", "mailbox"],
+        Meta(description="how supervisors are reached: by steps (srun --overlap), or by files in `folder`"),
+    ] = "step"
     isolation: Annotated[
         Literal["user", "container", "none"] | None, Meta(description="how attempts are kept apart")
     ] = None
@@ -152,7 +162,7 @@ class SlurmPlace(Preflight):
         self._order_at = 0.0
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._taken = False
-        self._steps: set[StepTransport] = set()
+        self._lines: set[StepTransport | MailTransport] = set()
 
     @classmethod
     def make(cls, name: str, settings: SlurmSettings, context: PlaceContext) -> SlurmPlace:
@@ -193,8 +203,8 @@ class SlurmPlace(Preflight):
                 max_queue_s=settings.queue_s,
                 extendable=False,
                 max_life_s=settings.time_limit_s,
-                silent_s=20.0,
-                lost_s=60.0,
+                silent_s=20.0 if settings.reach == "step" else MAIL_SILENT_S,
+                lost_s=60.0 if settings.reach == "step" else MAIL_LOST_S,
             ),
         )
 
@@ -347,6 +357,8 @@ class SlurmPlace(Preflight):
                 self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.mkdir(mode=0o700, exist_ok=True)
                 make_key(str(folder))
+                if self._settings.reach == "mailbox":
+                    (folder / MAIL).mkdir(mode=0o700, exist_ok=True)
                 supervisor = self._bring_supervisor()
             except OSError as err:
                 raise PlaceError(f"{folder} cannot be made: {err}", transient=True, scope="place") from err
@@ -444,14 +456,22 @@ class SlurmPlace(Preflight):
                 raise ChannelError(f"there is no machine at {folder}")
             if machine.start and start.start != machine.start:
                 raise ChannelError(f"{machine.id} was started anew")
+            if (folder / MAIL).is_dir():
+                key = read_key(str(folder))
+                mail = await open_mail(FolderMail(str(folder / MAIL)), key, protocol)
+                self._keep_line(mail)
+                return OpenLink(mail, key)
             code = (self._settings.python, "-I", "-c", RELAY, str(self._bring_supervisor()), str(folder))
             argv = ("srun", f"--jobid={start.job}", *STEP_OPTIONS, *code)
             transport = await open_step(argv, self._slurm.environ, protocol, self._slurm.answer_s)
-            self._steps = {step for step in self._steps if not step.ended.is_set()} | {transport}
+            self._keep_line(transport)
             return OpenLink(transport, read_key(str(folder)))
 
         mover = LocalMover(folder, self._secrets)
         return Resident(dial, mover, fence, self._secrets, functools.partial(self._samples.keep, machine.id))
+
+    def _keep_line(self, line: StepTransport | MailTransport) -> None:
+        self._lines = {other for other in self._lines if not other.ended.is_set()} | {line}
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """Do Slurm's commands answer, would it take such jobs, and can the folder be used?
@@ -490,16 +510,16 @@ class SlurmPlace(Preflight):
         """Slurm knows its nodes: there are no keys to confirm."""
 
     async def close(self) -> None:
-        """Steps end with their channels, which are closed by now: wait until they have."""
+        """Lines end with their channels, which are closed by now: wait until they have."""
         try:
             async with asyncio.timeout(STEP_END_S):
-                for step in self._steps:
-                    await step.ended.wait()
+                for line in self._lines:
+                    await line.ended.wait()
         except TimeoutError:
-            for step in self._steps:
-                step.abort()
-            for step in self._steps:
-                await step.ended.wait()
+            for line in self._lines:
+                line.abort()
+            for line in self._lines:
+                await line.ended.wait()
 
 
 def _read(file: Path) -> str:
