@@ -27,11 +27,12 @@ class Module(NamedTuple):
 
     path: Path  # below the package
     source: str
-    tree: ast.Module
+    functions: list[Function]
+    classes: list[ast.ClassDef]
 
 
 def run(quick: bool) -> Result:
-    modules = list(read(PACKAGE))
+    modules = list(read(PACKAGE / "policy" if quick else PACKAGE))
     figures = measure(modules)
     aims = {
         "files": at_most(figures["files"], FILES_AIM),
@@ -48,12 +49,25 @@ def run(quick: bool) -> Result:
 def read(package: Path) -> Iterator[Module]:
     for path in sorted(package.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
-        yield Module(path.relative_to(package), source, ast.parse(source))
+        defined = list(definitions(ast.parse(source)))
+        functions = [node for node in defined if isinstance(node, Function)]
+        classes = [node for node in defined if isinstance(node, ast.ClassDef)]
+        yield Module(path.relative_to(package), source, functions, classes)
+
+
+def definitions(node: ast.AST) -> Iterator[Function | ast.ClassDef]:
+    """All below a node. Only statements can hold them, which are few among the nodes of a file."""
+    for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+        inner = getattr(node, block, ())
+        for statement in inner if isinstance(inner, list) else ():
+            if isinstance(statement, Function | ast.ClassDef):
+                yield statement
+            yield from definitions(statement)
 
 
 def measure(modules: list[Module]) -> Figures:
     lines = [module.source.count("\n") for module in modules]
-    functions = [node for module in modules for node in ast.walk(module.tree) if isinstance(node, Function)]
+    functions = [node for module in modules for node in module.functions]
     lengths = sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
     total = sum(lines)
     return {
@@ -83,11 +97,7 @@ def comments(module: Module) -> int:
 
 def twice(modules: list[Module]) -> list[str]:
     """Names of classes that are defined in more than one file."""
-    counts = Counter(
-        name
-        for module in modules
-        for name in {node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
-    )
+    counts = Counter(name for module in modules for name in {node.name for node in module.classes})
     return sorted(name for name, count in counts.items() if count > 1)
 
 
@@ -96,22 +106,19 @@ def one_caller(modules: list[Module]) -> float:
     alone = total = 0
     for module in modules:
         mentioned = Counter(re.findall(r"\w+", module.source))
-        for node in ast.walk(module.tree):
-            if isinstance(node, Function):
-                total += 1
-                alone += (
-                    node.name.startswith("_") and not node.name.endswith("__") and mentioned[node.name] == 2
-                )
+        for node in module.functions:
+            private = node.name.startswith("_") and not node.name.endswith("__")
+            total += 1
+            alone += private and mentioned[node.name] == 2
     return alone / total
 
 
 def optional_protocols(modules: list[Module]) -> int:
     """Protocols that a plug-in may follow or not: whoever uses them asks with isinstance."""
     return sum(
-        isinstance(node, ast.ClassDef)
-        and any(isinstance(mark, ast.Name) and mark.id == "runtime_checkable" for mark in node.decorator_list)
+        any(isinstance(mark, ast.Name) and mark.id == "runtime_checkable" for mark in node.decorator_list)
         for module in modules
-        for node in ast.walk(module.tree)
+        for node in module.classes
     )
 
 
