@@ -656,6 +656,8 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
     """Of all metered model calls together, input and output."""
     max_duration_s: float | None = None
+    deadline_s: float | None = None
+    """When the run should be done. Nothing is stopped for it: it is told when it will not be."""
     boot_timeout_s: float = 1800.0
     """How long a machine may take from its request, or from its start if it queues, until it is ready."""
     mend_s: float = 900.0
@@ -710,6 +712,19 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
     """Of evalfleet, Python and the operating system where it was planned."""
 
 
+class Promise(Struct, frozen=True, omit_defaults=True):
+    """What was expected of a run when it was planned: the low end, the middle and the high end of ranges in
+    which nine of ten simulated runs were."""
+
+    seconds: tuple[float, float, float]
+    """Until the last result."""
+    machines_usd: tuple[float, float, float]
+    earlier_runs: int = 0
+    """How many runs it rests on."""
+    machine_s: float = 0.0
+    """How long a machine was expected to take until it is ready."""
+
+
 class Plan(Struct, frozen=True, omit_defaults=True):
     """A run, resolved: everything needed to run it or to take it up again, and no secret."""
 
@@ -758,6 +773,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     ordered: bool = False
     """Machines come from the first place that has some to give; else from the cheapest, as always in plans of
     earlier versions."""
+    promise: Promise | None = None
+    """What was expected of it; None: too little was known."""
 
 
 Severity = Literal["info", "warning", "critical"]

@@ -28,14 +28,19 @@ def test_a_plan_says_what_it_rests_on_and_its_command_runs(fleet: Fleet) -> None
     assert plan["chosen"]["best"] is True
     assert len(plan["options"]) == 2
     words = shlex.split(plan["command"])
-    assert words == ["evalfleet", "run", "b.toml", "--workers", "3"]
+    assert words == ["evalfleet", "run", "b.toml", "--workers", "3", "--deadline", "1h"]
     assert fleet(*words[1:], "--name", "again").code == 0
 
     review = fleet("plan", "--review", "--json").json
-    assert [(row["run"], row["tasks"], row["earlier_runs"]) for row in review["runs"]] == [
+    rows = {row["run"]: row for row in review["runs"]}
+    assert [(name, row["tasks"], row["earlier_runs"]) for name, row in rows.items()] == [
         ("again", 6, 1),
         ("r", 3, 0),
     ]
+    assert (rows["again"]["promised"], rows["r"]["promised"]) == (True, False), "a guess is no promise"
+    late = fleet("run", "b.toml", "--workers", "1", "--deadline", "0.1s", "--name", "late")
+    assert late.code == 0, "a deadline stops nothing"
+    assert "note: --deadline 0s: it will take about " in late.err
     assert all(row["took_seconds"] > 0 for row in review["runs"])
     assert "inside the 90% range: " in fleet("plan", "--review", "b").out
 

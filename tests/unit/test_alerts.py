@@ -57,6 +57,18 @@ def test_an_attempt_that_makes_no_progress() -> None:
     assert (alert.attempt, alert.machine, alert.severity) == (stuck, ONE, "warning")
 
 
+def test_a_deadline_that_will_not_be_kept_is_told_once_a_few_tasks_tell_so() -> None:
+    feed = Feed(tasks=100, machines=1)
+    feed.state.limits = structs.replace(feed.state.limits, deadline_s=600.0)
+    for n in range(4):
+        feed.attempt(f"t_{n}", Scored(1.0, True))
+    assert told(feed) == {}
+    feed.attempt("t_4", Scored(1.0, True))
+    (alert,) = told(feed)["promise_at_risk"]
+    assert (alert.subject, alert.severity) == ("the run will not be done by its deadline", "warning")
+    assert "it needs about 1h35m" in alert.text
+
+
 def test_a_machine_that_does_not_become_ready_and_one_that_fetches_its_image_for_long() -> None:
     feed = Feed(tasks=4, machines=1, ready=False)
     feed.add(ev.MachineUp(ONE))

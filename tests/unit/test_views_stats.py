@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from evalfleet.model import SECOND, Broken, Cause, Scored
+from evalfleet.model import SECOND, Broken, Cause, Promise, Scored
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import lane_of
@@ -169,6 +169,25 @@ def test_a_run_says_when_its_limits_will_not_do() -> None:
     assert dear == "the budget will not do: about $0.14 are needed, and the budget is $0.10"
     (near,) = told(budget_usd=0.138)
     assert near.startswith("the budget may not do")
+
+
+def test_a_run_says_when_it_is_not_what_was_promised() -> None:
+    feed = limited()
+    feed.state.limits = structs.replace(feed.state.limits, deadline_s=900.0)
+    (late,) = stats.at_risk(feed.state, feed.now)
+    assert late.startswith("the run will not be done by its deadline: it needs about 17m")
+
+    def told(seconds: float, usd: float) -> list[str]:
+        feed = limited()
+        promise = Promise((seconds / 2, seconds, seconds), (usd / 2, usd, usd))
+        feed.state.plan = structs.replace(feed.state.plan, promise=promise)
+        return stats.at_risk(feed.state, feed.now)
+
+    assert told(7200.0, 1.0) == []
+    assert told(1200.0, 1.0)[0].startswith("it will take longer than planned: about 27m")
+    assert told(7200.0, 0.1) == [
+        "machines will cost more than planned: about $0.14, and $0.0500 to $0.10 were planned"
+    ]
 
 
 def test_the_live_view_says_so_too() -> None:

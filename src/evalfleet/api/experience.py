@@ -74,15 +74,21 @@ class Experience:
     """Seconds from the start of a run until its first machine was asked for."""
 
 
-def experience_of(workspace: Workspace, benchmark: str) -> Experience:
-    """What the newest runs of the benchmark in this home tell; nothing, if there are none."""
+def experience_of(workspace: Workspace, benchmark: str, tasks: int | None = None) -> Experience:
+    """What the newest runs of the benchmark in this home tell; nothing, if there are none.
+
+    `tasks`: read no more runs than have so many tasks together, for somebody who cannot wait.
+    """
     if workspace.records_if_any() is None:
         return Experience()
-    names = [each.run for each in list_runs(workspace, benchmark=benchmark) if each.scored or each.answered]
+    runs = [each for each in list_runs(workspace, benchmark=benchmark) if each.scored or each.answered]
     states: list[RunState] = []
-    store = workspace.records()
-    for name in names[:LATEST]:
-        follower = Follower(store, name)
+    store, read = workspace.records(), 0
+    for each in runs[:LATEST]:
+        read += each.total_tasks
+        if tasks is not None and read > tasks:
+            break
+        follower = Follower(store, each.run)
         try:
             follower.poll()
         except JournalForeign:

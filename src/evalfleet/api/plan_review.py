@@ -1,19 +1,24 @@
-"""Plans held against what came: of each run that is over, what would have been said of it beforehand.
+"""What was promised of runs, and whether it came so.
 
-What is said rests on runs that had ended before it began, and on nothing that came later. So plans can be
-judged of any home, also of runs that nobody planned.
+A run that is started where earlier ones tell something keeps in its plan what was expected of it. Of other
+runs, it is said afterwards what would have been: it rests on runs that had ended before it began, and on
+nothing that came later. So plans can be judged of any home, also of runs that nobody planned.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from evalfleet.errors import JournalForeign, RequestError
-from evalfleet.model import IMPORTED, Limits, Plan
-from evalfleet.planning.plan import specs_of
+from evalfleet.model import IMPORTED, Limits, Offer, Plan, Promise
+from evalfleet.planning.plan import Resolved, specs_of
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.tiers import in_order
@@ -23,12 +28,62 @@ from evalfleet.views.follow import Follower
 from evalfleet.views.format import percent, table, usd, whole_duration
 from evalfleet.views.stats import machines_usd
 
-from .experience import LATEST, chances_of, gathered
+from .experience import LATEST, Chances, chances_of, experience_of, gathered
 from .home import list_runs
 from .planner import DRAWS, Job, Option, Range, forecasts, guessed_machine_s, job_of, range_document, span
 
 if TYPE_CHECKING:
     from evalfleet.views.documents import ReviewDocument, ReviewRow
+
+PROMISED_TASKS = 300
+"""Of a run with more tasks nothing is promised: nobody wants to wait for the simulation before it starts."""
+PROMISED_ATTEMPTS = 4000
+"""So many attempts are drawn for a promise, which takes half a second."""
+FEWEST_DRAWS = 20
+
+
+def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offer]) -> Resolved:
+    """The run with what is expected of it, if earlier runs here, or the benchmark, tell what tasks take."""
+    plan, tasks = resolved.plan, tuple(resolved.tasks)
+    if not offers or len(tasks) > PROMISED_TASKS or resolved.borrowed:
+        return resolved
+    experience = experience_of(workspace, plan.benchmark, tasks=PROMISED_ATTEMPTS)
+    chances = chances_of(
+        experience,
+        tasks,
+        offers,
+        model=plan.model,
+        model_range=plan.model_usd,
+        machine_s=_guesses(plan),
+    )
+    if chances.guessed:
+        return resolved
+    draws = max(FEWEST_DRAWS, min(DRAWS, PROMISED_ATTEMPTS // len(tasks)))
+    forecast = forecasts([job_of(plan, tasks, Option(plan.limits.workers, tuple(offers)), chances)], draws)[0]
+    promise = Promise(
+        tuple(round(each, 3) for each in forecast.seconds),
+        tuple(round(each, 6) for each in forecast.machines_usd),
+        chances.runs,
+        round(_machine_s(chances, offers[0], plan.limits.workers), 3),
+    )
+    return replace(resolved, plan=msgspec.structs.replace(plan, promise=promise))
+
+
+def _machine_s(chances: Chances, offer: Offer, machines: int) -> float:
+    times = chances.machines[offer.key]
+    return median(times.own) * math.exp(times.middle(machines))
+
+
+def broken_promise(plan: Plan) -> str:
+    """Why a run that is about to start will probably not be done by its deadline; empty if it will."""
+    promise, deadline_s = plan.promise, plan.limits.deadline_s
+    if promise is None or deadline_s is None or promise.seconds[1] <= deadline_s:
+        return ""
+    low, middle, high = map(whole_duration, promise.seconds)
+    return (
+        f"--deadline {whole_duration(deadline_s)}: it will take about {middle} (90%: {span(low, high)}); "
+        "`evalfleet plan` shows which ways are quicker"
+    )
 
 
 @dataclass(frozen=True)
@@ -41,6 +96,8 @@ class Reviewed:
     workers: int
     earlier_runs: int
     """How many runs the plan rests on."""
+    promised: bool
+    """Whether it is what was said when the run was started, and not only what would have been."""
     seconds: Range
     took_s: float
     machines_usd: Range
@@ -60,25 +117,31 @@ def review(workspace: Workspace, benchmark: str | None = None, draws: int = DRAW
     found: list[Reviewed] = []
     for states in _by_benchmark(workspace, benchmark):
         judged = [state for state in states if _is_fair(state)]
-        jobs = [_planned(state, states) for state in judged]
-        expected = forecasts(jobs, draws)
-        for state, job, forecast in zip(judged, jobs, expected, strict=True):
-            found.append(
-                Reviewed(
-                    state.plan.run,
-                    state.plan.benchmark,
-                    len(job.tasks),
-                    job.option.workers,
-                    job.chances.runs,
-                    forecast.seconds,
-                    last_result_s(state),
-                    forecast.machines_usd,
-                    machines_usd(state, state.last_at),
-                )
-            )
+        found += [_held(state, state.plan.promise) for state in judged if state.plan.promise is not None]
+        others = [state for state in judged if state.plan.promise is None]
+        jobs = [_planned(state, states) for state in others]
+        for state, job, forecast in zip(others, jobs, forecasts(jobs, draws), strict=True):
+            said = Promise(forecast.seconds, forecast.machines_usd, job.chances.runs)
+            found.append(_held(state, said))
     if not found:
         raise RequestError("no run here has ended by itself yet; there is nothing to hold a plan against")
     return sorted(found, key=lambda each: each.run)
+
+
+def _held(state: RunState, promise: Promise) -> Reviewed:
+    """The run beside what was said of it."""
+    return Reviewed(
+        state.plan.run,
+        state.plan.benchmark,
+        len(state.tasks),
+        state.plan.limits.workers,
+        promise.earlier_runs,
+        state.plan.promise is not None,
+        Range(*promise.seconds),
+        last_result_s(state),
+        Range(*promise.machines_usd),
+        machines_usd(state, state.last_at),
+    )
 
 
 def _by_benchmark(workspace: Workspace, benchmark: str | None) -> Iterator[list[RunState]]:
@@ -128,13 +191,26 @@ def _guesses(plan: Plan) -> dict[str, tuple[float, float]]:
 
 def review_table(rows: Sequence[Reviewed]) -> str:
     """For people."""
-    head = ("run", "tasks", "workers", "earlier", "time, 90%", "took", "", "machines, 90%", "cost", "")
+    head = (
+        "run",
+        "tasks",
+        "workers",
+        "earlier",
+        "said",
+        "time, 90%",
+        "took",
+        "",
+        "machines, 90%",
+        "cost",
+        "",
+    )
     lines = [
         (
             each.run,
             each.tasks,
             each.workers,
             each.earlier_runs,
+            "before" if each.promised else "now",
             span(whole_duration(each.seconds.low), whole_duration(each.seconds.high)),
             whole_duration(each.took_s),
             "" if each.in_time_range else "outside",
@@ -170,6 +246,7 @@ def _row(each: Reviewed) -> ReviewRow:
         "tasks": each.tasks,
         "workers": each.workers,
         "earlier_runs": each.earlier_runs,
+        "promised": each.promised,
         "seconds": range_document(each.seconds, 1),
         "took_seconds": round(each.took_s, 1),
         "machines_usd": range_document(each.machines_usd, 4),

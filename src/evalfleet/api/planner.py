@@ -292,6 +292,7 @@ def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances
         canary=0 if option.pool else plan.limits.canary,
         budget_usd=None,
         max_duration_s=None,
+        deadline_s=None,
         lease_s=max(plan.limits.lease_s, LONG_LEASE_S),
     )
     bare = msgspec.structs.replace(plan, limits=limits, metering=None, home=plan.home or "0")

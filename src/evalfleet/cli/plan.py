@@ -35,7 +35,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     promised.add_argument("--budget", metavar="USD", help="choose the quickest way that costs no more")
     groups: dict[str, Any] = {}
     for option, flag in flags().items():
-        if option in NOT_PLANNED or option == "budget":
+        if option in NOT_PLANNED or option in ("budget", "deadline"):
             continue
         if flag.group not in groups:
             groups[flag.group] = parser.add_argument_group(flag.group)

@@ -75,10 +75,12 @@ def show(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import runs
+    from evalfleet.clock import WallClock
     from evalfleet.errors import RequestError
     from evalfleet.names import hint
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run, show_task, show_tasks
+    from evalfleet.views.stats import at_risk
     from evalfleet.views.tasks import by_outcome, in_order
 
     from .terminal import has_colours
@@ -114,6 +116,9 @@ def show(args: argparse.Namespace) -> int:
         )
     else:
         print(json.dumps(results) if args.json else show_run(results, colours=has_colours()))
+        if not args.json and (state := run.state()).ended_at is None:
+            for told in at_risk(state, WallClock().now()):
+                print(f"at risk: {told}")
     return 0
 
 

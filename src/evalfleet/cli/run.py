@@ -146,8 +146,10 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
 
     from evalfleet.api import runs
 
-    if not asyncio.run(_agreed_on(workspace, resolved, args)):
+    agreed = asyncio.run(_agreed_on(workspace, resolved, args))
+    if agreed is None:
         return 2
+    resolved = agreed
     if args.dry_run:
         return 0
     if args.detach:
@@ -163,10 +165,11 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
     return code
 
 
-async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> bool:
-    """Tell what is doubtful, and ask, if it may cost much."""
+async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> Resolved | None:
+    """Tell what is doubtful, and ask, if it may cost much. None: somebody said no."""
     from evalfleet.api import runs
     from evalfleet.api.estimate import describe, estimate, forewarned
+    from evalfleet.api.plan_review import broken_promise, with_promise
 
     resolved = await runs.vet(resolved, dry=args.dry_run)
     for warning in resolved.warnings:
@@ -174,10 +177,15 @@ async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Na
     expected = await estimate(workspace, resolved)
     if args.dry_run:
         print(describe(resolved, expected, as_json=args.json))
-        return True
+        return resolved
     for warning in await forewarned(workspace, resolved, expected):
         print(f"evalfleet: note: {warning}", file=sys.stderr)
-    return _agreed(expected.usd, resolved, args)
+    if not _agreed(expected.usd, resolved, args):
+        return None
+    resolved = with_promise(workspace, resolved, expected.offers)
+    if doubt := broken_promise(resolved.plan):
+        print(f"evalfleet: note: {doubt}", file=sys.stderr)
+    return resolved
 
 
 def _detach(order: Order, *, as_json: bool) -> int:

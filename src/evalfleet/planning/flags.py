@@ -272,6 +272,15 @@ class RunOptions(TypedDict, total=False):
     max_duration: Annotated[
         Number, Flag("limits", "duration", "2h", "stop the run after this long; `resume` continues it")
     ]
+    deadline: Annotated[
+        Number,
+        Flag(
+            "limits",
+            "duration",
+            "1h",
+            "when it should be done: it is told, beforehand and meanwhile, if it will not be; nothing stops",
+        ),
+    ]
     task_timeout: Annotated[
         Number,
         Flag(

@@ -700,6 +700,7 @@ def _limits(
         task_budget_usd=flags.task_budget,
         max_tokens=flags.max_tokens,
         max_duration_s=flags.max_duration,
+        deadline_s=flags.deadline,
         boot_timeout_s=Limits().boot_timeout_s + setup_s,
         # A laptop may sleep through a task: the host must not give it up before the task's own limit.
         lease_s=max(Limits().lease_s, 2 * longest + 600),

@@ -57,6 +57,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     task_budget: float | None = None
     max_tokens: int | None = None
     max_duration: float | None = None
+    deadline: float | None = None
     task_timeout: float | None = None
     attempts: int = 3
     schedule: ScheduleName = "dynamic"

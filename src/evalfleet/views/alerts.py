@@ -32,7 +32,7 @@ from evalfleet.state import RunState
 
 from .format import clean, duration, iso, percent, usd
 from .progress import Progress
-from .stats import machines_usd, retries
+from .stats import at_risk, machines_usd, retries
 
 FEW_ATTEMPTS = 10
 FEW_SCORED = 5
@@ -172,6 +172,14 @@ def _budget(situation: Situation, rule: AlertRule) -> Found:
         yield f"{passed}%", f"{usd(spent)} of the budget of {usd(budget)} is spent ({passed}%)", None, None
 
 
+def _promise(situation: Situation, rule: AlertRule) -> Found:
+    if situation.state.proofs < rule.count:
+        return  # a few tasks tell too little of the others
+    for told in at_risk(situation.state, situation.now):
+        # what is needed changes all the time; which promise it is does not
+        yield told.partition(":")[0].replace(" may ", " will "), told, None, None
+
+
 def _model_errors(situation: Situation, rule: AlertRule) -> Found:
     state = situation.state
     if state.causes[Cause.MODEL] < rule.count:
@@ -229,6 +237,7 @@ CHECKS: dict[str, tuple[Check, AlertRule]] = {
     "high_retry_rate": (_retries, AlertRule(share=0.2)),
     "docker_pull_slow": (_pull, AlertRule(after_s=300.0)),
     "budget": (_budget, AlertRule()),
+    "promise_at_risk": (_promise, AlertRule(count=5)),
     "model_error_repeated": (_model_errors, AlertRule(count=3)),
     "queue_longer_than_planned": (_queue, AlertRule(after_s=3600.0, factor=1.0)),
     "machines_left": (_left, AlertRule("critical", after_s=1200.0)),

@@ -697,6 +697,7 @@ class ReviewRow(TypedDict):
     tasks: int
     workers: int
     earlier_runs: Annotated[int, Meta(description="how many the plan rests on")]
+    promised: Annotated[bool, Meta(description="it was said when the run was started; else it is said now")]
     seconds: Annotated[RangeDocument, Meta(description="until the last result")]
     took_seconds: float
     machines_usd: RangeDocument

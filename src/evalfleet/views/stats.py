@@ -291,7 +291,8 @@ def estimated_usd(state: RunState, now: Micros) -> float | None:
 
 
 def at_risk(state: RunState, now: Micros) -> list[str]:
-    """Which limits the run will meet before its last task, as it goes now: nothing while it is not likely.
+    """Which limits the run will meet before its last task, and which promises it will not keep, as it goes
+    now: nothing while that is not likely.
 
     It is unlikely to hold if even the middle of what is expected is beyond the limit, and will not hold if
     the early end of the range is.
@@ -301,11 +302,13 @@ def at_risk(state: RunState, now: Micros) -> list[str]:
         return []
     found: list[str] = []
     low_s, _ = eta_range_s(state, now) or (middle, middle)
-    if (limit_s := state.limits.max_duration_s) is not None:
-        left_s = max(0.0, limit_s - seconds_between(state.started_at, now))
+    gone_s = seconds_between(state.started_at, now)
+    ends = {"in time": state.limits.max_duration_s, "by its deadline": state.limits.deadline_s}
+    for what, limit_s in ends.items():
+        left_s = math.inf if limit_s is None else max(0.0, limit_s - gone_s)
         if middle > left_s:
             late = f"it needs about {whole_duration(middle)} more, and has {whole_duration(left_s)}"
-            found.append(f"the run {'will' if low_s > left_s else 'may'} not be done in time: {late}")
+            found.append(f"the run {'will' if low_s > left_s else 'may'} not be done {what}: {late}")
     if (budget := state.limits.budget_usd) is not None and state.proofs:
         models = state.model_usd.spent * state.total / state.proofs
         soonest = machines_usd(state, now) + hourly_usd(state, now) * low_s / 3600 + models
@@ -313,6 +316,23 @@ def at_risk(state: RunState, now: Micros) -> list[str]:
         if expected > budget:
             told = f"about {usd(expected)} are needed, and the budget is {usd(budget)}"
             found.append(f"the budget {'will' if soonest > budget else 'may'} not do: {told}")
+    return found or _unlike_planned(state, now, middle)
+
+
+def _unlike_planned(state: RunState, now: Micros, left_s: float) -> list[str]:
+    """Whether it will take longer, or cost more, than nine of ten runs that were simulated beforehand."""
+    promise = state.plan.promise
+    if promise is None or state.started_at != state.planned_at or state.steered:
+        return []
+    found: list[str] = []
+    takes_s, (low_s, _, high_s) = seconds_between(state.started_at, now) + left_s, promise.seconds
+    if takes_s > high_s:
+        planned = f"{whole_duration(low_s)} to {whole_duration(high_s)} were planned"
+        found.append(f"it will take longer than planned: about {whole_duration(takes_s)}, and {planned}")
+    costs, (low, _, high) = estimated_usd(state, now) or 0.0, promise.machines_usd
+    if costs > high + 0.005:
+        planned = f"{usd(low)} to {usd(high)} were planned"
+        found.append(f"machines will cost more than planned: about {usd(costs)}, and {planned}")
     return found
 
 
