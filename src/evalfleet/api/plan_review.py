@@ -61,8 +61,8 @@ def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offe
     draws = max(FEWEST_DRAWS, min(DRAWS, PROMISED_ATTEMPTS // len(tasks)))
     forecast = forecasts([job_of(plan, tasks, Option(plan.limits.workers, tuple(offers)), chances)], draws)[0]
     promise = Promise(
-        tuple(round(each, 3) for each in forecast.seconds),
-        tuple(round(each, 6) for each in forecast.machines_usd),
+        forecast.seconds.rounded(3),
+        forecast.machines_usd.rounded(6),
         chances.runs,
         round(_machine_s(chances, offers[0], plan.limits.workers), 3),
     )

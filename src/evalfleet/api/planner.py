@@ -56,8 +56,8 @@ class Range(NamedTuple):
         last = len(ordered) - 1
         return cls(ordered[math.floor(0.05 * last)], ordered[last // 2], ordered[math.ceil(0.95 * last)])
 
-    def plus(self, other: Range | None) -> Range:
-        return self if other is None else Range(*(a + b for a, b in zip(self, other, strict=True)))
+    def rounded(self, digits: int) -> Range:
+        return Range(*(round(each, digits) for each in self))
 
 
 @dataclass(frozen=True)
@@ -486,5 +486,5 @@ def _option(forecast: Forecast) -> OptionDocument:
 
 
 def range_document(figures: Range, digits: int) -> RangeDocument:
-    low, middle, high = (round(each, digits) for each in figures)
+    low, middle, high = figures.rounded(digits)
     return {"low": low, "middle": middle, "high": high}
