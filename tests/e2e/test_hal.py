@@ -352,6 +352,28 @@ def test_the_variables_of_hals_google_cloud_are_understood(fleet: Fleet, hal_eva
     assert plan["store"].endswith("/elsewhere")
 
 
+def test_the_variables_of_hals_own_machines_are_understood(fleet: Fleet, hal_eval: HalEval) -> None:
+    variables = {
+        "AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-00000000000a",
+        "AZURE_RESOURCE_GROUP_NAME": "agents",
+        "AZURE_LOCATION": "westus2",
+        "NETWORK_SECURITY_GROUP_NAME": "hal-nsg",
+        "SSH_PUBLIC_KEY_PATH": "key.pub",
+        "SSH_PRIVATE_KEY_PATH": "key",
+    }
+    (fleet.folder / "key").write_text("a key", "utf-8")
+    (fleet.folder / ".env").write_text("".join(f"{key}={text}\n" for key, text in variables.items()))
+    done = hal_eval("--vm", "--set=ssh_from=203.0.113.7/32", "--dry-run", "--json")
+    place = done.json["plan"]["place_specs"]["azure_vm"]["settings"]
+    assert (place["subscription"], place["resource_group"]) == (variables["AZURE_SUBSCRIPTION_ID"], "agents")
+    assert (place["regions"], place["key"]) == (["westus2"], "key")
+    assert "SSH_PUBLIC_KEY_PATH is not needed" in done.err
+    assert "NETWORK_SECURITY_GROUP_NAME is not needed: machines are in a network of ours" in done.err
+    open_to_nobody = hal_eval("--vm", "--dry-run")
+    assert open_to_nobody.code == 2
+    assert "`ssh_from` is not set" in open_to_nobody.err
+
+
 def test_flags_that_hal_ignores_are_named(hal_eval: HalEval) -> None:
     ignored = ("-B", "x=1", "-I", "y=2", "--config", "c.yaml", "--upload", "--no-download-environment")
     told = hal_eval(*ignored, "--dry-run").err

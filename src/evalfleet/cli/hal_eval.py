@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,14 @@ if TYPE_CHECKING:
 
 GOOGLE = "gce"
 """The place that --google-cloud stands for."""
-GOOGLE_SETTINGS = {
-    "GCP_PROJECT_ID": "project",
-    "GCP_ZONE": "zones",
-    "GCP_REGION": "regions",
-    "SSH_PRIVATE_KEY_PATH": "key",
+BUCKET, REGISTRY = "BUCKET_NAME", "ARTIFACT_REGISTRY"
+"""Variables of --google-cloud: where a copy of the run goes, and where images come from."""
+PRIVATE_KEY = "SSH_PRIVATE_KEY_PATH"
+NOT_NEEDED = {
+    "SSH_PUBLIC_KEY_PATH": "machines get the public half of the private key",
+    "NETWORK_SECURITY_GROUP_NAME": "machines are in a network of ours, which lets in `ssh_from` alone",
 }
-"""The variables that say where in Google Cloud -> the settings of the place that they stand for."""
-BUCKET, REGISTRY, PUBLIC_KEY = "BUCKET_NAME", "ARTIFACT_REGISTRY", "SSH_PUBLIC_KEY_PATH"
-"""More of them: where a copy of the run goes, where images come from, and one that is not needed."""
+"""Variables that HAL's own machines need, and why ours do not."""
 LONGEST_ID = 60
 SUFFIX = 4
 """Of a run id: room for the number of a run that goes on with it."""
@@ -58,7 +58,11 @@ def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--agent_version", metavar="TEXT", help="for the results")
     own.add_argument("--conda_env_name", metavar="ENV", help="run agents in this conda environment, here")
     own.add_argument("--docker", action="store_true", help="run agents in containers of --set image=IMAGE")
-    own.add_argument("--vm", action="store_true", help="run agents on machines of --on PLACE")
+    own.add_argument(
+        "--vm",
+        action="store_true",
+        help="run agents on machines of --on PLACE, or of the one that HAL's variables name",
+    )
     for name in ("-B", "-I"):
         own.add_argument(name, metavar="KEY=VALUE", action="append", help="no effect: HAL ignores it")
     own.add_argument("--config", metavar="FILE", help="no effect: HAL ignores it")
@@ -279,8 +283,6 @@ def _refuse(args: argparse.Namespace) -> None:
         raise RequestError(f"--google-cloud is --on {GOOGLE}: say where machines come from once")
     if sum(map(bool, (args.conda_env_name, args.vm or args.google_cloud, args.docker))) > 1:
         raise RequestError("only one of --conda_env_name, --vm, --google-cloud and --docker can be given")
-    if args.vm and not args.on:
-        raise RequestError("--vm: say whose machines, with --on PLACE; `evalfleet places` lists them")
     if args.continue_run and not args.run_id:
         raise RequestError("--continue_run goes on with an earlier run: name it with --run_id ID")
 
@@ -343,10 +345,14 @@ def _request(args: argparse.Namespace, workspace: Workspace) -> RunRequest:
     env_file = args.env_file or (".env" if (workspace.cwd / ".env").is_file() else None)
     if "secrets" not in given and (names := _model_keys(workspace, env_file)):
         given["secrets"] = ",".join(names)
-    store = args.store
+    store, on = args.store, GOOGLE if args.google_cloud else args.on
+    merged = workspace.environment(env_file)
+    if args.vm:
+        on = on or _place_of_variables(merged)
+    if args.vm or args.google_cloud:
+        given = {**_place_settings(on, merged, workspace), **given}
     if args.google_cloud:
-        merged = workspace.environment(env_file)
-        given = _google_settings(merged, given)
+        given = _with_registry(merged, given)
         if not store and (bucket := merged.get(BUCKET)):
             store = bucket if "://" in bucket else f"gs://{bucket}/{args.benchmark}"
     timeout = args.task_timeout
@@ -354,7 +360,7 @@ def _request(args: argparse.Namespace, workspace: Workspace) -> RunRequest:
         "settings": given,
         "agent": parse_pairs(args.agent or (), "-A") or None,
         "workers": parse_count(args.max_concurrent, "--max_concurrent", 1, 10_000),
-        "on": GOOGLE if args.google_cloud else args.on,
+        "on": on,
         "spot": args.spot,
         "budget": args.budget,
         "store": store,
@@ -364,20 +370,49 @@ def _request(args: argparse.Namespace, workspace: Workspace) -> RunRequest:
     return RunRequest("hal", **options)
 
 
-def _google_settings(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, and what the variables of HAL's Google Cloud say beside it."""
-    told = {key: environ[name] for name, key in GOOGLE_SETTINGS.items() if environ.get(name)}
-    if "zones" in told:  # a zone is in its region, and says more
-        told.pop("regions", None)
-    settings = {**told, **given}
-    if (registry := environ.get(REGISTRY)) and "/" not in (image := settings.get("image", "")):
-        if image:
-            settings["image"] = f"{registry.rstrip('/')}/{image}"
-        else:
-            _note(f"{REGISTRY}: no image is asked for; --set image=NAME takes one from {registry}")
-    if environ.get(PUBLIC_KEY):
-        _note(f"{PUBLIC_KEY} is not needed: machines get the public half of the private key")
-    return settings
+def _place_of_variables(environ: Mapping[str, str]) -> str:
+    """The kind of place that HAL's own variables name, by which --vm goes alone. Raises RequestError."""
+    from evalfleet.planning.plugins import BUILT_IN, place_kind
+
+    named = list[str]()
+    for name in BUILT_IN["place"]:
+        with suppress(RequestError):  # it cannot be used here
+            variables = getattr(place_kind(name), "foreign_variables", {})
+            if variables and all(environ.get(variable) for variable in variables):
+                named.append(name)
+    if len(named) != 1:
+        raise RequestError("--vm: say whose machines, with --on PLACE; `evalfleet places` lists them")
+    return named[0]
+
+
+def _place_settings(on: str, environ: Mapping[str, str], workspace: Workspace) -> dict[str, str]:
+    """Settings of the places, as HAL's own variables say them. Raises RequestError."""
+    from evalfleet.planning.sources import place_sources
+
+    told = dict[str, str]()
+    for place in place_sources(on.split(","), workspace.config):
+        if not (variables := getattr(place.kind, "foreign_variables", {})):
+            continue
+        for variable, key in {**variables, PRIVATE_KEY: "key"}.items():
+            if environ.get(variable):
+                told[f"{place.name}.{key}"] = environ[variable]
+        if f"{place.name}.zones" in told:  # a zone is in its region, and says more
+            told.pop(f"{place.name}.regions", None)
+    for variable, why in NOT_NEEDED.items():
+        if environ.get(variable):
+            _note(f"{variable} is not needed: {why}")
+    return told
+
+
+def _with_registry(environ: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With an image's name as the registry has it."""
+    registry, image = environ.get(REGISTRY), settings.get("image", "")
+    if not registry or "/" in image:
+        return dict(settings)
+    if image:
+        return {**settings, "image": f"{registry.rstrip('/')}/{image}"}
+    _note(f"{REGISTRY}: no image is asked for; --set image=NAME takes one from {registry}")
+    return dict(settings)
 
 
 def _note(text: str) -> None:

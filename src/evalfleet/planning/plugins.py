@@ -65,6 +65,8 @@ class PlaceKind(Protocol):
     """Settings that may change while machines live: they are read from evalfleet.toml anew."""
     login_variables: tuple[str, ...] = ()
     """Environment variables that log in to its places."""
+    foreign_variables: Mapping[str, str] = {}
+    """Environment variables of other programs that make such machines -> the settings that they stand for."""
     extra: str = ""
     """The extra of evalfleet that brings what it needs."""
     registry_settings: tuple[str, ...] = ()

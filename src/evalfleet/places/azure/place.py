@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import ClassVar
 
 from msgspec import structs
 
@@ -54,6 +55,11 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
 
     Settings = AzureSettings
     login_variables = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")
+    foreign_variables: ClassVar[Mapping[str, str]] = {
+        "AZURE_SUBSCRIPTION_ID": "subscription",
+        "AZURE_RESOURCE_GROUP_NAME": "resource_group",
+        "AZURE_LOCATION": "regions",
+    }
     extra = "azure"
     registry_settings = ("resource_group",)
     machine_s = 300.0

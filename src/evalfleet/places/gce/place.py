@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import ClassVar
 
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
@@ -38,6 +39,11 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
 
     Settings = GceSettings
     login_variables = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT")
+    foreign_variables: ClassVar[Mapping[str, str]] = {
+        "GCP_PROJECT_ID": "project",
+        "GCP_ZONE": "zones",
+        "GCP_REGION": "regions",
+    }
     extra = "gcp"
     registry_settings = ("project",)
     machine_s = 120.0
