@@ -206,6 +206,8 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     max_life_s: float | None = None
     silent_s: float = 8.0
     """After how long without a word a machine's channel gives up. It is alike in all offers of one place."""
+    boot_s: float | None = None
+    """How long its machines may take from their start until they can be reached; None: `Limits` says."""
     lost_s: float = 12.0
     """How long a machine may be silent in all before it is given up, while others that are reached in the
     same way are heard. It is alike in all offers of one place."""
@@ -639,6 +641,9 @@ IMPORTED = "imported"
 """The place of runs that another program made: they have ended, and cannot be taken up."""
 
 
+BOOT_TIMEOUT_S = 1800.0
+
+
 class Limits(Struct, frozen=True, omit_defaults=True):
     """The bounds of a run, all of them data: policy reads them, nothing else does."""
 
@@ -658,7 +663,7 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     max_duration_s: float | None = None
     deadline_s: float | None = None
     """When the run should be done. Nothing is stopped for it: it is told when it will not be."""
-    boot_timeout_s: float = 1800.0
+    boot_timeout_s: float = BOOT_TIMEOUT_S
     """How long a machine may take from its request, or from its start if it queues, until it is ready."""
     mend_s: float = 900.0
     """How long one step of mending a machine may take."""
@@ -683,6 +688,12 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     """How often an offer may refuse before it counts as refused for good."""
     outage_tries: int = 24
     """How often a place that answers nothing for now is asked, further and further apart: for three hours."""
+
+    def boot_limit_s(self, offer: Offer) -> float:
+        """How long a machine of this offer may take until it is ready; its set-up has its own time in it."""
+        if offer.boot_s is None:
+            return self.boot_timeout_s
+        return offer.boot_s + max(0.0, self.boot_timeout_s - BOOT_TIMEOUT_S)
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):

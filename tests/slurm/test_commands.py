@@ -10,6 +10,7 @@ import pytest
 
 from evalfleet.errors import PlaceError
 from evalfleet.places.slurm.commands import Slurm, elapsed_s, limit, refusal
+from evalfleet.places.slurm.login import ThisComputer
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_squeue_that_hangs_is_told_and_ended(tmp_path: Path, monkeypatch: pyte
     command(tmp_path, "squeue", f"echo $$ >{tmp_path}/pid; exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(PlaceError, match="squeue has not answered for 2 s") as told:
-        asyncio.run(Slurm({}, answer_s=2.0).jobs())
+        asyncio.run(Slurm(ThisComputer({}), answer_s=2.0).jobs())
     assert told.value.transient
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -81,19 +82,19 @@ def test_a_squeue_that_hangs_is_told_and_ended(tmp_path: Path, monkeypatch: pyte
 def test_sacct_without_accounting_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(tmp_path, "sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert asyncio.run(Slurm({}).ended(["7"])) == ()
+    assert asyncio.run(Slurm(ThisComputer({})).ended(["7"])) == ()
 
 
 def test_the_books_tell_how_a_forgotten_job_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(tmp_path, "sacct", "echo '7|CANCELLED by 1000|62|n1|main|a|b'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (job,) = asyncio.run(Slurm({}).ended(["7"]))
+    (job,) = asyncio.run(Slurm(ThisComputer({})).ended(["7"]))
     assert (job.id, job.state, job.ran_s, job.node, job.name) == ("7", "CANCELLED", 62.0, "n1", "a|b")
 
 
 def test_slurms_variables_of_the_job_we_are_in_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "64")
-    environ = Slurm({"SLURM_CONF": "/etc/slurm.conf", "SLURM_NTASKS": "64", "SBATCH_QOS": "q"}).environ
+    environ = ThisComputer({"SLURM_CONF": "/etc/slurm.conf", "SLURM_NTASKS": "64", "SBATCH_QOS": "q"}).environ
     assert environ["SLURM_CONF"] == "/etc/slurm.conf"
     assert environ["SBATCH_QOS"] == "q"
     assert "SLURM_NTASKS" not in environ

@@ -103,7 +103,7 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
         tools.report(MachineCondemned(machine.id, str(err), Cause.PROVISIONING, scope="offer"))
     except TimeoutError:
         cause = Cause.BOOT if machine.up_at is None else Cause.READINESS
-        detail = f"not ready after {tools.state.limits.boot_timeout_s:g} s ({cause})"
+        detail = f"not ready after {tools.state.limits.boot_limit_s(machine.offer):g} s ({cause})"
         tools.report(MachineCondemned(machine.id, detail, cause))
 
 
@@ -117,7 +117,7 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
         begun, start = started_at(tools, seen), seen.start
         tools.report(MachineAllocated(machine.id, begun, seen.start, seen.node))
     timings: dict[str, float] = {}
-    async with asyncio.timeout(_boot_time_left_s(tools, begun)):
+    async with asyncio.timeout(_boot_time_left_s(tools, machine, begun)):
         up: Machine | None = None
         if machine.phase in ("requested", "queued", "allocated"):
             up = await _boot(tools, machine)
@@ -138,7 +138,7 @@ async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
     """Wait until its service has started it, or shows it no more: for as long as its offer says."""
     queued_at = machine.queued_at
     if machine.phase == "requested":
-        async with asyncio.timeout(_boot_time_left_s(tools, machine.requested_at)):
+        async with asyncio.timeout(_boot_time_left_s(tools, machine, machine.requested_at)):
             await _create(tools, machine)
             seen = await _once(tools, machine, lambda seen: seen is not None)
         if seen is not None and seen.phase == "queued":
@@ -238,10 +238,10 @@ def _came_up(seconds: float, seen: Machine) -> dict[str, float]:
     return {"boot": round(max(0.0, seconds - told), 3), **seen.timings}
 
 
-def _boot_time_left_s(tools: Tools, begun: Micros) -> float:
+def _boot_time_left_s(tools: Tools, machine: MachineState, begun: Micros) -> float:
     """What is left of the time to boot, from the request on; a controller that has just come gives it a
     moment."""
-    limit = tools.state.limits.boot_timeout_s
+    limit = tools.state.limits.boot_limit_s(machine.offer)
     spent = seconds_between(begun, tools.clock.now())
     return max(limit - spent, min(limit, BOOT_LOOK_S))
 

@@ -100,7 +100,7 @@ def worthwhile(state: RunState, offer: Offer, seconds: float) -> bool:
 
 def _any_task_s(state: RunState, offer: Offer) -> float:
     limits = state.limits
-    return limits.boot_timeout_s + state.longest_s + limits.grace_s + offer.teardown_s + LAST_CALL_S
+    return limits.boot_limit_s(offer) + state.longest_s + limits.grace_s + offer.teardown_s + LAST_CALL_S
 
 
 def outlives(state: RunState, now: Micros, task: Task, machine: MachineState) -> bool:

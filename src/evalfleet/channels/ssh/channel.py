@@ -12,7 +12,7 @@ from typing import Any
 import asyncssh
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
-from evalfleet.channels.link import Incoming, OpenLink
+from evalfleet.channels.link import Dial, Incoming, OpenLink
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.session import OnLoad
 from evalfleet.errors import ChannelError, SetupFailed
@@ -208,6 +208,7 @@ class SshChannel(Resident):
     """One machine on a host. Its line to the supervisor is renewed when lost, while anybody waits.
 
     `made`: the host is a machine that we made, so that sudo is used for isolation without being asked for it.
+    `connect`: another way to the supervisor than through the host's own socket.
     """
 
     def __init__(
@@ -220,12 +221,13 @@ class SshChannel(Resident):
         verdict: Verdict | None = None,
         caps: Caps = STANDARD_CAPS,
         made: bool = False,
+        connect: Dial | None = None,
     ) -> None:
-        async def connect(protocol: asyncio.Protocol) -> OpenLink:
+        async def connect_there(protocol: asyncio.Protocol) -> OpenLink:
             return await dial(host_home, machine, fence, protocol)
 
         mover = SshMover(host_home, machine, secrets, caps)
-        super().__init__(connect, mover, fence, secrets, on_load)
+        super().__init__(connect or connect_there, mover, fence, secrets, on_load)
         mover.ask, mover.alive = self.ask, self.alive
         self._host_home, self._machine, self._made = host_home, machine, made
         self._files = mover

@@ -1,5 +1,6 @@
 """The place `slurm`: machines that are jobs of a cluster's queue."""
 
-from .place import SlurmPlace, SlurmSettings
+from .place import SlurmPlace
+from .settings import SlurmSettings
 
 __all__ = ["SlurmPlace", "SlurmSettings"]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from msgspec import Struct
 
-from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.errors import PlaceError
+
+from .login import Login
 
 ANSWER_S = 30.0
 SAID_CAP = 500
-KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 COLUMNS = "%i|%T|%M|%N|%P|%r|%j"
 WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 RUNS = frozenset(
@@ -73,11 +70,8 @@ class SlurmJob(Struct, frozen=True):
 class Slurm:
     """The commands, with a limit on how long each may take: those of a cluster that is ill hang."""
 
-    def __init__(self, environ: Mapping[str, str], answer_s: float = ANSWER_S) -> None:
-        # Jobs get all of it. In a job of the cluster itself, Slurm's variables of that job are not for ours.
-        kept = {name: environ[name] for name in KEPT if name in environ}
-        sbatch = {name: value for name, value in environ.items() if name.startswith("SBATCH_")}
-        self.environ = {**host_environment(os.environ), **sbatch, **kept}
+    def __init__(self, login: Login, answer_s: float = ANSWER_S) -> None:
+        self._login = login
         self.answer_s = answer_s
 
     async def jobs(self) -> Sequence[SlurmJob]:
@@ -141,38 +135,16 @@ class Slurm:
     async def run(self, *argv: str, given: str = "", says_by_stderr: bool = False) -> str:
         """What a command prints. Raises PlaceError."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=self.environ,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for us: a job that is half submitted would be forgotten
-            )
-        except OSError as err:
-            raise PlaceError(
-                f"{argv[0]} cannot be run ({err.strerror}): run evalfleet where Slurm's commands are, on a "
-                "login node of the cluster",
-                transient=False,
-                scope="place",
-            ) from err
-        try:
-            async with asyncio.timeout(self.answer_s):
-                out, errors = await process.communicate(given.encode())
+            spoken = await self._login.run(argv, given, self.answer_s)
         except TimeoutError as err:
             raise PlaceError(
                 f"{argv[0]} has not answered for {self.answer_s:g} s; does `{argv[0]}` answer you there?",
                 transient=True,
                 scope="place",
             ) from err
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        if process.returncode:
-            raise refusal(argv[0], errors.decode("utf-8", "replace"))
-        return (errors if says_by_stderr else out).decode("utf-8", "replace")
+        if spoken.code:
+            raise refusal(argv[0], spoken.errors.decode("utf-8", "replace"))
+        return (spoken.errors if says_by_stderr else spoken.out).decode("utf-8", "replace")
 
 
 def refusal(command: str, said: str) -> PlaceError:

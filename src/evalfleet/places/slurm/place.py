@@ -1,67 +1,61 @@
 """The place `slurm`: a machine is a job of the cluster. It runs our supervisor, which takes attempts one
 after another.
 
-Its folder is on a file system that the nodes share with this computer: bundles and artefacts are written and
-read there directly. What is said to the supervisor goes through a step of the job (`srun --overlap`), or,
-where steps are forbidden, through a mailbox in that folder.
+Its folder is on a file system that the nodes share with the login node, which is this computer or is reached
+by SSH. What is said to the supervisor goes through a step of the job (`srun --overlap`), or, where steps are
+forbidden, through a mailbox in that folder.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import base64
 import functools
+import getpass
 import hashlib
-import json
 import os
+import secrets
 import shlex
-import tempfile
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from msgspec import Meta, Struct, structs
+from msgspec import Struct, structs
 
-from evalfleet.channels.artefacts import LocalMover
 from evalfleet.channels.link import OpenLink
-from evalfleet.channels.mailbox import FolderMail, MailTransport, open_mail
 from evalfleet.channels.program import archive
-from evalfleet.channels.resident import Resident
 from evalfleet.channels.samples import Samples
-from evalfleet.channels.supervisor.files import job_name, make_key, read_key
-from evalfleet.channels.supervisor.machine import DELETING, remove_tree
+from evalfleet.channels.supervisor.files import job_name
 from evalfleet.errors import ChannelError, PlaceError, RequestError
-from evalfleet.files import replace
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Channel, Check, Fence, HostKey, PlaceContext, Preflight
 from evalfleet.single_flight import SingleFlight
+from evalfleet.version import requirement
 
-from .commands import NEVER_STARTS, TAKEN_BACK, Slurm, SlurmJob, limit
-from .step import StepTransport, open_step
+from .commands import Slurm, SlurmJob, limit
+from .folders import MAIL
+from .login import Login, MachineWay, ThisComputer
+from .settings import SlurmSettings
+from .sight import MachineFolder, Queue, Sight, folder_of, queue_of
+
+if TYPE_CHECKING:
+    from .remote import LoginNode
 
 PILOT = Path(__file__).with_name("pilot.py")
 KILL_WAIT_S = 60.0
 """How long Slurm may take to end a job: it asks first, and kills later."""
-MARK_S = 60.0
-"""So long a job may take from its start in Slurm's books to its pilot's mark: prologues run meanwhile."""
 ORDER_POLLS = 6
-MAIL = "mail"
-"""The mailbox in a machine's folder, where no steps may be used. Its pilot looks whether there is one."""
 MAIL_SILENT_S, MAIL_LOST_S = 60.0, 900.0
 """A file system may be away for ten minutes. Whether a machine still lives, Slurm tells meanwhile."""
-REASONS = {
-    "JobHeldUser": "held by its user: `scontrol release`",
-    "JobHeldAdmin": "held by an administrator",
-    "None": "",
-}
-CLOCKS_S = 5.0
-"""So far a node's clock may be from ours before it is not believed."""
-DETAIL_CAP = 300
-STEP_END_S = 5.0
-STEP_OPTIONS = (*("--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--quiet", "--unbuffered"),)
+REMOTE_LOOK_S = 2.0
+"""Folders of a login node are looked at no more often than this: each time costs it a process."""
+NOWHERE = "/nowhere"
+"""Where the folder of a machine would be that has none yet."""
+STEP_OPTIONS = ("--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--quiet", "--unbuffered")
 RELAY = """\
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
@@ -69,92 +63,60 @@ from supervisor.verbs import carry
 os.chdir(sys.argv[2])
 line = socket.socket(socket.AF_UNIX)
 line.connect("supervisor.sock")
-os.write(1, b"ok\\n")
+os.write(1, b"ok  \\n")
 carry(line)
 """
 """The program of a step: bytes both ways between its standard streams and the job's supervisor."""
 
 
-class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of `slurm`."""
+class Site(Struct, frozen=True):
+    """Where this home's files are, in the names of the computer that sees them."""
 
-    folder: Annotated[
-        str, Meta(min_length=1, description="a folder that the nodes share with this computer; required")
-    ] = ""
-    partition: Annotated[str, Meta(description="where jobs go (default: the cluster's)")] = ""
-    account: Annotated[str, Meta(description="who is charged (default: yours)")] = ""
-    qos: Annotated[str, Meta(description="the quality of service (default: yours)")] = ""
-    constraint: Annotated[str, Meta(description="features that nodes must have")] = ""
-    time_limit_s: Annotated[float, Meta(ge=60, description="how long a job may run")] = 4 * 3600.0
-    cpus: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="of a job (default: the cluster's)")
-    ] = None
-    memory_gb: Annotated[float, Meta(ge=0, description="of a job (0: the cluster's default)")] = 0.0
-    gpus: Annotated[int, Meta(ge=0, description="of a job")] = 0
-    max_jobs: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="never more than this at once")
-    ] = None
-    usd_per_hour: Annotated[float, Meta(ge=0, le=10_000, description="what a job costs, if it does")] = 0.0
-    python: Annotated[str, Meta(min_length=1, description="a Python 3.8 or later on the nodes")] = "python3"
-    queue_s: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        Meta(description="a job that waits for longer is given up (default: it may wait for ever)"),
-    ] = None
-    expected_queue_s: Annotated[
-        Annotated[float, Meta(ge=0)] | None,
-        Meta(description="a job that waits for longer is told by the alert `queue_longer_than_planned`"),
-    ] = None
-    poll_s: Annotated[float, Meta(gt=0, description="squeue is asked no more often than this")] = 10.0
-    sbatch: Annotated[tuple[str, ...], Meta(description="more options of sbatch")] = ()
-    reach: Annotated[
-        Literal["step", "mailbox"],
-        Meta(description="how supervisors are reached: by steps (srun --overlap), or by files in `folder`"),
-    ] = "step"
-    isolation: Annotated[
-        Literal["user", "container", "none"] | None, Meta(description="how attempts are kept apart")
-    ] = None
+    shared: str
+    root: str
+    supervisor: str
+    """The supervisor as one file, named by its content."""
+    pilot: str
 
 
-class Start(Struct, frozen=True):
-    """The mark that a pilot has left of its start."""
-
-    start: str
-    """Its name: the job, and how often Slurm had requeued it before."""
-    node: str
-    at: float
-    """By the node's clock, which need not be ours."""
-
-    @property
-    def job(self) -> str:
-        return self.start.partition(".")[0]
+@functools.cache
+def site_at(root: str) -> Site:
+    """What is where below the folder of a home."""
+    name = f"supervisor-{hashlib.sha256(archive() + PILOT.read_bytes()).hexdigest()[:16]}"
+    return Site(os.path.dirname(root), root, f"{root}/{name}.pyz", f"{root}/{name}.py")
 
 
-class Queue(Struct, frozen=True):
-    """What one `squeue` said, and when it was asked."""
+class Survey(Struct, frozen=True):
+    """What the folders of all machines told at one time."""
 
-    asked_at: float
-    by_id: Mapping[str, SlurmJob]
-    by_name: Mapping[str, SlurmJob]
-    """Of several jobs of one name, one that lives."""
+    folders: Mapping[str, MachineFolder]
+    now: float
+    looked_at: float
 
 
 class SlurmPlace(Preflight):
-    """Jobs of a Slurm cluster, each a machine that takes task after task. Run it on a login node."""
+    """Jobs of a Slurm cluster, each a machine that takes task after task."""
 
     Settings = SlurmSettings
     default_isolation = "none"
 
-    def __init__(self, name: str, settings: SlurmSettings, context: PlaceContext) -> None:
+    def __init__(
+        self, name: str, settings: SlurmSettings, context: PlaceContext, node: LoginNode | None = None
+    ) -> None:
         self._name = name
         self._settings = settings
-        self._slurm = Slurm(context.environ)
-        shared = Path(os.path.realpath(context.base / os.path.expanduser(settings.folder)))
-        self._root = shared / context.home_id
+        self._context = context
+        self._node = node
+        self._login: Login = node or ThisComputer(context.environ)
+        self._slurm = Slurm(self._login)
         self._prefix = f"evalfleet-{context.home_id}-"
-        self._secrets = context.secrets
         self._samples = Samples(context.home)
+        self._site: Site | None = None
+        self._brought = False
         self._queue = Queue(-settings.poll_s, {}, {})
         self._ask_queue = SingleFlight(self._ask, self._pause_s)
+        self._survey = Survey({}, 0.0, 0.0)
+        self._look_around = SingleFlight(self._look, self._rest_s)
         self._asked_for: set[str] = set()
         self._recorded: dict[str, set[str]] = {}
         self._books: dict[str, SlurmJob | None] = {}
@@ -162,16 +124,38 @@ class SlurmPlace(Preflight):
         self._order_at = 0.0
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._taken = False
-        self._lines: set[StepTransport | MailTransport] = set()
 
     @classmethod
     def make(cls, name: str, settings: SlurmSettings, context: PlaceContext) -> SlurmPlace:
         if not settings.folder:
             raise RequestError(
-                f"place {name!r} has no 'folder'; name one that the nodes share with this computer, such as "
+                f"place {name!r} has no 'folder'; name one that the nodes share with the login node, such as "
                 'folder = "~/evalfleet"'
             )
-        return cls(name, settings, context)
+        if not settings.login:
+            return cls(name, settings, context)
+        if settings.reach == "mailbox":
+            raise RequestError(
+                f"place {name!r}: a mailbox is in a folder that only the cluster sees; run evalfleet on the login "
+                "node itself, without 'login'"
+            )
+        try:
+            from .remote import LoginNode
+        except ModuleNotFoundError as err:
+            if err.name != "asyncssh":
+                raise
+            raise RequestError(f"place {name!r} needs asyncssh; pip install '{requirement('ssh')}'") from err
+        from evalfleet.places.ssh.place import SshSettings, access_of
+
+        by_ssh = SshSettings(
+            (settings.login,),
+            key=settings.key,
+            known_hosts=settings.known_hosts,
+            jump=settings.jump,
+            python=settings.python,
+        )
+        node = LoginNode(settings.login, access_of(name, by_ssh, context), name, context.home_id)
+        return cls(name, settings, context, node)
 
     @property
     def name(self) -> str:
@@ -203,6 +187,7 @@ class SlurmPlace(Preflight):
                 max_queue_s=settings.queue_s,
                 extendable=False,
                 max_life_s=settings.time_limit_s,
+                boot_s=settings.boot_s,
                 silent_s=20.0 if settings.reach == "step" else MAIL_SILENT_S,
                 lost_s=60.0 if settings.reach == "step" else MAIL_LOST_S,
             ),
@@ -224,6 +209,45 @@ class SlurmPlace(Preflight):
             )
         return said
 
+    # -- folders -------------------------------------------------------------------------------------
+
+    async def _do(self, verb: str, scope: str = "place", **about: Any) -> dict[str, Any]:
+        """Something with folders, where they are seen. Raises PlaceError."""
+        answer = await self._login.perform({"verb": verb, **about})
+        if error := answer.get("error"):
+            raise PlaceError(str(error), transient=True, scope="machine" if scope == "machine" else "place")
+        return answer
+
+    async def _here(self) -> Site:
+        """Where our files are. Raises PlaceError."""
+        if self._site is None:
+            path = self._settings.folder
+            if self._node is None:
+                path = str(self._context.base / os.path.expanduser(path))
+            shared = str((await self._do("resolve", path=path))["path"])
+            self._site = site_at(f"{shared}/{self._context.home_id}")
+        return self._site
+
+    def _rest_s(self) -> float:
+        pause_s = min(REMOTE_LOOK_S, self._settings.poll_s) if self._node is not None else 0.0
+        return max(0.0, self._survey.looked_at + pause_s - time.monotonic())
+
+    async def _look(self) -> Survey:
+        site = await self._here()
+        answer = await self._do("survey", root=site.root)
+        folders = {str(name): folder_of(told) for name, told in answer["machines"].items()}
+        self._survey = Survey(folders, float(answer["now"]), time.monotonic())
+        return self._survey
+
+    async def _bring_supervisor(self, site: Site) -> None:
+        """The supervisor, and beside it the pilot, as files that the nodes see. Raises PlaceError."""
+        missing = (await self._do("bring", paths=[site.pilot, site.supervisor]))["missing"]
+        if missing:
+            files = {site.pilot: PILOT.read_bytes(), site.supervisor: archive()}
+            contents = {path: base64.b64encode(files[path]).decode() for path in missing if path in files}
+            await self._do("bring", paths=list(contents), contents=contents)
+        self._brought = True
+
     # -- what exists ---------------------------------------------------------------------------------
 
     def _pause_s(self) -> float:
@@ -239,8 +263,7 @@ class SlurmPlace(Preflight):
         jobs = [*jobs, *await self._forgotten({job.id for job in jobs})]
         if any(job.waits and job.name.startswith(self._prefix) for job in jobs):
             await self._look_at_order(asked_at)
-        living_last = sorted(jobs, key=lambda job: (job.runs, job.waits))
-        self._queue = Queue(asked_at, {job.id: job for job in jobs}, {job.name: job for job in living_last})
+        self._queue = queue_of(asked_at, jobs)
         return self._queue
 
     async def _forgotten(self, known: set[str]) -> Sequence[SlurmJob]:
@@ -263,140 +286,94 @@ class SlurmPlace(Preflight):
     async def list(self, pool: str) -> Sequence[Machine]:
         """All that has a folder, or a job that lives. Where it is up, the folder tells without a poll."""
         prefix = job_name(f"{pool}-")
-        names = {name for name in self._folders() if name.startswith(prefix)}
+        site, survey = await self._here(), await self._look_around.fresh()
         # one that was submitted since the last poll is not missing from it
-        recorded = {job for name in names if (job := _read(self._root / name / "job"))}
+        recorded = {it.job for name, it in survey.folders.items() if it.job and name.startswith(prefix)}
         self._recorded[pool] = recorded
         unknown = recorded - self._queue.by_id.keys() - self._asked_for
         if unknown or self._pause_s() == 0.0:
             await self._ask_queue.fresh()
             self._asked_for = (self._asked_for & recorded) | unknown
-        jobs = self._queue.by_name
+            survey = await self._look_around.fresh()  # what Slurm says of a job must not be newer
         ours = f"{self._prefix}{prefix}"
-        names |= {
+        names = {name for name in survey.folders if name.startswith(prefix)} | {
             job.name.removeprefix(self._prefix)
-            for job in jobs.values()
+            for job in self._queue.by_name.values()
             if job.name.startswith(ours) and (job.waits or job.runs)
         }
-        return tuple(self._seen(name) for name in sorted(names))
-
-    def _folders(self) -> Sequence[str]:
-        try:
-            with os.scandir(self._root) as entries:
-                return [entry.name for entry in entries if entry.is_dir()]
-        except FileNotFoundError:
-            return []
-        except OSError as err:
-            raise PlaceError(f"{self._root} cannot be read: {err}", transient=True, scope="place") from err
-
-    def _seen(self, name: str) -> Machine:
-        folder, machine = self._root / name, MachineId(unquote(name))
-        start = _start(folder)
-        if start is not None:
-            return self._seen_started(machine, folder, start)
-        job = self._queue.by_name.get(self._prefix + name)
-        if job is not None and job.waits and job.reason in NEVER_STARTS:
-            why = f"Slurm will not start its job ({job.reason}); change `{NEVER_STARTS[job.reason]}`"
-            return Machine(machine, "gone", ran_s=0.0, detail=f"{why} of the place")
-        if job is not None and job.waits:
-            told = (self._order.get(job.id, ""), REASONS.get(job.reason, job.reason))
-            return Machine(machine, "queued", ran_s=0.0, detail=", ".join(filter(None, told)))
-        if job is not None and job.runs:
-            if job.ran_s < MARK_S:  # its pilot is about to leave its mark, by which its life is counted
-                return Machine(machine, "queued", ran_s=0.0, detail=f"starts on {job.node}")
-            return Machine(machine, "pending", node=job.node, start=f"{job.id}.0", ran_s=job.ran_s)
-        if not (folder / "job").exists():
-            return Machine(machine, "queued", ran_s=0.0, detail="being submitted")
-        state = job.state.lower() if job is not None else "forgotten"
-        detail = f"its job ended before it began ({state}) {_last_words(folder)}".strip()
-        return Machine(machine, "gone", ran_s=job.ran_s if job is not None else 0.0, detail=detail)
-
-    def _seen_started(self, machine: MachineId, folder: Path, start: Start) -> Machine:
-        job = self._queue.by_id.get(start.job)
-        seen = Machine(machine, "gone", str(folder), start.node, start=start.start)
-        told_s = _ran_s(folder)
-        if job is not None and job.runs and not (folder / "restarted").exists():
-            # while it ends, Slurm does not say why yet
-            up = told_s is None and job.state != "COMPLETING" and (folder / "supervisor.sock").exists()
-            up = up and not (folder / DELETING).exists()
-            return structs.replace(seen, phase="up" if up else "pending", ran_s=self._running_s(start, job))
-        # one that waits although it has run was requeued
-        taken_back = (folder / "restarted").exists() or (
-            job is not None and (job.state in TAKEN_BACK or job.waits)
-        )
-        return structs.replace(
-            seen,
-            phase="evicted" if taken_back else "gone",
-            ran_s=self._ended_s(start, job) if told_s is None else told_s,
-            detail=f"Slurm: {job.state.lower()}" if job is not None else "",
+        sight = self._sight(survey)
+        return tuple(
+            sight.machine(
+                MachineId(unquote(name)),
+                f"{site.root}/{name}",
+                self._prefix + name,
+                survey.folders.get(name) or MachineFolder(),
+            )
+            for name in sorted(names)
         )
 
-    def _running_s(self, start: Start, job: SlurmJob) -> float:
-        """By the mark, which is exact, unless its clock is off: Slurm counts whole seconds."""
-        by_slurm = job.ran_s + time.monotonic() - self._queue.asked_at
-        return max(0.0, min(max(time.time() - start.at, by_slurm - CLOCKS_S), by_slurm + CLOCKS_S))
-
-    def _ended_s(self, start: Start, job: SlurmJob | None) -> float:
-        """Its pilot could not tell how long it ran. If Slurm has forgotten it, it may have run to its
-        limit."""
-        if job is not None and not job.waits:
-            return job.ran_s
-        return min(max(0.0, time.time() - start.at), self._settings.time_limit_s)
+    def _sight(self, survey: Survey) -> Sight:
+        ago_s = time.monotonic() - self._queue.asked_at
+        return Sight(self._queue, self._order, survey.now, ago_s, self._settings.time_limit_s)
 
     # -- making and ending ------------------------------------------------------------------------------
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         async with self._turns.setdefault(machine, asyncio.Lock()):
-            folder = self._root / job_name(machine)
-            if (folder / DELETING).exists():
+            site, name = await self._here(), job_name(machine)
+            told = await self._do(
+                "make",
+                root=site.root,
+                name=name,
+                most=self._settings.max_jobs,
+                mail=self._settings.reach == "mailbox",
+                key=secrets.token_hex(32),
+                about={
+                    "owner": self.owner,
+                    "life_s": expires_s,
+                    "at": time.time(),
+                    "of_pool": self._context.for_pool,
+                },
+            )
+            if told.get("full"):
+                raise PlaceError(
+                    f"all {self._settings.max_jobs} jobs of {self._name} are in use", transient=True
+                )
+            folder = folder_of(told)
+            if folder.deleting:
                 raise PlaceError(f"{machine} is being deleted", transient=True, scope="machine")
-            if (folder / "job").exists():
+            if folder.job:
                 return
-            self._make_room(folder)
-            try:
-                self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                folder.mkdir(mode=0o700, exist_ok=True)
-                make_key(str(folder))
-                if self._settings.reach == "mailbox":
-                    (folder / MAIL).mkdir(mode=0o700, exist_ok=True)
-                supervisor = self._bring_supervisor()
-            except OSError as err:
-                raise PlaceError(f"{folder} cannot be made: {err}", transient=True, scope="place") from err
+            await self._bring_supervisor(site)
             queue = await self._ask_queue.fresh()
-            job = queue.by_name.get(self._prefix + folder.name)
+            job = queue.by_name.get(self._prefix + name)
             # an earlier controller may have submitted it, and been gone before it wrote that down
-            id = job.id if job is not None else await self._submit(folder, supervisor, expires_s)
-            replace(folder / "job", id.encode())
+            id = job.id if job is not None else await self._submit(site, name, expires_s)
+            await self._do("record", "machine", root=site.root, name=name, job=id)
+            # the end of this home's last machine, at the same time, may have taken the file away
+            await self._bring_supervisor(site)
 
-    def _make_room(self, folder: Path) -> None:
-        most = self._settings.max_jobs
-        if most is not None and not folder.exists() and len(self._folders()) >= most:
-            raise PlaceError(f"all {most} jobs of {self._name} are in use", transient=True)
+    @property
+    def owner(self) -> str:
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container may have no name for its user
+            user = str(os.getuid())
+        return f"{user}@{socket.gethostname()}:{self._context.home.absolute()}"
 
-    def _bring_supervisor(self) -> Path:
-        """The supervisor, and beside it the pilot, as files that the nodes see. Raises OSError."""
-        data, pilot = archive(), PILOT.read_bytes()
-        digest = hashlib.sha256(data + pilot).hexdigest()[:16]
-        target = self._root.parent / f"supervisor-{digest}.pyz"
-        for path, content in ((target.with_suffix(".py"), pilot), (target, data)):
-            if not path.exists():
-                replace(path, content)
-        return target
-
-    async def _submit(self, folder: Path, supervisor: Path, expires_s: float) -> str:
-        settings = self._settings
+    async def _submit(self, site: Site, name: str, expires_s: float) -> str:
+        folder = f"{site.root}/{name}"
         options = (
-            f"--job-name={self._prefix}{folder.name}",
+            f"--job-name={self._prefix}{name}",
             "--no-requeue",
-            f"--output={str(folder).replace('%', '%%')}/pilot.log",
+            f"--output={folder.replace('%', '%%')}/pilot.log",
             "--open-mode=append",
             f"--chdir={folder}",
             "--export=ALL",
             *self._wishes(expires_s + KILL_WAIT_S),
         )
-        argv = (settings.python, "-I", str(supervisor.with_suffix(".py")), str(folder), str(supervisor))
-        script = f"#!/bin/sh\nexec {shlex.join((*argv, f'{expires_s:.3f}'))}\n"
-        return await self._slurm.submit(options, script)
+        argv = (self._settings.python, "-I", site.pilot, folder, site.supervisor, f"{expires_s:.3f}")
+        return await self._slurm.submit(options, f"#!/bin/sh\nexec {shlex.join(argv)}\n")
 
     def _wishes(self, seconds: float) -> Sequence[str]:
         settings = self._settings
@@ -419,20 +396,15 @@ class SlurmPlace(Preflight):
 
     async def delete(self, machine: MachineId) -> None:
         self._samples.drop(machine)
+        await self._delete(self._context.home_id, machine)
+
+    async def _delete(self, home: str, machine: MachineId) -> None:
         async with self._turns.setdefault(machine, asyncio.Lock()):
-            folder = self._root / job_name(machine)
-            if folder.exists():
-                with suppress(FileNotFoundError):
-                    (folder / DELETING).touch()
-            await self._end(machine, self._prefix + folder.name)
-            try:
-                await asyncio.to_thread(remove_tree, folder)
-            except FileNotFoundError:
-                pass
-            except OSError as err:
-                raise PlaceError(
-                    f"{folder} cannot be removed: {err}", transient=True, scope="machine"
-                ) from err
+            site, name = await self._here(), job_name(machine)
+            about = {"root": f"{site.shared}/{home}", "name": name}
+            await self._do("doom", "machine", **about)
+            await self._end(machine, f"evalfleet-{home}-{name}")
+            await self._do("remove", "machine", **about, supervisor=site.supervisor)
 
     async def _end(self, machine: MachineId, name: str) -> None:
         """Cancel the machine's job, and wait until it is over. Raises PlaceError."""
@@ -448,30 +420,31 @@ class SlurmPlace(Preflight):
     # -- reaching them -----------------------------------------------------------------------------------
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        folder = Path(machine.address) if machine.address else self._root / job_name(machine.id)
+        folder = machine.address or f"{NOWHERE}/{job_name(machine.id)}"
+        site = site_at(os.path.dirname(folder))
 
         async def dial(protocol: asyncio.Protocol) -> OpenLink:
-            start = _start(folder)
-            if start is None or (folder / DELETING).exists():
+            if not machine.address:
+                raise ChannelError(f"{machine.id} has not started")
+            try:
+                told = folder_of(await self._do("look", "machine", folder=folder))
+                if not self._brought:
+                    await self._bring_supervisor(site)
+            except PlaceError as err:
+                raise OSError(str(err)) from err
+            if told.start is None or told.deleting:
                 raise ChannelError(f"there is no machine at {folder}")
-            if machine.start and start.start != machine.start:
+            if machine.start and told.start.start != machine.start:
                 raise ChannelError(f"{machine.id} was started anew")
-            if (folder / MAIL).is_dir():
-                key = read_key(str(folder))
-                mail = await open_mail(FolderMail(str(folder / MAIL)), key, protocol)
-                self._keep_line(mail)
-                return OpenLink(mail, key)
-            code = (self._settings.python, "-I", "-c", RELAY, str(self._bring_supervisor()), str(folder))
-            argv = ("srun", f"--jobid={start.job}", *STEP_OPTIONS, *code)
-            transport = await open_step(argv, self._slurm.environ, protocol, self._slurm.answer_s)
-            self._keep_line(transport)
-            return OpenLink(transport, read_key(str(folder)))
+            if told.mail:
+                return OpenLink(await self._login.open_mail(f"{folder}/{MAIL}", told.key, protocol), told.key)
+            code = (self._settings.python, "-I", "-c", RELAY, site.supervisor, folder)
+            argv = ("srun", f"--jobid={told.start.job}", *STEP_OPTIONS, *code)
+            return OpenLink(await self._login.open_step(argv, protocol, self._slurm.answer_s), told.key)
 
-        mover = LocalMover(folder, self._secrets)
-        return Resident(dial, mover, fence, self._secrets, functools.partial(self._samples.keep, machine.id))
-
-    def _keep_line(self, line: StepTransport | MailTransport) -> None:
-        self._lines = {other for other in self._lines if not other.ended.is_set()} | {line}
+        on_load = functools.partial(self._samples.keep, machine.id)
+        way = MachineWay(machine.id, folder, site.supervisor, dial, fence, on_load)
+        return self._login.channel(way, self._context.secrets)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """Do Slurm's commands answer, would it take such jobs, and can the folder be used?
@@ -486,65 +459,32 @@ class SlurmPlace(Preflight):
             checks.append(Check("settings", "good", await self._check_settings()))
         except PlaceError as err:
             checks.append(Check("settings" if checks else "commands", "bad", str(err)))
-        checks.append(await asyncio.to_thread(self._check_folder))
+        checks.append(await self._check_folder())
         return checks
 
-    def _check_folder(self) -> Check:
+    async def _check_folder(self) -> Check:
         """Can files be made, linked and locked in the folder that the nodes share? Leaves nothing there."""
-        shared = self._root.parent
-        there = next(path for path in (shared, *shared.parents) if path.exists())
         try:
-            with tempfile.TemporaryDirectory(prefix=".evalfleet-", dir=there) as folder:
-                first, second = Path(folder, "first"), Path(folder, "second")
-                first.touch()
-                os.link(first, second)
-                with second.open("r+b") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as err:
-            found = f"{there} is of no use: {err.strerror or err}"
+            site = await self._here()
+            await self._do("check", path=site.shared)
+        except PlaceError as err:
             remedy = "name a `folder` on a file system that the nodes share and that has links and locks"
-            return Check("folder", "bad", found, remedy)
-        return Check("folder", "good", f"{shared}: files can be made, linked and locked there")
+            return Check("folder", "bad", str(err), remedy)
+        return Check("folder", "good", f"{site.shared}: files can be made, linked and locked there")
+
+    async def unknown_keys(self) -> Sequence[HostKey] | None:
+        """The login node's; Slurm knows its nodes."""
+        if self._node is None:
+            return None
+        from evalfleet.places.ssh.examination import host_key
+
+        err = await self._node.unknown_key()
+        return () if err is None else (host_key(err, self._settings.login),)
 
     def trust(self, keys: Sequence[HostKey]) -> None:
-        """Slurm knows its nodes: there are no keys to confirm."""
+        from evalfleet.places.ssh.examination import write_down
+
+        write_down(keys)
 
     async def close(self) -> None:
-        """Lines end with their channels, which are closed by now: wait until they have."""
-        try:
-            async with asyncio.timeout(STEP_END_S):
-                for line in self._lines:
-                    await line.ended.wait()
-        except TimeoutError:
-            for line in self._lines:
-                line.abort()
-            for line in self._lines:
-                await line.ended.wait()
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
-
-
-def _start(folder: Path) -> Start | None:
-    try:
-        mark = json.loads((folder / "start").read_text())
-        return Start(str(mark["start"]), str(mark["node"]), float(mark["at"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _ran_s(folder: Path) -> float | None:
-    try:
-        return float((folder / "ran").read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _last_words(folder: Path) -> str:
-    """What the pilot said before it ended, in one line."""
-    lines = _read(folder / "pilot.log").split("\n")
-    return next((line.strip()[:DETAIL_CAP] for line in reversed(lines) if line.strip()), "")
+        await self._login.close()

@@ -9,7 +9,8 @@ from typing import cast
 
 from evalfleet.channels.link import plain
 
-READY = b"ok\n"
+READY = b"ok  \n"
+"""What the program says; over SSH, an address and a key may stand between the spaces."""
 WORDS_CAP = 4096
 
 

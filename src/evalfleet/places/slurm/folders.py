@@ -1,0 +1,244 @@
+"""What is done with machines' folders, on the computer that sees the cluster's shared file system.
+
+That is this one, or a login node: there, its own Python runs a copy of this file (3.8 and later, standard
+library only). A request and its answer are JSON: `perform({"verb": "survey", ...})`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+DELETING = "deleting"
+MAIL = "mail"
+"""The mailbox in a machine's folder, where no steps may be used. Its pilot looks whether there is one."""
+DETAIL_CAP = 300
+LOG_END = 4096
+
+
+def perform(request: dict[str, Any]) -> dict[str, Any]:
+    """Do what is asked. A problem is told as {"error": ...}."""
+    try:
+        return VERBS[request["verb"]](request)
+    except OSError as err:
+        return {"error": f"{err.filename or request.get('root', '')}: {err.strerror or err}"}
+
+
+def resolve(request: dict[str, Any]) -> dict[str, Any]:
+    """The whole name of the shared folder."""
+    return {"path": os.path.realpath(os.path.expanduser(request["path"]))}
+
+
+def survey(request: dict[str, Any]) -> dict[str, Any]:
+    """What each machine's folder below `root` tells."""
+    machines: dict[str, Any] = {}
+    for name in _folders(request["root"]):
+        machines[name] = _look(os.path.join(request["root"], name))
+    return {"machines": machines, "now": time.time()}
+
+
+def survey_all(request: dict[str, Any]) -> dict[str, Any]:
+    """The same, for each home that has machines below the folder `shared`."""
+    homes: dict[str, Any] = {}
+    for home in _folders(request["shared"]):
+        root = os.path.join(request["shared"], home)
+        machines = {name: _look(os.path.join(root, name)) for name in _folders(root)}
+        homes[home] = {name: told for name, told in machines.items() if told["ours"]}
+    return {"homes": homes, "now": time.time()}
+
+
+def look(request: dict[str, Any]) -> dict[str, Any]:
+    """What one machine's folder tells, and its key."""
+    folder = request["folder"]
+    return {**_look(folder), "key": (_read(folder + "/key") or "").strip()}
+
+
+def make(request: dict[str, Any]) -> dict[str, Any]:
+    """A machine's folder, with its key, unless there are `most` others. Tells its job, if it has one."""
+    folder = os.path.join(request["root"], request["name"])
+    most = request["most"]
+    if most is not None and not os.path.isdir(folder) and len(_folders(request["root"])) >= most:
+        return {"full": True}
+    if os.path.exists(folder + "/" + DELETING):
+        return {"deleting": True}
+    os.makedirs(request["root"], 0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    if request["mail"]:
+        os.makedirs(folder + "/" + MAIL, 0o700, exist_ok=True)
+    _write(folder + "/key", (request["key"] + "\n").encode(), first_stays=True)
+    _write(folder + "/about", json.dumps(request["about"]).encode(), first_stays=True)
+    return _look(folder)
+
+
+def bring(request: dict[str, Any]) -> dict[str, Any]:
+    """The files that are not there yet; they are sent with the second request."""
+    contents = request.get("contents", {})
+    for path, content in contents.items():
+        if not os.path.exists(path):
+            _write(path, base64.b64decode(content))
+    return {"missing": [path for path in request["paths"] if not os.path.exists(path)]}
+
+
+def record(request: dict[str, Any]) -> dict[str, Any]:
+    """Write down which job a machine is."""
+    _write(os.path.join(request["root"], request["name"], "job"), request["job"].encode())
+    return {}
+
+
+def doom(request: dict[str, Any]) -> dict[str, Any]:
+    """From now on the machine is being deleted."""
+    folder = os.path.join(request["root"], request["name"])
+    if os.path.isdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            open(folder + "/" + DELETING, "ab").close()
+    return {}
+
+
+def remove(request: dict[str, Any]) -> dict[str, Any]:
+    """Remove a machine's folder; with the last one of its home, what all of them share goes, too."""
+    root = request["root"]
+    folder = os.path.join(root, request["name"])
+    if os.path.isdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            _remove_tree(folder, request["supervisor"])
+    if os.path.isdir(folder):
+        return {"error": f"{folder} cannot be removed"}
+    with contextlib.suppress(OSError):
+        if not _folders(root):
+            for name in os.listdir(root):
+                if name.startswith("supervisor-"):
+                    os.unlink(os.path.join(root, name))
+            os.rmdir(root)
+    return {}
+
+
+def check(request: dict[str, Any]) -> dict[str, Any]:
+    """Can files be made, linked and locked in the shared folder? Leaves nothing there."""
+    there = request["path"]
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".evalfleet-", dir=there) as folder:
+            first, second = folder + "/first", folder + "/second"
+            open(first, "wb").close()
+            os.link(first, second)
+            with open(second, "r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        return {"error": f"{there} is of no use: {err.strerror or err}"}
+    return {"path": request["path"], "now": time.time()}
+
+
+def _folders(root: str) -> list[str]:
+    try:
+        with os.scandir(root) as entries:
+            return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+
+
+def _look(folder: str) -> dict[str, Any]:
+    start = _json(folder + "/start")
+    return {
+        "job": _read(folder + "/job") or "",
+        "start": start,
+        "ran": _read(folder + "/ran"),
+        "restarted": os.path.exists(folder + "/restarted"),
+        "listens": os.path.exists(folder + "/supervisor.sock"),
+        "deleting": os.path.exists(folder + "/" + DELETING),
+        "pilot": "" if start else _last_words(folder + "/pilot.log"),
+        "about": _json(folder + "/about") or {},
+        "mail": os.path.isdir(folder + "/" + MAIL),
+        "ours": os.path.exists(folder + "/key"),
+    }
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _json(path: str) -> dict[str, Any] | None:
+    try:
+        told = json.loads(_read(path) or "null")
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def _last_words(log: str) -> str:
+    """What the pilot said before it ended, in one line."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_END))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:DETAIL_CAP] for line in reversed(lines) if line.strip()), "")
+
+
+def _write(path: str, content: bytes, first_stays: bool = False) -> None:
+    """Whole or not at all; `first_stays`: a file that is there already is left as it is."""
+    if first_stays and os.path.exists(path):
+        return
+    fd, partial = tempfile.mkstemp(prefix=os.path.basename(path) + ".", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            (os.link if first_stays else os.replace)(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+
+
+def _remove_tree(folder: str, supervisor: str) -> None:
+    """As the supervisor does it: also what a job made read-only, or too deep."""
+    from pathlib import Path
+
+    remove_tree: Any = None
+    try:
+        from evalfleet.channels.supervisor.machine import remove_tree
+    except ImportError:
+        sys.path.insert(0, supervisor)
+        with contextlib.suppress(ImportError):
+            from supervisor.machine import remove_tree  # type: ignore[import-not-found, no-redef]
+    if remove_tree is None:
+        shutil.rmtree(folder)
+    else:
+        remove_tree(Path(folder))
+
+
+VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "resolve": resolve,
+    "survey": survey,
+    "survey_all": survey_all,
+    "look": look,
+    "make": make,
+    "bring": bring,
+    "record": record,
+    "doom": doom,
+    "remove": remove,
+    "check": check,
+}
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(perform(json.loads(sys.stdin.readline()))) + "\n")

@@ -1,0 +1,169 @@
+"""What a machine is now, by its folder and by what Slurm says of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from evalfleet.model import Machine, MachineId
+
+from .commands import NEVER_STARTS, TAKEN_BACK, SlurmJob
+
+MARK_S = 60.0
+"""So long a job may take from its start in Slurm's books to its pilot's mark: prologues run meanwhile."""
+REASONS = {
+    "JobHeldUser": "held by its user: `scontrol release`",
+    "JobHeldAdmin": "held by an administrator",
+    "None": "",
+}
+CLOCKS_S = 5.0
+"""So far a node's clock may be from ours before it is not believed."""
+
+
+class Start(Struct, frozen=True):
+    """The mark that a pilot has left of its start."""
+
+    start: str
+    """Its name: the job, and how often Slurm had requeued it before."""
+    node: str
+    at: float
+    """By the node's clock, which need not be ours."""
+
+    @property
+    def job(self) -> str:
+        return self.start.partition(".")[0]
+
+
+class MachineFolder(Struct, frozen=True):
+    """What the folder of a machine tells, as `folders.survey` reads it."""
+
+    job: str = ""
+    """Slurm's id of its job; empty until that is submitted."""
+    start: Start | None = None
+    ran_s: float | None = None
+    """How long its pilot ran; None if it runs, or could not tell."""
+    restarted: bool = False
+    """Slurm has started its job again."""
+    listens: bool = False
+    """Its supervisor does."""
+    deleting: bool = False
+    pilot: str = ""
+    """The pilot's last words, if it has left no mark."""
+    owner: str = ""
+    """Who made it: user@computer:/home."""
+    life_s: float = 0.0
+    """How long it may live from its start on."""
+    made_at: float = 0.0
+    of_pool: bool = False
+    mail: bool = False
+    """It is reached by a mailbox."""
+    key: str = ""
+
+
+class Queue(Struct, frozen=True):
+    """What one `squeue` said, and when it was asked."""
+
+    asked_at: float
+    by_id: Mapping[str, SlurmJob]
+    by_name: Mapping[str, SlurmJob]
+    """Of several jobs of one name, one that lives."""
+
+
+def queue_of(asked_at: float, jobs: Sequence[SlurmJob]) -> Queue:
+    living_last = sorted(jobs, key=lambda job: (job.runs, job.waits))
+    return Queue(asked_at, {job.id: job for job in jobs}, {job.name: job for job in living_last})
+
+
+def folder_of(told: Mapping[str, Any]) -> MachineFolder:
+    """A folder as a computer tells of it that is not ours: what is nonsense counts as not there."""
+    start: Start | None = None
+    mark, about = told.get("start") or {}, told.get("about") or {}
+    try:
+        start = Start(str(mark["start"]), str(mark["node"]), float(mark["at"]))
+    except (ValueError, KeyError, TypeError):
+        start = None
+    return MachineFolder(
+        job=str(told.get("job") or ""),
+        start=start,
+        ran_s=_number(told.get("ran")),
+        restarted=bool(told.get("restarted")),
+        listens=bool(told.get("listens")),
+        deleting=bool(told.get("deleting")),
+        pilot=str(told.get("pilot") or ""),
+        owner=str(about.get("owner") or ""),
+        life_s=_number(about.get("life_s")) or 0.0,
+        made_at=_number(about.get("at")) or 0.0,
+        of_pool=bool(about.get("of_pool")),
+        mail=bool(told.get("mail")),
+        key=str(told.get("key") or ""),
+    )
+
+
+def _number(text: Any) -> float | None:
+    try:
+        return float(text)
+    except (ValueError, TypeError):
+        return None
+
+
+class Sight(Struct, frozen=True):
+    """One look at the cluster: by it, each machine is judged."""
+
+    queue: Queue
+    order: Mapping[str, str]
+    """Where jobs are in the queue, in words."""
+    now: float
+    """By the clock of the computer that sees the folders."""
+    asked_ago_s: float
+    longest_s: float
+
+    def machine(self, id: MachineId, path: str, name: str, folder: MachineFolder) -> Machine:
+        """`name`: its job's."""
+        if folder.start is not None:
+            return self._started(id, path, folder, folder.start)
+        job = self.queue.by_name.get(name)
+        if job is not None and job.waits and job.reason in NEVER_STARTS:
+            why = f"Slurm will not start its job ({job.reason}); change `{NEVER_STARTS[job.reason]}`"
+            return Machine(id, "gone", ran_s=0.0, detail=f"{why} of the place")
+        if job is not None and job.waits:
+            told = (self.order.get(job.id, ""), REASONS.get(job.reason, job.reason))
+            return Machine(id, "queued", ran_s=0.0, detail=", ".join(filter(None, told)))
+        if job is not None and job.runs:
+            if job.ran_s < MARK_S:  # its pilot is about to leave its mark, by which its life is counted
+                return Machine(id, "queued", ran_s=0.0, detail=f"starts on {job.node}")
+            return Machine(id, "pending", node=job.node, start=f"{job.id}.0", ran_s=job.ran_s)
+        if not folder.job:
+            return Machine(id, "queued", ran_s=0.0, detail="being submitted")
+        state = job.state.lower() if job is not None else "forgotten"
+        detail = f"its job ended before it began ({state}) {folder.pilot}".strip()
+        return Machine(id, "gone", ran_s=job.ran_s if job is not None else 0.0, detail=detail)
+
+    def _started(self, id: MachineId, path: str, folder: MachineFolder, start: Start) -> Machine:
+        job = self.queue.by_id.get(start.job)
+        seen = Machine(id, "gone", path, start.node, start=start.start)
+        if job is not None and job.runs and not folder.restarted:
+            # while it ends, Slurm does not say why yet
+            up = folder.ran_s is None and job.state != "COMPLETING" and folder.listens and not folder.deleting
+            return structs.replace(seen, phase="up" if up else "pending", ran_s=self._running_s(start, job))
+        # one that waits although it has run was requeued
+        taken_back = folder.restarted or (job is not None and (job.state in TAKEN_BACK or job.waits))
+        return structs.replace(
+            seen,
+            phase="evicted" if taken_back else "gone",
+            ran_s=self._ended_s(start, job) if folder.ran_s is None else folder.ran_s,
+            detail=f"Slurm: {job.state.lower()}" if job is not None else "",
+        )
+
+    def _running_s(self, start: Start, job: SlurmJob) -> float:
+        """By the mark, which is exact, unless its clock is off: Slurm counts whole seconds."""
+        by_slurm = job.ran_s + self.asked_ago_s
+        return max(0.0, min(max(self.now - start.at, by_slurm - CLOCKS_S), by_slurm + CLOCKS_S))
+
+    def _ended_s(self, start: Start, job: SlurmJob | None) -> float:
+        """Its pilot could not tell how long it ran. If Slurm has forgotten it, it may have run to its
+        limit."""
+        if job is not None and not job.waits:
+            return job.ran_s
+        return min(max(0.0, self.now - start.at), self.longest_s)
