@@ -136,8 +136,8 @@ class SlurmPlace(Preflight):
             return cls(name, settings, context)
         if settings.reach == "mailbox":
             raise RequestError(
-                f"place {name!r}: a mailbox is in a folder that only the cluster sees; run evalfleet on the login "
-                "node itself, without 'login'"
+                f"place {name!r}: a mailbox is in a folder that only the cluster sees; run evalfleet on the "
+                "login node itself, without 'login'"
             )
         try:
             from .remote import LoginNode
