@@ -61,6 +61,10 @@ class Identity:
             return Answer(400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
         return Answer(200, self._new_token())
 
+    def token(self) -> str:
+        """A token, as somebody who has the account's key hands one on."""
+        return str(self._new_token()["access_token"])
+
     def of_the_machine(self, path: str) -> Answer | None:
         """What the metadata server of a machine with a service account tells; None: nothing."""
         account = f"{METADATA_PATH}instance/service-accounts"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -15,17 +16,20 @@ import pytest
 
 from evalfleet.channels.artefacts import LocalMover
 from evalfleet.channels.link import OpenLink
-from evalfleet.channels.mailbox import FolderMail, Mail, open_mail
+from evalfleet.channels.mail_channel import MailChannel
+from evalfleet.channels.mailbox import FolderMail, Mail, StoreMail, empty_mail, open_mail
 from evalfleet.channels.program import archive
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.supervisor.files import read_key
-from evalfleet.channels.supervisor.mailbox import OBJECT_CAP, WINDOW
+from evalfleet.channels.supervisor.mailbox import OBJECT_CAP, PAYLOAD_BYTES, WINDOW
 from evalfleet.errors import ChannelError, MachineForged, StaleController
-from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Offer
+from evalfleet.mirror.objects import open_objects
+from evalfleet.model import AttemptId, Bundle, Command, Job, Machine, MachineId, Offer
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence, Place
 from evalfleet.testing import ChannelContract, Harness, ShellHarness
 from evalfleet.testing.harness import raised
+from standins.gcs import CloudStorage
 from tests.waiting import PATIENCE_S, until_async
 
 NODE = """\
@@ -93,6 +97,33 @@ class MailboxPlace(LocalPlace):
         return Resident(dial, LocalMover(directory, {}), fence, {})
 
 
+class StorePlace(MailboxPlace):
+    """Machines that share no files with the controller: nothing but objects of a bucket, which they reach by
+    HTTP with a token."""
+
+    def __init__(self, root: Path, nodes: Nodes, storage: CloudStorage, environ: Mapping[str, str]) -> None:
+        super().__init__(root, nodes)
+        self._storage = storage
+        self._environ = environ
+
+    def mail(self, machine: str) -> Mail:
+        return StoreMail(open_objects("gs://bucket/mail", self._environ), machine, (0.02, 0.2))
+
+    def way(self, machine: str) -> dict[str, Any]:
+        return {
+            "url": f"{self._storage.url}/bucket/mail/{machine}",
+            "headers": {"Authorization": f"Bearer {self._storage.identity.token()}"},
+            "create": {"x-goog-if-generation-match": "0"},
+        }
+
+    async def delete(self, machine: MachineId) -> None:
+        await super().delete(machine)
+        await empty_mail(self.mail(machine))
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        return MailChannel(self.mail(machine.id), read_key(str(self._directory(machine.id))), fence, {})
+
+
 class MailboxHarness(ShellHarness):
     unit_s = 0.4
     silent_s = 10.0
@@ -109,6 +140,22 @@ class MailboxHarness(ShellHarness):
         super().close()
 
 
+class StoreHarness(MailboxHarness):
+    def __init__(self) -> None:
+        super().__init__()
+        self.storage = CloudStorage("bucket")
+        self.storage.__enter__()
+        self.environ = self.storage.environ(self.directory)
+
+    def make_place(self) -> Place:
+        return StorePlace(self.directory / "machines", self.nodes, self.storage, self.environ)
+
+    def close(self) -> None:
+        super().close()
+        self.storage.__exit__(None, None, None)
+        assert not self.storage.buckets["bucket"], "mail is left"
+
+
 class TestFolder:
     """Of the channel's contract, what a mailbox could get wrong; the rest is the supervisor's."""
 
@@ -121,6 +168,12 @@ class TestFolder:
     test_a_stale_controller_is_refused = ChannelContract.test_a_stale_controller_is_refused
     test_each_step_runs_once = ChannelContract.test_each_step_runs_once
     test_closing_twice_is_fine = ChannelContract.test_closing_twice_is_fine
+
+
+@pytest.mark.nightly
+class TestAllOfStore(ChannelContract):
+    def harness(self) -> Harness:
+        return StoreHarness()
 
 
 @pytest.mark.nightly
@@ -283,3 +336,29 @@ async def test_nobody_reads_in_the_mailbox_what_a_job_is_told(world: World) -> N
     assert content
     assert b"tell-tale-word" not in content
     await channel.ended(AttemptId("t.0"))
+
+
+def test_large_files_go_there_and_come_back_on_lines_of_their_own() -> None:
+    """By HTTP, in several objects, and nothing of them stays in the bucket."""
+    harness = StoreHarness()
+
+    async def main() -> None:
+        place = harness.place()
+        channel = harness.channel(place, await harness.bring_up(place))
+        sent = harness.directory / "sent"
+        sent.write_bytes(os.urandom(PAYLOAD_BYTES + 1))
+        await channel.prepare(Bundle("digest", {"big": str(sent)}))
+        script = 'cat big big >"$EVALFLEET_OUT/twice"'
+        await channel.start(Job(AttemptId("t.0"), Command(("sh", "-c", script)), 60.0, "digest"))
+        assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
+        collected = await channel.collect(AttemptId("t.0"), harness.directory / "home" / "t.0")
+        assert collected.problem == ""
+        twice = (harness.directory / "home/t.0/twice").read_bytes()
+        assert twice == 2 * sent.read_bytes()
+        await raised(ChannelError, channel.collect(AttemptId("never.0"), harness.directory / "home" / "x"))
+        await harness.sweep()
+
+    try:
+        asyncio.run(main())
+    finally:
+        harness.close()

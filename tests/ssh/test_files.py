@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
+from evalfleet.channels.parcels import flat
 from evalfleet.channels.ssh.channel import SshChannel
-from evalfleet.channels.ssh.mover import flat
 from evalfleet.channels.ssh.target import HostLost
 from evalfleet.channels.supervisor import parcel as packing
 from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker

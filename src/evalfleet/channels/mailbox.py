@@ -6,8 +6,10 @@ How a mailbox works is said in `supervisor.mailbox`, which is its other end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from evalfleet.errors import FleetError
@@ -30,6 +32,7 @@ STORE_PACE_S = (0.5, 2.0)
 """How soon to look again after something has happened, and how often while nothing does."""
 REMOVE_AT = 16
 """Objects that were read are removed so many at once."""
+QUICK_BYTES = 256 << 10
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,7 +52,7 @@ class Mail(Protocol):
 
     async def names(self, below: str) -> list[str]: ...
 
-    async def remove(self, names: Iterable[str]) -> None:
+    async def remove(self, names: Sequence[str]) -> None:
         """Those that are there."""
         ...
 
@@ -78,7 +81,7 @@ class FolderMail:
             found += [f"{folder[len(top) + 1 :]}/{name}" for name in names if not name.startswith(".")]
         return sorted(found)
 
-    async def remove(self, names: Iterable[str]) -> None:
+    async def remove(self, names: Sequence[str]) -> None:
         await asyncio.to_thread(self._remove, list(names))
 
     def _remove(self, names: list[str]) -> None:
@@ -90,15 +93,17 @@ class FolderMail:
 
 
 class Objects(Protocol):
-    """What is needed of a store, by a URL: `evalfleet.mirror` opens one."""
+    """What is needed of a store: `evalfleet.mirror` opens one by its URL."""
 
-    async def create_once(self, name: str, content: bytes) -> bool: ...
+    async def create(self, name: str, content: bytes) -> None:
+        """Raises FileExistsError if there is an object of this name."""
+        ...
 
     async def read(self, name: str, most: int | None = None) -> bytes | None: ...
 
     async def names(self, below: str) -> list[str]: ...
 
-    async def remove(self, names: Iterable[str]) -> None: ...
+    async def remove(self, names: Sequence[str]) -> None: ...
 
 
 class StoreMail:
@@ -110,29 +115,33 @@ class StoreMail:
         self._prefix = prefix
 
     async def create(self, name: str, content: bytes) -> bool:
-        try:
-            return await self._objects.create_once(f"{self._prefix}/{name}", content)
-        except FleetError as err:
-            raise OSError(str(err)) from err
+        with _away():
+            try:
+                await self._objects.create(f"{self._prefix}/{name}", content)
+            except FileExistsError:
+                return False
+            return True
 
     async def read(self, name: str) -> bytes | None:
-        try:
+        with _away():
             return await self._objects.read(f"{self._prefix}/{name}", OBJECT_CAP + 1)
-        except FleetError as err:
-            raise OSError(str(err)) from err
 
     async def names(self, below: str) -> list[str]:
-        try:
+        with _away():
             names = await self._objects.names(f"{self._prefix}/{below}")
-        except FleetError as err:
-            raise OSError(str(err)) from err
         return [name.removeprefix(f"{self._prefix}/") for name in names]
 
-    async def remove(self, names: Iterable[str]) -> None:
-        try:
+    async def remove(self, names: Sequence[str]) -> None:
+        with _away():
             await self._objects.remove([f"{self._prefix}/{name}" for name in names])
-        except FleetError as err:
-            raise OSError(str(err)) from err
+
+
+@contextlib.contextmanager
+def _away() -> Generator[None]:
+    try:
+        yield
+    except FleetError as err:
+        raise OSError(str(err)) from err
 
 
 class MailTransport(asyncio.WriteTransport):
@@ -152,6 +161,7 @@ class MailTransport(asyncio.WriteTransport):
         """How the program at the other end ended, where the line leads to one."""
         self._mail, self._key, self._protocol, self._verb = mail, key, protocol, verb
         self._next_new = next_new
+        self._first = ""  # the name of the object that opened the line
         self._buffer = bytearray()
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
@@ -159,6 +169,8 @@ class MailTransport(asyncio.WriteTransport):
         self._written = self._acknowledged = self._read = self._told_read = 0
         self._rubbish: list[str] = []
         self._closing = self._half = self._said_half = self._over = False
+        self._may_read = asyncio.Event()
+        self._may_read.set()
         self._tasks = [asyncio.create_task(self._write_all()), asyncio.create_task(self._read_all())]
 
     # -- a transport ---------------------------------------------------------------------------
@@ -173,6 +185,13 @@ class MailTransport(asyncio.WriteTransport):
         while len(self._buffer) >= PAYLOAD_BYTES and not self.ended.is_set():
             self._drained.clear()
             await self._drained.wait()
+
+    def pause_reading(self) -> None:
+        """Objects wait in the store, as far as the machine may write ahead."""
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
 
     def write_eof(self) -> None:
         self._half = True
@@ -207,8 +226,11 @@ class MailTransport(asyncio.WriteTransport):
                 await self._write_one({})
             if self._closing and not self._buffer:
                 break
-        if self._written and not self._over:
-            await self._write_one({"end": True})
+        # where the machine is gone with its mailbox, nothing is to be left there
+        if self._first and not self._over:
+            first = await self._patiently(self._mail.read, self._first)
+            if first is not None:
+                await self._write_one({"end": True})
         await self._remove(0)
         self.abort()
 
@@ -224,7 +246,9 @@ class MailTransport(asyncio.WriteTransport):
             await self._open({**header, "line": self.name, "verb": self._verb}, payload)
         else:
             name = mail_in(self.name, number)
-            content = sealed(self._key, name, header, payload)
+            # a large one is sealed in a thread: others need the loop meanwhile
+            seal = functools.partial(sealed, self._key, name, header, payload)
+            content = await asyncio.to_thread(seal) if len(payload) > QUICK_BYTES else seal()
             if not await self._patiently(self._create, name, content):
                 self._forged(b"another object in place of ours")
                 return
@@ -236,10 +260,10 @@ class MailTransport(asyncio.WriteTransport):
 
     async def _open(self, header: dict[str, Any], payload: bytes) -> None:
         """Under the next number that is free: others may open lines at the same time."""
-        written = False
-        while not written:
+        while not self._first:
             name = mail_new(self._next_new)
-            written = await self._patiently(self._create, name, sealed(self._key, name, header, payload))
+            if await self._patiently(self._create, name, sealed(self._key, name, header, payload)):
+                self._first = name
             self._next_new += 1
 
     async def _create(self, name: str, content: bytes) -> bool:
@@ -248,6 +272,7 @@ class MailTransport(asyncio.WriteTransport):
 
     async def _read_all(self) -> None:
         while not self._over:
+            await self._may_read.wait()
             name = mail_out(self.name, self._read + 1)
             content = await self._patiently(self._mail.read, name)
             if content is None:
@@ -255,7 +280,8 @@ class MailTransport(asyncio.WriteTransport):
                 continue
             self._pace.stir()
             try:
-                header, payload = opened(self._key, name, content)
+                unseal = functools.partial(opened, self._key, name, content)
+                header, payload = await asyncio.to_thread(unseal) if len(content) > QUICK_BYTES else unseal()
                 acknowledged, code = int(header["read"]), int(header.get("code") or 0)
             except (ValueError, KeyError, TypeError, RecursionError):
                 self._forged(content)

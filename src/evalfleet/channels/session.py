@@ -60,6 +60,9 @@ class Session:
     hello tells of the jobs, and a question about those that are waited for, makes up for lost pushes.
     """
 
+    hello_s = HELLO_S
+    """How long the first answer of a new connection may take."""
+
     def __init__(
         self, dial: Dial, fence: Fence, secrets: Mapping[str, str], on_load: OnLoad | None = None
     ) -> None:
@@ -233,7 +236,7 @@ class Session:
             await self._turn()
             deadline += loop.time() - queued  # so long it was we who did not ask
             try:
-                async with asyncio.timeout_at(min(deadline, loop.time() + HELLO_S)):
+                async with asyncio.timeout_at(min(deadline, loop.time() + self.hello_s)):
                     return await self._greet(Link(loop, self))
             except OSError as err:  # TimeoutError and Lost are
                 problem = str(err) or problem

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -43,7 +43,7 @@ class StoreRefused(RequestError):
     """The store says no: it has no such bucket, or we may not write there."""
 
 
-class ObjectExists(Exception):
+class ObjectExists(FileExistsError):
     """There is an object of this name already: nothing was written."""
 
 
@@ -64,12 +64,16 @@ class Objects(Protocol):
         """Write the object, whatever was there."""
         ...
 
-    async def read(self, name: str) -> bytes | None:
-        """What is in it; None if there is no such object."""
+    async def read(self, name: str, most: int | None = None) -> bytes | None:
+        """What is in it, or the first `most` bytes of it; None if there is no such object."""
         ...
 
     async def fetch(self, name: str, path: Path) -> None:
         """Write what is in it into a new file."""
+        ...
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """Remove those of them that are there."""
         ...
 
     async def names(self, below: str) -> list[str]:
@@ -129,8 +133,11 @@ class FolderObjects:
     async def replace(self, name: str, content: bytes | Path) -> None:
         await self._in_thread(self._put, name, content, False)
 
-    async def read(self, name: str) -> bytes | None:
-        return await self._in_thread(self._read, name)
+    async def read(self, name: str, most: int | None = None) -> bytes | None:
+        return await self._in_thread(self._read, name, most)
+
+    async def remove(self, names: Sequence[str]) -> None:
+        await self._in_thread(self._remove, names)
 
     async def fetch(self, name: str, path: Path) -> None:
         await self._in_thread(shutil.copyfile, self._folder / name, path)
@@ -180,9 +187,14 @@ class FolderObjects:
             with contextlib.suppress(OSError):
                 scratch.unlink()
 
-    def _read(self, name: str) -> bytes | None:
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+
+    def _read(self, name: str, most: int | None) -> bytes | None:
         try:
-            return (self._folder / name).read_bytes()
+            with (self._folder / name).open("rb") as file:
+                return file.read(-1 if most is None else most)
         except FileNotFoundError:
             if not self._folder.is_dir():
                 raise
@@ -218,9 +230,11 @@ class BucketObjects:
     async def replace(self, name: str, content: bytes | Path) -> None:
         await self._call("put_async", name, content)
 
-    async def read(self, name: str) -> bytes | None:
+    async def read(self, name: str, most: int | None = None) -> bytes | None:
         try:
             result = await self._call("get_async", name, absent_is_fine=True)
+            if result is not None and most is not None and result.meta["size"] > most:
+                return bytes(await self._call("get_range_async", name, start=0, end=most))
             return None if result is None else bytes(await result.bytes_async())
         except Exception as err:
             raise self._explained(err) from err
@@ -233,6 +247,10 @@ class BucketObjects:
                     file.write(chunk)
         except Exception as err:
             raise self._explained(err) from err
+
+    async def remove(self, names: Sequence[str]) -> None:
+        for name in names:  # one by one: Cloud Storage's XML API removes no lists
+            await self._call("delete_async", name, absent_is_fine=True)
 
     async def names(self, below: str) -> list[str]:
         found: list[str] = []

@@ -12,11 +12,11 @@ from typing import Any
 import asyncssh
 
 from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
-from evalfleet.channels.link import Dial, Incoming, OpenLink
-from evalfleet.channels.resident import Resident
+from evalfleet.channels.link import Dial, OpenLink
+from evalfleet.channels.parcels import ParcelChannel
 from evalfleet.channels.session import OnLoad
 from evalfleet.errors import ChannelError, SetupFailed
-from evalfleet.model import AttemptId, Bundle, Ended, Isolation, Job
+from evalfleet.model import AttemptId, Bundle, Ended, Isolation
 from evalfleet.ports import Fence, TellStep
 
 from .connection import OPENING_ERRORS, reason_of
@@ -204,7 +204,7 @@ Verdict = Callable[[bool], None]
 """Told after each job, and each failed set-up: did the host do well?"""
 
 
-class SshChannel(Resident):
+class SshChannel(ParcelChannel):
     """One machine on a host. Its line to the supervisor is renewed when lost, while anybody waits.
 
     `made`: the host is a machine that we made, so that sudo is used for isolation without being asked for it.
@@ -228,9 +228,7 @@ class SshChannel(Resident):
 
         mover = SshMover(host_home, machine, secrets, caps)
         super().__init__(connect or connect_there, mover, fence, secrets, on_load)
-        mover.ask, mover.alive = self.ask, self.alive
         self._host_home, self._machine, self._made = host_home, machine, made
-        self._files = mover
         self._verdict = verdict
 
     async def prepare(
@@ -255,19 +253,6 @@ class SshChannel(Resident):
         except OSError as err:  # the connection was lost: who waits patiently asks again
             raise ChannelError(str(err)) from err
         return answer.detail or answer.error
-
-    def on_push(self, message: Incoming) -> None:
-        if message.push == "ended" and message.data is not None and self.is_ours(message.job):
-            self._files.arrived(message.job, message.data)
-        super().on_push(message)
-
-    def forget(self, job: AttemptId) -> None:
-        self._files.forget(job)
-        super().forget(job)
-
-    def _spec(self, job: Job, in_bundle: bool) -> dict[str, Any]:
-        spec = super()._spec(job, in_bundle)
-        return spec if in_bundle else {**spec, "fetch": self._files.with_the_end}
 
     async def ended(self, job: AttemptId) -> Ended:
         ended = await super().ended(job)
