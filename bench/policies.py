@@ -53,9 +53,13 @@ class Policy:
 POLICIES = (
     Policy("default_known", "dynamic", known=True),
     Policy("default_unknown", "dynamic"),
+    Policy("fifo", "fifo", known=True),
     Policy("round_robin", "round-robin"),
     Policy("slices", "slices"),
 )
+
+
+ROUND_ROBIN = POLICIES[3]
 
 
 class Given:
@@ -114,7 +118,7 @@ def run(quick: bool) -> Result:
             name: rounded(found[Case(policy, name, AT, False)][0], 4) for name in DISTRIBUTIONS
         }
     worse = {
-        case: ratio / found[Case(POLICIES[2], case.distribution, case.workers, case.faults)][0]
+        case: ratio / found[Case(ROUND_ROBIN, case.distribution, case.workers, case.faults)][0]
         for case, (ratio, _) in found.items()
         if case.policy.name.startswith("default")
     }

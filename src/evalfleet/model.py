@@ -632,7 +632,7 @@ Grade = Scored | Broken
 """What an answer is worth. Broken: it cannot be graded."""
 Outcome = Scored | Broken | Answered
 
-ScheduleName = Literal["dynamic", "round-robin", "slices"]
+ScheduleName = Literal["dynamic", "fifo", "longest-first", "round-robin", "slices"]
 StopReason = Literal["user", "budget", "time", "refused", "store"]
 RunStatus = Literal["running", "done", "stopped", "failed"]
 

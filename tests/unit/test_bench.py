@@ -34,7 +34,7 @@ FIGURES = {
     "makespan": {"dynamic", "dynamic_known", "round_robin", "slices", "real"},
     "waa-plan": {"size", "usd_per_hour", "cold", "stopped_pool", "frugal"},
     "calibration": {"runs", "inside", "inside_with_earlier_runs", "too_long"},
-    "policies": {"default_known", "default_unknown", "round_robin", "slices"},
+    "policies": {"default_known", "default_unknown", "fifo", "round_robin", "slices"},
     "reconcile": {"counted_usd", "billed_usd", "counted_over_billed", "rows"},
     "plan-speed": {"runs", "seconds", "cpu_ms_a_run", "minutes_90"},
     "recovery": {"killed", "attach"},

@@ -12,7 +12,18 @@ from evalfleet.events import (
     RunEnded,
     StopRequested,
 )
-from evalfleet.model import CAUSES, AttemptId, Broken, Cause, MachineId, Offer, Task, TaskId, after
+from evalfleet.model import (
+    CAUSES,
+    AttemptId,
+    Broken,
+    Cause,
+    MachineId,
+    Offer,
+    ScheduleName,
+    Task,
+    TaskId,
+    after,
+)
 from evalfleet.policy import decide, next_deadline
 from evalfleet.state.attempts import retry_delay_s
 
@@ -229,14 +240,25 @@ def test_file_order_without_weights() -> None:
     assert started(run.score("t0.0")) == [("t1.0", M1)]
 
 
-def test_longest_first_with_weights() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("dynamic", ["t2.0", "t3.0", "t0.0", "t1.0"]),
+        ("longest-first", ["t2.0", "t3.0", "t0.0", "t1.0"]),
+        ("fifo", ["t0.0", "t1.0", "t2.0", "t3.0"]),
+    ],
+)
+def test_longest_first_with_weights_and_first_in_first_out_whatever_they_are(
+    schedule: ScheduleName, expected: list[str]
+) -> None:
     weights = (5.0, None, 50.0, 20.0)
-    run = Run([Task(TaskId(f"t{i}"), weight_s=w) for i, w in enumerate(weights)], workers=1)
+    tasks = [Task(TaskId(f"t{i}"), weight_s=w) for i, w in enumerate(weights)]
+    run = Run(tasks, workers=1, schedule=schedule)
     run.turn()
     order = [started(run.ready())[0][0]]
     while run.open():
         order += [attempt for attempt, _ in started(run.score(order[-1]))]
-    assert order == ["t2.0", "t3.0", "t0.0", "t1.0"]
+    assert order == expected
 
 
 def test_a_slot_takes_one_attempt() -> None:

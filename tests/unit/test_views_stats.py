@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from evalfleet.model import SECOND, Broken, Cause, Promise, Scored
+from evalfleet.model import SECOND, Broken, Cause, Promise, ScheduleName, Scored
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import lane_of
@@ -52,7 +52,7 @@ def test_percentiles_lie_between_neighbours() -> None:
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.sampled_from(("round-robin", "slices")))
-def test_a_lanes_share_is_what_the_schedule_deals_out(total: int, lanes: int, schedule: str) -> None:
+def test_a_lanes_share_is_what_the_schedule_deals_out(total: int, lanes: int, schedule: ScheduleName) -> None:
     dealt = [lane_of(schedule, index, total, lanes) for index in range(total)]
     assert [stats.lane_share(schedule, lane, total, lanes) for lane in range(lanes)] == [
         dealt.count(lane) for lane in range(lanes)

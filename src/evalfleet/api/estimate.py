@@ -20,6 +20,7 @@ from evalfleet.policy.scale import task_without_offer
 from evalfleet.policy.schedule import does
 from evalfleet.policy.tiers import in_order
 from evalfleet.ports import Preflight
+from evalfleet.schedules import is_dealt
 from evalfleet.views.format import plural, table
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class _Prospect:
 
 async def _ask(workspace: Workspace, resolved: Resolved, count: int) -> _Prospect:
     needs = benchmark_of(resolved.plan).needs
-    special = [task for task in resolved.tasks if task.needs and resolved.plan.schedule == "dynamic"]
+    special = [task for task in resolved.tasks if task.needs and not is_dealt(resolved.plan.schedule)]
     kinds = Counter(task.needs for task in special if task.needs is not None)
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         found = [

@@ -203,7 +203,8 @@ class RunOptions(TypedDict, total=False):
             "which tasks",
             "schedule",
             "POLICY",
-            "who gets which task: dynamic (default: whoever is free), round-robin or slices",
+            "who gets which task: dynamic (default: whoever is free, the longest known first; also called "
+            "longest-first), fifo (whoever is free, in order), round-robin or slices",
         ),
     ]
     model: Annotated[

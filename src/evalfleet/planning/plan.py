@@ -38,6 +38,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import check_run_name, default_run_name, hint
 from evalfleet.ports import Benchmark, Examined, FileBenchmark, Place, PlaceContext
+from evalfleet.schedules import is_dealt
 from evalfleet.toml_tables import convert, expand
 
 from .config import (
@@ -658,7 +659,7 @@ def _plan(
 def with_needs(spec: Mapping[str, Any], tasks: Sequence[Task], schedule: ScheduleName) -> Mapping[str, Any]:
     """The benchmark's spec. Under a static schedule each machine does for every task, as any may get any."""
     own = [task.needs for task in tasks if task.needs is not None]
-    if not own or schedule == "dynamic":
+    if not own or not is_dealt(schedule):
         return spec
     needs = functools.reduce(Needs.joined, own, msgspec.convert(spec.get("needs", {}), Needs))
     return {**spec, "needs": needs}

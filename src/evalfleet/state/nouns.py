@@ -33,6 +33,7 @@ from evalfleet.model import (
     TaskId,
     after,
 )
+from evalfleet.schedules import is_dealt
 
 TaskStatus = Literal["waiting", "running", "answered", "scored", "broken", "held"]
 MachinePhase = Literal[
@@ -56,6 +57,7 @@ class TaskState(Struct, eq=False):
     task: Task
     index: int  # its place in the plan
     lane: int  # the worker that a static schedule gives it to
+    rank: float = 0.0  # of the tasks that wait, that of the lowest rank goes first
     status: TaskStatus = "waiting"
     attempts: list[AttemptId] = []
     used: int = 0  # attempts that count against its limit, since it was opened or reopened
@@ -69,8 +71,8 @@ class TaskState(Struct, eq=False):
 
     @property
     def entry(self) -> QueueEntry:
-        """Longest expected first, then file order."""
-        return (-(self.task.weight_s or 0.0), self.index, self.task.id)
+        """By the schedule's rank, then file order."""
+        return (self.rank, self.index, self.task.id)
 
 
 class AttemptState(Struct, eq=False):
@@ -336,7 +338,7 @@ class RunState(Struct, eq=False):
     @property
     def dealt(self) -> bool:
         """Has each worker its own tasks, by a static schedule?"""
-        return len(self.fresh) > 1 and self.plan.schedule != "dynamic"
+        return len(self.fresh) > 1 and is_dealt(self.plan.schedule)
 
     def kind(self, task: Task) -> Needs | None:
         """What the task needs of its own, if machines are chosen by that."""

@@ -8,23 +8,18 @@ from bisect import bisect_left, insort
 from msgspec import structs
 
 from evalfleet import events as ev
-from evalfleet.model import Limits, Micros, Task, TaskId
+from evalfleet.model import Limits, Micros, ScheduleName, Task, TaskId
+from evalfleet.schedules import SCHEDULES, is_dealt
 
 from .nouns import QueueEntry, RunState, TaskState, TaskStatus
 
 UNSETTLED = ("waiting", "running")
 
 
-def lane_of(schedule: str, index: int, total: int, lanes: int) -> int:
-    """Which worker a static schedule gives the task to: dealt out in turn, or contiguous slices."""
-    match schedule:
-        case "round-robin":
-            return index % lanes
-        case "slices":
-            size, extra = divmod(total, lanes)  # the first workers have one more
-            return index // (size + 1) if index < extra * (size + 1) else (index - extra) // size
-        case _:
-            return 0
+def lane_of(schedule: ScheduleName, index: int, total: int, lanes: int) -> int:
+    """Which worker a static schedule gives the task to; 0 if whoever is free takes it."""
+    lane = SCHEDULES[schedule].lane
+    return 0 if lane is None else lane(index, total, lanes)
 
 
 def set_status(state: RunState, known: TaskState, status: TaskStatus) -> None:
@@ -62,7 +57,7 @@ def trim_fresh(state: RunState, heap: list[QueueEntry]) -> None:
 def run_planned(state: RunState, at: Micros, event: ev.RunPlanned) -> None:
     state.plan, state.total = event.plan, event.total
     state.planned_at = state.started_at = at
-    lanes = 1 if event.plan.schedule == "dynamic" else max(1, event.plan.limits.workers)
+    lanes = max(1, event.plan.limits.workers) if is_dealt(event.plan.schedule) else 1
     state.fresh = [[] for _ in range(lanes)]
     set_limits(state, event.plan.limits)
 
@@ -104,9 +99,10 @@ def lanes(state: RunState) -> int:
 
 
 def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
+    rank = SCHEDULES[state.plan.schedule].rank
     for task in event.tasks:
         index = len(state.tasks)
-        known = TaskState(task, index, _lane(state, task, index))
+        known = TaskState(task, index, _lane(state, task, index), rank(task))
         state.tasks[task.id] = known
         state.longest_s = max(state.longest_s, task.limit_s)
         if task.weight_s is not None:
@@ -118,7 +114,7 @@ def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
 
 
 def _lane(state: RunState, task: Task, index: int) -> int:
-    if state.plan.schedule != "dynamic":
+    if is_dealt(state.plan.schedule):
         return lane_of(state.plan.schedule, index, state.total, len(state.fresh))
     if task.needs not in state.kinds:
         state.kinds[task.needs] = len(state.fresh)

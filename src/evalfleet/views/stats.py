@@ -8,7 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from evalfleet.model import Answered, Cause, MachineId, Micros, Scored, TaskId, seconds_between
+from evalfleet.model import (
+    Answered,
+    Cause,
+    MachineId,
+    Micros,
+    ScheduleName,
+    Scored,
+    TaskId,
+    seconds_between,
+)
+from evalfleet.schedules import is_dealt
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .format import usd, whole_duration
@@ -344,8 +354,8 @@ def current_task(state: RunState, machine: MachineId) -> TaskId | None:
     return None if attempt is None else state.attempts[attempt].task
 
 
-def lane_share(schedule: str, lane: int, total: int, lanes: int) -> int:
+def lane_share(schedule: ScheduleName, lane: int, total: int, lanes: int) -> int:
     """How many tasks a static schedule gives to a lane: the inverse of state.lane_of, without a loop."""
-    if lane >= lanes or schedule == "dynamic":
+    if lane >= lanes or not is_dealt(schedule):
         return 0
     return total // lanes + (lane < total % lanes)  # dealt out or in slices: the first ones have one more
