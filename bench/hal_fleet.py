@@ -18,7 +18,7 @@ from standins.hal import copy_to
 from .hosts import PLACE, cannot, lab_of, records, write_place
 from .recovery import kill
 from .result import Figures, Result, at_least, at_most
-from .workspace import EVALFLEET, Workspace, wait_until
+from .workspace import EVALFLEET, Workspace, environment, wait_until
 
 TASKS, HOSTS = 200, 50
 LIMIT_S = 900.0
@@ -45,6 +45,7 @@ def run(quick: bool) -> Result:
         figures = _fleet(lab, space, tasks, lost=max(1, hosts // 10))
     aims = {
         "lines": at_least(figures["lines"], tasks),
+        "tasks_with_two_lines": at_most(figures["tasks_with_two_lines"], 0),
         "scores": at_least(figures["scores"], tasks),
         "tasks_scored_twice": at_most(figures["tasks_scored_twice"], 0),
         "tasks_answered_twice": at_most(figures["tasks_answered_twice"], 0),
@@ -96,11 +97,12 @@ def _fleet(lab: Lab, space: Workspace, tasks: int, lost: int) -> Figures:
         for r in told
         if isinstance(r.event, AttemptGraded) and isinstance(r.event.grade, Scored)
     )
-    state = fold(told)
     lines = (space.folder / "tree/gaia/run/run_RAW_SUBMISSIONS.jsonl").read_text().splitlines()
     shutil.rmtree(space.folder / "tree")
+    in_lines = Counter(next(iter(json.loads(line))) for line in lines)
     return {
-        "lines": len({next(iter(json.loads(line))) for line in lines}),
+        "lines": len(in_lines),
+        "tasks_with_two_lines": sum(times > 1 for times in in_lines.values()),
         "scores": len(scores),
         "tasks_scored_twice": sum(times > 1 for times in scores.values()),
         "tasks_answered_twice": sum(times > 1 for times in answers.values()),
@@ -108,7 +110,7 @@ def _fleet(lab: Lab, space: Workspace, tasks: int, lost: int) -> Figures:
         "attempts": len(task_of),
         "hosts_lost": lost,
         "graded_before_the_second_kill": graded_before,
-        "machines_left": len(state.undeleted),
+        "machines_left": len(fold(told).undeleted) + _on_hosts(space, lab),
         "seconds": (told[-1].at - told[0].at) / 1e6,
     }
 
@@ -125,6 +127,14 @@ def _checkout(space: Workspace, tasks: int) -> Path:
 
 def _start(space: Workspace, lab: Lab, *words: str) -> subprocess.Popen[bytes]:
     return space.start(*lab.prefix, *EVALFLEET, *words)
+
+
+def _on_hosts(space: Workspace, lab: Lab) -> int:
+    """How many machines of ours the hosts themselves show."""
+    words = (*lab.prefix, *EVALFLEET, "machines", "--json")
+    environ = environment(EVALFLEET_HOME=str(space.home))
+    done = subprocess.run(words, cwd=space.folder, env=environ, capture_output=True, check=True)
+    return len(json.loads(done.stdout))
 
 
 def _answered(space: Workspace) -> int:
