@@ -152,7 +152,7 @@ def test_what_the_grader_failed_on_is_graded_again_and_no_agent_runs_again(fleet
     model = done.json["tasks"][-1]
     assert (model["attempts"], model["broken_attempts"]) == (2, {"model": 2})
     assert "APIConnectionError" in model["error"]
-    again = fleet("resume", "r", "--json")
+    again = fleet("grade", "r", "--json")
     assert again.code == 1, again
     assert again.json["causes"] == {"grading": 1, "model": 2}
     (hal.repo / "antidote").touch()
@@ -186,6 +186,13 @@ def test_bad_input_is_told_in_one_line_before_anything_is_made(fleet: Fleet, hal
     shown = fleet(*hal.words("-A", "key=sk-a-secret-of-somebody", secrets="OPENAI_API_KEY"))
     shown.refused("OPENAI_API_KEY")
     assert "sk-a-secret" not in shown.said
+    quiz = json.loads((hal.repo / "data/quiz.json").read_text("utf-8"))
+    quiz["right"]["gpu"] = True
+    (hal.repo / "data/quiz.json").write_text(json.dumps(quiz), "utf-8")
+    without_gpu = fleet(*hal.words("--first", "2", "--dry-run"))
+    assert without_gpu.code == 4
+    assert "no machine that is offered has the 1 GPU that task right needs" in without_gpu.err
+    assert "--set gpu_tasks=run runs it anywhere" in without_gpu.err
     assert not fleet.home.exists() or not list(fleet.home.glob("r*"))
 
 

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import http.server
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -265,6 +266,32 @@ def test_requirements_that_cannot_be_installed_fail_with_pips_words(tmp_path: Pa
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "/no/such/folder" in done.stderr
+
+
+def test_output_that_cannot_be_used_is_an_error_of_the_agents(tmp_path: Path) -> None:
+    order = {"task": "t", "timeout_s": 60.0}
+    path = tmp_path / "output.json"
+
+    def told(content: bytes, code: int | None = 0) -> str:
+        path.write_bytes(content)
+        answer, error = attempt.read_output(str(tmp_path), order, code)
+        assert not (answer and error)
+        return error
+
+    assert told(b'{"t": null, "more": 1}') == ""
+    assert told(b"").startswith("ERROR: output.json cannot be read: ")
+    assert told(b'{"t": ').startswith("ERROR: output.json cannot be read: ")
+    assert told(b"\xff\xfe").startswith("ERROR: output.json cannot be read: ")
+    assert told(b"[" * 100_000).startswith("ERROR: output.json cannot be read: ")
+    assert told(b'["t"]') == "ERROR: the agent's output has no answer for t"
+    assert told(b'{"t": 1}', -9) == "ERROR: the agent ended with signal 9"
+    assert told(b'{"t": 1}', 3) == "ERROR: the agent ended with exit code 3"
+    assert told(b'{"t": 1}', None) == "ERROR: Task timed out after 60 seconds"
+    os.truncate(path, attempt.LONGEST_OUTPUT + 1)
+    assert attempt.read_output(str(tmp_path), order, 0)[1].startswith("ERROR: output.json is longer than")
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    assert attempt.read_output(str(tmp_path), order, 0)[1] == "ERROR: No output file generated"
 
 
 UV = """#!/bin/sh

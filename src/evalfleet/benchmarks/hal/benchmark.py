@@ -343,4 +343,10 @@ def _warnings(settings: HalSettings, told: HalAnswer) -> list[str]:
             f"{settings.benchmark} has a set-up script, which HAL runs in containers and VMs and not on its "
             "own computer: --set setup_script=true runs it on each machine"
         )
+    wanting = sum(map(_wants_gpu, told.tasks.values()))
+    if wanting and settings.gpu_tasks == "match":
+        many = "1 task asks for a GPU: --set gpu_tasks=run runs it anywhere"
+        if wanting > 1:
+            many = f"{wanting} tasks ask for a GPU: --set gpu_tasks=run runs them anywhere"
+        found.append(f"of {settings.benchmark}, {many}, and --exclude leaves tasks out")
     return found
