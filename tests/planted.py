@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -73,3 +74,15 @@ def _in_range(memory: FileIO, begin: int, end: int, raw: bytes) -> bool:
             return False
         begin, tail = begin + len(data), data[-len(raw) :]
     return False
+
+
+def private_lines(*files: Path) -> list[str]:
+    """The lines of private keys, as they are in these files or in values of their JSON."""
+    texts = [file.read_text().replace("\\n", "\n") for file in files]
+    return [line for text in texts for line in text.splitlines() if len(line) > 40 and " " not in line]
+
+
+def forms(value: str) -> list[str]:
+    """A value as itself, and as base64 and hexadecimal digits write it."""
+    raw = value.encode()
+    return [value, base64.b64encode(raw).decode().rstrip("="), raw.hex()]

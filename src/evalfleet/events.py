@@ -114,13 +114,17 @@ class MachineAllocated(_Event, frozen=True):
 
 
 class MachineUp(_Event, frozen=True):
-    """The place says that the machine runs. `timings` are seconds by step, as far as it knows them."""
+    """The place says that the machine runs. `timings` are seconds by step, as far as it knows them.
+
+    `host_key`: the public key of its SSH server, for whoever takes the run over from another computer.
+    """
 
     machine: MachineId
     address: str = ""
     node: str = ""
     name: str = ""
     timings: Mapping[str, float] = {}
+    host_key: str = ""
 
 
 class MachineReady(_Event, frozen=True):

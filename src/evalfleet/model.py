@@ -470,6 +470,9 @@ class Machine(Struct, frozen=True, omit_defaults=True):
     """How long it has run by now, or had when it ended, in all its starts; None where nothing queues."""
     detail: str = ""
     """Why it still waits, or how it ended, in the words of its place."""
+    host_key: str = ""
+    """The public key of its SSH server, if its place has learned it from the cloud: whoever takes the run
+    over from another computer must know it, and has no better way to."""
 
 
 EndReason = Literal[

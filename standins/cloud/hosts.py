@@ -6,7 +6,7 @@ import asyncio
 import functools
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -86,6 +86,10 @@ class GuestHost(NamespaceHost):
             else:
                 return
         raise complaint
+
+    def authorize(self, user: str, keys: Sequence[str]) -> None:
+        home = Path(f"/proc/{self._need_power()}/root/home") / user
+        (home / ".ssh/authorized_keys").write_text("".join(f"{key}\n" for key in keys))
 
     def wipe_temp_disk(self) -> None:
         """While it is off: another machine's local disk is empty."""
@@ -208,6 +212,11 @@ class Hosts:
         host = self._hosts.get(id.lower())
         if host is not None and host.is_on:
             await self._do(host.protect, rules)
+
+    async def authorize(self, id: str, user: str, keys: Sequence[str]) -> None:
+        host = self._hosts.get(id.lower())
+        if host is not None and host.is_on and user:
+            await self._do(host.authorize, user, keys)
 
     async def destroy(self, id: str) -> None:
         await self._arrived(id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,10 @@ class Machines(Protocol):
 
     async def protect(self, id: str, rules: str) -> None:
         """Who may connect to it, as `iptables-restore` takes it."""
+        ...
+
+    async def authorize(self, id: str, user: str, keys: Sequence[str]) -> None:
+        """These keys, and no others, let one in as the user."""
         ...
 
     async def capture(self, id: str, image: str) -> None:
@@ -95,6 +99,9 @@ class Records:
         self._log.pop(id.lower(), None)
 
     async def protect(self, id: str, rules: str) -> None:
+        pass
+
+    async def authorize(self, id: str, user: str, keys: Sequence[str]) -> None:
         pass
 
     async def capture(self, id: str, image: str) -> None:

@@ -59,6 +59,7 @@ class Api:
             ("POST", rf"{one}/(?P<verb>stop|start|reset)", self._power),
             ("POST", rf"{one}/setScheduling", self._set_scheduling),
             ("POST", rf"{one}/setLabels", self._set_labels),
+            ("POST", rf"{one}/setMetadata", self._set_metadata),
             ("GET", rf"{one}/getGuestAttributes", self._guest_attributes),
             ("GET", rf"{one}/serialPort", self._serial),
             ("GET", rf"{p}{z}/disks{name}", self._disk),
@@ -414,6 +415,23 @@ class Api:
             instance.fingerprint += 1
 
         return self._begin(call, "setLabels", f"zones/{zone}", instance.path, instance.id, work())
+
+    async def _set_metadata(self, call: Call, zone: str, name: str) -> Json:
+        """All of it is replaced, by whoever has seen what is there."""
+        instance, cloud = self._find(call, zone, name), self._cloud
+        cloud.faults.check("compute.instances.setMetadata", instance.path)
+        self.instances.check_metadata(call.body)
+        shown = self.instances.shown(instance, "").get("metadata") or {}
+        if call.body.get("fingerprint", "") != shown.get("fingerprint", ""):
+            message = "Supplied fingerprint does not match current metadata fingerprint."
+            raise ApiError(412, "conditionNotMet", message)
+
+        async def work() -> None:
+            instance.body = {**instance.body, "metadata": {"items": call.body.get("items") or []}}
+            instance.metadata_version += 1
+            cloud.spawn(self.instances.take_up_keys(instance))
+
+        return self._begin(call, "setMetadata", f"zones/{zone}", instance.path, instance.id, work())
 
     async def _guest_attributes(self, call: Call, zone: str, name: str) -> Json:
         instance = self._find(call, zone, name)

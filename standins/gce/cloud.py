@@ -94,6 +94,7 @@ class Instance:
     labels: dict[str, str] = field(default_factory=dict[str, str])
     scheduling: Json = field(default_factory=dict[str, Any])
     fingerprint: int = 1
+    metadata_version: int = 1
     address: str = ""
     """Public, if it has one; on flat networks its only one."""
     inside: str = ""

@@ -109,7 +109,7 @@ class Instances:
             raise invalid(
                 "resource.advancedMachineFeatures", type.name, "Nested virtualization is not supported."
             )
-        self._check_metadata(body)
+        self.check_metadata(body.get("metadata") or {})
         self._check_interfaces(zone, body)
         self._check_disks(zone, body)
         if f"projects/{PROJECT}/zones/{zone}/instances/{name}" in self._cloud.instances:
@@ -117,8 +117,8 @@ class Instances:
             raise ApiError(409, "alreadyExists", f"The resource '{path}' already exists")
         return type, scheduling
 
-    def _check_metadata(self, body: Json) -> None:
-        items = (body.get("metadata") or {}).get("items") or []
+    def check_metadata(self, metadata: Json) -> None:
+        items = metadata.get("items") or []
         sizes = [len(str(each.get("value", ""))) for each in items]
         if any(size > METADATA_VALUE for size in sizes) or sum(sizes) > METADATA_ALL:
             raise invalid("resource.metadata", "", "Metadata is too large.")
@@ -312,15 +312,31 @@ class Instances:
 
     def _guest(self, instance: Instance) -> Guest:
         """What the image makes of the metadata: a user with our key, who may become root."""
-        lines = instance.metadata.get("ssh-keys", "").splitlines()
-        pairs = [line.split(":", 1) for line in lines if ":" in line]
-        oslogin = instance.metadata.get("enable-oslogin", "").upper() == "TRUE"
-        user = pairs[0][0] if pairs and not oslogin else ""
-        keys = tuple(key for name, key in pairs if name == user and user)
+        user, keys = self._login(instance)
         image = instance.disk.image if instance.disk is not None else ""
         return Guest(
             instance.path, instance.name, instance.inside, user, keys, _first_boot(instance), False, image
         )
+
+    def _login(self, instance: Instance) -> tuple[str, tuple[str, ...]]:
+        """Who may log in by the metadata, and with which keys."""
+        lines = instance.metadata.get("ssh-keys", "").splitlines()
+        pairs = [line.split(":", 1) for line in lines if ":" in line]
+        oslogin = instance.metadata.get("enable-oslogin", "").upper() == "TRUE"
+        user = pairs[0][0] if pairs and not oslogin else ""
+        return user, tuple(key for name, key in pairs if name == user and user)
+
+    async def take_up_keys(self, instance: Instance) -> None:
+        """As the guest agent does, which waits for changes of the metadata: these keys, and no others."""
+        cloud = self._cloud
+        await cloud.clock.sleep(cloud.span(cloud.timing.other))
+        if instance.status != "RUNNING" or instance.gone or not instance.up_at:
+            return
+        try:
+            await cloud.machines.authorize(instance.path, *self._login(instance))
+        except MachineTrouble as err:
+            if not instance.gone and instance.status == "RUNNING":
+                cloud.troubles.append(err)
 
     async def _limit(self, instance: Instance, start: int, ends_at: float) -> None:
         """Google ends it by itself, up to half a minute late."""
@@ -443,7 +459,11 @@ class Instances:
         if "tags" in body:
             shown["tags"] = {**body["tags"], "fingerprint": _print(1)}
         if "metadata" in body:
-            shown["metadata"] = {**body["metadata"], "kind": "compute#metadata", "fingerprint": _print(1)}
+            shown["metadata"] = {
+                **body["metadata"],
+                "kind": "compute#metadata",
+                "fingerprint": _print(instance.metadata_version),
+            }
         if instance.started_at:
             shown["lastStartTimestamp"] = cloud.stamp(instance.started_at)
         if instance.status == "RUNNING" and instance.ends_at is not None:

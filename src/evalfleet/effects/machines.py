@@ -125,7 +125,7 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
                 report_gone(tools, machine, up)
                 return
             timings.update(_came_up(seconds_between(begun, tools.clock.now()), up))
-            tools.report(MachineUp(machine.id, up.address, up.node, up.name, dict(timings)))
+            tools.report(MachineUp(machine.id, up.address, up.node, up.name, dict(timings), up.host_key))
         isolated = await set_up(tools, machine, up, timings)
     tools.report(MachineReady(machine.id, timings, isolated=isolated))
 

@@ -66,7 +66,12 @@ class Tools:
     def channel(self, machine: MachineState, seen: Machine | None = None) -> Channel:
         """The one channel to the machine, by what its place says of it now, or by what is recorded."""
         if machine.id not in self._channels:
-            seen = seen or Machine(machine.id, "up", machine.address, machine.node, start=machine.start)
+            known = Machine(
+                *(machine.id, "up", machine.address, machine.node),
+                start=machine.start,
+                host_key=machine.host_key,
+            )
+            seen = seen or known
             fence = Fence(self.state.plan.run, self.epoch, machine.offer.silent_s)
             self._channels[machine.id] = self.place_of(machine).channel(seen, fence)
         return self._channels[machine.id]

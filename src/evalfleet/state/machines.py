@@ -106,7 +106,7 @@ def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
     machine = state.machines[event.machine]
     machine.phase, machine.up_at = "up", at
     machine.address, machine.node = event.address, event.node or machine.node
-    machine.name = event.name or machine.name
+    machine.name, machine.host_key = event.name or machine.name, event.host_key
     machine.timings, machine.setting_up = dict(event.timings), ("", "")
     lift(state, machine)
     state.touched_machines[event.machine] = None

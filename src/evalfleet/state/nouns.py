@@ -115,6 +115,7 @@ class MachineState(Struct, eq=False):
     start: str = ""  # the service's name for that
     address: str = ""
     node: str = ""
+    host_key: str = ""  # of its SSH server, the public one, where its place knows it
     up_at: Micros | None = None
     ready_at: Micros | None = None
     condemned_at: Micros | None = None

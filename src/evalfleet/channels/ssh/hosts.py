@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
 import asyncssh
 
+from evalfleet.clock import pauses
 from evalfleet.ports import Dialled
 
 from .connection import OPENING_ERRORS, Connection, open_connection, reason_of
@@ -22,6 +24,9 @@ CHUNK = 4 << 20  # more than asyncssh holds: what a read leaves there lets a hos
 SAID_CAP = 1 << 20
 """Bytes that a host may say to one question, and before our program speaks there: all of that is noise."""
 ERRORS_KEPT = 4096
+LET_IN_S = 30.0
+"""For so long a host may go on to refuse a key that somebody is letting in."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.3, 2.0
 
 UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
 
@@ -104,8 +109,16 @@ async def converse(process: asyncssh.SSHClientProcess[bytes], data: bytes = b"")
 class SshHost:
     """A host and the connections to it: one, unless it must carry more sessions than a server allows."""
 
-    def __init__(self, where: Target, access: Access, handshakes: asyncio.Semaphore) -> None:
+    def __init__(
+        self,
+        where: Target,
+        access: Access,
+        handshakes: asyncio.Semaphore,
+        let_in: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`let_in`: is called when the host lets nobody in with our key; True: it soon will."""
         self.where = where
+        self._let_in = let_in
         self.access = access
         self._handshakes = handshakes
         self._wires: list[PooledConnection] = []
@@ -255,10 +268,28 @@ class SshHost:
                 if wire in self._wires:
                     self._wires.remove(wire)
 
-        async with self._handshakes:
-            self._begun.set()
-            wire = PooledConnection(await open_connection(self.where, self.access, on_lost))
+        wire = PooledConnection(await self._enter(on_lost))
         opened.append(wire)
         if not lost.is_set():
             self._wires.append(wire)
         return wire
+
+    async def _enter(self, on_lost: Callable[[], None]) -> Connection:
+        """A connection, also if our key must be let in first. Raises HostDown, HostRefused."""
+        until: float | None = None
+        for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S):
+            try:
+                async with self._handshakes:
+                    self._begun.set()
+                    return await open_connection(self.where, self.access, on_lost)
+            except HostRefused as err:
+                if err.stage != "login" or self._let_in is None:
+                    raise
+                if until is None:
+                    if not await self._let_in():
+                        raise
+                    until = time.monotonic() + LET_IN_S
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(pause_s)
+        raise AssertionError("pauses never end")

@@ -194,7 +194,9 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
         with as_refusal(UNSEEN):
             machines = await self._inventory.machines(snapshot, self._arm.now())
         return {
-            machine: structs.replace(shown, timings=self._readiness.timings(machine))
+            machine: structs.replace(
+                shown, timings=self._readiness.timings(machine), host_key=self._keys.host_public(machine)
+            )
             for machine, shown in machines.items()
         }
 

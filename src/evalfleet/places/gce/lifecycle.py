@@ -150,6 +150,25 @@ class InstanceControl:
         body = {"labels": dict(labels), "labelFingerprint": vm.label_fingerprint}
         await self._client.change("POST", f"{vm.path}/setLabels", body)
 
+    async def authorize(self, vm: Instance, line: str) -> bool:
+        """Have this line among the metadata's `ssh-keys`: the guest agent, which waits for changes, takes it
+        up in a moment. Is the instance there?"""
+        while (shown := await self._client.find(vm.path)) is not None:
+            metadata = table(shown.get("metadata"))
+            items = {str(each["key"]): str(each.get("value", "")) for each in rows(metadata.get("items"))}
+            lines = items.get("ssh-keys", "").splitlines()
+            if line in lines:
+                return True
+            items["ssh-keys"] = "\n".join([*lines, line])
+            changed = [{"key": key, "value": value} for key, value in items.items()]
+            body: Json = {"fingerprint": metadata.get("fingerprint", ""), "items": changed}
+            try:
+                await self._client.change("POST", f"{vm.path}/setMetadata", body)
+            except GoogleFault as fault:
+                if fault.status != 412:  # somebody else has changed it meanwhile
+                    raise
+        return False
+
     async def again(self, machine: MachineId, step: str) -> Instance:
         """Reset it, or stop it and start it, perhaps on other hardware. Its end stays where it is."""
         vm = (await self._inventory.fresh()).vms.get(machine)

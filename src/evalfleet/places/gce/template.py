@@ -101,11 +101,16 @@ def _interface(build: InstanceBuild) -> Json:
 def _metadata(build: InstanceBuild) -> dict[str, str]:
     """Every process of the machine can read it: no secret is in it."""
     return {
-        "ssh-keys": f"{build.user}:{build.public_key} {build.user}",
+        "ssh-keys": login_line(build.user, build.public_key),
         "block-project-ssh-keys": "TRUE",
         "enable-oslogin": "FALSE",
         "enable-guest-attributes": "TRUE",
     }
+
+
+def login_line(user: str, public_key: str) -> str:
+    """A line of the metadata `ssh-keys`."""
+    return f"{user}:{public_key} {user}"
 
 
 def scheduling(ends_at: float, *, spot: bool, stops: bool) -> Json:

@@ -7,6 +7,7 @@ A VM that runs can be used once SSH answers, the supervisor is there and cloud-i
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import tempfile
 import time
@@ -47,8 +48,16 @@ class SshLogin(Struct, frozen=True):
 class SshAccess:
     """The SSH connections to a place's VMs, one a machine, and the orders that are given over them."""
 
-    def __init__(self, login: SshLogin, keys: SshKeys, home: str) -> None:
+    def __init__(
+        self,
+        login: SshLogin,
+        keys: SshKeys,
+        home: str,
+        let_in: Callable[[MachineId], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`let_in`: has the cloud let our key into a machine that refuses it. Is that under way?"""
         self._login = login
+        self._let_in = let_in
         self._keys = keys
         self._home = home
         self._handshakes = asyncio.Semaphore(HANDSHAKES)
@@ -67,7 +76,8 @@ class SshAccess:
         host_home = self._homes.get(machine)
         if host_home is None or host_home.host.where.host != address:
             where = Target(f"{machine} ({address})", address, self._login.port)
-            host = SshHost(where, self._access(machine, address), self._handshakes)
+            let_in = None if self._let_in is None else functools.partial(self._let_in, machine)
+            host = SshHost(where, self._access(machine, address), self._handshakes, let_in)
             host_home = self._homes[machine] = HostHome(host, self._home)
         return host_home
 
@@ -150,6 +160,8 @@ class SshKeys:
     def __init__(self, folder: Path, login_key: str) -> None:
         self._folder = folder
         self._login_key = Path(login_key) if login_key else folder / "id_ed25519"
+        self._public: dict[MachineId, str] = {}
+        """Host keys that were read: every listing asks for them."""
 
     def login(self) -> KeyPair:
         """The key by which machines let us in: the user's own, or one that is made here."""
@@ -172,20 +184,25 @@ class SshKeys:
         _write(self._pin_path(machine), public.strip() + "\n", only_new=True)
         return self._pin_path(machine).read_text().strip()
 
-    def _host_public(self, machine: MachineId) -> str:
-        pinned = self._pin_path(machine)
-        return pinned.read_text().strip() if pinned.is_file() else self.of_host(machine).public
+    def host_public(self, machine: MachineId) -> str:
+        """The machine's host key, as far as others may know it; empty if it is not known in this home."""
+        if machine not in self._public and self.has_host(machine):
+            pinned = self._pin_path(machine)
+            known = pinned.read_text().strip() if pinned.is_file() else self.of_host(machine).public
+            self._public[machine] = known
+        return self._public.get(machine, "")
 
     def known_hosts(self, machine: MachineId, address: str, port: int, others: str = "") -> Path:
         """A file with the machine's host key at this address, and with `others`, the lines of other hosts."""
         where = address if port == 22 else f"[{address}]:{port}"
-        text = f"{where} {self._host_public(machine)}\n{others}"
+        text = f"{where} {self.host_public(machine) or self.of_host(machine).public}\n{others}"
         path = self._host_path(machine).with_suffix(".known_hosts")
         if not path.is_file() or path.read_text() != text:
             _write(path, text)
         return path
 
     def drop(self, machine: MachineId) -> None:
+        self._public.pop(machine, None)
         key = self._host_path(machine)
         for path in (key, self._pin_path(machine), key.with_suffix(".known_hosts")):
             path.unlink(missing_ok=True)
