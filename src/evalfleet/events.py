@@ -343,9 +343,30 @@ class GradingRequested(_Event, frozen=True):
 
 
 class TasksReopened(_Event, frozen=True):
-    """The user asked to run these broken tasks again, with a fresh allowance."""
+    """These broken tasks run again, with a fresh allowance: the user asked for it, or it was decided because
+    they broke only at a place whose circuit has opened."""
 
     tasks: tuple[TaskId, ...]
+
+
+CircuitPhase = Literal["closed", "draining", "open"]
+"""Whether a place shall have machines of a run. `closed`: as many as are wanted. `draining`: no new ones, and
+those that are there go once they break an attempt. `open`: those that are there end what they run, and go;
+some time later one machine is tried."""
+
+
+class CircuitChanged(_Event, frozen=True):
+    """Decided or found: a place that keeps failing shall have no machines for now, or it shall have some
+    again."""
+
+    place: str
+    phase: CircuitPhase
+    detail: str = ""
+    """Why, in a sentence."""
+    until: Micros = 0
+    """When one machine is tried at a place whose circuit is open."""
+    permanent: bool = False
+    """It stays open: asking again does not help."""
 
 
 class NewFiles(Struct, frozen=True, omit_defaults=True):
@@ -450,6 +471,7 @@ Event = (
     | GradingFailed
     | GradingRequested
     | TasksReopened
+    | CircuitChanged
     | RunResumed
     | StopRequested
     | RunSteered
@@ -472,8 +494,9 @@ UPGRADES: dict[tuple[int, str], Upgrade] = {}
 """(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
 
 Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused, AttemptGraded,
-GradingFailed, GradingRequested, BudgetPassed, RunSteered, and those of allowances) and a new outcome
-(Answered), and limits of silence moved from the plan to the offers: bodies of schema 1 are read as they are.
+GradingFailed, GradingRequested, BudgetPassed, RunSteered, CircuitChanged, and those of allowances) and a new
+outcome (Answered), and limits of silence moved from the plan to the offers: bodies of schema 1 are read as
+they are.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")

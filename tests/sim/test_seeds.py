@@ -12,7 +12,7 @@ from msgspec import structs
 from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
 from evalfleet.sim.checks import check_seed, run_seeds, violations
-from evalfleet.sim.scenario import OFFERS, ClockStep, Period, Scenario, draw
+from evalfleet.sim.scenario import OFFERS, ClockStep, Period, Scenario, draw, draw_tiers
 from evalfleet.sim.simulate import Parts, Simulated, simulate
 from evalfleet.sim.world import Faults, SimMachine, World
 
@@ -270,3 +270,9 @@ def test_broken_tasks_are_run_again_on_request_and_no_others(seed: int) -> None:
         later = after.state.tasks[task]
         assert later.attempts[: len(known.attempts)] == known.attempts
         assert (len(later.attempts) > len(known.attempts)) == (task in again)
+
+
+def test_invariants_hold_where_one_of_several_places_fails_goes_away_and_comes_back() -> None:
+    report = run_seeds(range(24), scenario=draw_tiers)
+    assert report.failures == {}
+    assert report.attempts > 300

@@ -57,6 +57,8 @@ class Run:
         *,
         schedule: Any = "dynamic",
         slots: int = 1,
+        places: tuple[str, ...] = ("local",),
+        ordered: bool = False,
         **limits: Any,
     ) -> None:
         self.now: Micros = 1000 * SECOND
@@ -64,7 +66,8 @@ class Run:
         self.state = RunState()
         self.log: list[Event] = []
         planned = tasks_of(tasks) if isinstance(tasks, int) else tuple(tasks)
-        plan = Plan("r", "b", schedule=schedule, slots=slots, limits=Limits(**limits), home="h")
+        how: dict[str, Any] = {"schedule": schedule, "slots": slots, "ordered": ordered}
+        plan = Plan("r", "b", places, limits=Limits(**limits), home="h", **how)
         self._apply(RunPlanned(plan, len(planned)))
         self._apply(TasksPlanned(planned))
 

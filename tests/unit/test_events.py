@@ -74,6 +74,8 @@ EVENTS: tuple[Event, ...] = (
     ev.GradingFailed("no environment"),
     ev.GradingRequested((A,)),
     ev.TasksReopened((T,)),
+    ev.CircuitChanged("cloud", "open", "5 of 8 failed", 1_000_000),
+    ev.CircuitChanged("cloud", "open", "no such image", permanent=True),
     ev.RunResumed(Limits(workers=3), (T,)),
     ev.StopRequested("budget", "spent", True),
     ev.StopRequested("user", "cancelled", by="ann@desk", why="wrong model"),

@@ -10,7 +10,7 @@ from evalfleet.events import Event
 from evalfleet.model import Micros, Offer, TaskId, after
 from evalfleet.state import RunState
 
-from . import allowances, finish, health, limits, pool, scale, schedule, silence
+from . import allowances, finish, health, limits, pool, scale, schedule, silence, tiers
 
 Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
 
@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     allowances.heed_wants,
     allowances.stop_without_money,
     allowances.tell_how_much,
+    tiers.judge,
     health.stop_when_hopeless,
     health.heed_silence,
     health.mend,
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     health.let_go_drained,
     health.restart_or_replace,
     scale.trim,
+    tiers.make_room,
     schedule.hand_out,
     schedule.let_go_short_lived,
     schedule.let_go_unfit,
@@ -63,6 +65,7 @@ def next_deadline(state: RunState, now: Micros) -> Micros | None:
         if later < len(state.retries):
             times.append(state.retries[later][0])
         times.extend(b.until for b in state.blocks.values() if not b.permanent and b.until > now)
+        times.extend(c.until for c in map(state.circuits.__getitem__, state.shaky) if c.until > now)
     return min(times, default=None)
 
 

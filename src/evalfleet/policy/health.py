@@ -100,8 +100,12 @@ def let_go_drained(state: RunState, now: Micros, offers: Sequence[Offer]) -> lis
     decided: list[Event] = []
     for machine in state.draining:
         known = state.machines[machine]
-        if known.steered is not None and not known.open:
+        if known.open:
+            continue
+        if known.steered is not None:
             decided.append(MachineCondemned(machine, f"drained {steered_by(known.steered)}"))
+        elif (circuit := state.circuits[known.offer.place]).phase != "closed":
+            decided.append(MachineCondemned(machine, f"{known.offer.place} is left: {circuit.detail}"))
     return decided
 
 
@@ -154,5 +158,7 @@ def _hopeless(state: RunState, offers: Sequence[Offer]) -> str:
     if state.waiting and not (state.live or state.mending) and offers and refused_for_good(state, offers):
         if not useful_offers(state, offers):
             return "no machine that is offered has what the tasks that are left need"
-        return "; ".join(sorted({f"{key}: {block.detail}" for key, block in state.blocks.items()}))
+        given_up = {f"{place}: {c.detail}" for place, c in state.circuits.items() if c.permanent}
+        blocked = {f"{key}: {block.detail}" for key, block in state.blocks.items()}
+        return "; ".join(sorted(given_up | blocked))
     return ""

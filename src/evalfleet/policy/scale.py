@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
 from evalfleet.model import MachineId, Micros, Needs, Offer, Task, after
 from evalfleet.names import machine_id
-from evalfleet.state import RESTART, Block, RunState, scopes
+from evalfleet.state import RESTART, Block, Circuit, RunState, scopes
 
 from .allowances import at_once
 from .limits import grant_s, never_long_enough, time_is_short, worthwhile
@@ -17,7 +17,7 @@ from .silence import proven_online
 
 def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Ask for one more machine when there is work for it, and an offer and money to have it."""
-    wanted = 0 if state.stop is not None else _wanted(state)
+    wanted = 0 if state.stop is not None else missing(state)
     if not wanted:
         return []
     lane, choices = _free_lane(state), _choices(state, now, offers)
@@ -34,7 +34,7 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     return [MachineRequested(machine, name, lane, offer, after(now, seconds))]
 
 
-def _wanted(state: RunState) -> int:
+def missing(state: RunState) -> int:
     """How many machines are missing."""
     if not state.waiting or state.paused is not None:
         return int(_needs_witness(state))
@@ -108,17 +108,35 @@ def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[O
     """The first offer (they come cheapest first) that neither refuses us nor is used up.
 
     If its machines are taken back again and again, the first offer whose machines are not comes before it;
-    it is used if that one is too dear, or there is none.
+    it is used if that one is too dear, or there is none. Where places have an order, the first offers of the
+    others come after it: one of them may be the cheaper.
     """
+    fresh: dict[str, Offer] = {}  # by place
     tired: list[Offer] = []
     for offer in offers:
         full = offer.capacity is not None and state.live_by_offer[offer.key] >= offer.capacity
-        if full or _blocked(state, now, offer) or _too_short(state, now, offer):
+        if full or offer.place in fresh or _shut(state, now, offer) or _too_short(state, now, offer):
             continue
         if not _tired(state, offer):
-            return [offer, *tired]
-        tired = tired or [offer]
-    return tired
+            fresh[offer.place] = offer
+            if not state.plan.ordered:
+                break
+        else:
+            tired = tired or [offer]
+    return [*fresh.values(), *tired]
+
+
+def _shut(state: RunState, now: Micros, offer: Offer) -> bool:
+    return _blocked(state, now, offer) or (
+        offer.place in state.shaky and is_shut(state.circuits[offer.place], now)
+    )
+
+
+def is_shut(circuit: Circuit, now: Micros) -> bool:
+    """Shall the place have no new machine now? One whose circuit is open has one, once its time has come."""
+    if circuit.phase != "open":
+        return circuit.phase == "draining"
+    return circuit.permanent or circuit.probe is not None or now < circuit.until
 
 
 def _too_short(state: RunState, now: Micros, offer: Offer) -> bool:
@@ -176,10 +194,12 @@ def refused_for_good(state: RunState, offers: Sequence[Offer]) -> bool:
     What others have only borrowed (an offer with a capacity) will be free again some time. A whole place that
     answers nothing for now has an outage: that is waited for, for hours, because it costs nothing.
     """
-    return all(_is_final(state, offer) for offer in useful_offers(state, offers))
+    return all(is_final(state, offer) for offer in useful_offers(state, offers))
 
 
-def _is_final(state: RunState, offer: Offer) -> bool:
+def is_final(state: RunState, offer: Offer) -> bool:
+    if offer.place in state.circuits and state.circuits[offer.place].permanent:
+        return True
     for scope, key in scopes(offer).items():
         block = state.blocks.get(key)
         if block is None:

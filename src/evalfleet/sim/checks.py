@@ -16,7 +16,7 @@ from evalfleet.policy.effects import THE_RUN
 from evalfleet.state import MachineState
 
 from . import ledger
-from .scenario import draw
+from .scenario import Scenario, draw
 from .simulate import Parts, Simulated, simulate
 from .world import Bill
 
@@ -187,7 +187,7 @@ def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:
     Those that lie may be, and take no other with them. So may those that expired, of which no controller can
     know if time has passed untold, and those that somebody restarted.
     """
-    if not sim.scenario.faults.calm or sim.scenario.nap is not None:
+    if not sim.scenario.faults.calm or sim.scenario.nap is not None or sim.scenario.troubles:
         return
     bills = sim.world.meters if sim.world.untold_s else ()
     expired = {bill.machine for bill in bills if bill.end is not None and bill.end >= bill.expires_at}
@@ -261,14 +261,17 @@ class SeedsReport:
 
 
 def run_seeds(
-    seeds: Iterable[int], parts: Parts | None = None, on_seed: Callable[[int, list[str]], None] | None = None
+    seeds: Iterable[int],
+    parts: Parts | None = None,
+    on_seed: Callable[[int, list[str]], None] | None = None,
+    scenario: Callable[[int], Scenario] = draw,
 ) -> SeedsReport:
     events = attempts = machines = crashes = refusals = count = 0
     hours = 0.0
     digest = hashlib.sha256()
     failures: dict[int, list[str]] = {}
     for seed in seeds:
-        found, sim = check_seed(seed, parts)
+        found, sim = check_seed(seed, parts, scenario)
         if found:
             failures[seed] = found
         if on_seed is not None:
@@ -288,10 +291,12 @@ def run_seeds(
     )
 
 
-def check_seed(seed: int, parts: Parts | None = None) -> tuple[list[str], Simulated | None]:
+def check_seed(
+    seed: int, parts: Parts | None = None, scenario: Callable[[int], Scenario] = draw
+) -> tuple[list[str], Simulated | None]:
     """What one seed violates. An engine that falls over is a violation like any other."""
     try:
-        sim = simulate(draw(seed), parts)
+        sim = simulate(scenario(seed), parts)
     except Exception as err:  # whatever a planted or real bug throws
         return [f"{type(err).__name__}: {err}"], None
     return violations(sim), sim

@@ -81,6 +81,8 @@ class SimChannel:
         machine = await self._reach()
         script = Script.of(job.command)
         length_s, end = job_fate(self._world, script)
+        if self._world.troubled(machine.meter.offer.place, "job"):
+            end = Ended("exited", 1, length_s if length_s < HANGS else 0.0)
         self._world.start(machine, job, length_s, end, script.marks)
 
     async def ended(self, job: AttemptId) -> Ended:
@@ -253,19 +255,19 @@ class _SimPlace:
         return self._name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        await self._world.place_call(self._life)
+        await self._world.place_call(self._life, self._name)
         return [offer for offer in self._offers if offer.has.covers(needs)]
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
-        await self._world.place_call(self._life)
+        await self._world.place_call(self._life, self._name)
         self._world.extend(machine, expires_s)
 
     async def delete(self, machine: MachineId) -> None:
-        await self._world.place_call(self._life)
+        await self._world.place_call(self._life, self._name)
         self._world.remove(machine)
 
     async def list(self, pool: str) -> Sequence[Machine]:
-        await self._world.place_call(self._life)
+        await self._world.place_call(self._life, self._name)
         mine = [m for m in self._world.machines.values() if m.meter.offer.place == self._name]
         return [self._seen(m) for m in mine if m.id.startswith(f"{pool}-")]
 
@@ -294,16 +296,17 @@ class SimVms(_SimPlace):
         world.tick(self._life)
         world.must_be_durable(machine)
         if machine not in world.machines:
-            boot_s = 1e9 if world.chance(faults.never_boots) else world.rng.uniform(*faults.boot_s)
+            never = world.chance(faults.never_boots) or world.troubled(self._name, "machine")
+            boot_s = 1e9 if never else world.rng.uniform(*faults.boot_s)
             lands_s = world.rng.uniform(0.1, faults.create_lands_late_s)
             world.later(lands_s, world.bring_up, machine, offer, expires_s - lands_s, boot_s)
-        await world.place_call(self._life)
+        await world.place_call(self._life, self._name)
         if world.chance(faults.refused_for_good):
             raise PlaceError("quota exceeded", transient=False, scope="offer")
 
     async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
         """Returns when it can be reached, as real places do."""
-        await self._world.place_call(self._life)
+        await self._world.place_call(self._life, self._name)
         known = self._world.machines.get(machine)
         if known is None or known.gone:
             raise PlaceError(f"there is no machine {machine}", transient=False, scope="machine")
@@ -319,7 +322,7 @@ class SimHosts(_SimPlace):
     """Machines that we are lent: `create` takes the lock of a free host."""
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        await self._world.place_call(self._life)
+        await self._world.place_call(self._life, self._name)
         self._world.must_be_durable(machine)
         taken = sum(m.meter.offer.place == self.name for m in self._world.machines.values())
         if machine not in self._world.machines and taken >= (offer.capacity or 0):
@@ -332,7 +335,7 @@ class SimService(_SimPlace):
     """A service whose jobs are our machines: they queue, may be started anew, and end at their time limit."""
 
     async def _call(self) -> None:
-        await self._world.place_call(self._life)
+        await self._world.place_call(self._life, self._name)
         if self._world.loop.time() < self._world.api_lost_until:
             raise PlaceError("the service does not answer", transient=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from evalfleet.model import (
 from evalfleet.ports import Answer, Place
 
 from .places import SimHosts, SimService, SimVms
-from .world import Faults, Life, World, draw_clocks, draw_faults
+from .world import Faults, Life, Trouble, World, draw_clocks, draw_faults
 
 
 class PlaceClass(Protocol):
@@ -215,6 +216,7 @@ class Scenario:
     durations: tuple[float, ...] = ()
     answers: bool = False
     offers: dict[str, tuple[Offer, ...]] = field(default_factory=lambda: OFFERS)
+    troubles: tuple[Trouble, ...] = ()
 
 
 def draw(seed: int) -> Scenario:
@@ -262,6 +264,32 @@ def draw(seed: int) -> Scenario:
         answers=random.Random(f"answers {seed}").random() < 0.25,
         offers=offers,
     )
+
+
+def draw_tiers(seed: int) -> Scenario:
+    """Two or three places, of which one fails half its jobs, goes away and comes back; all else as drawn."""
+    rng, usual = random.Random(f"tiers {seed}"), draw(seed)
+    places = rng.sample(("service", "vms", "hosts"), rng.choice((2, 3)))
+    plan = msgspec.structs.replace(usual.plan, places=tuple(places), ordered=rng.random() < 0.8)
+    leaves_s = rng.uniform(0, 4000)
+    away = ((leaves_s, leaves_s + rng.choice((120.0, 900.0, 5000.0))),) if rng.random() < 0.8 else ()
+    trouble = Trouble(rng.choice(places[:2]), 0.5, rng.choice((0.0, 0.5)), away)
+    return dataclasses.replace(usual, plan=plan, troubles=(trouble,))
+
+
+def half_fail(seed: int) -> Scenario:
+    """A run of nothing but tasks and two or three places, of which the first fails half its jobs, and may go
+    away."""
+    rng = random.Random(f"half {seed}")
+    places = rng.choice((("service", "vms"), ("vms", "service"), ("hosts", "service", "vms")))
+    workers, count = rng.choice((4, 10, 20)), rng.choice((20, 40, 80))
+    limits = Limits(workers=workers, canary=rng.choice((0, 1)))
+    plan = Plan(f"half{seed}", "sim", places, limits=limits, home="abc123", ordered=True)
+    tasks = tuple(Task(TaskId(f"t_{i:03d}"), "t", timeout_s=1500.0) for i in range(count))
+    leaves_s = rng.uniform(600, 4000)
+    away = ((leaves_s, leaves_s + rng.choice((900.0, 8000.0))),) if rng.random() < 0.7 else ()
+    faults = Faults(queue_s=(0.0, 60.0))
+    return Scenario(seed, plan, tasks, faults, troubles=(Trouble(places[0], 0.5, away=away),))
 
 
 def _with_needs(rng: random.Random, tasks: Sequence[Task]) -> tuple[Task, ...]:

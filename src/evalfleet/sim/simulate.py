@@ -202,6 +202,10 @@ class _Simulation:
             self.loop.call_later(outage.start_s, self.world.cut_off, outage.length_s)
         if (loss := self.scenario.api_loss) is not None:
             self.loop.call_later(loss.start_s, self.world.lose_api, loss.length_s)
+        for trouble in self.scenario.troubles:
+            self.world.troubles[trouble.place] = trouble
+            for start_s, _ in trouble.away:
+                self.loop.call_later(start_s, self.world.lose_place, trouble.place)
         self.computer.strobe = self.scenario.strobe
         for step in self.scenario.steps:
             self.loop.call_later(step.at_s, setattr, self.computer, "ahead_s", step.ahead_s)

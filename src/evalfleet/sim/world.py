@@ -91,6 +91,18 @@ class Faults:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What befalls one place and no other."""
+
+    place: str
+    breaks: float = 0.0
+    """The chance that a job there breaks; another such chance is that a machine there never boots."""
+    never_boots: float = 0.0
+    away: tuple[tuple[float, float], ...] = ()
+    """From when until when nothing of it answers. Its machines are gone when it goes away."""
+
+
 def draw_faults(rng: random.Random) -> Faults:
     """A world somewhere between calm and awful."""
     misery = rng.choice((0.0, 0.3, 1.0, 1.0, 2.0))
@@ -271,6 +283,8 @@ class World:
         self.offline_until = 0.0  # an outage of our own network: the world is well
         self.api_lost_until = 0.0  # the service answers nobody: its machines are well
         self.ticks = 0
+        self.troubles: dict[str, Trouble] = {}
+        self.breaking = random.Random(f"troubles {seed}")
         self.crash_at_tick: int | None = None
         self.on_crash: Callable[[], None] | None = None
 
@@ -290,14 +304,35 @@ class World:
         if not life.alive:
             raise asyncio.CancelledError
 
-    async def place_call(self, life: Life) -> None:
+    async def place_call(self, life: Life, place: str = "") -> None:
         await self.call(life)
+        if self.back_at(place) > self.loop.time():
+            raise PlaceError("503 the service is unavailable", transient=True, scope="place")
         if self.loop.time() < self.offline_until:
             raise PlaceError("the network cannot be reached", transient=True)
         if self.chance(self.faults.call_throttled):
             raise PlaceError("429 too many requests", transient=True, retry_after_s=self.rng.uniform(1, 30))
         if self.chance(self.faults.call_fails):
             raise PlaceError("500 internal server error", transient=True)
+
+    def back_at(self, place: str) -> float:
+        """When a place that is away now is there again; 0 if it is not away."""
+        trouble = self.troubles.get(place)
+        spans = () if trouble is None else trouble.away
+        return next((end for start, end in spans if start <= self.loop.time() < end), 0.0)
+
+    def troubled(self, place: str, kind: str) -> bool:
+        """Does one more job, or machine, of the place fail?"""
+        trouble = self.troubles.get(place)
+        if trouble is None:
+            return False
+        return self.breaking.random() < (trouble.breaks if kind == "job" else trouble.never_boots)
+
+    def lose_place(self, place: str) -> None:
+        """All of its machines are gone, and nobody is told."""
+        for machine in self.machines.values():
+            if machine.meter.offer.place == place and not machine.queued and not machine.gone:
+                self.kill(machine)
 
     def chance(self, p: float) -> bool:
         return p > 0 and self.rng.random() < p
@@ -526,6 +561,8 @@ class World:
             known = self.machines.get(machine)
             dead = known is None or known.gone or known.queued or known.hangs > 0
             thaws = max(float("inf") if known is None or dead else known.frozen_until, self.offline_until)
+            if known is not None and self.troubles:
+                thaws = max(thaws, self.back_at(known.meter.offer.place))
             if known is not None and known.meter.offer.queues:
                 thaws = max(thaws, self.api_lost_until)
             if known is not None and thaws <= self.loop.time():

@@ -4,11 +4,14 @@ State is mutable and indexed, so that no step costs time proportional to the num
 machines: every question that policy asks has its answer kept current here.
 """
 
+from .circuits import replaceable
 from .fold import accepts, apply, apply_record, fold
 from .machines import scopes
 from .nouns import (
+    RECENT,
     AttemptState,
     Block,
+    Circuit,
     Deadline,
     Line,
     MachineState,
@@ -24,9 +27,11 @@ from .run import lane_of
 from .steering import RESTART, objection, steered_by
 
 __all__ = [
+    "RECENT",
     "RESTART",
     "AttemptState",
     "Block",
+    "Circuit",
     "Deadline",
     "Line",
     "MachineState",
@@ -43,6 +48,7 @@ __all__ = [
     "is_ungraded",
     "lane_of",
     "objection",
+    "replaceable",
     "scopes",
     "steered_by",
 ]

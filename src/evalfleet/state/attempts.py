@@ -7,7 +7,8 @@ from bisect import insort
 from evalfleet import events as ev
 from evalfleet.model import Answered, Broken, Cause, Limits, Metered, Micros, Scored, after
 
-from .machines import heard, refresh_idle
+from .circuits import attempt_broke, attempt_worked, gave_up, refresh_idle
+from .machines import heard
 from .nouns import AttemptState, MachineState, RunState, TaskState, is_ungradable
 from .run import dequeue, enqueue, set_status
 
@@ -132,6 +133,7 @@ def attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
 def _worked(state: RunState, attempt: AttemptState, machine: MachineState) -> None:
     machine.streak = 0
     state.suspects.pop(machine.id, None)
+    attempt_worked(state, machine)
     state.proofs += 1
     state.proof_seconds += attempt.seconds
 
@@ -164,6 +166,7 @@ def _broke(
         return
     if not by_people:
         _suspect(state, machine, cause)
+        attempt_broke(state, at, machine, outcome)
     if machine.id not in known.broken_on:
         known.broken_on = (*known.broken_on, machine.id)
     known.used += not free
@@ -177,6 +180,7 @@ def _retry_or_give_up(
     if known.used >= state.limits.attempts or known.tries >= state.limits.attempts_ceiling:
         known.outcome, known.decided_by = outcome, attempt.id
         set_status(state, known, "broken")
+        gave_up(state, known)
     else:
         enqueue(state, known, after(at, retry_delay_s(state.limits, known.tries)))
 

@@ -19,6 +19,7 @@ from .attempts import (
     attempt_started,
     budget_passed,
 )
+from .circuits import circuit_changed
 from .machines import (
     controller_started,
     machine_allocated,
@@ -196,6 +197,7 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.GradingFailed: grading_failed,
     ev.GradingRequested: grading_requested,
     ev.TasksReopened: tasks_reopened,
+    ev.CircuitChanged: circuit_changed,
     ev.RunResumed: run_resumed,
     ev.StopRequested: stop_requested,
     ev.RunSteered: run_steered,

@@ -13,6 +13,7 @@ from evalfleet.cost import billed_usd, reserved_usd
 from evalfleet.errors import Scope
 from evalfleet.model import CAUSES, SECOND, Cause, Micros, Offer, after
 
+from .circuits import machine_failed, machine_joined, machine_left, machine_works, refresh_idle
 from .nouns import Block, Deadline, Line, MachineState, Refusal, RunState
 from .run import lanes
 
@@ -27,6 +28,7 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
         state.lines[event.offer.place] = Line(event.offer.queues)
     state.coming[event.machine] = None
     state.undeleted[event.machine] = None
+    machine_joined(state, machine)
     _take_lane(state, event.lane)
     state.live_by_offer[event.offer.key] += 1
     state.reserved_usd += _reservation(machine)
@@ -132,6 +134,7 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     state.audible[event.machine] = None
     heard(state, at, machine)
     state.same_failures.clear()
+    machine_works(state, machine)
     state.forged.pop(machine.offer.key, None)
     refresh_idle(state, machine)
     state.touched_machines[event.machine] = None
@@ -172,15 +175,6 @@ def _orphan(state: RunState, machine: MachineState) -> None:
     for attempt in machine.open:
         state.orphans[attempt] = None
         state.touched_attempts[attempt] = None
-
-
-def refresh_idle(state: RunState, machine: MachineState) -> None:
-    free = len(machine.open) < state.plan.slots
-    heard_and_ready = machine.phase == "ready" and machine.silent_since is None
-    if heard_and_ready and free and machine.id not in state.draining:
-        state.idle[machine.id] = None
-    else:
-        state.idle.pop(machine.id, None)
 
 
 def machine_silent(state: RunState, at: Micros, event: ev.MachineSilent) -> None:
@@ -319,6 +313,8 @@ def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -
     _orphan(state, machine)
     if event.cause is Cause.EVICTED:
         state.evictions[machine.offer.key] += 1
+    machine_failed(state, at, machine, event, was)
+    machine_left(state, machine)
     if event.cause is not None and was != "ready":
         _never_ready(state, at, machine, event)
     _trim_deadlines(state)

@@ -196,6 +196,37 @@ class Block(Struct):
     detail: str
 
 
+RECENT = 10
+"""So many of the newest outcomes tell how a place does."""
+
+
+class Circuit(Struct, eq=False):
+    """How one place has done, of late and in all, and whether it shall have more machines."""
+
+    phase: ev.CircuitPhase = "closed"
+    detail: str = ""  # why it is so
+    until: Micros = 0  # when an open one is tried by one machine
+    permanent: bool = False  # it stays open
+    opened: int = 0  # how often it opened since it was last closed
+    probe: MachineId | None = None  # the one machine by which an open one is tried
+    probe_failed: str = ""  # how that went wrong
+    probe_worked: int = 0  # attempts that worked on it
+    machines: dict[MachineId, None] = {}  # that take, or will take, work
+    most: int = 0  # how many those were at once, at most
+    owed: int = 0  # so many of them it lost to other places when it opened, and may have again
+    recent: list[bool] = []  # of the newest outcomes of machines and attempts: did it fail?
+    outcomes: int = 0
+    failures: int = 0
+    never_ready: int = 0  # machines that failed before they were ready, since one was
+    failed_machines: int = 0
+    proofs: int = 0  # attempts that were scored or answered
+    failing_since: Micros = 0  # when the first of the failures in `recent` was
+    last_failure: str = ""
+    refused: str = ""  # why the place refuses us for good
+    gave_up: dict[TaskId, None] = {}  # tasks that broke for good, and broke nowhere else
+    history: list[tuple[Micros, ev.CircuitChanged]] = []
+
+
 class Refusal(Struct):
     """What came of asking for machines of one offer: how often it refused, and what it said last."""
 
@@ -276,6 +307,8 @@ class RunState(Struct, eq=False):
     forged: Counter[str] = field(default_factory=Counter[str])
     """By offer: machines on which something else answered from the start, since one that was ours."""
     refusals: dict[str, Refusal] = {}
+    circuits: dict[str, Circuit] = {}  # by place
+    shaky: dict[str, None] = {}  # places about which something may be to decide
 
     # money: what deleted machines cost, and the most that the others can cost by their expiry
     closed_usd: float = 0.0

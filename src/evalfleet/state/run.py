@@ -11,6 +11,7 @@ from evalfleet import events as ev
 from evalfleet.model import Limits, Micros, ScheduleName, Task, TaskId
 from evalfleet.schedules import SCHEDULES, is_dealt
 
+from .circuits import close_all
 from .nouns import QueueEntry, RunState, TaskState, TaskStatus
 
 UNSETTLED = ("waiting", "running")
@@ -77,6 +78,7 @@ def pool_resized(state: RunState, at: Micros, event: ev.PoolResized) -> None:
 def _ask_anew(state: RunState) -> None:
     """Forget refusals and failures: what was refused before may be granted now."""
     state.blocks.clear()
+    close_all(state)
     state.evictions.clear()
     state.refusals.clear()
     state.same_failures.clear()
@@ -127,6 +129,8 @@ def tasks_reopened(state: RunState, at: Micros, event: ev.TasksReopened) -> None
         known = state.tasks[task]
         if known.status != "broken":
             continue  # a score stays, whatever is asked; what waits or runs is open already
+        for machine in known.broken_on:
+            state.circuits[state.machines[machine].offer.place].gave_up.pop(task, None)
         known.used = known.tries = 0
         known.broken_on, known.lost = (), False
         known.outcome, known.decided_by = None, None

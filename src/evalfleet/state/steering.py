@@ -7,7 +7,7 @@ from msgspec import structs
 from evalfleet import events as ev
 from evalfleet.model import Limits, Micros
 
-from .machines import refresh_idle
+from .circuits import refresh_idle
 from .nouns import RunState
 from .run import set_limits
 
