@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -96,6 +99,30 @@ def test_a_supervisor_that_comes_later_watches_on(host: Host, metadata: Metadata
         return bool(peer.ask("how", job="c.0").get("reason") == "evicted")
 
     until(refused, "the notice")
+
+
+def test_a_job_that_hears_of_its_eviction_long_before_the_supervisor_is_not_taken_at_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sends SIGCONT to all processes of a job, then SIGTERM, one after another."""
+    monkeypatch.setenv("EVALFLEET_PILOT", "1")
+    with hosting(tmp_path / "machine") as host:
+        peer = host.peer()
+        for id in ("a.0", "b.0"):
+            last_words = 'echo 0 >"$EVALFLEET_OUT/result.json"; exit 0'
+            peer.shell(
+                id, f"trap '{last_words}' TERM; echo $$ >$EVALFLEET_OUT/pids; while :; do sleep 0.1; done"
+            )
+        (first,), (second,) = host.pids("a.0"), host.pids("b.0")
+        os.kill(first, signal.SIGTERM)
+        assert peer.end("a.0")["reason"] == "exited", "nobody has said that we are to go"
+        os.kill(host.pid, signal.SIGCONT)
+        os.kill(second, signal.SIGTERM)
+        until((host.job("b.0") / "exit").exists, "its end")
+        time.sleep(0.2)  # ten times as long as an end is doubted without a warning
+        assert peer.ask("how", job="b.0")["state"] == "running", "its end was believed"
+        os.kill(host.pid, signal.SIGTERM)
+        assert peer.end("b.0")["reason"] == "evicted"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -139,7 +140,8 @@ async def test_a_preempted_machine_is_evicted_and_so_is_what_ran(cluster: Cluste
     async with site(cluster, tmp_path, sbatch=("--exclusive",)) as at:
         up = await at.up()
         channel = at.channel(up)
-        await at.start(channel, 'sleep 600 || echo 0 >"$EVALFLEET_OUT/result.json"')
+        last_words = """echo '{"score": 0}' >"$EVALFLEET_OUT/result.json"; exit 0"""
+        await at.start(channel, f"trap {shlex.quote(last_words)} TERM; while :; do sleep 0.05; done")
         ending = asyncio.create_task(channel.ended(JOB))
         urgent = cluster.submit("--partition=urgent", f"--nodelist={up.node}", "--exclusive")
         seen = await at.until_in("evicted")

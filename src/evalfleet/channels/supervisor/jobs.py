@@ -43,6 +43,10 @@ BY_SIGNAL = (None, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """The exit codes of a command that was told to end, by whomever."""
 DOUBT_S, SIGNAL_DOUBT_S = 0.02, 2.0
 """So long after the end of a job, or after its end by a signal, that may turn out to be an eviction."""
+WARNED_S = 30.0
+"""So long after SIGCONT any end may turn out to be an eviction. Slurm sends it to all processes of a job
+before it sends SIGTERM to the first of them: a job that heard that one before us cannot be taken for one that
+ended by itself, however slowly the signals come."""
 IDLE_S = 10.0
 MOST_TRASH = 5000
 PRIVATE = ("work", "out", "home", "tmp")
@@ -76,6 +80,7 @@ class Jobs:
         self.live: dict[str, Job] = {}
         self.due = NEVER
         self.may_be_evicted = False  # by a signal to all processes here, which reaches us in any order
+        self.warned_until = 0.0
         self._mark = marker("EVALFLEET_MACHINE", home)
         self._children: dict[int, Job] = {}
         self._helpers: set[int] = set()
@@ -522,7 +527,8 @@ class Jobs:
         job.seconds = now - job.started if job.pid is not None else job.unwatched_seconds()
         job.settle_until = now + SETTLE_S
         if self.may_be_evicted and job.why is None:
-            job.doubt_until = now + (SIGNAL_DOUBT_S if code in BY_SIGNAL else DOUBT_S)
+            doubt_s = SIGNAL_DOUBT_S if code in BY_SIGNAL else DOUBT_S
+            job.doubt_until = max(now + doubt_s, self.warned_until)
         self._unwatch(job)
         self._settle(job)
 

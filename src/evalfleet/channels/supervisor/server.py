@@ -17,7 +17,7 @@ from .files import ENVIRON, SOCKET, make_key, read_file, sha256, write_atomic
 from .follow import FileFollower, Followers
 from .host import LoadMeter, boot_id, expiry_in, steady, time_left
 from .job import NEVER, Job
-from .jobs import Jobs
+from .jobs import WARNED_S, Jobs
 from .main import owner_of_parent
 from .notices import Notices
 from .parcel import PROMPT_BYTES, has_bundle, is_light, pack, unpack_bundle
@@ -96,6 +96,7 @@ class Server:
         signal.signal(signal.SIGCHLD, on_sigchld)
         if os.environ.get(PILOT):
             signal.signal(signal.SIGTERM, self.on_sigterm)
+            signal.signal(signal.SIGCONT, self.on_sigcont)
             self.jobs.may_be_evicted = True
         self.selector.register(self.wake, selectors.EVENT_READ, self.on_signal)
         self.restore()
@@ -176,6 +177,9 @@ class Server:
 
     def on_sigterm(self, signum: int, frame: object) -> None:
         self.taken = True
+
+    def on_sigcont(self, signum: int, frame: object) -> None:
+        self.jobs.warned_until = time.monotonic() + WARNED_S
 
     def on_signal(self, key: Any, events: int) -> None:
         with contextlib.suppress(BlockingIOError):
