@@ -418,6 +418,10 @@ class Preflight(Protocol):
         """
         ...
 
+    async def try_out(self, needs: Needs) -> Sequence[Check]:
+        """What only a machine can tell, where one can be had for seconds and nothing. Raises nothing."""
+        return ()
+
     def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
         """What would be made for these machines. Asks nobody."""
         return ()
@@ -589,7 +593,7 @@ class Belonging(Struct, frozen=True, omit_defaults=True):
 
 @runtime_checkable
 class Estate(Protocol):
-    """A place that knows what evalfleet has made there, whichever home did: machines, and images of them."""
+    """A place that knows what machines evalfleet has made there, whichever home did."""
 
     @property
     def owner(self) -> str:
@@ -603,6 +607,11 @@ class Estate(Protocol):
     async def reap(self, belonging: Belonging) -> None:
         """Delete all of it. Raises PlaceError."""
         ...
+
+
+@runtime_checkable
+class ImageMaker(Estate, Protocol):
+    """A place that makes images of machines, and machines from those."""
 
     async def reserve(self, machine: MachineId, image: str) -> None:
         """Reserve the name, and whatever the image needs besides the machine and costs nothing. Idempotent.

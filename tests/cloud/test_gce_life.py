@@ -17,7 +17,7 @@ from evalfleet.lab import Lab
 from evalfleet.model import AttemptId, Command, Job, Machine, Needs
 from evalfleet.places.gce import GcePlace, prices
 from evalfleet.places.gce.machine_types import type_of
-from evalfleet.ports import Estate, Fence
+from evalfleet.ports import Fence, ImageMaker
 from evalfleet.testing.harness import find, raised
 from standins.gce import Hosts, StandIn
 from tests.cloud.desk import GceDesk
@@ -264,7 +264,7 @@ def test_a_machine_becomes_an_image_and_others_are_made_from_it(google: StandIn,
     names: list[str] = []
 
     async def capture(made: GcePlace) -> None:
-        assert isinstance(made, Estate)
+        assert isinstance(made, ImageMaker)
         seen = await bring_up(made)
         await says(made, seen, "touch", "kept")
         rested: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from evalfleet.events import MachineAllocated, MachineCondemned, MachineQueued
@@ -78,6 +79,24 @@ def test_where_steps_are_forbidden_a_run_goes_by_mailbox_and_is_resumed(
     nothing_left(cluster, tmp_path / "f")
 
 
+def test_what_another_home_has_left_is_shown_and_reaped(cluster: Cluster, tmp_path: Path) -> None:
+    gone = desk(cluster, tmp_path / "f", 1)
+    (tmp_path / "f/run.sh").write_text("sleep 600\n")
+    run = gone.start("run", "b.toml", "--on", "hpc", "--name", "r")
+    until(lambda: list(tmp_path.glob("f/shared/*/*/jobs/t0.0/pid")), lambda: run.said)
+    run.kill()
+    at = Desk(tmp_path / "f", tmp_path / "other", dict(cluster.environ))
+    (seen,) = at.done("machines", "--json").json
+    assert seen["machine"].startswith("r-"), seen
+    assert "(running)" in str(seen), "its job is not shown"
+    assert "nothing of ours has expired" in at("reap", "--yes").said, "what is in use is no leftover"
+    cluster.ask("scancel", cluster.ask("squeue", "-h", "-o", "%i"))
+    until(lambda: not cluster.ask("squeue", "-h"), "its end")
+    assert at("reap", "--yes").code == 0
+    assert at.done("machines", "--json").json == []
+    nothing_left(cluster, tmp_path / "f")
+
+
 def test_a_machine_that_waits_too_long_is_given_up(cluster: Cluster, tmp_path: Path) -> None:
     jobs = [cluster.submit("--exclusive") for _ in cluster.nodes]
     running = ("squeue", "-h", "--states=RUNNING", "-o", "%i")
@@ -124,10 +143,34 @@ def test_doctor_looks_at_the_cluster_and_leaves_nothing(cluster: Cluster, tmp_pa
     assert "commands: slurm" in done.said
     assert "to start at" in done.said, "it does not say when a job would start"
     assert "files can be made, linked and locked there" in done.said
-    bad = desk(cluster, tmp_path / "f", 1, 'partition = "nope"\n')("doctor", "hpc")
-    assert bad.code != 0, bad
-    assert "change `partition` of the place" in bad.said
+    assert "steps: srun reaches" in done.said
+    assert f"sees {tmp_path}/f/shared" in done.said
+    assert "python: python3 of" in done.said
+    assert not (tmp_path / "f/shared").exists(), "doctor has left the folder"
+    alone, late, refused = (tmp_path / name for name in ("alone", "late", "refused"))
+    mount = f"mount -t tmpfs none {tmp_path}/f && exec python3"
+    command(alone, f'exec unshare -m sh -c \'{mount} "$@"\' sh "$@"')
+    behind = "import time; t = time.time; time.time = lambda: t() - 900"
+    command(late, f'shift 2; exec python3 -c "{behind}; $1" "$2"')
+    refused.mkdir()
+    said = "srun: error: Unable to create step for job 7: Access/permission denied"
+    command(refused / "srun", f"echo '{said}' >&2; exit 1")
+    for settings, env, words in (
+        ('partition = "nope"', {}, "change `partition` of the place"),
+        ('python = "/no/python"', {}, "nodes have no /no/python"),
+        (f'python = "{alone}"', {}, "it is not shared"),
+        (f'python = "{late}"', {}, "s behind"),
+        ("", {"PATH": f"{refused}:{os.environ['PATH']}"}, 'set `reach = "mailbox"` of the place'),
+    ):
+        bad = desk(cluster, tmp_path / "f", 1, f"{settings}\n")("doctor", "hpc", env=env)
+        assert (bad.code == 0) == (words == "s behind"), bad
+        assert words in bad.said, bad
     nothing_left(cluster, tmp_path / "f")
+
+
+def command(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
 def test_a_cluster_whose_commands_are_not_here_is_told_in_one_line(tmp_path: Path, cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ from evalfleet.ports import (
     HostKey,
     Hosts,
     Image,
+    ImageMaker,
     Place,
     Preflight,
     PriceList,
@@ -115,7 +116,10 @@ async def trust(
 
 async def _checks(place: Place, needs: Needs, workers: int) -> Sequence[Check]:
     if isinstance(place, Preflight):
-        return await place.examine(needs, workers)
+        checks = await place.examine(needs, workers)
+        if any(check.verdict == "bad" for check in checks):
+            return checks
+        return (*checks, *await place.try_out(needs))
     try:
         offers = await place.offers(needs)
     except PlaceError as err:
@@ -198,7 +202,7 @@ async def images(workspace: Workspace) -> list[FoundImage]:
     home_id = workspace.home_id
     for name in workspace.config.places:
         async with workspace.place(name) as place:
-            if isinstance(place, Estate):
+            if isinstance(place, ImageMaker):
                 owner = place.owner
                 for each in await place.images():
                     found.append(FoundImage(name, each, each.home == home_id or each.owner == owner))
@@ -211,7 +215,7 @@ async def images(workspace: Workspace) -> list[FoundImage]:
 async def delete_image(workspace: Workspace, found: FoundImage) -> None:
     """Raises PlaceError."""
     async with workspace.place(found.place) as place:
-        if isinstance(place, Estate):
+        if isinstance(place, ImageMaker):
             await place.drop_image(found.image)
 
 

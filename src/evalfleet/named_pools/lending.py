@@ -34,10 +34,10 @@ from evalfleet.ports import (
     Belonging,
     Channel,
     Dialled,
-    Estate,
     Fence,
     HostChannel,
     Hosts,
+    ImageMaker,
     Mendable,
     Place,
     TellStep,
@@ -90,7 +90,7 @@ class OwnPlace:
         await cast(Mendable, self._place).mend(machine, step, expires_s)  # its offer says that it is
 
     @property
-    def estate(self) -> Estate:
+    def estate(self) -> ImageMaker:
         return estate_at(self._place)
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
@@ -98,9 +98,9 @@ class OwnPlace:
         return self._place.channel(machine, pool_fence(self._holds.pool, hold, fence))
 
 
-def estate_at(place: Place) -> Estate:
+def estate_at(place: Place) -> ImageMaker:
     """Raises RequestError where machines cannot become images."""
-    if not isinstance(place, Estate):
+    if not isinstance(place, ImageMaker):
         raise RequestError(
             f"machines of {place.name} cannot be captured as an image: that takes a place that makes its "
             "machines from images"

@@ -54,8 +54,9 @@ def survey_all(request: dict[str, Any]) -> dict[str, Any]:
     homes: dict[str, Any] = {}
     for home in _folders(request["shared"]):
         root = os.path.join(request["shared"], home)
-        machines = {name: _look(os.path.join(root, name)) for name in _folders(root)}
-        homes[home] = {name: told for name, told in machines.items() if told["ours"]}
+        with contextlib.suppress(PermissionError):  # of another user, with whom the folder is shared
+            machines = {name: _look(os.path.join(root, name)) for name in _folders(root)}
+            homes[home] = {name: told for name, told in machines.items() if told["ours"]}
     return {"homes": homes, "now": time.time()}
 
 
@@ -139,14 +140,34 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
         return {"error": f"{there} is of no use: {err.strerror or err}"}
-    return {"path": request["path"], "now": time.time()}
+    return {}
+
+
+def plant(request: dict[str, Any]) -> dict[str, Any]:
+    """A file in the shared folder that nodes must see."""
+    made = not os.path.isdir(request["path"])
+    os.makedirs(request["path"], 0o700, exist_ok=True)
+    fd, path = tempfile.mkstemp(prefix=".evalfleet-alone-" if made else ".evalfleet-", dir=request["path"])
+    os.close(fd)
+    return {"path": path, "now": time.time()}
+
+
+def uproot(request: dict[str, Any]) -> dict[str, Any]:
+    """Remove that file, and the folder if it was made for it."""
+    folder, name = os.path.split(request["path"])
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(request["path"])
+    if name.startswith(".evalfleet-alone-"):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+    return {}
 
 
 def _folders(root: str) -> list[str]:
     try:
         with os.scandir(root) as entries:
             return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -238,6 +259,8 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "doom": doom,
     "remove": remove,
     "check": check,
+    "plant": plant,
+    "uproot": uproot,
 }
 
 if __name__ == "__main__":

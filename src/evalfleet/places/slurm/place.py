@@ -32,15 +32,16 @@ from evalfleet.channels.samples import Samples
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Check, Fence, HostKey, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Channel, Check, Fence, HostKey, PlaceContext, Preflight
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import requirement
 
 from .commands import Slurm, SlurmJob, limit
 from .folders import MAIL
 from .login import Login, MachineWay, ThisComputer
+from .probing import PROBE, SHARE, TRY_AGAIN, TRY_S, probed, with_hint
 from .settings import SlurmSettings
-from .sight import MachineFolder, Queue, Sight, folder_of, queue_of
+from .sight import MachineFolder, Queue, Sight, belonging, folder_of, queue_of
 
 if TYPE_CHECKING:
     from .remote import LoginNode
@@ -359,7 +360,7 @@ class SlurmPlace(Preflight):
             user = getpass.getuser()
         except (KeyError, OSError):  # a container may have no name for its user
             user = str(os.getuid())
-        return f"{user}@{socket.gethostname()}:{self._context.home.absolute()}"
+        return f"{user}@{socket.gethostname()}"
 
     async def _submit(self, site: Site, name: str, expires_s: float) -> str:
         folder = f"{site.root}/{name}"
@@ -417,6 +418,32 @@ class SlurmPlace(Preflight):
                 await self._slurm.cancel([job.id])
             job = (await self._ask_queue.fresh()).by_name.get(name)
 
+    # -- what other homes have left ------------------------------------------------------------------------
+
+    async def belongings(self) -> Sequence[Belonging]:
+        """Jobs and folders of all homes that use this folder, and jobs of this user whose folder is gone."""
+        site = await self._here()
+        queue = await self._ask_queue.fresh()
+        told = await self._do("survey_all", shared=site.shared)
+        folders = {
+            (str(home), str(name)): folder_of(folder)
+            for home, machines in told["homes"].items()
+            for name, folder in machines.items()
+        }
+        for job in queue.by_name.values():
+            mark, _, rest = job.name.partition("-")
+            home, _, name = rest.partition("-")
+            if mark == "evalfleet" and name and (job.waits or job.runs):
+                folders.setdefault((home, name), MachineFolder())
+        jobs, us = queue.by_name, self.owner
+        return [
+            belonging(site.shared, home, name, folder, jobs.get(f"evalfleet-{home}-{name}"), us)
+            for (home, name), folder in sorted(folders.items())
+        ]
+
+    async def reap(self, belonging: Belonging) -> None:
+        await self._delete(belonging.home, belonging.machine)
+
     # -- reaching them -----------------------------------------------------------------------------------
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
@@ -440,17 +467,18 @@ class SlurmPlace(Preflight):
                 return OpenLink(await self._login.open_mail(f"{folder}/{MAIL}", told.key, protocol), told.key)
             code = (self._settings.python, "-I", "-c", RELAY, site.supervisor, folder)
             argv = ("srun", f"--jobid={told.start.job}", *STEP_OPTIONS, *code)
-            return OpenLink(await self._login.open_step(argv, protocol, self._slurm.answer_s), told.key)
+            try:
+                line = await self._login.open_step(argv, protocol, self._slurm.answer_s)
+            except OSError as err:
+                raise OSError(with_hint(str(err))) from err
+            return OpenLink(line, told.key)
 
         on_load = functools.partial(self._samples.keep, machine.id)
         way = MachineWay(machine.id, folder, site.supervisor, dial, fence, on_load)
         return self._login.channel(way, self._context.secrets)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
-        """Do Slurm's commands answer, would it take such jobs, and can the folder be used?
-
-        Whether nodes have the Python, see the folder and allow steps, only a job can tell.
-        """
+        """Do Slurm's commands answer, would it take such jobs, and can the folder be used?"""
         checks: list[Check] = []
         try:
             version = await self._slurm.run("sinfo", "--version")
@@ -459,18 +487,40 @@ class SlurmPlace(Preflight):
             checks.append(Check("settings", "good", await self._check_settings()))
         except PlaceError as err:
             checks.append(Check("settings" if checks else "commands", "bad", str(err)))
-        checks.append(await self._check_folder())
-        return checks
-
-    async def _check_folder(self) -> Check:
-        """Can files be made, linked and locked in the folder that the nodes share? Leaves nothing there."""
         try:
             site = await self._here()
             await self._do("check", path=site.shared)
+            found = f"{site.shared}: files can be made, linked and locked there"
+            checks.append(Check("folder", "good", found))
         except PlaceError as err:
-            remedy = "name a `folder` on a file system that the nodes share and that has links and locks"
-            return Check("folder", "bad", str(err), remedy)
-        return Check("folder", "good", f"{site.shared}: files can be made, linked and locked there")
+            checks.append(Check("folder", "bad", str(err), SHARE))
+        return checks
+
+    async def try_out(self, needs: Needs) -> Sequence[Check]:
+        """What only a job can tell: Python on a node, the shared folder as seen from there, the right to
+        start steps, clocks. The job takes seconds, and nothing of it is left."""
+        settings, name = self._settings, f"{self._prefix}doctor-{secrets.token_hex(4)}"
+        try:
+            shared = (await self._here()).shared
+            told = await self._do("plant", path=shared)
+            planted, now = str(told["path"]), float(told["now"])
+        except PlaceError:
+            return ()  # `examine` tells
+        argv = (
+            *("srun", f"--job-name={name}", "--quiet", f"--immediate={TRY_S:.0f}"),
+            *(*self._wishes(60.0), "--", settings.python, "-I", "-c", PROBE, planted),
+        )
+        try:
+            return probed(settings, await self._login.run(argv, "", 2 * TRY_S), now, shared)
+        except TimeoutError:
+            return (Check("nodes", "warn", f"no node was free within {2 * TRY_S:.0f} s", TRY_AGAIN),)
+        except PlaceError as err:
+            return (Check("nodes", "bad", str(err)),)
+        finally:
+            with suppress(PlaceError):
+                await self._slurm.cancel([job.id for job in await self._slurm.jobs() if job.name == name])
+            with suppress(PlaceError):
+                await self._do("uproot", path=planted)
 
     async def unknown_keys(self) -> Sequence[HostKey] | None:
         """The login node's; Slurm knows its nodes."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from msgspec import Struct, structs
 
-from evalfleet.model import Machine, MachineId
+from evalfleet.model import SECOND, Machine, MachineId
+from evalfleet.ports import Belonging
 
 from .commands import NEVER_STARTS, TAKEN_BACK, SlurmJob
 
@@ -108,6 +110,29 @@ def _number(text: Any) -> float | None:
         return None
 
 
+def belonging(
+    shared: str, home: str, name: str, folder: MachineFolder, job: SlurmJob | None, us: str
+) -> Belonging:
+    """A machine of whatever home. One whose job waits has no expiry; one without a living job is over."""
+    lives = job is not None and (job.waits or job.runs)
+    ends_at: float | None = folder.made_at + (0.0 if folder.job else MARK_S)
+    if lives:
+        ends_at = None if folder.start is None else folder.start.at + folder.life_s
+    parts = [f"job {job.id} ({job.state.lower()})"] if job is not None and lives else []
+    if folder.made_at:
+        parts.append(f"{shared}/{home}/{name}")
+    return Belonging(
+        MachineId(unquote(name)),
+        home,
+        folder.owner or us,
+        job.partition if job is not None else "",
+        None if ends_at is None else int(ends_at * SECOND),
+        tuple(parts),
+        folder.start.node if folder.start is not None else "",
+        folder.of_pool,
+    )
+
+
 class Sight(Struct, frozen=True):
     """One look at the cluster: by it, each machine is judged."""
 
@@ -137,7 +162,10 @@ class Sight(Struct, frozen=True):
         if not folder.job:
             return Machine(id, "queued", ran_s=0.0, detail="being submitted")
         state = job.state.lower() if job is not None else "forgotten"
-        detail = f"its job ended before it began ({state}) {folder.pilot}".strip()
+        words = folder.pilot
+        if state == "failed" and not words:
+            words = "without a word: do nodes see `folder`? `evalfleet doctor` looks"
+        detail = f"its job ended before it began ({state}) {words}".strip()
         return Machine(id, "gone", ran_s=job.ran_s if job is not None else 0.0, detail=detail)
 
     def _started(self, id: MachineId, path: str, folder: MachineFolder, start: Start) -> Machine:
