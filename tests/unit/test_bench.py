@@ -56,6 +56,7 @@ FIGURES = {
     "hal-overhead": {"cpu_s_a_task", "s_a_task", "counted"},
     "hal-fleet": {"lines", "scores", "machines_left", "counted"},
     "hal-plan": {"10_tasks_of_5_min", "spot_off", "counted"},
+    "slurm-leak": {"crash_points", "counted", "jobs_left", "steps_left", "files_left", "processes_left"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {
@@ -97,6 +98,7 @@ AGAINST = {
     "hal-overhead": {"hal_local_runner"},
     "hal-fleet": set[str](),
     "hal-plan": set[str](),
+    "slurm-leak": set[str](),
     "azure-leak": set[str](),
 }
 NEED_LAB = (
@@ -135,6 +137,7 @@ NIGHTLY = (
     "hostile",
     "policies",
     "report-html",
+    "slurm-leak",
     "store",
     "watching",
 )
