@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -202,12 +203,7 @@ def _remedy(settings: HalSettings, told: HalAnswer) -> str:
             f"{python} -m pip install 'weave<0.54'"
         )
     if told.module:
-        extra = name.partition("_")[0]
-        return (
-            f"HAL's Python {python} lacks {told.module!r}: install HAL there with "
-            f"{python} -m pip install -e '{settings.hal_repo}[{extra}]', or name another with "
-            "--set hal_python=PATH"
-        )
+        return _remedy_of_import(settings, told)
     if told.known and name not in told.known:
         return f"HAL has no benchmark {name!r}; {hint(name, told.known)}"
     what = " ".join(told.problem.split())[:_LINE]
@@ -216,3 +212,30 @@ def _remedy(settings: HalSettings, told: HalAnswer) -> str:
             f"{python} cannot import HAL ({what}): name the Python it is installed in, --set hal_python=PATH"
         )
     return f"HAL cannot list the tasks of {name}: {what}"
+
+
+def _remedy_of_import(settings: HalSettings, told: HalAnswer) -> str:
+    python, repo, extra = settings.hal_python, settings.hal_repo, settings.benchmark.partition("_")[0]
+    submodules = f"git -C {repo} submodule update --init --recursive"
+    if told.module.startswith("hal."):
+        return f"the checkout of HAL lacks {told.module!r}, unless {submodules} brings it"
+    has_extra = extra in _extras(Path(repo))
+    if told.stage in ("", "import") or has_extra:
+        wanted = f"{repo}[{extra}]" if has_extra else repo
+        return (
+            f"HAL's Python {python} lacks {told.module!r}: install HAL there with "
+            f"{python} -m pip install -e '{wanted}', or name another with --set hal_python=PATH"
+        )
+    return (
+        f"HAL's Python {python} lacks {told.module!r}, which {settings.benchmark} needs and no extra of HAL "
+        f"brings: install it there, or fetch it with {submodules}"
+    )
+
+
+def _extras(repo: Path) -> set[str]:
+    """What HAL can be installed with, by its pyproject.toml."""
+    try:
+        project = tomllib.loads((repo / "pyproject.toml").read_text("utf-8")).get("project", {})
+    except (OSError, ValueError):
+        return set()
+    return set(project.get("optional-dependencies", {}))
