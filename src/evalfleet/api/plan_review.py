@@ -35,8 +35,6 @@ from .planner import DRAWS, Job, Option, Range, forecasts, guessed_machine_s, jo
 if TYPE_CHECKING:
     from evalfleet.views.documents import ReviewDocument, ReviewRow
 
-PROMISED_TASKS = 300
-"""Of a run with more tasks nothing is promised: nobody wants to wait for the simulation before it starts."""
 PROMISED_ATTEMPTS = 4000
 """So many attempts are drawn for a promise, which takes half a second."""
 FEWEST_DRAWS = 20
@@ -45,7 +43,7 @@ FEWEST_DRAWS = 20
 def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offer]) -> Resolved:
     """The run with what is expected of it, if earlier runs here, or the benchmark, tell what tasks take."""
     plan, tasks = resolved.plan, tuple(resolved.tasks)
-    if not offers or len(tasks) > PROMISED_TASKS or resolved.borrowed:
+    if not offers:
         return resolved
     experience = experience_of(workspace, plan.benchmark, tasks=PROMISED_ATTEMPTS)
     chances = chances_of(

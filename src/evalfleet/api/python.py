@@ -167,12 +167,14 @@ def _started(workspace: Workspace, resolved: Resolved) -> Run:
 
 
 async def _start(workspace: Workspace, resolved: Resolved) -> Run:
-    from .estimate import estimate
-    from .plan_review import with_promise
+    from .estimate import estimate, is_worth_a_promise
 
-    with suppress(PlaceError):  # the run itself tells what is wrong
-        expected = await estimate(workspace, resolved)
-        resolved = with_promise(workspace, resolved, expected.offers)
+    if is_worth_a_promise(resolved):
+        from .plan_review import with_promise
+
+        with suppress(PlaceError):  # the run itself tells what is wrong
+            expected = await estimate(workspace, resolved)
+            resolved = with_promise(workspace, resolved, expected.offers)
     return await starting.start(workspace, resolved)
 
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from evalfleet.planning.flags import Flag, flags, word_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from evalfleet.api.run import Run
     from evalfleet.controller import Order
+    from evalfleet.model import Offer
     from evalfleet.planning.plan import Resolved
     from evalfleet.planning.request import RunRequest
     from evalfleet.planning.workspace import Workspace
@@ -168,8 +171,7 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
 async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> Resolved | None:
     """Tell what is doubtful, and ask, if it may cost much. None: somebody said no."""
     from evalfleet.api import runs
-    from evalfleet.api.estimate import describe, estimate, forewarned
-    from evalfleet.api.plan_review import broken_promise, with_promise
+    from evalfleet.api.estimate import describe, estimate, forewarned, is_worth_a_promise
 
     resolved = await runs.vet(resolved, dry=args.dry_run)
     for warning in resolved.warnings:
@@ -182,7 +184,13 @@ async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Na
         print(f"evalfleet: note: {warning}", file=sys.stderr)
     if not _agreed(expected.usd, resolved, args):
         return None
-    resolved = with_promise(workspace, resolved, expected.offers)
+    return _promised(workspace, resolved, expected.offers) if is_worth_a_promise(resolved) else resolved
+
+
+def _promised(workspace: Workspace, resolved: Resolved, offers: Sequence[Offer]) -> Resolved:
+    from evalfleet.api.plan_review import broken_promise, with_promise
+
+    resolved = with_promise(workspace, resolved, offers)
     if doubt := broken_promise(resolved.plan):
         print(f"evalfleet: note: {doubt}", file=sys.stderr)
     return resolved
