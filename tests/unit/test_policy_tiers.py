@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from evalfleet.events import CircuitChanged, Event, MachineCondemned, decode, encode
 from evalfleet.model import Cause, Offer, Plan
@@ -199,12 +200,18 @@ def test_a_rising_rate_of_failures_drains_a_place_before_it_is_left() -> None:
     assert places_of(run) == {"mine": 7, "cloud": 1}, "one that breaks an attempt now goes"
 
 
-def test_tasks_that_broke_for_good_only_at_a_place_that_is_left_are_tried_at_the_next() -> None:
-    run = two_places(workers=2, attempts=1)
+@pytest.mark.parametrize(("attempts", "broken"), [(1, 4), (2, 0)])
+def test_tasks_that_broke_for_good_only_at_a_place_that_is_left_are_tried_at_the_next_unless_once_is_all(
+    attempts: int, broken: int
+) -> None:
+    run = two_places(4 // attempts, workers=2, attempts=attempts)
     run.ready()
-    fail_until_left(run)
-    assert run.state.broken == 0
-    assert run.state.waiting == 40
+    opened = list[Event]()
+    for _ in range(4):
+        opened += break_all(run)
+        opened += run.wait(600.0)
+    assert ("mine", "open") in changes(opened)
+    assert run.state.broken == broken
 
 
 def test_machines_are_replaced_up_to_a_limit() -> None:

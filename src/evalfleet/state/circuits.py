@@ -164,9 +164,12 @@ def _failed(state: RunState, at: Micros, machine: MachineState, circuit: Circuit
 
 
 def gave_up(state: RunState, known: TaskState) -> None:
-    """Remember a task that broke for good, if it broke at one place only: that may be to blame."""
+    """Remember a task that broke for good, if it broke at one place only: that may be to blame.
+
+    Who allows a single attempt means it, wherever it is made: a task could break itself for another try.
+    """
     places = {state.machines[machine].offer.place for machine in known.broken_on}
-    if len(places) == 1 and len(state.plan.places) > 1:
+    if len(places) == 1 and len(state.plan.places) > 1 and state.limits.attempts > 1:
         place = places.pop()
         state.circuits[place].gave_up[known.task.id] = None
         _look(state, place, state.circuits[place])
