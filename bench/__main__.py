@@ -58,6 +58,7 @@ BENCHES: dict[str, str] = {
     "hal-plan": "10, 50 and 200 HAL tasks on Google Cloud by --dry-run, beside what people hope they cost",
     "cluster-overhead": "1,000 tasks of `sleep 1` on 8 jobs of a real Slurm, beside srun and a job a task",
     "slurm-leak": "the controller killed at 200 moments on a real Slurm: jobs, steps and files that are left",
+    "mailbox": "attempts on machines that only a mailbox reaches: how soon they run, what each costs",
     "azure-leak": "the controller killed at 200 moments: what is left and billed after `reap`",
 }
 

@@ -3,125 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
-from evalfleet.channels.artefacts import LocalMover
-from evalfleet.channels.link import OpenLink
-from evalfleet.channels.mail_channel import MailChannel
-from evalfleet.channels.mailbox import FolderMail, Mail, StoreMail, empty_mail, open_mail
-from evalfleet.channels.program import archive
-from evalfleet.channels.resident import Resident
-from evalfleet.channels.supervisor.files import read_key
 from evalfleet.channels.supervisor.mailbox import OBJECT_CAP, PAYLOAD_BYTES, WINDOW
 from evalfleet.errors import ChannelError, MachineForged, StaleController
-from evalfleet.mirror.objects import open_objects
-from evalfleet.model import AttemptId, Bundle, Command, Job, Machine, MachineId, Offer
-from evalfleet.places.local import LocalPlace, LocalSettings
-from evalfleet.ports import Channel, Fence, Place
+from evalfleet.model import AttemptId, Bundle, Command, Job
+from evalfleet.ports import Channel, Place
 from evalfleet.testing import ChannelContract, Harness, ShellHarness
 from evalfleet.testing.harness import raised
 from standins.gcs import CloudStorage
+from tests.mailboxes import MailboxPlace, Nodes, StorePlace, cloud_storage
 from tests.waiting import PATIENCE_S, until_async
-
-NODE = """\
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from supervisor.files import read_key
-from supervisor.mailbox import Relay, open_post
-Relay(open_post(json.loads(sys.argv[3])), read_key(sys.argv[2]), sys.argv[2], 0.02, 0.2).run()
-"""
-
-
-class Nodes:
-    """The machines' ends of mailboxes, a process each, with nothing but the supervisor's one file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._program = folder / "supervisor.pyz"
-        self._program.write_bytes(archive())
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, directory: Path, way: dict[str, Any]) -> None:
-        if str(directory) not in self._running:
-            argv = (sys.executable, "-I", "-S", "-c", NODE, str(self._program), str(directory))
-            self._running[str(directory)] = subprocess.Popen((*argv, json.dumps(way)))
-
-    def end(self, directory: Path) -> None:
-        if (process := self._running.pop(str(directory), None)) is not None:
-            process.kill()
-            process.wait()
-
-    def close(self) -> None:
-        for directory in list(self._running):
-            self.end(Path(directory))
-
-
-class MailboxPlace(LocalPlace):
-    """Machines of this computer, of which nothing is used but what a mailbox carries, and their folders."""
-
-    def __init__(self, root: Path, nodes: Nodes) -> None:
-        super().__init__("mail", LocalSettings(), root)
-        self._nodes = nodes
-
-    def mail(self, machine: str) -> Mail:
-        return FolderMail(str(self._directory(machine) / "mail"), (0.02, 0.2))
-
-    def way(self, machine: str) -> dict[str, Any]:
-        folder = self._directory(machine) / "mail"
-        folder.mkdir(exist_ok=True)
-        return {"folder": str(folder)}
-
-    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        await super().create(machine, offer, expires_s)
-        self._nodes.start(self._directory(machine), self.way(machine))
-
-    async def delete(self, machine: MachineId) -> None:
-        self._nodes.end(self._directory(machine))
-        await super().delete(machine)
-
-    def channel(self, machine: Machine, fence: Fence) -> Channel:
-        directory = self._directory(machine.id)
-
-        async def dial(protocol: asyncio.Protocol) -> OpenLink:
-            key = read_key(str(directory))
-            return OpenLink(await open_mail(self.mail(machine.id), key, protocol), key)
-
-        return Resident(dial, LocalMover(directory, {}), fence, {})
-
-
-class StorePlace(MailboxPlace):
-    """Machines that share no files with the controller: nothing but objects of a bucket, which they reach by
-    HTTP with a token."""
-
-    def __init__(self, root: Path, nodes: Nodes, storage: CloudStorage, environ: Mapping[str, str]) -> None:
-        super().__init__(root, nodes)
-        self._storage = storage
-        self._environ = environ
-
-    def mail(self, machine: str) -> Mail:
-        return StoreMail(open_objects("gs://bucket/mail", self._environ), machine, (0.02, 0.2))
-
-    def way(self, machine: str) -> dict[str, Any]:
-        return {
-            "url": f"{self._storage.url}/bucket/mail/{machine}",
-            "headers": {"Authorization": f"Bearer {self._storage.identity.token()}"},
-            "create": {"x-goog-if-generation-match": "0"},
-        }
-
-    async def delete(self, machine: MachineId) -> None:
-        await super().delete(machine)
-        await empty_mail(self.mail(machine))
-
-    def channel(self, machine: Machine, fence: Fence) -> Channel:
-        return MailChannel(self.mail(machine.id), read_key(str(self._directory(machine.id))), fence, {})
 
 
 class MailboxHarness(ShellHarness):
@@ -145,10 +43,10 @@ class StoreHarness(MailboxHarness):
         super().__init__()
         self.storage = CloudStorage("bucket")
         self.storage.__enter__()
-        self.environ = self.storage.environ(self.directory)
+        self.store = cloud_storage(self.storage, self.directory)
 
     def make_place(self) -> Place:
-        return StorePlace(self.directory / "machines", self.nodes, self.storage, self.environ)
+        return StorePlace(self.directory / "machines", self.nodes, self.store)
 
     def close(self) -> None:
         super().close()
@@ -348,13 +246,16 @@ def test_large_files_go_there_and_come_back_on_lines_of_their_own() -> None:
         sent = harness.directory / "sent"
         sent.write_bytes(os.urandom(PAYLOAD_BYTES + 1))
         await channel.prepare(Bundle("digest", {"big": str(sent)}))
-        script = 'cat big big >"$EVALFLEET_OUT/twice"'
+        # what it finds of the machine's token, if anything
+        look = "grep -l y[a]29 /proc/[0-9]*/cmdline /proc/[0-9]*/environ ../../../* 2>/dev/null || true"
+        script = f'cat big big >"$EVALFLEET_OUT/twice"; ({look}) >"$EVALFLEET_OUT/token"'
         await channel.start(Job(AttemptId("t.0"), Command(("sh", "-c", script)), 60.0, "digest"))
         assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
         collected = await channel.collect(AttemptId("t.0"), harness.directory / "home" / "t.0")
         assert collected.problem == ""
         twice = (harness.directory / "home/t.0/twice").read_bytes()
         assert twice == 2 * sent.read_bytes()
+        assert (harness.directory / "home/t.0/token").read_text() == "", "a job can read the token"
         await raised(ChannelError, channel.collect(AttemptId("never.0"), harness.directory / "home" / "x"))
         await harness.sweep()
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 FIGURES = {
     "cluster-overhead": {"tasks", "slots", "machines", "overhead_s", "makespan_over_bound"},
+    "mailbox": {"machines", "attempts", "bucket", "folder", "counted"},
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
     "budget-overshoot": {"simulated", "real"},
     "watching": {"machines", "draw_ms", "alerts_look_ms"},
@@ -61,6 +62,7 @@ FIGURES = {
 }
 AGAINST = {
     "cluster-overhead": {"srun", "sbatch"},
+    "mailbox": set[str](),
     "startup": {"python_pass", "python_import_argparse"},
     "budget-overshoot": set[str](),
     "watching": set[str](),
@@ -135,6 +137,7 @@ NIGHTLY = (
     "dashboard",
     "fuzz",
     "hostile",
+    "mailbox",
     "policies",
     "report-html",
     "slurm-leak",

@@ -134,6 +134,7 @@ class MailChannel(ParcelChannel):
     """A channel to a machine that only a mailbox reaches: all that goes there and back is mail."""
 
     hello_s = 30.0  # both ends look every two seconds, and a store may be slow
+    watch_s = 15.0  # each word costs a handful of requests
 
     def __init__(
         self,

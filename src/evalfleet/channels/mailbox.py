@@ -20,6 +20,7 @@ from .supervisor.mailbox import (
     WINDOW,
     FolderPost,
     Pace,
+    is_beat,
     mail_in,
     mail_new,
     mail_out,
@@ -27,8 +28,8 @@ from .supervisor.mailbox import (
     sealed,
 )
 
-FOLDER_PACE_S = (0.05, 1.0)
-STORE_PACE_S = (0.5, 2.0)
+FOLDER_PACE_S = (0.2, 1.0)
+STORE_PACE_S = (1.0, 2.0)
 """How soon to look again after something has happened, and how often while nothing does."""
 REMOVE_AT = 16
 """Objects that were read are removed so many at once."""
@@ -278,7 +279,6 @@ class MailTransport(asyncio.WriteTransport):
             if content is None:
                 await asyncio.sleep(self._pace.next())
                 continue
-            self._pace.stir()
             try:
                 unseal = functools.partial(opened, self._key, name, content)
                 header, payload = await asyncio.to_thread(unseal) if len(content) > QUICK_BYTES else unseal()
@@ -295,6 +295,8 @@ class MailTransport(asyncio.WriteTransport):
             self._acknowledged = max(self._acknowledged, min(acknowledged, self._written))
             await self._remove(REMOVE_AT)
             if payload:
+                if not is_beat(payload):
+                    self._pace.stir()
                 self._protocol.data_received(payload)
             if header.get("end"):
                 self.code = code

@@ -62,6 +62,8 @@ class Session:
 
     hello_s = HELLO_S
     """How long the first answer of a new connection may take."""
+    watch_s = LAST_RETRY_S
+    """How often, at most, the other side is asked for a word while somebody waits."""
 
     def __init__(
         self, dial: Dial, fence: Fence, secrets: Mapping[str, str], on_load: OnLoad | None = None
@@ -425,7 +427,7 @@ class Session:
         """Watch the connection while anybody waits."""
         if self._watch is None:
             loop = asyncio.get_running_loop()
-            self._watch = loop.call_later(min(self._fence.silent_s / 4, LAST_RETRY_S), self._check)
+            self._watch = loop.call_later(min(self._fence.silent_s / 4, self.watch_s), self._check)
 
     def _check(self) -> None:
         now = asyncio.get_running_loop().time()

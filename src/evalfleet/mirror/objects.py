@@ -249,8 +249,13 @@ class BucketObjects:
             raise self._explained(err) from err
 
     async def remove(self, names: Sequence[str]) -> None:
-        for name in names:  # one by one: Cloud Storage's XML API removes no lists
-            await self._call("delete_async", name, absent_is_fine=True)
+        try:
+            await _obstore().delete_async(self._bucket, list(names))
+        except FileNotFoundError:  # one of them: the others may be there
+            for name in names:
+                await self._call("delete_async", name, absent_is_fine=True)
+        except Exception as err:
+            raise self._explained(err) from err
 
     async def names(self, below: str) -> list[str]:
         found: list[str] = []

@@ -1,0 +1,137 @@
+"""Machines of this computer that are reached by mailboxes, for tests and measurements."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evalfleet.channels.artefacts import LocalMover
+from evalfleet.channels.link import OpenLink
+from evalfleet.channels.mail_channel import MailChannel
+from evalfleet.channels.mailbox import FolderMail, Mail, StoreMail, empty_mail, open_mail
+from evalfleet.channels.program import archive
+from evalfleet.channels.resident import Resident
+from evalfleet.channels.supervisor.files import read_key
+from evalfleet.mirror.objects import open_objects
+from evalfleet.model import Machine, MachineId, Offer
+from evalfleet.places.local import LocalPlace, LocalSettings
+from evalfleet.ports import Channel, Fence
+from standins.gcs import CloudStorage
+
+QUICK_S = (0.02, 0.2)
+NODE = """\
+import sys
+sys.path.insert(0, sys.argv[1])
+from supervisor.files import read_key
+from supervisor.mailbox import Relay, open_post, take_way
+program, directory, way, *pace_s = sys.argv[1:]
+Relay(open_post(take_way(way)), read_key(directory), directory, *map(float, pace_s)).run()
+"""
+
+
+class Nodes:
+    """The machines' ends of mailboxes, a process each, with nothing but the supervisor's one file."""
+
+    def __init__(self, folder: Path, pace_s: tuple[float, float] = QUICK_S) -> None:
+        self.pace_s = pace_s
+        self._program = folder / "supervisor.pyz"
+        self._program.write_bytes(archive())
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, directory: Path, way: dict[str, Any]) -> None:
+        if str(directory) not in self._running:
+            path = directory / "way"
+            path.write_text(json.dumps(way))
+            path.chmod(0o600)
+            argv = (sys.executable, "-I", "-S", "-c", NODE, str(self._program), str(directory), str(path))
+            self._running[str(directory)] = subprocess.Popen((*argv, *map(str, self.pace_s)))
+
+    def end(self, directory: Path) -> None:
+        if (process := self._running.pop(str(directory), None)) is not None:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        for directory in list(self._running):
+            self.end(Path(directory))
+
+
+class MailboxPlace(LocalPlace):
+    """Machines of this computer, of which nothing is used but what a mailbox carries, and their folders."""
+
+    def __init__(self, root: Path, nodes: Nodes) -> None:
+        super().__init__("mail", LocalSettings(), root)
+        self._nodes = nodes
+
+    def mail(self, machine: str) -> Mail:
+        return FolderMail(str(self._directory(machine) / "mail"), self._nodes.pace_s)
+
+    def way(self, machine: str) -> dict[str, Any]:
+        folder = self._directory(machine) / "mail"
+        folder.mkdir(exist_ok=True)
+        return {"folder": str(folder)}
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        await super().create(machine, offer, expires_s)
+        self._nodes.start(self._directory(machine), self.way(machine))
+
+    async def delete(self, machine: MachineId) -> None:
+        self._nodes.end(self._directory(machine))
+        await super().delete(machine)
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        directory = self._directory(machine.id)
+
+        async def dial(protocol: asyncio.Protocol) -> OpenLink:
+            key = read_key(str(directory))
+            return OpenLink(await open_mail(self.mail(machine.id), key, protocol), key)
+
+        return Resident(dial, LocalMover(directory, {}), fence, {})
+
+
+class Store(NamedTuple):
+    """A bucket, and how each end of a mailbox reaches it."""
+
+    url: str
+    """As `evalfleet` writes it."""
+    environ: Mapping[str, str]
+    way: Mapping[str, Any]
+    """As machines are told, but for where a mailbox is in it."""
+
+
+def cloud_storage(storage: CloudStorage, folder: Path) -> Store:
+    way = {
+        "url": f"{storage.url}/bucket",
+        "headers": {"Authorization": f"Bearer {storage.identity.token()}"},
+        "create": {"x-goog-if-generation-match": "0"},
+    }
+    return Store("gs://bucket", storage.environ(folder), way)
+
+
+class StorePlace(MailboxPlace):
+    """Machines that share no files with the controller: nothing but objects of a bucket, which they reach by
+    HTTP with a token."""
+
+    def __init__(self, root: Path, nodes: Nodes, store: Store) -> None:
+        super().__init__(root, nodes)
+        self._store = store
+
+    def mail(self, machine: str) -> Mail:
+        return StoreMail(
+            open_objects(f"{self._store.url}/mail", self._store.environ), machine, self._nodes.pace_s
+        )
+
+    def way(self, machine: str) -> dict[str, Any]:
+        return {**self._store.way, "url": f"{self._store.way['url']}/mail/{machine}"}
+
+    async def delete(self, machine: MachineId) -> None:
+        await super().delete(machine)
+        await empty_mail(self.mail(machine))
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        return MailChannel(self.mail(machine.id), read_key(str(self._directory(machine.id))), fence, {})
