@@ -1,8 +1,9 @@
 # make demo    a minute: a real benchmark on this computer, with a report at the end
 # make check   under a minute: lint, types, unit tests, ten simulated runs
 # make test    everything: lint, types, all tests, 300 simulated runs
-# make test-core, test-places, test-gear   a part of the tests: the core, with processes of this computer;
-#              ssh, lab, clouds and Windows Agent Arena; the stand-ins of clouds and container engines, also by Microsoft's own `az` and Google's own clients
+# make test-core, test-pages, test-places, test-gear   a part of the tests: the core, with processes of this computer;
+#              what the docs show, the demo, and the dashboard in a browser; ssh, lab, Slurm, clouds and Windows Agent Arena;
+#              the stand-ins of clouds and container engines, also by Microsoft's own `az` and Google's own clients
 # make nightly  what takes long: 1,000 simulated runs and as many budgets, ten minutes of fuzzing, every attack on every isolation, tests marked `nightly`, Inspect's own benchmark, actionlint on workflows
 # make bench   measure speed and scale
 # make clean   remove .venv and caches; your results stay
@@ -10,7 +11,7 @@
 # Python 3.11 or later is all you need. Another one than it finds: make test PYTHON=/path/to/python
 
 SHELL  := bash
-JOBS   ?= 4  # most tests wait more than they compute
+JOBS   ?= 6  # most tests wait more than they compute
 BIN    := .venv/bin
 PYTEST := $(BIN)/python -m pytest -rfEs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -23,11 +24,12 @@ export AZ ?= $(abspath $(wildcard .venv/az/bin/az))
 # Google's own clients, gsutil among them, which the stand-ins for Compute Engine and Cloud Storage are tried with (standins/tests/gce)
 export GOOGLE_CLIENTS ?= $(if $(wildcard .venv/google/with-gsutil),$(abspath .venv/google/bin/python))
 
-CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e tests/docs tests/demo
+CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e
+PAGES  := tests/docs tests/demo tests/web
 PLACES := tests/ssh tests/lab tests/cloud tests/slurm tests/waa
 GEAR   := standins/tests
 
-.PHONY: help demo test test-core test-places test-gear system-packages check nightly bench clean lint lint-twice
+.PHONY: help demo test test-core test-pages test-places test-gear system-packages check nightly bench clean lint lint-twice
 .NOTPARALLEL:
 
 help:
@@ -48,7 +50,7 @@ test: lint-twice system-packages
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 
-test-core test-places: .venv/dev system-packages
+test-core test-pages test-places: .venv/dev system-packages
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $($(shell echo $(@:test-%=%) | tr a-z A-Z))
 
 test-gear: .venv/dev system-packages

@@ -1,8 +1,9 @@
-"""tools/run-tests: what fails is tried once more, and said."""
+"""How the tests are run: what fails is tried once more, and said; each part has a name."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from tests.waiting import PATIENCE_S
 
-TOOL = Path(__file__).parents[2] / "tools" / "run-tests"
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "run-tests"
 STEADY = "def test_steady(): pass\n"
 UNSTEADY = """
 import pathlib, pytest
@@ -64,3 +66,12 @@ def test_failures_are_tried_once_more(
     assert [word for word in words if word not in done.stdout] == []
     assert [word for word in absent if word in done.stdout] == []
     assert (tmp_path / ".venv/tests.log").read_text() == done.stdout
+
+
+def test_every_folder_of_tests_is_in_one_part() -> None:
+    parts = re.findall(
+        r"^(?:CORE|PAGES|PLACES|GEAR) +:= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    folders = {path.parent for path in ROOT.glob("tests/*/**/test_*.py")}
+    tops = {"/".join(folder.relative_to(ROOT).parts[:2]) for folder in folders}
+    assert sorted(" ".join(parts).split()) == sorted({*tops, "standins/tests"})
