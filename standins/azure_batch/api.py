@@ -111,6 +111,8 @@ class Api:
     def _managed(self, call: Call) -> Answer:
         """The account, as the Resource Manager shows it."""
         quota, kind = self._service.quota, "Microsoft.Batch/batchAccounts"
+        if not call.path.startswith(f"/subscriptions/{SUBSCRIPTION}/"):
+            raise BatchError(404, "SubscriptionNotFound", "The subscription could not be found.")
         group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/evals"
         account = {
             "id": f"{group}/providers/{kind}/{ACCOUNT}",
@@ -384,10 +386,8 @@ class Api:
         job = self._find_job(id)
         if job.state not in ("active", "disabled"):
             raise BatchError(409, "JobCompleted", "The specified job is already in a completed state.")
-        for key in ("constraints", "metadata", "priority", "onAllTasksComplete"):
-            if key in call.body:
-                job.body[key] = call.body[key]
-        job.etag += 1
+        given = ("constraints", "metadata", "priority", "onAllTasksComplete")
+        self._service.update_job(job, {key: call.body[key] for key in given if key in call.body})
         return Answer(200)
 
     async def _delete_job(self, call: Call, id: str) -> Answer:

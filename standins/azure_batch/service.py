@@ -71,6 +71,7 @@ class Job:
     ended: float | None = None
     reason: str = ""
     etag: int = 1
+    limit: asyncio.Task[None] | None = None
     tasks: dict[str, Task] = field(default_factory=dict[str, Task])
 
 
@@ -344,21 +345,22 @@ class Service:
         job = self.jobs[id.lower()] = Job(id, body, now, pool, changed=now)
         if manager := body.get("jobManagerTask"):
             self.add_task(job, str(manager["id"]), manager, is_manager=True)
-        self.spawn(self._limit_job(job))
+        job.limit = self.spawn(self._limit_job(job))
         return job
 
     async def _limit_job(self, job: Job) -> None:
-        """A limit that is moved counts from when the job was made."""
-        while self.jobs.get(job.id.lower()) is job and job.state == "active":
-            limit = seconds((job.body.get("constraints") or {}).get("maxWallClockTime"))
-            left = 1e9 if limit is None else job.created + limit - self.clock.now()
-            if left <= 0:
-                await self.end_job(job, "MaxWallClockTimeExpiry")
-                return
-            etag = job.etag
-            while left > 0 and job.etag == etag and job.state == "active":
-                await self.clock.sleep(min(left, 1.0))
-                left -= 1.0
+        limit = seconds((job.body.get("constraints") or {}).get("maxWallClockTime"))
+        if limit is not None:
+            await self.clock.sleep_until(job.created + limit)
+            await self.end_job(job, "MaxWallClockTimeExpiry")
+
+    def update_job(self, job: Job, body: Json) -> None:
+        """Another limit counts from when the job was made, too."""
+        job.body |= body
+        job.etag += 1
+        if "constraints" in body and job.limit is not None:
+            job.limit.cancel()
+            job.limit = self.spawn(self._limit_job(job))
 
     async def end_job(self, job: Job, reason: str) -> None:
         """Tasks end, and so does the pool that was made for the job."""

@@ -13,8 +13,9 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from evalfleet.lab.network import GATEWAY
-from standins.azure.identity import IDENTITY_HEADER, Identity
-from standins.azure.words import SUBSCRIPTION, ArmError, Call
+from standins.azure.identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
+from standins.azure.words import SUBSCRIPTION, TENANT, ArmError, Call
+from standins.azure.words import Answer as EntraAnswer
 from standins.cloud import serving
 from standins.cloud.faults import Failed, Late, Lost
 from standins.cloud.hosts import Hosts
@@ -53,9 +54,7 @@ class Server:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         path = unquote(request.path).rstrip("/")
         base = f"{request.scheme}://{request.host}"
-        if path == MSI_PATH:
-            call = Call(request.method, path, dict(request.query), {}, base)
-            told = self._identity.managed_token(call, request.headers.get("X-IDENTITY-HEADER", ""))
+        if (told := await self._token(request, path, base)) is not None:
             return web.json_response(told.body, status=told.status)
         try:
             call = Call(request.method, path, dict(request.query), await _body(request), base)
@@ -75,6 +74,19 @@ class Server:
         if answer.body is None:
             return web.Response(status=answer.status, headers=headers)
         return web.json_response(answer.body, status=answer.status, headers=headers)
+
+    async def _token(self, request: web.Request, path: str, base: str) -> EntraAnswer | None:
+        """What Entra ID and a managed identity answer; None if it is not they who are asked."""
+        lower = path.lower()
+        if lower == MSI_PATH:
+            call = Call(request.method, path, dict(request.query), {}, base)
+            return self._identity.managed_token(call, request.headers.get("X-IDENTITY-HEADER", ""))
+        if lower.endswith("/v2.0/.well-known/openid-configuration"):
+            return self._identity.configuration(base)
+        if lower == f"/{TENANT}/oauth2/v2.0/token" and request.method == "POST":
+            form = await request.post()
+            return self._identity.client_token({key: str(value) for key, value in form.items()})
+        return None
 
     async def _guarded(self, call: Call, authorization: str) -> Answer | None:
         """None: the connection breaks."""
@@ -180,6 +192,16 @@ class StandIn(CloudStandIn):
     def environment_inside(self) -> dict[str, str]:
         there = self.environment["IDENTITY_ENDPOINT"].replace(LOOPBACK, GATEWAY)
         return {**self.environment, "IDENTITY_ENDPOINT": there}
+
+    def service_principal(self, *, inside: bool = False) -> dict[str, str]:
+        """The variables of a service principal that may use the account."""
+        return {
+            "AZURE_TENANT_ID": TENANT,
+            "AZURE_CLIENT_ID": CLIENT_ID,
+            "AZURE_CLIENT_SECRET": CLIENT_SECRET,
+            "AZURE_AUTHORITY_HOST": self.endpoint_inside if inside else self.endpoint,
+            "AZURE_SUBSCRIPTION_ID": SUBSCRIPTION,
+        }
 
     @property
     def faults(self) -> Faults:

@@ -13,10 +13,11 @@ import pytest
 from evalfleet.lab import Lab
 from evalfleet.ports import Place
 from evalfleet.testing import Harness, PlaceContract, ShellHarness
-from standins import azure, gce
+from evalfleet.testing.harness import Kind
+from standins import azure, azure_batch, gce
 from standins.cloud.hosts import Hosts
 from standins.cloud.standin import CloudStandIn
-from tests.cloud import conftest, gce_places, places
+from tests.cloud import batch_places, conftest, gce_places, places
 from tests.lab.marks import Marks, leave
 from tests.waiting import PATIENCE_S
 
@@ -93,3 +94,40 @@ class TestGcePlace(PlaceContract):
 
     def harness(self) -> Harness:
         return GceHarness(self.cloud, lambda home: gce_places.place(self.cloud, home, inside=True))
+
+
+class BatchHarness(CloudHarness):
+    """Its machines are jobs, whose nodes are billed from before they can be used."""
+
+    kind: Kind = "service"
+    unit_s = 1.5
+    silent_s = 8.0
+    boot_s = 6.0
+
+
+class BatchMachines:
+    """Its channels are those of the place `ssh`, too."""
+
+    cloud: ClassVar[azure_batch.StandIn]
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _batch(cls) -> Iterator[None]:
+        with azure_batch.StandIn(Hosts(), timing=batch_places.FAST) as cls.cloud:
+            yield
+
+    def harness(self) -> Harness:
+        return BatchHarness(self.cloud, lambda home: batch_places.place(self.cloud, home, inside=True))
+
+
+class TestAzureBatchPlace(BatchMachines):
+    """What a service of jobs could get wrong; the rest is promised nightly."""
+
+    test_creating_twice_makes_one_machine = PlaceContract.test_creating_twice_makes_one_machine
+    test_the_life_begins_with_the_start = PlaceContract.test_the_life_of_a_machine_begins_when_it_starts
+    test_deleting_before_it_is_up = PlaceContract.test_deleting_a_machine_that_is_not_up_yet
+
+
+@pytest.mark.nightly
+class TestAllOfAzureBatchPlace(BatchMachines, PlaceContract):
+    """The whole contract: its machines take seconds to start, and minutes in all."""

@@ -27,6 +27,7 @@ from evalfleet.toml_tables import is_struct_type
 Group = Literal["place", "benchmark"]
 BUILT_IN: Mapping[Group, Mapping[str, str]] = {
     "place": {
+        "azure_batch": "evalfleet.places.azure_batch:AzureBatchPlace",
         "azure_vm": "evalfleet.places.azure:AzurePlace",
         "gce": "evalfleet.places.gce:GcePlace",
         "lab": "evalfleet.places.lab:LabPlace",

@@ -62,7 +62,7 @@ def fault_of(status: int, body: object, retry_after: str | None = None) -> ArmFa
 
 def _innermost_first(error: Json) -> Iterator[Problem]:
     """Also what deployments hide: below their API version 2022-09-01, details have their errors as text."""
-    message = " ".join(str(error.get("message", "")).split())
+    message = " ".join(_words(error).split())
     if hidden := _opened(message):
         yield from _innermost_first(hidden)
         message = ""
@@ -70,6 +70,17 @@ def _innermost_first(error: Json) -> Iterator[Problem]:
         yield from _innermost_first(each)
     if error.get("code"):
         yield Problem(str(error["code"]), message, _policy(error))
+
+
+def _words(error: Json) -> str:
+    """The message; Batch's has a language, the number of the request below it, and the reason beside it."""
+    told = error.get("message", "")
+    if not isinstance(told, dict):
+        return str(told)
+    first = str(table(told).get("value", "")).partition("\n")[0]
+    values = {str(each.get("key")): str(each.get("value")) for each in rows(error.get("values"))}
+    about = [values[key] for key in ("PropertyName", "Reason") if values.get(key)]
+    return f"{first.rstrip('.')}: {', '.join(about)}" if about else first
 
 
 def _opened(message: str) -> Json:
@@ -134,6 +145,17 @@ MEANINGS = (
         "region",
         "Azure does not let this kind of subscription (student, free trial) use that region: name others in "
         "`regions`",
+    ),
+    means(
+        "PoolQuotaReached ActiveJobAndScheduleQuotaReached",
+        "place",
+        "fewer --workers, or ask for more: the account's page Quotas in the portal",
+        frees=True,
+    ),
+    means(
+        "AuthorizationFailure InsufficientAccountPermissions",
+        "place",
+        "ask for the role `Azure Batch Data Contributor` on the account",
     ),
     means("LocationNotAvailableForResourceType", "region", "name other `regions`"),
     means(

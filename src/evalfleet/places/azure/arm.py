@@ -58,6 +58,8 @@ class ArmEndpoint(Struct, frozen=True):
     """Of the tokens; empty: that of the public cloud."""
     ca: str = ""
     """The file of the authorities to trust; empty: those that this computer trusts."""
+    content_type: str = "application/json"
+    """Of what is sent: some services of Azure's want a certain kind of JSON."""
 
 
 _VM = re.compile(r"/providers/Microsoft\.Compute/virtualMachines/[^/?]+", re.IGNORECASE)
@@ -69,6 +71,7 @@ class _ArmAnswer(NamedTuple):
     body: Json
     operation: str
     """Where to ask about what has only begun; empty if it is done."""
+    text: str
 
 
 class ArmClient:
@@ -117,10 +120,14 @@ class ArmClient:
         """Every page of a list."""
         answer = await self.get(path, version, **query)
         found: list[Json] = list(answer.get("value") or [])
-        while link := answer.get("nextLink"):
+        while link := answer.get("nextLink") or answer.get("odata.nextLink"):
             answer = await self.send("GET", str(link), "")
             found += answer.get("value") or []
         return found
+
+    async def read(self, path: str, version: str) -> str:
+        """The text of what is there, which need not be JSON."""
+        return (await self._exchange("GET", path, version, None, None, raw=True)).text
 
     async def send(
         self,
@@ -137,18 +144,29 @@ class ArmClient:
         return (await self._exchange(method, path, version, body, None)).operation
 
     async def _exchange(
-        self, method: str, path: str, version: str, body: Json | None, query: Mapping[str, str] | None
+        self,
+        method: str,
+        path: str,
+        version: str,
+        body: Json | None,
+        query: Mapping[str, str] | None,
+        *,
+        raw: bool = False,
     ) -> _ArmAnswer:
+        """`raw`: it need not be JSON, which the pipeline would otherwise insist on."""
         from azure.core.exceptions import AzureError, ClientAuthenticationError
         from azure.core.rest import HttpRequest
 
         client = self._open()
         given = {**({"api-version": version} if version else {}), **(query or {})}
-        request = HttpRequest(method, path, params=given, json=body)
+        kind = {"Content-Type": self._endpoint.content_type} if body is not None else {}
+        request = HttpRequest(method, path, params=given, json=body, headers=kind)
         await self._spare(method, path)
         try:
             async with self._turns:
-                response = await client.send_request(request)
+                response = await client.send_request(request, stream=raw)
+                if raw:
+                    await response.read()
                 text = response.text()
         except ClientAuthenticationError as err:
             raise login_fault(err) from err
@@ -158,7 +176,7 @@ class ArmClient:
         answer = _parsed(text)
         if response.status_code >= 400:
             raise fault_of(response.status_code, answer, response.headers.get("Retry-After"))
-        return _ArmAnswer(answer, response.headers.get("Azure-AsyncOperation") or "")
+        return _ArmAnswer(answer, response.headers.get("Azure-AsyncOperation") or "", text)
 
     async def _spare(self, method: str, path: str) -> None:
         """Wait until Azure bears another call of this kind about the VM that it is about, if it is."""

@@ -125,8 +125,8 @@ class AzureAccount(VmAccount, frozen=True, kw_only=True):
 def account_of(name: str, settings: AzureSettings, context: PlaceContext) -> AzureAccount:
     """The account that the settings and the environment name. Raises RequestError."""
     environ = context.environ
-    _check(name, [*_problems(settings), *_empty_variables(environ)])
-    subscription = settings.subscription or environ.get("AZURE_SUBSCRIPTION_ID") or _of_az(environ)
+    _check(name, [*_problems(settings), *empty_variables(environ)])
+    subscription = settings.subscription or environ.get("AZURE_SUBSCRIPTION_ID") or az_subscription(environ)
     if not subscription:
         raise RequestError(
             f"place {name!r}: no subscription is known; set `subscription` or AZURE_SUBSCRIPTION_ID, or run "
@@ -194,7 +194,7 @@ def _tag_problems(settings: AzureSettings) -> list[str]:
     return found
 
 
-def _empty_variables(environ: Mapping[str, str]) -> list[str]:
+def empty_variables(environ: Mapping[str, str]) -> list[str]:
     """A secret that CI does not have becomes an empty variable."""
     empty = [name for name in LOGIN if not environ.get(name, "").strip()]
     given = [name for name in LOGIN if name not in empty]
@@ -211,7 +211,7 @@ def az_folder(environ: Mapping[str, str]) -> str:
     return environ.get("AZURE_CONFIG_DIR") or str(Path(environ.get("HOME") or "~").expanduser() / ".azure")
 
 
-def _of_az(environ: Mapping[str, str]) -> str:
+def az_subscription(environ: Mapping[str, str]) -> str:
     """The subscription that `az account set` chose."""
     folder = az_folder(environ)
     try:

@@ -84,7 +84,7 @@ def problems_of(settings: VmSettings, named: str) -> list[str]:
             "(`curl https://api.ipify.org` prints yours)"
         )
     found += [problem for each in settings.ssh_from if (problem := _source_problem(each))]
-    if "{machine}" not in settings.name or not re.fullmatch(rf"[{named}{{}}]+", settings.name):
+    if "{machine}" not in settings.name or not re.fullmatch(rf"[{{}}{named}]+", settings.name):
         found.append(f"`name` must have {{machine}} in it, and otherwise only characters of [{named}]")
     if settings.endpoint and not settings.endpoint.startswith("https://"):
         found.append("`endpoint` must begin with https://: tokens are not sent in the clear")

@@ -74,8 +74,9 @@ class SshAccess:
         from evalfleet.channels.ssh.hosts import SshHost
 
         host_home = self._homes.get(machine)
-        if host_home is None or host_home.host.where.host != address:
-            where = Target(f"{machine} ({address})", address, self._login.port)
+        host_name, port = self._end(address)
+        if host_home is None or (host_home.host.where.host, host_home.host.where.port) != (host_name, port):
+            where = Target(f"{machine} ({address})", host_name, port)
             let_in = None if self._let_in is None else functools.partial(self._let_in, machine)
             host = SshHost(where, self._access(machine, address), self._handshakes, let_in)
             host_home = self._homes[machine] = HostHome(host, self._home)
@@ -107,16 +108,22 @@ class SshAccess:
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         """OpenSSH's client, with the key and the host key that we made."""
-        where = Target(machine.id, machine.address, self._login.port)
+        where = Target(machine.id, *self._end(machine.address))
         return openssh(where, self._access(machine.id, machine.address), command)
+
+    def _end(self, address: str) -> tuple[str, int]:
+        """The host and the port of an address, which may name a port of its own: HOST:PORT."""
+        host, _, port = address.rpartition(":")
+        return (host, int(port)) if host and ":" not in host else (address, self._login.port)
 
     def _access(self, machine: MachineId, address: str) -> Access:
         login = self._login
+        host, port = self._end(address)
         others = _users_known_hosts() if login.jump else ""
         return Access(
             user=login.user,
             key=str(self._keys.login().path),
-            known_hosts=str(self._keys.known_hosts(machine, address, login.port, others)),
+            known_hosts=str(self._keys.known_hosts(machine, host, port, others)),
             jump=login.jump or None,
             connect_timeout_s=min(CONNECT_S, login.connect_timeout_s),
             agent=login.agent if login.jump else None,

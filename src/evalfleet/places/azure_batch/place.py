@@ -1,0 +1,362 @@
+"""The place `azure_batch`: a machine is a job of Azure Batch that brings its node, and takes it along.
+
+The job's one task, the pilot, lets us in by SSH and holds the node. One call makes all of that, and whatever
+ends the job deletes all of it: our delete, the pilot's end, or a wall clock of Batch's that needs nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from msgspec import structs
+
+from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
+from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
+from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.places.azure.answers import ArmFault
+from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
+from evalfleet.places.azure.bills import AzureBills
+from evalfleet.places.azure.names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment, tags_of
+from evalfleet.places.azure.prices import AzurePriceBook
+from evalfleet.places.azure.retail import RetailPrices
+from evalfleet.places.azure.sizes import vcpus
+from evalfleet.places.vm.answers import as_refusal
+from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
+from evalfleet.places.vm.preflight import clock_doubt
+from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
+from evalfleet.single_flight import SingleFlight
+
+from . import preflight
+from .service import (
+    CONTENT,
+    REFUSALS,
+    SCOPE,
+    AccountInventory,
+    BatchClient,
+    Sighting,
+    job_ends_at,
+    machine_of,
+)
+from .settings import AzureBatchSettings, BatchAccount, account_of
+from .template import START, JobBuild, Start, job_body, job_id, mark_of, metadata, metadata_in
+
+log = logging.getLogger(__name__)
+NO_WAY_IN = "the node has no inbound NAT for port 22; give the pool one, or leave `pool` out"
+
+
+class AzureBatchPlace(VmPlace[Sighting, "Account"], Preflight):
+    """Nodes of Azure Batch, each held by a job of ours that ends by itself."""
+
+    Settings = AzureBatchSettings
+    login_variables = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_BATCH_ENDPOINT")
+    extra = "azure"
+    machine_s = 300.0
+    price_list = RetailPrices()
+    bill_reader = AzureBills()
+
+    def __init__(
+        self, name: str, settings: AzureBatchSettings, account: BatchAccount, context: PlaceContext
+    ) -> None:
+        super().__init__(name, settings, account, context, ".azure_batch")
+        self._settings, self._account, self._environ = settings, account, context.environ
+        endpoint = ArmEndpoint("", account.endpoint, settings.scope or SCOPE, account.ca, CONTENT)
+        self._arm = ArmClient(endpoint, context.environ)
+        self._batch = BatchClient(self._arm)
+        self._prefix = settings.name.partition("{machine}")[0].lower()
+        self._inventory = AccountInventory(self._batch, self._prefix, context.home_id)
+        self._looked_at = -settings.poll_s
+        self._look = SingleFlight(self._look_now, self._pause_s)
+        self._meetings: dict[MachineId, asyncio.Task[None]] = {}
+        self._troubles: dict[MachineId, str] = {}
+        """Why a machine whose pilot runs cannot be used yet."""
+        self._refused: dict[tuple[str, bool], str] = {}
+        """Sizes that have turned out to be of no use, and why."""
+        self._kvm = False
+        """Must machines be able to run virtual machines?"""
+
+    @classmethod
+    def make(cls, name: str, settings: AzureBatchSettings, context: PlaceContext) -> AzureBatchPlace:
+        check_installed(name, ("azure.identity", "azure.mgmt.resource", "aiohttp", "asyncssh"), "azure")
+        account = account_of(name, settings, context)
+        book = AzurePriceBook.of(context.home)
+        if missing := preflight.unpriced(settings, account.region, book):
+            raise RequestError(
+                f"place {name!r}: the price of {', '.join(missing)} in {account.region} is not known; set "
+                f"prices = {{ {missing[0]} = 0.5 }} (USD an hour)"
+            )
+        return cls(name, settings, account, context)
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]:
+        """By the list of prices: Batch is asked nothing."""
+        self._kvm = needs.nested_virtualization and needs.strict
+        book = AzurePriceBook.of(self._folder)
+        return preflight.offers_of(self._name, self._settings, self._account.region, book, needs)
+
+    # -- what exists -----------------------------------------------------------------------------
+
+    def _pause_s(self) -> float:
+        return max(0.0, self._looked_at + self._settings.poll_s - time.monotonic())
+
+    async def _look_now(self) -> Mapping[MachineId, Sighting]:
+        """What is there; and what must be done for machines that have just started."""
+        self._looked_at = time.monotonic()
+        found = await self._inventory.look()
+        fresh = [
+            each for each in found.values() if each.state == "active" and each.start is None and each.node
+        ]
+        marked = await asyncio.gather(*(self._mark(each) for each in fresh))
+        found = {**found, **{each.machine: each for each in marked}}
+        for machine in self._meetings.keys() - found.keys():
+            self._meetings.pop(machine).cancel()
+        for seen in found.values():
+            self._attend(seen)
+        return found
+
+    async def _mark(self, seen: Sighting) -> Sighting:
+        """Write down with the job that it has started: of all that look, the first one's word counts."""
+        start = seen.first_start
+        assert start is not None
+        await self._write(seen, start)
+        return structs.replace(seen, start=start)
+
+    async def _write(self, seen: Sighting, start: Start) -> None:
+        tags = {**metadata_in(seen.job), START: mark_of(start)}
+        try:
+            await self._batch.patch_job(str(seen.job["id"]), {"metadata": metadata(tags)})
+        except ArmFault as fault:
+            if fault.status not in (404, 409):  # it has ended meanwhile
+                raise
+
+    def _attend(self, seen: Sighting) -> None:
+        """Meet the pilot, if it runs and nobody has yet; one that is met is let in by its key."""
+        start = seen.start
+        if start is not None and start.key and seen.state == "active":
+            if not self._keys.has_host(seen.machine):
+                self._keys.pin(seen.machine, start.key)
+            return
+        is_running = str(seen.node.get("state", "")).lower() == "running"
+        if start is None or not is_running or f"{seen.node.get('id')}.{seen.requeued}" != start.start:
+            return
+        under_way = self._meetings.get(seen.machine)
+        if under_way is None or under_way.done():
+            self._meetings[seen.machine] = asyncio.create_task(self._meet(seen, start))
+
+    async def _meet(self, seen: Sighting, start: Start) -> None:
+        """Come in for the first time: by the host key that the pilot has told Batch, as nobody else could."""
+        machine, trouble = seen.machine, ""
+        try:
+            key = await self._batch.host_key(str(seen.job["id"]))
+            if not key:
+                trouble = "the pilot has not told its host key yet"
+                return
+            address = seen.address or ("" if self._settings.public_ip else f"{seen.node.get('ipAddress')}:22")
+            if not address:
+                trouble = NO_WAY_IN
+                return
+            self._keys.pin(machine, key)
+            until = start.allocated + seen.life_s - self._arm.skew_s
+            await self._access.take(machine, address, until, None)
+            await self._write(seen, structs.replace(start, address=address, key=key))
+        except (HostDown, HostLost, HostRefused, MachineUnavailable, ArmFault) as err:
+            trouble = str(err)
+        finally:
+            self._troubles[machine] = trouble
+
+    async def list(self, pool: str) -> Sequence[Machine]:
+        with as_refusal(UNSEEN):
+            found = await self._look.fresh()
+        now = self._arm.now()
+        shown = [machine_of(each, now) for name, each in sorted(found.items()) if name.startswith(f"{pool}-")]
+        for machine in shown:
+            if machine.detail in REFUSALS.values():
+                self._note_refusal(found[machine.id], machine.detail)
+        return tuple(self._with_trouble(each) for each in shown)
+
+    def _with_trouble(self, machine: Machine) -> Machine:
+        trouble = self._troubles.get(machine.id, "") if machine.phase == "pending" else ""
+        if trouble == NO_WAY_IN:
+            return structs.replace(machine, phase="gone", start="", detail=trouble)
+        return structs.replace(machine, detail=trouble) if trouble else machine
+
+    def _note_refusal(self, seen: Sighting, why: str) -> None:
+        pool = seen.job.get("poolInfo", {}).get("autoPoolSpecification", {}).get("pool", {})
+        self._refused[str(pool.get("vmSize", "")), "targetLowPriorityNodes" in pool] = why
+
+    # -- making and ending -------------------------------------------------------------------------
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        """Submit the job. Returns when Batch has taken it, not when it runs."""
+        if why := self._refused.get((offer.size, offer.spot)):
+            raise PlaceError(f"{offer.size}: {why}", transient=False, scope="offer")
+        async with self._turn(machine):
+            with self._ceiling.counting(machine, vcpus(offer.size)):
+                if self._settings.max_vcpus:
+                    with as_refusal(UNSEEN):
+                        found = await self._look.fresh()
+                    self._ceiling.check(machine, {each: vcpus(_size_of(found[each])) for each in found})
+                await self._submit(machine, offer, expires_s)
+
+    async def _submit(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        until = job_ends_at(self._arm.now(), self._settings.queue_s, expires_s)
+        tags = tags_of(machine, self._home, self._owner, self._use, until, {})
+        key = self._keys.login().public
+        build = JobBuild(machine, offer.size, offer.spot, self._kvm, key, expires_s, tags)
+        try:
+            await self._batch.add_job(job_body(self._settings, build))
+        except ArmFault as fault:
+            if fault.has("JobBeingDeleted"):
+                raise MachineUnavailable(machine, "it is being deleted") from fault
+            if not fault.has("JobExists"):
+                raise fault.refusal(f"{offer.size} in {offer.region}") from fault
+            await self._check_ours(machine)
+
+    async def _check_ours(self, machine: MachineId) -> None:
+        id = job_id(machine, self._settings.name)
+        with as_refusal(f"job {id}"):
+            job = await self._batch.job(id) or {}
+        if metadata_in(job).get(HOME, self._home) != self._home:
+            why = f"the account has a job {id} that is not this home's; set another `name`"
+            raise PlaceError(why, transient=False, scope="place")
+        if str(job.get("state")).lower() == "deleting":
+            raise MachineUnavailable(machine, "it is being deleted")
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        raise PlaceError(
+            f"{machine}: Batch does not make the time of a task that runs longer",
+            transient=False,
+            scope="machine",
+        )
+
+    async def delete(self, machine: MachineId) -> None:
+        """Delete the job, and with it all that it has brought; also what is left of one that is gone."""
+        self._samples.drop(machine)
+        if (meeting := self._meetings.pop(machine, None)) is not None:
+            meeting.cancel()
+        await self._access.drop(machine)
+        async with self._turn(machine):
+            with as_refusal(self._named(machine)):
+                await self._batch.delete(f"jobs/{job_id(machine, self._settings.name)}")
+                await self._delete_pools(await self._batch.pools(), machine, self._home)
+        self._keys.drop(machine)
+        self._troubles.pop(machine, None)
+
+    async def _delete_pools(self, pools: Iterable[dict[str, object]], machine: MachineId, home: str) -> None:
+        """Batch deletes a job's pool by itself; asked for, it does so also where that went wrong."""
+        for pool in pools:
+            tags = metadata_in(pool)
+            if (tags.get(MACHINE), tags.get(HOME)) == (machine, home):
+                await self._batch.delete(f"pools/{pool['id']}")
+
+    async def stop(self, machine: MachineId) -> None:
+        raise PlaceError(
+            f"{machine}: a node of Batch cannot be stopped and kept", transient=False, scope="machine"
+        )
+
+    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
+        raise NoSuchMachine(machine)
+
+    def _named(self, machine: MachineId) -> str:
+        return f"job {job_id(machine, self._settings.name)} of {self._account.name}"
+
+    def _vcpus(self, size: str) -> int:
+        return vcpus(size)
+
+    async def close(self) -> None:
+        for meeting in self._meetings.values():
+            meeting.cancel()
+        await asyncio.gather(*self._meetings.values(), return_exceptions=True)
+        await self._access.close()
+        await self._arm.close()
+
+    # -- before, and after -------------------------------------------------------------------------
+
+    def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
+        return tuple(preflight.outline(self._settings, self._account, machines))
+
+    async def doubts(self, lasts_s: float) -> Sequence[str]:
+        """Are we let in, and is this computer's clock right?"""
+        with as_refusal(f"place {self._name!r}"):
+            try:
+                await self._batch.jobs(self._prefix)
+            except ArmFault as fault:
+                if fault.refusal("").transient:
+                    return ()  # the run asks again
+                raise
+        return tuple(filter(None, (clock_doubt(self._arm.skew_s, preflight.WHOSE),)))
+
+    async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
+        checks = preflight.BatchChecks(self._arm, self._environ, self._settings, self._account)
+        return await checks.all(await self.offers(needs), needs, workers)
+
+    async def belongings(self) -> Sequence[Belonging]:
+        """What is evalfleet's in the account, of all homes: jobs, and pools that their jobs have left."""
+        with as_refusal(UNSEEN):
+            jobs, pools = await asyncio.gather(self._batch.jobs(self._prefix), self._batch.pools())
+        parts: dict[tuple[str, str], list[str]] = {}
+        tags: dict[tuple[str, str], dict[str, str]] = {}
+        for what, shown in (("job", jobs), ("pool", pools)):
+            for each in shown:
+                told = metadata_in(each)
+                if MACHINE in told:
+                    key = (told[MACHINE], told.get(HOME, ""))
+                    parts.setdefault(key, []).append(f"{what} {each.get('id')}")
+                    tags.setdefault(key, told)
+        return [self._belonging(key, tags[key], parts[key]) for key in sorted(parts)]
+
+    def _belonging(self, key: tuple[str, str], tags: Mapping[str, str], parts: Sequence[str]) -> Belonging:
+        ends_at = moment(tags.get(EXPIRES, ""))
+        return Belonging(
+            MachineId(key[0]),
+            key[1],
+            tags.get(OWNER, ""),
+            f"{self._account.name} in {self._account.region}",
+            None if ends_at is None else round(ends_at * 1e6),
+            tuple(parts),
+            of_pool=tags.get(KIND) == "pool",
+        )
+
+    async def reap(self, belonging: Belonging) -> None:
+        with as_refusal(belonging.machine):
+            for part in belonging.parts:
+                what, _, id = part.partition(" ")
+                await self._batch.delete(f"{what}s/{id}")
+
+    # -- images, which nodes do not become -----------------------------------------------------------
+
+    async def reserve(self, machine: MachineId, image: str) -> None:
+        self._no_images()
+
+    async def capture(
+        self,
+        machine: Machine,
+        image: str,
+        rest: Callable[[], Awaitable[None]],
+        tell: Callable[[str], None],
+    ) -> Image:
+        self._no_images()
+
+    def _no_images(self) -> NoReturn:
+        raise RequestError(
+            "nodes of Batch cannot be captured; make the image with `azure_vm`, and name it in `image`"
+        )
+
+    async def images(self) -> Sequence[Image]:
+        return ()
+
+    async def drop_image(self, image: Image) -> None:
+        self._no_images()
+
+
+class Account:
+    """What VmPlace would hold snapshots as; machines of this place are seen by `list` alone."""
+
+    vms: Mapping[MachineId, object] = {}
+
+
+def _size_of(seen: Sighting) -> str:
+    pool = seen.job.get("poolInfo", {}).get("autoPoolSpecification", {}).get("pool", {})
+    return str(pool.get("vmSize", seen.pool.get("vmSize", "")))

@@ -1,0 +1,299 @@
+"""The account as one look shows it: jobs, pools and nodes of ours, and what their states mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+from msgspec import Struct, structs
+
+from evalfleet.model import Machine, MachineId
+from evalfleet.places.azure.answers import ArmFault
+from evalfleet.places.azure.arm import ArmClient
+from evalfleet.places.azure.names import HOME, MACHINE
+from evalfleet.places.vm.answers import Json, rows, table
+
+from .pilot import NO_KVM, RESTARTED
+from .template import (
+    BOOT_S,
+    END_S,
+    HOST_KEY,
+    LIFE,
+    NO_PYTHON,
+    OLD_PYTHON,
+    PREFIX,
+    START,
+    TASK,
+    Start,
+    metadata_in,
+)
+
+VERSION = "2025-06-01"
+CONTENT = "application/json; odata=minimalmetadata"
+SCOPE = "https://batch.core.windows.net/.default"
+COMING = ("creating", "starting", "waitingforstarttask", "idle", "running", "upgradingos", "reimaging")
+"""States of a node that is had, and billed, and of use now or soon."""
+LOST = ("preempted", "rebooting", "leavingpool", "offline", "deallocating", "deallocated")
+"""States of a node on which nothing of ours goes on."""
+REFUSALS = {
+    NO_KVM: "no virtual machine can be made on its node (/dev/kvm); name other `sizes`",
+    NO_PYTHON: "the image has no python3; name an `image` with Python 3.8 or later",
+    OLD_PYTHON: "the image's python3 is older than 3.8; name an `image` with a later one",
+}
+"""What the pilot's exit codes mean that tell of the size or the image, and so of all machines alike."""
+REMEDIES = {
+    "accountcorequotareached": "ask for more dedicated cores: the account's page Quotas in the portal",
+    "accountlowprioritycorequotareached": "ask for more spot cores: the account's page Quotas in the portal",
+    "accountvmseriescorequotareached": "ask for more cores of that series, or name other `sizes`",
+    "allocationtimedout": "the region has no room for that size now: other `sizes` are tried",
+}
+
+
+class Sighting(Struct, frozen=True):
+    """One machine of ours: its job, and as much of the rest as one must know."""
+
+    machine: MachineId
+    job: Json
+    """Empty: only a pool is left of it."""
+    pool: Json = {}
+    node: Json = {}
+    task: Json = {}
+    start: Start | None = None
+    """What is known of its first start."""
+
+    @property
+    def state(self) -> str:
+        return str(self.job.get("state", "deleting")).lower()
+
+    @property
+    def requeued(self) -> int:
+        """How often Batch has run its task anew."""
+        told = table(self.task.get("executionInfo"))
+        return int(told.get("requeueCount") or 0) + int(told.get("retryCount") or 0)
+
+    @property
+    def life_s(self) -> float:
+        return float(metadata_in(self.job).get(LIFE) or 0.0)
+
+    @property
+    def first_start(self) -> Start | None:
+        """The start as the node shows it now, if it has one and no earlier one is known."""
+        if self.start is not None or not self.node:
+            return self.start
+        node = str(self.node.get("id"))
+        return Start(f"{node}.{self.requeued}", node, seconds_of(self.node.get("allocationTime")))
+
+    @property
+    def address(self) -> str:
+        """Where the node's sshd is reached; empty if it is not."""
+        ends = rows(table(self.node.get("endpointConfiguration")).get("inboundEndpoints"))
+        for end in ends:
+            if end.get("backendPort") == 22 or str(end.get("name", "")).startswith("ssh"):
+                return f"{end.get('publicIPAddress')}:{end.get('frontendPort')}"
+        return ""
+
+
+def seconds_of(stamp: object) -> float:
+    """A time as Azure writes it, in seconds since 1970; 0 if it is none."""
+    try:
+        return datetime.fromisoformat(str(stamp).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return 0.0
+
+
+class BatchClient:
+    """The calls of one Batch account that we need. All raise ArmFault."""
+
+    def __init__(self, arm: ArmClient) -> None:
+        self.arm = arm
+
+    async def jobs(self, prefix: str) -> list[Json]:
+        return await self.arm.all("/jobs", VERSION, **{"$filter": f"startswith(id,'{prefix}')"})
+
+    async def pools(self) -> list[Json]:
+        """Those that Batch has made for jobs of ours."""
+        return await self.arm.all("/pools", VERSION, **{"$filter": f"startswith(id,'{PREFIX}')"})
+
+    async def nodes(self, pool: str) -> list[Json]:
+        try:
+            return await self.arm.all(f"/pools/{pool}/nodes", VERSION)
+        except ArmFault as fault:
+            if fault.status == 404:
+                return []
+            raise
+
+    async def running(self) -> Mapping[str, int]:
+        """By pool, how many of its nodes run a task: one call for all."""
+        counts = await self.arm.all("/nodecounts", VERSION)
+        kinds = ("dedicated", "lowPriority")
+        return {
+            str(each.get("poolId")): sum(int(table(each.get(kind)).get("running") or 0) for kind in kinds)
+            for each in counts
+        }
+
+    async def task(self, job: str) -> Json:
+        return await self.arm.find(f"/jobs/{job}/tasks/{TASK}", VERSION) or {}
+
+    async def host_key(self, job: str) -> str:
+        """What the pilot told; empty if it has not yet."""
+        return (await self._file(job, HOST_KEY)).strip()
+
+    async def _file(self, job: str, path: str) -> str:
+        try:
+            return await self.arm.read(f"/jobs/{job}/tasks/{TASK}/files/{path}", VERSION)
+        except ArmFault as fault:
+            if fault.status in (404, 409):
+                return ""
+            raise
+
+    async def add_job(self, body: Json) -> None:
+        await self.arm.send("POST", "/jobs", VERSION, body)
+
+    async def job(self, id: str) -> Json | None:
+        return await self.arm.find(f"/jobs/{id}", VERSION)
+
+    async def patch_job(self, id: str, body: Json) -> None:
+        await self.arm.send("PATCH", f"/jobs/{id}", VERSION, body)
+
+    async def delete(self, what: str) -> None:
+        """`what`: jobs/ID or pools/ID. One that is gone, or is going, is deleted."""
+        try:
+            await self.arm.send("DELETE", f"/{what}", VERSION)
+        except ArmFault as fault:
+            if fault.status != 404 and not fault.has("JobBeingDeleted", "PoolBeingDeleted"):
+                raise
+
+
+class AccountInventory:
+    """What exists of one home in an account. Three lists show it; more is asked of machines that change."""
+
+    def __init__(self, client: BatchClient, prefix: str, home: str) -> None:
+        self._client, self._prefix, self._home = client, prefix, home
+
+    async def look(self) -> Mapping[MachineId, Sighting]:
+        client = self._client
+        jobs, pools, running = await asyncio.gather(
+            client.jobs(self._prefix), client.pools(), client.running()
+        )
+        found: dict[MachineId, Sighting] = {}
+        by_id = {str(pool.get("id")): pool for pool in pools}
+        for job in jobs:
+            tags = metadata_in(job)
+            if tags.get(HOME) == self._home and MACHINE in tags:
+                machine = MachineId(tags[MACHINE])
+                pool = by_id.get(_pool_of(job), {})
+                found[machine] = Sighting(machine, job, pool, start=_start_in(tags.get(START, "")))
+        for pool in pools:  # a job may go before the pool that was made for it
+            tags = metadata_in(pool)
+            if tags.get(HOME) == self._home and MACHINE in tags:
+                found.setdefault(MachineId(tags[MACHINE]), Sighting(MachineId(tags[MACHINE]), {}, pool))
+        closer = await asyncio.gather(*(self._closer(each, running) for each in found.values()))
+        return {each.machine: each for each in closer}
+
+    async def _closer(self, seen: Sighting, running: Mapping[str, int]) -> Sighting:
+        """Ask for its node and its task, unless it is up and its one node still runs the one task."""
+        start = seen.start
+        settled = start is not None and bool(start.address) and bool(seen.pool)
+        if not seen.job or (seen.state == "active" and settled and running.get(_pool_of(seen.job)) == 1):
+            return seen
+        task = await self._client.task(str(seen.job["id"]))
+        if seen.state != "active":
+            return structs.replace(seen, task=task)
+        nodes = await self._client.nodes(_pool_of(seen.job))
+        where = str(table(task.get("nodeInfo")).get("nodeId", ""))
+        if not seen.pool:  # in a pool of the user's, which has others' nodes, too
+            nodes = [node for node in nodes if where and node.get("id") == where]
+        chosen = [node for node in nodes if node.get("id") == where] or nodes
+        return structs.replace(seen, task=task, node=chosen[0] if chosen else {})
+
+
+def _pool_of(job: Json) -> str:
+    told = table(job.get("executionInfo")).get("poolId")
+    return str(told or table(job.get("poolInfo")).get("poolId") or "")
+
+
+def _start_in(mark: str) -> Start | None:
+    try:
+        return msgspec.json.decode(mark, type=Start) if mark else None
+    except msgspec.MsgspecError:
+        return None
+
+
+# -- what it means -------------------------------------------------------------------------------------
+
+
+def machine_of(seen: Sighting, now: float) -> Machine:
+    """The machine as `list` shows it. `now` is by Azure's clock."""
+    if seen.state != "active":
+        return _ended(seen, now)
+    start = seen.first_start
+    if start is None:
+        return _waiting(seen)
+    shown = Machine(seen.machine, "pending", start.address, start.node, start=start.start)
+    shown = structs.replace(shown, ran_s=max(0.0, now - start.allocated))
+    if seen.life_s and now - start.allocated >= seen.life_s:  # its supervisor has ended all that ran there
+        return structs.replace(shown, phase="gone", detail="its time is over")
+    if not seen.task:  # nothing has changed since it was up
+        return structs.replace(shown, phase="up")
+    state, node = str(seen.node.get("state", "")).lower(), str(seen.node.get("id", ""))
+    if not node or node != start.node or state in LOST or f"{node}.{seen.requeued}" != start.start:
+        return structs.replace(shown, phase="evicted", detail=f"Batch: its node was lost ({state or 'gone'})")
+    if state == "starttaskfailed":
+        # a start task that fails would fail on the next node, too: without a start, its offer is given up
+        told = f"Batch: {state}: {_start_failure(seen.node)}; see `start_command` and `images` of the place"
+        return structs.replace(shown, phase="gone", start="", detail=told)
+    if state not in COMING:
+        told = "; ".join(_words(each) for each in rows(seen.node.get("errors")))
+        return structs.replace(shown, phase="gone", detail=f"Batch: the node is {state}. {told}".strip())
+    if state == "running" and start.address:
+        return structs.replace(shown, phase="up")
+    return structs.replace(shown, detail=f"Batch: the node is {state}")
+
+
+def _waiting(seen: Sighting) -> Machine:
+    errors = rows(seen.pool.get("resizeErrors"))
+    if errors and seen.pool.get("allocationState") == "steady":
+        remedy = REMEDIES.get(str(errors[0].get("code", "")).lower(), "other `sizes` are tried")
+        return Machine(seen.machine, "gone", ran_s=0.0, detail=f"Batch: {_words(errors[0])}; {remedy}")
+    wrong = table(table(seen.job.get("executionInfo")).get("schedulingError"))
+    if wrong:
+        return Machine(seen.machine, "gone", ran_s=0.0, detail=f"Batch: {_words(wrong)}")
+    told = str(seen.pool.get("allocationState") or "waits for a node of its pool")
+    return Machine(seen.machine, "queued", ran_s=0.0, detail=f"Batch: {told}")
+
+
+def _ended(seen: Sighting, now: float) -> Machine:
+    """A machine whose job is over, or going."""
+    start, info = seen.start, table(seen.task.get("executionInfo"))
+    begun = start.allocated if start is not None else seconds_of(info.get("startTime"))
+    ended = seconds_of(info.get("endTime")) or seconds_of(table(seen.job.get("executionInfo")).get("endTime"))
+    ran_s = max(0.0, (ended or now) - begun) if begun else 0.0
+    code = info.get("exitCode")
+    taken_back = code == RESTARTED or (start is not None and seen.requeued > 0)
+    reason = str(table(seen.job.get("executionInfo")).get("terminateReason") or seen.state)
+    detail = f"Batch: {reason}" + (f", exit code {code}" if code else "")
+    if code in REFUSALS:
+        return Machine(seen.machine, "gone", ran_s=ran_s, detail=REFUSALS[code])
+    shown = Machine(seen.machine, "evicted" if taken_back else "gone", ran_s=ran_s, detail=detail)
+    if start is None and begun:
+        node = str(table(seen.task.get("nodeInfo")).get("nodeId", ""))
+        start = Start(f"{node}.{seen.requeued}", node, begun)
+    if start is None:
+        return shown
+    return structs.replace(shown, address=start.address, node=start.node, start=start.start)
+
+
+def _words(error: Json) -> str:
+    return f"{str(error.get('message', '')).rstrip('.')} ({error.get('code')})"
+
+
+def _start_failure(node: Json) -> str:
+    info = table(node.get("startTaskInfo"))
+    return f"{_words(table(info.get('failureInfo')))}, exit code {info.get('exitCode')}"
+
+
+def job_ends_at(now: float, queue_s: float, life_s: float) -> float:
+    """When all of a job is gone by itself at the latest: it may wait, boot, live, and be ended."""
+    return now + queue_s + BOOT_S + life_s + END_S

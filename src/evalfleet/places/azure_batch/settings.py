@@ -1,0 +1,165 @@
+"""What `[places.NAME]` with kind = "azure_batch" may say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta
+
+from evalfleet.errors import RequestError
+from evalfleet.places.azure.settings import RESERVED_USERS, az_subscription, empty_variables
+from evalfleet.places.vm.settings import (
+    VmAccount,
+    VmSettings,
+    file_of,
+    is_user_name,
+    owner_of,
+    problems_of,
+)
+from evalfleet.ports import PlaceContext
+
+IMAGE = "canonical:ubuntu-24_04-lts:server:latest"
+SIZES = ("Standard_D4s_v5", "Standard_D4ds_v5", "Standard_D4s_v3")
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}\.[a-z][a-z0-9]*")
+_IMAGE_ID = re.compile(r"/subscriptions/[^/]+/resourceGroups/.+/images/.+", re.IGNORECASE)
+_REFERENCE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
+RESERVED_PORTS = range(50_000, 55_001)
+LEAST_PORTS = 40
+
+
+class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
+    """The settings of a place of Azure Batch. `account` and `ssh_from` must be given."""
+
+    account: Annotated[str, Meta(description="of Batch, as NAME.REGION; else by AZURE_BATCH_ENDPOINT")] = ""
+    region: Annotated[str, Meta(description="of the account, if its name does not tell")] = ""
+    subscription: Annotated[
+        str, Meta(description="for `doctor` alone; else AZURE_SUBSCRIPTION_ID, else the default of `az`")
+    ] = ""
+    sizes: Annotated[tuple[str, ...], Meta(description="of nodes, tried in order of price, if they fit")] = (
+        SIZES
+    )
+    image: Annotated[
+        str, Meta(description="of nodes: publisher:offer:sku:version, or the id of a gallery image")
+    ] = IMAGE
+    node_agent: Annotated[
+        str,
+        Meta(description="Batch's name of its agent for the image (`az batch pool supported-images list`)"),
+    ] = "batch.node.ubuntu 24.04"
+    disk_gb: Annotated[int, Meta(ge=30, le=4095, description="the nodes' system disk")] = 128
+    images: Annotated[
+        tuple[str, ...], Meta(description="container images that a node pulls before it is used")
+    ] = ()
+    start_command: Annotated[str, Meta(description="run by `sh` as root on a node before it is used")] = ""
+    pool: Annotated[
+        str,
+        Meta(
+            description="a pool of yours, which is neither resized nor deleted; else each machine has its own"
+        ),
+    ] = ""
+    subnet: Annotated[str, Meta(description="id of a subnet of yours for the nodes")] = ""
+    ports: Annotated[
+        tuple[int, int],
+        Meta(description="of the public address that lead to the nodes' sshd: first and last"),
+    ] = (49_000, 49_099)
+    user: Annotated[str, Meta(description="made on the nodes, to come in as")] = "evalfleet"
+    name: Annotated[str, Meta(description="of jobs; must have {machine} in it")] = "evalfleet-{machine}"
+    time_limit_s: Annotated[float, Meta(ge=60, description="how long a node may run")] = 12 * 3600.0
+    queue_s: Annotated[
+        float,
+        Meta(gt=0, description="a job that waits for a node for longer is given up, also by Batch itself"),
+    ] = 3600.0
+    expected_queue_s: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="a job that waits for longer is told by the alert `queue_longer_than_planned`"),
+    ] = None
+    poll_s: Annotated[float, Meta(gt=0, description="Batch is asked no more often than this")] = 5.0
+    scope: Annotated[str, Meta(description="of the token; else that of the public cloud")] = ""
+    management: Annotated[
+        str, Meta(description="Azure's Resource Manager, for `doctor`, if it is not the public one")
+    ] = ""
+
+
+class BatchAccount(VmAccount, frozen=True, kw_only=True):
+    """The Batch account that a place uses."""
+
+    endpoint: str
+    name: str
+    region: str
+    subscription: str
+    """Empty: nobody knows, and nothing but some checks needs it."""
+
+
+def account_of(name: str, settings: AzureBatchSettings, context: PlaceContext) -> BatchAccount:
+    """The account that the settings and the environment name. Raises RequestError."""
+    environ = context.environ
+    for problem in [*_problems(settings), *empty_variables(environ)]:
+        raise RequestError(f"place {name!r}: {problem}")
+    endpoint, account, region = _endpoint(name, settings, environ)
+    return BatchAccount(
+        endpoint=endpoint,
+        name=account,
+        region=settings.region or region,
+        subscription=settings.subscription
+        or environ.get("AZURE_SUBSCRIPTION_ID")
+        or az_subscription(environ),
+        owner=owner_of(settings, environ),
+        ca=file_of(name, "ca", settings.ca, context),
+        key=file_of(name, "key", settings.key, context),
+    )
+
+
+def _endpoint(name: str, settings: AzureBatchSettings, environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """Its address, its name and its region."""
+    told = environ.get("AZURE_BATCH_ENDPOINT", "").removeprefix("https://").rstrip("/")
+    account = settings.account or told.removesuffix(".batch.azure.com")
+    if not account:
+        raise RequestError(
+            f'place {name!r}: no Batch account is known; set account = "NAME.REGION" (`az batch account list '
+            "--query [].accountEndpoint`), or AZURE_BATCH_ENDPOINT"
+        )
+    if not _ACCOUNT.fullmatch(account):
+        raise RequestError(
+            f"place {name!r}: account = {account!r} must be NAME.REGION, such as evals.eastus: small letters "
+            "and digits, as `az batch account list --query [].accountEndpoint` begins"
+        )
+    short, _, region = account.partition(".")
+    return settings.endpoint or f"https://{account}.batch.azure.com", short, region
+
+
+def _problems(settings: AzureBatchSettings) -> list[str]:
+    found = [] if settings.pool else problems_of(settings, "A-Za-z0-9_-")
+    if not settings.sizes:
+        found.append("`sizes` must not be empty")
+    if not is_user_name(settings.user) or settings.user in RESERVED_USERS:
+        found.append(
+            f"the user {settings.user!r} cannot be made: up to 32 small letters, digits, '_' and '-'"
+        )
+    if settings.image.count(":") != 3 and not _IMAGE_ID.fullmatch(settings.image):
+        found.append("`image` must be publisher:offer:sku:version, or an id /subscriptions/.../images/NAME")
+    first, last = settings.ports
+    reserved = first <= RESERVED_PORTS[-1] and last >= RESERVED_PORTS[0]
+    if not 1 <= first <= last <= 65_534 or last - first + 1 < LEAST_PORTS or reserved:
+        found.append(
+            f"`ports` must be a first and a last port, {LEAST_PORTS} or more, none of 50000 to 55000"
+        )
+    if len(settings.ssh_from) > 24:
+        found.append("`ssh_from` has more than the 24 entries that Batch takes: join some to ranges")
+    found += [
+        f"images: {each!r} is no container image"
+        for each in settings.images
+        if not _REFERENCE.fullmatch(each)
+    ]
+    if not settings.public_ip and not settings.jump:
+        found.append(
+            "nodes without public addresses cannot be reached from here: set `jump` to a host that reaches "
+            "them, or public_ip = true (a mailbox, by which nodes ask for their work, this place has not)"
+        )
+    if not settings.public_ip and not settings.subnet and not settings.pool:
+        found.append("public_ip = false needs `subnet`: Batch makes such nodes in a network of yours only")
+    if settings.pool and (settings.images or settings.start_command or settings.subnet):
+        found.append(
+            "with `pool`, the pool itself says what its nodes are: leave out images, start_command, subnet"
+        )
+    return found

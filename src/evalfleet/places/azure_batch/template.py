@@ -1,0 +1,183 @@
+"""What is sent to Batch: a job that brings its own pool of one node, and its one task, the pilot. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from evalfleet.model import MachineId
+from evalfleet.places.azure.names import plain
+from evalfleet.places.vm.answers import Json, rows
+
+from .settings import AzureBatchSettings
+
+PILOT = Path(__file__).with_name("pilot.py")
+TASK = "pilot"
+HOST_KEY = "wd/host-key"
+START = "evalfleet-start"
+LIFE = "evalfleet-life-s"
+PREFIX = "evalfleet"
+"""How the names of the pools begin that Batch makes for our jobs."""
+END_S = 60.0
+"""How long Batch may take to end a task and, with its job, the node."""
+BOOT_S = 900.0
+"""A node that takes longer from its start to that of its task is not what we asked for."""
+OLD_PYTHON, NO_PYTHON = 78, 79
+FIRST_PRIORITY = 150
+PULL = "command -v docker >/dev/null || { apt-get update && apt-get install -y docker.io; } || exit 1\n"
+
+
+def job_id(machine: MachineId, form: str) -> str:
+    return plain(form.replace("{machine}", machine))
+
+
+def duration(seconds: float) -> str:
+    return f"PT{max(1, round(seconds))}S"
+
+
+class Start(Struct, frozen=True):
+    """What is known of a machine's first start, kept with its job: whoever comes later knows it, too."""
+
+    start: str
+    """Its name: the node, and how often Batch had run the task before."""
+    node: str
+    allocated: float
+    """When the node was had, from which on it is billed: in seconds since 1970, by Azure's clock."""
+    address: str = ""
+    """Where its sshd is reached; empty until we were there."""
+    key: str = ""
+    """Its host key, as the pilot told it through Batch."""
+
+
+class JobBuild(Struct, frozen=True):
+    """All that a job is made of."""
+
+    machine: MachineId
+    size: str
+    spot: bool
+    kvm: bool
+    """Must the node be able to run virtual machines?"""
+    key: str
+    """Our public key."""
+    life_s: float
+    tags: Mapping[str, str]
+
+
+def job_body(settings: AzureBatchSettings, build: JobBuild) -> Json:
+    """One call makes all of it, and the end of the job deletes all of it, whoever is there then."""
+    most_s = settings.queue_s + BOOT_S + build.life_s + END_S
+    return {
+        "id": job_id(build.machine, settings.name),
+        "displayName": build.machine[:1024],
+        "poolInfo": {"poolId": settings.pool}
+        if settings.pool
+        else {"autoPoolSpecification": _pool(settings, build)},
+        "constraints": {"maxWallClockTime": duration(most_s), "maxTaskRetryCount": 0},
+        "jobManagerTask": _pilot(settings, build),
+        "metadata": metadata({**build.tags, LIFE: f"{build.life_s:.3f}"}),
+    }
+
+
+def metadata(items: Mapping[str, str]) -> list[Json]:
+    return [{"name": name, "value": value} for name, value in items.items()]
+
+
+def metadata_in(shown: Json) -> dict[str, str]:
+    return {str(each.get("name")): str(each.get("value")) for each in rows(shown.get("metadata"))}
+
+
+def _pilot(settings: AzureBatchSettings, build: JobBuild) -> Json:
+    missing = f"echo the image has no python3 >&2; exit {NO_PYTHON}"
+    old = f'python3 -c "import sys; sys.exit(sys.version_info < (3, 8))" || exit {OLD_PYTHON}'
+    run = 'exec python3 -I -c "$EVALFLEET_PILOT"'
+    script = f"command -v python3 >/dev/null || {{ {missing}; }}; {old}; {run}"
+    environ = {
+        "EVALFLEET_PILOT": PILOT.read_text("utf-8"),
+        "EVALFLEET_USER": settings.user,
+        "EVALFLEET_KEY": build.key,
+        "EVALFLEET_KVM": "1" if build.kvm else "",
+        "EVALFLEET_LIFE_S": f"{build.life_s:.3f}",
+    }
+    return {
+        "id": TASK,
+        "commandLine": shlex.join(("/bin/sh", "-c", script)),
+        "environmentSettings": metadata(environ),
+        "constraints": {"maxWallClockTime": duration(build.life_s + END_S), "maxTaskRetryCount": 0},
+        "userIdentity": _root(),
+        "killJobOnCompletion": True,
+        "runExclusive": True,
+        "allowLowPriorityNode": True,
+    }
+
+
+def _root() -> Json:
+    return {"autoUser": {"scope": "pool", "elevationLevel": "admin"}}
+
+
+def _pool(settings: AzureBatchSettings, build: JobBuild) -> Json:
+    target = "targetLowPriorityNodes" if build.spot else "targetDedicatedNodes"
+    machine: Json = {
+        "imageReference": _image(settings.image),
+        "nodeAgentSKUId": settings.node_agent,
+        "osDisk": {"diskSizeGB": settings.disk_gb},
+    }
+    pool: Json = {
+        "vmSize": build.size,
+        "virtualMachineConfiguration": machine,
+        "taskSlotsPerNode": 1,
+        target: 1,
+        "networkConfiguration": _network(settings),
+        "metadata": metadata(build.tags),
+    }
+    if start := _start_script(settings):
+        line = shlex.join(("/bin/sh", "-c", start))
+        pool["startTask"] = {
+            "commandLine": line,
+            "waitForSuccess": True,
+            "maxTaskRetryCount": 1,
+            "userIdentity": _root(),
+        }
+    return {"autoPoolIdPrefix": PREFIX, "poolLifetimeOption": "job", "keepAlive": False, "pool": pool}
+
+
+def _image(image: str) -> Json:
+    if image.startswith("/"):
+        return {"virtualMachineImageId": image}
+    return dict(zip(("publisher", "offer", "sku", "version"), image.split(":"), strict=True))
+
+
+def _network(settings: AzureBatchSettings) -> Json:
+    """Nobody is let in but those whom `ssh_from` names, and only to sshd."""
+    network: Json = {"subnetId": settings.subnet} if settings.subnet else {}
+    if not settings.public_ip:
+        return {**network, "publicIPAddressConfiguration": {"provision": "nopublicipaddresses"}}
+    sources = ["0.0.0.0/0" if each == "*" else each for each in settings.ssh_from]
+    rules = [
+        {"priority": FIRST_PRIORITY + n, "access": "allow", "sourceAddressPrefix": source}
+        for n, source in enumerate(sources)
+    ]
+    rules.append({"priority": FIRST_PRIORITY + len(rules), "access": "deny", "sourceAddressPrefix": "*"})
+    nat = {
+        "name": "ssh",
+        "protocol": "tcp",
+        "backendPort": settings.port,
+        "frontendPortRangeStart": settings.ports[0],
+        "frontendPortRangeEnd": settings.ports[1],
+        "networkSecurityGroupRules": rules,
+    }
+    return {**network, "endpointConfiguration": {"inboundNATPools": [nat]}}
+
+
+def _start_script(settings: AzureBatchSettings) -> str:
+    """Container images are pulled by the start task: in a pool with containerConfiguration, which could
+    prefetch them, every task must be a container."""
+    pulls = "".join(f"docker pull {shlex.quote(image)} || exit 1\n" for image in settings.images)
+    return (PULL + pulls if pulls else "") + settings.start_command
+
+
+def mark_of(start: Start) -> str:
+    return json.dumps({name: value for name in start.__struct_fields__ if (value := getattr(start, name))})

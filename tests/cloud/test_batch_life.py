@@ -1,0 +1,324 @@
+"""Machines of Azure Batch on the stand-in: what its states mean, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.errors import PlaceError, RequestError
+from evalfleet.model import Machine, Needs
+from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
+from evalfleet.places.azure_batch.pilot import NO_KVM
+from evalfleet.places.azure_batch.template import JobBuild, job_body
+from evalfleet.ports import PlaceContext
+from standins.azure_batch import Failed, StandIn, Throttled
+from standins.azure_batch.nodes import PaperRun
+from tests.cloud.batch_places import FAST, HOME, examine, machine_id, offer, place
+from tests.waiting import until, until_async
+
+LIFE_S = 3600.0
+ONE = machine_id()
+
+
+@pytest.fixture
+def batch() -> Iterator[StandIn]:
+    """Without hosts, and fast."""
+    with StandIn(timing=FAST) as made:
+        yield made
+
+
+def play(batch: StandIn, home: Path, act: Callable[[AzureBatchPlace], Awaitable[None]], **more: Any) -> None:
+    async def main() -> None:
+        made = place(batch, home, **more)
+        try:
+            await act(made)
+        finally:
+            await made.close()
+
+    asyncio.run(main())
+
+
+async def seen(made: AzureBatchPlace, *phases: str) -> Machine:
+    """The one machine, once it is in one of these phases."""
+
+    async def look() -> Machine | None:
+        found = await made.list("run")
+        return found[0] if found and found[0].phase in phases else None
+
+    return await until_async(look, f"it is {phases}")
+
+
+def ended_alone(batch: StandIn) -> bool:
+    """Nobody asks: has all gone that costs money?"""
+    return not batch.meters.running() and not batch.do(lambda: list(batch.service.pools))
+
+
+# -- what is sent, by the types of Microsoft's own client ------------------------------------------
+
+
+@pytest.mark.parametrize("spot", [False, True])
+@pytest.mark.parametrize("more", [{}, {"pool": "mine"}, {"images": ("docker.io/a/b:1",)}])
+def test_what_is_sent_is_what_batch_knows(spot: bool, more: dict[str, Any]) -> None:
+    models: Any = importlib.import_module("azure.batch.models")
+    settings = AzureBatchSettings(account="a.eastus", ssh_from=("203.0.113.7/32",), **more)
+    body = job_body(settings, JobBuild(ONE, "Standard_D4s_v5", spot, True, "key", LIFE_S, {"a": "b"}))
+    _check(models.BatchJobCreateOptions, body, "job")
+
+
+def _check(kind: Any, body: dict[str, Any], where: str) -> None:
+    """All keys of what is sent must be fields of the client's type, down to the last."""
+    read = kind(body)
+    known = {field._rest_name: name for name, field in kind._attr_to_rest_field.items()}
+    for key, value in body.items():
+        assert key in known, f"{where} has no {key}"
+        inner = getattr(read, known[key])
+        first = inner[0] if isinstance(inner, list) and inner else inner
+        of = value[0] if isinstance(value, list) and value else value
+        if isinstance(of, dict):
+            _check(type(first), of, f"{where}.{key}")
+
+
+# -- what the states mean --------------------------------------------------------------------------
+
+
+def test_a_refused_resize_is_told_in_batchs_words_with_its_remedy(batch: StandIn, tmp_path: Path) -> None:
+    batch.service.quota["dedicated"] = 3
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        gone = await seen(made, "gone")
+        assert "AccountCoreQuotaReached" in gone.detail
+        assert "ask for more dedicated cores" in gone.detail
+        assert not gone.start, "it never ran, and another one would fare alike"
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act)
+    until(lambda: not batch.left(), "all is gone")
+
+
+def test_a_start_task_that_fails_and_a_node_of_no_use_are_told(batch: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureBatchPlace) -> None:
+        batch.faults.start_tasks_fail = True
+        await made.create(ONE, offer(), LIFE_S)
+        gone = await seen(made, "gone")
+        assert "starttaskfailed" in gone.detail
+        assert "FailureExitCode" in gone.detail
+        assert gone.ran_s, "its node was billed"
+        await made.delete(ONE)
+        await until_async(lambda: _absent(made), "it is gone")
+        batch.faults.start_tasks_fail, batch.faults.nodes_unusable = False, True
+        await made.create(ONE, offer(), LIFE_S)
+        assert "NodePreparationError" in (await seen(made, "gone")).detail
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, start_command="true")
+    until(lambda: not batch.left(), "all is gone")
+
+
+async def _absent(made: AzureBatchPlace) -> bool:
+    return not await made.list("run")
+
+
+def test_a_task_that_batch_runs_anew_is_an_eviction_and_never_a_second_run(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    """Another controller, which has never seen the first start, is told so, too."""
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(spot=True), LIFE_S)
+        first = await seen(made, "pending")
+        until(lambda: batch.job(ONE).tasks["pilot"].state == "running", "it runs")
+        await asyncio.to_thread(batch.preempt, ONE)
+        evicted = await seen(made, "evicted")
+        assert evicted.start == first.start, "the new start is nobody's"
+        other = place(batch, tmp_path / "other")
+        assert (await seen(other, "evicted")).start == first.start
+        await other.close()
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, spot=True)
+    until(lambda: not batch.left(), "all is gone")
+
+
+def test_where_no_virtual_machine_can_be_made_the_size_is_refused(batch: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureBatchPlace) -> None:
+        await made.offers(Needs(nested_virtualization=True))
+        await made.create(ONE, offer(), LIFE_S)
+        run = await until_async(lambda: _run_of(batch), "the pilot runs")
+        batch.do(lambda: run.end(NO_KVM))
+        gone = await seen(made, "gone")
+        assert "/dev/kvm" in gone.detail
+        assert not gone.start
+        with pytest.raises(PlaceError, match="/dev/kvm") as refused:
+            await made.create(machine_id(2), offer(), LIFE_S)
+        assert (refused.value.transient, refused.value.scope) == (False, "offer")
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act)
+    (sent,) = [each["value"] for each in _pilot_settings(batch) if each["name"] == "EVALFLEET_KVM"]
+    assert sent == "1", "the pilot is told to try it"
+
+
+SENT: list[dict[str, Any]] = []
+
+
+def _pilot_settings(batch: StandIn) -> list[dict[str, Any]]:
+    return SENT[-1]["environmentSettings"]  # type: ignore[no-any-return]
+
+
+async def _run_of(batch: StandIn) -> PaperRun | None:
+    runs = [run for folder, run in batch.paper.runs.items() if "workitems" in folder]
+    if runs:
+        SENT.append(batch.job(ONE).tasks["pilot"].body)
+    return runs[0] if runs else None
+
+
+def test_an_api_that_is_away_or_busy_is_asked_again(batch: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureBatchPlace) -> None:
+        batch.faults.add(Throttled(), method="POST", path="/jobs", times=1)
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending")
+        away = batch.faults.add(Failed(500), method="GET", path="/jobs")
+        with pytest.raises(PlaceError) as refused:
+            await made.list("run")
+        assert refused.value.transient
+        batch.faults.rules.remove(away)
+        await seen(made, "pending")
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act)
+    until(lambda: not batch.left(), "all is gone")
+
+
+# -- nothing is left -------------------------------------------------------------------------------
+
+
+def test_all_that_costs_money_ends_by_itself_and_what_is_left_can_be_reaped(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    """Once with a pilot that runs, and once with a job that waits for a node that never comes."""
+
+    async def make(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending")
+        batch.service.quota["dedicated"] = 4
+        await made.create(machine_id(2), offer(), LIFE_S)
+
+    play(batch, tmp_path, make)
+    begun = batch.clock.now()
+    batch.jump(LIFE_S + 61)
+    until(lambda: not batch.meters.running(), "its node is gone")
+    assert batch.meters.seconds("vm", batch.clock.now()) < LIFE_S + 120
+    batch.jump(2 * 3600.0)
+    until(lambda: ended_alone(batch), "the job that waited is gone, too")
+    assert batch.clock.now() - begun < 4 * LIFE_S
+
+    async def reap(stranger: AzureBatchPlace) -> None:
+        found = await stranger.belongings()
+        assert [each.machine for each in found] == [ONE, machine_id(2)]
+        assert {each.home for each in found} == {HOME}
+        assert all((each.expires_at or 0) / 1e6 < batch.clock.now() for each in found), "it has expired"
+        for each in found:
+            await stranger.reap(each)
+
+    play(batch, tmp_path / "stranger", reap, home_id="ffffffffffff")
+    until(lambda: not batch.left(), "all is gone")
+
+
+def test_a_name_that_is_taken_by_others_is_refused_and_what_is_theirs_stays(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        stranger = place(batch, tmp_path / "stranger", home_id="ffffffffffff")
+        with pytest.raises(PlaceError, match="not this home's; set another `name`"):
+            await stranger.create(ONE, offer(), LIFE_S)
+        assert await stranger.list("run") == ()
+        await stranger.close()
+        await seen(made, "queued", "pending")
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act)
+    until(lambda: not batch.left(), "all is gone")
+
+
+# -- before money is spent -------------------------------------------------------------------------
+
+
+def test_doctor_looks_at_account_image_network_quotas_and_storage(batch: StandIn, tmp_path: Path) -> None:
+    batch.service.quota["spot"] = 0
+    found = examine(batch, tmp_path, workers=30, spot=True)
+    assert {name: check.verdict for name, check in found.items()} == {
+        "account": "good",
+        "prices": "good",
+        "image": "good",
+        "network": "good",
+        "spot quota": "bad",
+        "dedicated quota": "good",
+        "workers": "warn",
+        "storage": "good",
+    }
+    assert "Quotas" in found["spot quota"].remedy
+    assert found["workers"].found.startswith("25 of 30 machines")
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "told"),
+    [
+        ({"image": "canonical:ubuntuserver:18.04-lts:latest"}, "image", "supported-images"),
+        ({"node_agent": "batch.node.ubuntu 22.04"}, "image", "batch.node.ubuntu 24.04"),
+        ({"region": "westus2"}, "region", "standin.eastus"),
+        ({"pool": "mine"}, "pool", "az batch pool list"),
+        ({"subscription": "0000"}, "quota", "check `subscription`"),
+    ],
+)
+def test_doctor_says_what_to_do(
+    batch: StandIn, tmp_path: Path, more: dict[str, Any], name: str, told: str
+) -> None:
+    found = examine(batch, tmp_path, **more)[name]
+    assert found.verdict == ("warn" if name == "quota" else "bad"), found
+    assert told in found.remedy
+
+
+def test_doctor_tells_who_may_not_use_the_account(batch: StandIn, tmp_path: Path) -> None:
+    batch.identity.refuses = True
+    found = examine(batch, tmp_path)
+    assert list(found) == ["account"]
+    assert "az login" in found["account"].remedy
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"account": ""}, 'set account = "NAME.REGION"'),
+        ({"account": "Evals"}, "must be NAME.REGION, such as evals.eastus"),
+        ({"ssh_from": ()}, "`ssh_from` is not set"),
+        ({"image": "ubuntu"}, "`image` must be publisher:offer:sku:version"),
+        ({"images": ("a b",)}, "'a b' is no container image"),
+        ({"ports": (50_000, 50_100)}, "none of 50000 to 55000"),
+        ({"ports": (49_000, 49_010)}, "40 or more"),
+        ({"user": "Root"}, "the user 'Root' cannot be made"),
+        ({"public_ip": False}, "set `jump`"),
+        ({"public_ip": False}, "mailbox"),
+        ({"public_ip": False, "jump": "me@gate"}, "needs `subnet`"),
+        ({"pool": "mine", "images": ("a",)}, "the pool itself says"),
+        ({"sizes": ("Standard_ND96",)}, "prices = { Standard_ND96 = 0.5 }"),
+        ({"name": "x"}, "must have {machine} in it"),
+        ({"ca": "nowhere.pem"}, "is no file"),
+    ],
+)
+def test_bad_settings_are_told_in_one_line_that_says_what_to_do(
+    tmp_path: Path, more: dict[str, Any], told: str
+) -> None:
+    given = {"account": "evals.eastus", "ssh_from": ("203.0.113.7/32",), **more}
+    with pytest.raises(RequestError) as refused:
+        AzureBatchPlace.make(
+            "batch", AzureBatchSettings(**given), PlaceContext(tmp_path, HOME, base=tmp_path)
+        )
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
