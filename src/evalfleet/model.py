@@ -652,6 +652,8 @@ class Limits(Struct, frozen=True, omit_defaults=True):
 
     workers: int = 1
     """How many machines may work at once."""
+    auto: bool = False
+    """Of those, only as many shall work as the deadline needs, or the budget pays."""
     attempts: int = 3
     """How often a task may be tried, attempts that broke for a free cause not counted."""
     attempts_ceiling: int = 10

@@ -301,7 +301,7 @@ def test_ids_may_hold_commas(tmp_path: Path) -> None:
             "",
             lambda: RunRequest(benchmark="b"),
             {"EVALFLEET_WORKERS": "many"},
-            "EVALFLEET_WORKERS is 'many'; write a whole number from 1 to 10000",
+            "EVALFLEET_WORKERS is 'many'; write a whole number from 1 to 10000, or auto",
         ),
         (
             "",
@@ -313,7 +313,8 @@ def test_ids_may_hold_commas(tmp_path: Path) -> None:
             '[defaults]\nschedule = "fast"',
             lambda: RunRequest(benchmark="b"),
             {},
-            "@: [defaults] key 'schedule' is 'fast'; write one of dynamic, round-robin, slices",
+            "@: [defaults] key 'schedule' is 'fast'; "
+            "write one of dynamic, fifo, longest-first, round-robin, slices",
         ),
         (
             "[defaults]\nset = 3",

@@ -27,8 +27,10 @@ from evalfleet.model import (
 from evalfleet.policy import decide, next_deadline
 from evalfleet.state.attempts import retry_delay_s
 
-from .runs import FREE, PRICED, Run, condemned, of, requested, started
+from .runs import FREE, PRICED, Run, condemned, of, requested, started, tasks_of
 
+CHEAP = Offer("cloud", "D4", usd_per_hour=36.0)
+"""A cent a second."""
 M1, M2, M3 = (MachineId(f"r-h-{n}") for n in (1, 2, 3))
 
 
@@ -228,6 +230,54 @@ def test_a_machine_that_does_not_arrive_is_not_counted_on_when_the_others_have_l
     run.ready(another.machine)
     run.wait(run.state.limits.retry_cap_s)
     assert run.machine(another.machine).open, "the task goes on there"
+
+
+def weighed(count: int, seconds: float = 10.0) -> list[Task]:
+    return [Task(TaskId(f"t{n}"), timeout_s=600.0, weight_s=seconds) for n in range(count)]
+
+
+def test_no_machine_is_asked_for_that_would_be_ready_when_all_is_done() -> None:
+    """A boot takes 100 s, a task 10 s: one machine does the last tasks before another would be there."""
+    run = Run(weighed(6), (CHEAP,), workers=2)
+    run.turn()
+    run.wait(100)
+    run.ready()
+    run.score("t0.0")
+    assert requested(run.lose("r-h-2")) == [], "four tasks wait, which take one machine 45 s"
+    assert next_deadline(run.state, run.now) == after(run.now, 110.0)
+    assert len(requested(run.wait(110))) == 1, "the other one takes much longer than it should"
+
+    many = Run(weighed(60), (CHEAP,), workers=2)
+    many.turn()
+    many.wait(100)
+    many.ready()
+    assert len(requested(many.lose("r-h-2"))) == 1, "59 tasks take one machine ten minutes"
+
+    free = Run(weighed(6), (FREE,), workers=2)
+    free.turn()
+    free.wait(100)
+    free.ready()
+    assert len(requested(free.lose("r-h-2"))) == 1, "what costs nothing may come in vain"
+
+
+def test_as_few_machines_as_meet_the_deadline_and_more_once_it_is_in_danger() -> None:
+    """100 tasks of 60 s are 6000 s of work, for which 0.85 of 3000 s, but for half a task, are three."""
+    run = Run(weighed(100, 60.0), (CHEAP,), workers=50, auto=True, deadline_s=3000.0)
+    assert len(requested(run.turn())) == 3
+    run.wait(20)
+    run.ready()
+    assert requested(run.turn()) == []
+    assert len(requested(run.wait(1500))) == 2, "nearly all is left to do in half of the time"
+    unknown = Run(tasks_of(100), (CHEAP,), workers=50, auto=True, deadline_s=3000.0)
+    assert len(requested(unknown.turn())) == 1, "until a task tells how long it takes"
+
+
+def test_as_many_machines_as_the_budget_pays() -> None:
+    """$100 are 8500 s within the margin: 6000 s of work, and 60 s that are lost on each machine."""
+    run = Run(weighed(100, 60.0), (CHEAP,), workers=100, auto=True, budget_usd=100.0, lease_s=60.0)
+    assert len(requested(run.turn())) == 41
+    poor = Run(weighed(100, 60.0), (CHEAP,), workers=100, auto=True, budget_usd=50.0, lease_s=60.0)
+    assert len(requested(poor.turn())) == 1, "it does not pay all of the work: no boot is wasted"
 
 
 # -- which task goes where -----------------------------------------------------------------------

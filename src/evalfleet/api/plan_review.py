@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evalfleet.errors import JournalForeign, RequestError
-from evalfleet.model import IMPORTED, Limits, Offer, Plan, Promise
+from evalfleet.model import IMPORTED, Limits, Offer, Plan, Promise, Task
 from evalfleet.planning.plan import Resolved, specs_of
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
@@ -57,7 +57,7 @@ def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offe
     if chances.guessed:
         return resolved
     draws = max(FEWEST_DRAWS, min(DRAWS, PROMISED_ATTEMPTS // len(tasks)))
-    forecast = forecasts([job_of(plan, tasks, Option(plan.limits.workers, tuple(offers)), chances)], draws)[0]
+    forecast = forecasts([_job(plan, tasks, offers, chances)], draws)[0]
     promise = Promise(
         forecast.seconds.rounded(3),
         forecast.machines_usd.rounded(6),
@@ -65,6 +65,25 @@ def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offe
         round(_machine_s(chances, offers[0], plan.limits.workers), 3),
     )
     return replace(resolved, plan=msgspec.structs.replace(plan, promise=promise))
+
+
+def _job(plan: Plan, tasks: tuple[Task, ...], offers: Sequence[Offer], chances: Chances) -> Job:
+    """The run as it is asked for. Where the number of machines is left to us, the policy chooses it in each
+    drawn run by the deadline and the budget that there are."""
+    limits = plan.limits
+    if not limits.auto:
+        return job_of(plan, tasks, Option(limits.workers, tuple(offers)), chances)
+    work_s = sum(seconds for seconds, _ in chances.tasks.values()) / plan.slots
+    likely = limits.workers if limits.deadline_s is None else math.ceil(work_s / max(1.0, limits.deadline_s))
+    job = job_of(plan, tasks, Option(max(1, min(limits.workers, likely)), tuple(offers)), chances)
+    chosen = msgspec.structs.replace(
+        job.plan.limits,
+        workers=limits.workers,
+        auto=True,
+        deadline_s=limits.deadline_s,
+        budget_usd=limits.budget_usd,
+    )
+    return replace(job, plan=msgspec.structs.replace(job.plan, limits=chosen))
 
 
 def _machine_s(chances: Chances, offer: Offer, machines: int) -> float:

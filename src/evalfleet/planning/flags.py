@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 # fmt: off
-Kind = Literal["names", "strings", "count", "usd", "duration", "share", "allow_broken", "schedule", "switch",
-               "line", "table", "path"]
+Kind = Literal["names", "strings", "count", "workers", "usd", "duration", "share", "allow_broken", "schedule",
+               "switch", "line", "table", "path"]
 # fmt: on
 """How a value is written; `planning.values` reads each."""
 
@@ -93,10 +93,10 @@ class RunOptions(TypedDict, total=False):
         Count,
         Flag(
             "where",
-            "count",
+            "workers",
             "N",
-            "how many machines at once (default: all hosts of a place that lists them, or the pool; else 1)",
-            high=10_000,
+            "how many machines at once (default: all hosts of a place that lists them, or the pool; else 1); "
+            "auto: as few as meet the --deadline, or as many as the --budget pays",
         ),
     ]
     spot: Annotated[

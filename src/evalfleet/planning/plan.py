@@ -77,6 +77,7 @@ from .sources import (
     place_sources,
     spot_sources,
 )
+from .values import AUTO
 
 
 class BenchmarkOrigin(Struct, frozen=True, omit_defaults=True):
@@ -212,7 +213,7 @@ def resolve(
     names = setup_secrets(plan) if only_setup else secret_names(plan)
     secrets = {} if secrets_elsewhere else secret_values(names, merged)
     _refuse_shown(flags, secrets)
-    doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers is not None)
+    doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers not in (None, AUTO))
     doubts += [*unmetered, *scarce, *_weak_secrets(secrets), *readable_by_others(secrets, config, env_file)]
     doubts += _doubts_of(pool)
     origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
@@ -693,7 +694,8 @@ def _limits(
 ) -> Limits:
     longest = max((task.timeout_s + task.ready_s for task in tasks), default=0.0)
     return Limits(
-        workers=flags.workers or sum(place.listed for place in places) or 1,
+        workers=_workers(flags, places, len(tasks)),
+        auto=flags.workers == AUTO,
         attempts=flags.attempts,
         attempts_ceiling=max(Limits().attempts_ceiling, flags.attempts),
         canary=canary,
@@ -706,6 +708,24 @@ def _limits(
         # A laptop may sleep through a task: the host must not give it up before the task's own limit.
         lease_s=max(Limits().lease_s, 2 * longest + 600),
     )
+
+
+AUTO_MOST = 100
+"""With `--workers auto` there are no more machines than this at once."""
+
+
+def _workers(flags: Flags, places: Sequence[PlaceSource], tasks: int) -> int:
+    """How many machines there may be at once. Raises RequestError."""
+    listed = sum(place.listed for place in places)
+    if flags.workers != AUTO:
+        return flags.workers or listed or 1
+    if flags.deadline is None and flags.budget is None:
+        raise RequestError("--workers auto needs something to choose by: a --deadline, a --budget or both")
+    if is_dealt(flags.schedule):
+        raise RequestError(
+            f"--workers auto: --schedule {flags.schedule} must know how many workers there are"
+        )
+    return max(1, min(tasks, listed or AUTO_MOST))
 
 
 def _verdict(flags: Flags) -> Verdict:

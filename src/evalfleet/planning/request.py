@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 from msgspec import Struct, field
 
@@ -39,7 +39,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     """Every flag settled and checked; the defaults here are the built-in ones."""
 
     on: tuple[str, ...] = ("local",)
-    workers: int | None = None
+    workers: int | Literal["auto"] | None = None
     """None: all machines of places that list some, else one."""
     tasks: int | None = None
     seed: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from evalfleet.errors import RequestError
 from evalfleet.model import ScheduleName, Verdict
@@ -68,6 +68,17 @@ def parse_count(value: Any, where: str, low: int, high: int) -> int:
     if count is None or not low <= count <= high:
         raise _wrong(where, value, f"a whole number from {low} to {high}")
     return count
+
+
+AUTO: Literal["auto"] = "auto"
+
+
+def parse_workers(value: Any, where: str) -> int | Literal["auto"]:
+    if value == AUTO:
+        return AUTO
+    if not re.fullmatch(r"-?[0-9]+", _text(value)):
+        raise _wrong(where, value, "a whole number from 1 to 10000, or auto")
+    return parse_count(value, where, 1, 10_000)
 
 
 def parse_switch(value: Any, where: str) -> bool:

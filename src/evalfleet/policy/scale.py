@@ -11,18 +11,21 @@ from evalfleet.state import RESTART, Block, Circuit, RunState, scopes
 
 from .allowances import at_once
 from .limits import grant_s, never_long_enough, time_is_short, worthwhile
+from .pace import comes_too_late, workers
 from .schedule import does, live_that_do, most_first, surplus
 from .silence import proven_online
 
 
 def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Ask for one more machine when there is work for it, and an offer and money to have it."""
-    wanted = 0 if state.stop is not None else missing(state)
+    wanted = 0 if state.stop is not None else missing(state, now, offers)
     if not wanted:
         return []
     lane, choices = _free_lane(state), _choices(state, now, offers)
     if lane is None or not choices:
         return _out_of_time(state, now, offers)
+    if choices[0].usd_per_hour > 0 and _would_be_idle(state, now):
+        return []
     granted = ((offer, grant_s(state, now, offer, sharers=wanted)) for offer in choices)
     found = next(((offer, seconds) for offer, seconds in granted if worthwhile(state, offer, seconds)), None)
     if found is None:
@@ -34,12 +37,18 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     return [MachineRequested(machine, name, lane, offer, after(now, seconds))]
 
 
-def missing(state: RunState) -> int:
+def _would_be_idle(state: RunState, now: Micros) -> bool:
+    """Would a machine come only for others to have done all? Where machines differ, nobody can tell."""
+    alike = not state.dealt and len(state.kinds) == 1
+    return alike and bool(state.waiting) and comes_too_late(state, now)
+
+
+def missing(state: RunState, now: Micros, offers: Sequence[Offer]) -> int:
     """How many machines are missing."""
     if not state.waiting or state.paused is not None:
         return int(_needs_witness(state))
     proved = state.proofs >= state.limits.canary
-    ceiling = (state.limits.workers if proved else 1) - state.live
+    ceiling = (workers(state, now, offers) if proved else 1) - state.live
     if (most := at_once(state)) is not None:
         ceiling = min(ceiling, -(-most // state.plan.slots) - state.live)
     if state.dealt:

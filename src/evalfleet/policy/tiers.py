@@ -162,7 +162,7 @@ def make_room(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Eve
     tier = {place: n for n, place in enumerate(state.plan.places)}
     for place in state.shaky:
         circuit = state.circuits[place]
-        if not circuit.owed or missing(state):
+        if not circuit.owed or missing(state, now, offers):
             continue
         coming = sum(machine in state.coming for machine in circuit.machines)
         best = best_offers(state, now, offers)

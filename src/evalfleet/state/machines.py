@@ -11,7 +11,7 @@ from msgspec import structs
 from evalfleet import events as ev
 from evalfleet.cost import billed_usd, reserved_usd
 from evalfleet.errors import Scope
-from evalfleet.model import CAUSES, SECOND, Cause, Micros, Offer, after
+from evalfleet.model import CAUSES, SECOND, Cause, Micros, Offer, after, seconds_between
 
 from .circuits import machine_failed, machine_joined, machine_left, machine_works, refresh_idle
 from .nouns import Block, Deadline, Line, MachineState, Refusal, RunState
@@ -126,6 +126,10 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     machine.setting_up = ("", "")
     if machine.phase == "mending":
         _mended(state, machine, event.address)
+    elif machine.ready_at is None:
+        state.boots += 1
+        state.boot_seconds += max(0.0, seconds_between(machine.billed_at, at))
+    state.fleet_changed_at = at
     machine.phase, machine.ready_at = "ready", at
     machine.timings = {**machine.timings, **event.timings}
     machine.isolated = event.isolated
@@ -306,6 +310,7 @@ def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -
     machine.phase, machine.condemned_at = "condemned", at
     machine.cause, machine.detail, machine.step = event.cause, event.detail, event.step
     machine.image = event.image
+    state.fleet_changed_at = at
     _take_out(state, machine)
     if was != "mending":
         _leave_lane(state, machine)

@@ -328,6 +328,9 @@ class RunState(Struct, eq=False):
     longest_s: float = 0.0  # of all tasks: how long the longest may take
     weighed: int = 0  # tasks whose duration is expected, and the sum of that
     weights_s: float = 0.0
+    boots: int = 0  # machines that have become ready, and how long that took them together
+    boot_seconds: float = 0.0
+    fleet_changed_at: Micros = 0  # when a machine became ready, or was given up, for the last time
 
     # what reports and the stop rules count
     succeeded: int = 0
