@@ -652,8 +652,6 @@ class Limits(Struct, frozen=True, omit_defaults=True):
 
     workers: int = 1
     """How many machines may work at once."""
-    auto: bool = False
-    """Of those, only as many shall work as the deadline needs, or the budget pays."""
     attempts: int = 3
     """How often a task may be tried, attempts that broke for a free cause not counted."""
     attempts_ceiling: int = 10
@@ -668,6 +666,8 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     max_duration_s: float | None = None
     deadline_s: float | None = None
     """When the run should be done. Nothing is stopped for it: it is told when it will not be."""
+    auto: bool = False
+    """Of the workers, only as many shall work as the deadline needs, or the budget pays."""
     boot_timeout_s: float = BOOT_TIMEOUT_S
     """How long a machine may take from its request, or from its start if it queues, until it is ready."""
     mend_s: float = 900.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def tasks(seconds: tuple[float, ...]) -> tuple[Task, ...]:
     )
 
 
-def planned(offer: Offer, schedule: ScheduleName = "dynamic", **limits: int) -> Plan:
+def planned(offer: Offer, schedule: ScheduleName = "dynamic", **limits: Any) -> Plan:
     bounds = Limits(workers=5, lease_s=200_000.0, **limits)
     return Plan("p", "sim", (offer.place,), schedule=schedule, limits=bounds, home="abc123")
 

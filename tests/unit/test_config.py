@@ -256,7 +256,7 @@ def test_flags_then_environment_then_profile_then_defaults_then_built_in(tmp_pat
     config = config_of(tmp_path, LAYERED)
     environ = {"EVALFLEET_WORKERS": "3", "EVALFLEET_MODEL": ""}
 
-    def workers(request: RunRequest, env: dict[str, str], profile: str) -> int | None:
+    def workers(request: RunRequest, env: dict[str, str], profile: str) -> int | str | None:
         return settle(request, {**env, "EVALFLEET_PROFILE": profile}, config).workers
 
     assert workers(RunRequest(benchmark="b", workers=4), environ, "p") == 4
