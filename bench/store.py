@@ -43,10 +43,11 @@ from evalfleet.events import (
     TasksPlanned,
 )
 from evalfleet.journal import Holder, Store
-from evalfleet.mirror import JournalSequence, Mirror, MirroredJournal, open_objects
+from evalfleet.mirror import JournalSequence, Mirror, MirroredJournal, collected_in, open_objects
 from evalfleet.model import AttemptId, MachineId, Offer, Plan, Scored, Task, TaskId
 from evalfleet.names import artefacts_folder
 from evalfleet.planning import workspace as planning
+from evalfleet.state import fold
 
 from .result import Figures, Result, at_most, rounded
 from .workspace import EVALFLEET, Workspace, environment
@@ -79,8 +80,8 @@ def run(quick: bool) -> Result:
         }
         (space.folder / "taken").mkdir()
         folder_url, s3_url = (space.folder / "taken").as_uri(), "s3://bucket/taken"
-        take_over_s = asyncio.run(_take_over_s(space.folder / "a", folder_url, environ, taken))
-        take_over_s3_s = asyncio.run(_take_over_s(space.folder / "b", s3_url, environ, taken))
+        take_over_s, files_s = asyncio.run(_take_over_s(space.folder / "a", folder_url, environ, taken))
+        take_over_s3_s, files_s3_s = asyncio.run(_take_over_s(space.folder / "b", s3_url, environ, taken))
         outcomes = [asyncio.run(_race(space, environ, n)) for n in range(races)]
         twice = _acknowledged_twice(start_s3(space, threaded=True), races)
     figures: Figures = {
@@ -89,6 +90,8 @@ def run(quick: bool) -> Result:
         "attempts_taken_over": taken,
         "take_over_s": rounded(take_over_s),
         "take_over_s3_s": rounded(take_over_s3_s),
+        "with_files_s": rounded(files_s),
+        "with_files_s3_s": rounded(files_s3_s),
         "races": races,
         "double_writes": sum(double for double, _ in outcomes),
         "writes_before_the_loser_knew": max(writes for _, writes in outcomes),
@@ -195,14 +198,17 @@ async def opened(
     await mirror.catch_up(holder)
     local = store.acquire(RUN, holder, WallClock().now())
     try:
-        return await mirror.open(local, holder, lambda: None)
+        return await MirroredJournal.open(local, mirror, holder, lambda: None)
     except BaseException:
         await local.close()
         raise
 
 
-async def _take_over_s(folder: Path, url: str, environ: Mapping[str, str], attempts: int) -> float:
-    """Seconds from the command to the moment at which a run of so many attempts is another computer's."""
+async def _take_over_s(
+    folder: Path, url: str, environ: Mapping[str, str], attempts: int
+) -> tuple[float, float]:
+    """Seconds from the command to the moment at which a run of so many attempts is another computer's, and to
+    that at which the attempts' files are there, too."""
     planned(folder / "first", url, attempts)
     journal = await opened(folder / "first", url, environ)
     offer = Offer("local", "small")
@@ -222,9 +228,12 @@ async def _take_over_s(folder: Path, url: str, environ: Mapping[str, str], attem
     workspace = planning.Workspace(environ, folder, folder / "second")
     await fetch_run(workspace, url, None, lambda note: None)
     second = await opened(folder / "second", url, environ, claims=True)
-    took_s = time.perf_counter() - start
+    taken_s = time.perf_counter() - start
+    second.fetch(collected_in(fold(second.read())))
+    await second.fetched()
+    files_s = time.perf_counter() - start
     await second.close()
-    return took_s
+    return taken_s, files_s
 
 
 async def _race(space: Workspace, environ: Mapping[str, str], n: int) -> tuple[int, int]:

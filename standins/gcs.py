@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import threading
+from collections.abc import Callable
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +43,8 @@ class CloudStorage:
         """Buckets that our account may only read."""
         self.generations: dict[tuple[str, str], int] = {}
         self.parts: dict[str, dict[int, bytes]] = {}
+        self.refuses: Callable[[str, bytes], bool] = lambda name, content: False
+        """Is an object of this name and with this content held back? It is refused for the moment then."""
         self.identity = Identity()
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
@@ -119,6 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(404, "NoSuchBucket", "The specified bucket does not exist.")
         if self.command not in ("GET", "HEAD") and bucket in self.served.read_only:
             raise Refused(403, "AccessDenied", "tester does not have storage.objects.create access.")
+        if self.command == "PUT" and self.served.refuses(name, body):
+            raise Refused(503, "ServiceUnavailable", "We encountered an internal error. Please try again.")
         with self.served.lock:
             if not name:
                 return self._list(bucket, query)

@@ -19,7 +19,7 @@ from .engine import Engine
 from .errors import FleetError, JournalError, LeaseLost, RequestError
 from .events import ControllerStarted, Event, RunPlanned, StopRequested
 from .journal import Holder, Holds, SqliteJournal, Store
-from .mirror import Mirror, MirroredJournal, StoreAway, StoreRefused
+from .mirror import Mirror, MirroredJournal, StoreAway, StoreRefused, collected_in
 from .model import NOBODY, MachineId, Micros, Notify, Plan, seconds_between
 from .named_pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .names import safe_name
@@ -183,6 +183,9 @@ class Controller:
             }
             for place in places.values():
                 stack.push_async_callback(place.close)
+            copy = journal if isinstance(journal, MirroredJournal) else None
+            if copy is not None and copy.lacks_artefacts:
+                copy.fetch(collected_in(state))
             self._engine = Engine(
                 journal,
                 places,
@@ -193,7 +196,7 @@ class Controller:
                 rules=POOL if is_pool else RUN,
                 secrets=order.secrets,
                 state=state,
-                keep=journal.keep if isinstance(journal, MirroredJournal) else None,
+                copy=copy,
             )
             self._life_s = functools.partial(shortest_life_s, state, clock)
             stack.push_async_callback(self._start_scribe(is_pool, clock))
@@ -202,6 +205,8 @@ class Controller:
             self._loop.create_task(self._leave_with_the_program())
             self._started.set()
             state = await self._engine.run()
+            if copy is not None:
+                await copy.fetched()
             if not is_pool:
                 self._keep_summary(state)
 
@@ -221,11 +226,11 @@ class Controller:
             await mirror.catch_up(holder)
         except (StoreAway, StoreRefused) as err:
             if order.stops:
-                return mirror.open_alone(here(), holder, lambda: self._life_s(), err)
+                return MirroredJournal.open_alone(here(), mirror, holder, lambda: self._life_s(), err)
             raise RequestError(f"{err}; `evalfleet cancel {order.run}` works without it") from err
         local = here()
         try:
-            return await mirror.open(local, holder, lambda: self._life_s())
+            return await MirroredJournal.open(local, mirror, holder, lambda: self._life_s())
         except BaseException:
             await local.close()
             raise

@@ -7,12 +7,12 @@ so the first turn of a new controller starts exactly what must be under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from .effects import Performer, Tools
+from .effects import Performer, RunCopy, Tools
 from .errors import FleetError, PlaceError
 from .events import (
     AttemptCollected,
@@ -24,7 +24,7 @@ from .events import (
     MachineRequested,
     StopRequested,
 )
-from .model import AttemptId, Broken, Cause, Micros, Offer, Task, seconds_between
+from .model import Broken, Cause, Micros, Offer, Task, seconds_between
 from .policy import RUN, Effect, Rules, changed_effects
 from .policy.effects import Owner
 from .policy.finish import grading_is_due
@@ -61,9 +61,8 @@ class Engine:
         rules: Rules = RUN,
         secrets: Mapping[str, str] | None = None,
         state: RunState | None = None,
-        keep: Callable[[AttemptId], Awaitable[None]] | None = None,
+        copy: RunCopy | None = None,
     ) -> None:
-        """`keep`: what is done with artefacts that have come home, before that is reported."""
         self._journal = journal
         self._clock = clock
         self._rules = rules
@@ -77,7 +76,7 @@ class Engine:
                 *(self.state, places, benchmark, clock, artefacts, journal.epoch, self._tempo, self.report),
                 secrets=secrets or {},
                 began_at=clock.now(),
-                keep=keep,
+                copy=copy,
             )
         )
         self._offers: Sequence[Offer] = ()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
-from evalfleet.events import AttemptEnded, AttemptStarted
+from evalfleet.events import AttemptCollected, AttemptEnded, AttemptStarted
+from standins.gcs import CloudStorage
 from tests.desk import Process
 from tests.e2e.harness import Fleet, tasks
 from tests.waiting import until
@@ -41,10 +43,17 @@ def journal_kinds(bucket: Path, run: str = "r") -> list[str]:
     return kinds
 
 
-def gated(fleet: Fleet, *flags: str, count: int = 4) -> Process:
-    """A run with a store, of `count` tasks, two at a time, all but the first waiting at the gate `go`."""
-    fleet.bench([*tasks(1, "echo said; score 1", "first"), *tasks(count - 1, "gate go; score 1")])
-    run = fleet.start_run("--workers", "2", "--store", "bucket", *flags)
+def stored_kinds(storage: CloudStorage) -> list[str]:
+    """The same of a bucket."""
+    objects = sorted(name for name in storage.buckets["bucket"] if "/journal/" in name)
+    lines = [line for name in objects for line in storage.buckets["bucket"][name].splitlines()[1:]]
+    return [json.loads(line)[4] for line in lines]
+
+
+def gated(fleet: Fleet, *flags: str, store: str = "bucket", env: Mapping[str, str] | None = None) -> Process:
+    """A run with a store, of four tasks, two at a time, all but the first waiting at the gate `go`."""
+    fleet.bench([*tasks(1, "echo said; score 1", "first"), *tasks(3, "gate go; score 1")])
+    run = fleet.start_run("--workers", "2", "--store", store, *flags, env=env)
     fleet.started("first_1.0", "a_1.0", "a_2.0")
     return run
 
@@ -134,13 +143,80 @@ def test_a_store_that_is_away_is_waited_for(fleet: Fleet, bucket: Path) -> None:
     fleet.settled()
 
 
-def test_cancel_works_while_the_store_is_away_and_resume_puts_the_rest(fleet: Fleet, bucket: Path) -> None:
+def test_a_machine_forgets_an_attempt_when_its_end_is_in_the_store_and_files_follow_the_claim(
+    fleet: Fleet, other: Fleet
+) -> None:
+    def kept() -> list[Path]:
+        return list((fleet.home / ".machines").glob("*/jobs/first_1.0"))
+
+    def first_request(method: str, below: str) -> int:
+        told = [unquote(request) for request in storage.requests]
+        return next(n for n, request in enumerate(told) if request.startswith(f'"{method} {below}'))
+
+    with CloudStorage("bucket") as storage:
+        environ = storage.environ(fleet.folder)
+        storage.refuses = lambda name, content: "/journal/" in name and b"AttemptCollected" in content
+        run = gated(fleet, store="gs://bucket/runs", env=environ)
+        fleet.recorded(AttemptCollected)
+        until(lambda: "waits for it" in run.err, lambda: run.err)
+        assert "AttemptEnded" in stored_kinds(storage)
+        assert "AttemptCollected" not in stored_kinds(storage)
+        assert kept(), "the store does not know that it has come home"
+        storage.refuses = lambda name, content: False
+        until(lambda: not kept(), "it is forgotten")
+        assert "AttemptCollected" in stored_kinds(storage)
+        # another computer, which is in no hurry to have the files
+        storage.requests.clear()
+        second = other.start("resume", "--from", "gs://bucket/runs", env=environ)
+        until(lambda: other.state().controllers == 2)
+        fleet.open_gate("go")
+        assert run.wait().code == 130
+        second.finish(0)
+        claimed = first_request("PUT", "/bucket/runs/r/journal/")
+        assert claimed < first_request("GET", "/bucket/runs/r/artefacts/first_1/")
+        assert (other.home / "r/first_1/first_1.0/evalfleet.log").read_text() == "said\n"
+        assert not list((other.home / "r").glob(".store-*"))
+    fleet.sweep()
+
+
+@pytest.mark.nightly
+def test_a_run_whose_store_is_away_for_half_its_machines_life_drains_and_nothing_is_lost(
+    fleet: Fleet, bucket: Path
+) -> None:
+    run = gated(fleet, "--max-duration", "80s")  # no machine lives longer
+    until(lambda: "AttemptCollected" in journal_kinds(bucket))
+    away = bucket.rename(fleet.folder / "unmounted")
+    fleet.open_gate("go")
+    assert "drains" in run.finish(3)
+    ended = {event.attempt for event in fleet.events() if isinstance(event, AttemptEnded)}
+    assert {"first_1.0", "a_1.0", "a_2.0"} <= ended
+    known = fleet.results()
+    assert known["scored"] == 3
+    assert "a_3.0" not in fleet.starts(), "nothing is started that the store does not know of"
+    fleet.settled()
+    away.rename(bucket)
+    fleet.done("resume", "r", "--max-duration", "10m")
+    assert fleet.results()["scored"] == 4
+    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    assert len(fleet.starts()) == len(set(fleet.starts())) == 4
+    fleet.settled()
+
+
+@pytest.mark.parametrize("lives", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_cancel_works_while_the_store_is_away_and_resume_puts_the_rest(
+    fleet: Fleet, bucket: Path, lives: bool
+) -> None:
+    """By the controller, and where that is gone, by the command itself."""
     run = gated(fleet)
     until(lambda: "AttemptCollected" in journal_kinds(bucket))
     away = bucket.rename(fleet.folder / "unmounted")
-    assert fleet("cancel", "r").code == 0
-    stopped = run.wait()
-    assert stopped.code == 130
+    if lives:
+        assert fleet("cancel", "r").code == 0
+        stopped = run.wait()
+        assert stopped.code == 130
+    else:
+        run.kill()
+        stopped = fleet.done("cancel", "r")
     assert "are not in file://" in stopped.err
     fleet.settled()  # its machines are gone, although the store never heard of it
     refused = fleet("resume", "r")

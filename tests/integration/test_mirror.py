@@ -26,6 +26,7 @@ from evalfleet.events import AttemptCollected, GradingFailed, Record, StopReques
 from evalfleet.journal import Store
 from evalfleet.mirror import MirroredJournal, StoreAway, StoreRefused, open_objects
 from evalfleet.mirror import journal as mirroring
+from evalfleet.mirror.mirror import DROPPED
 from evalfleet.mirror.objects import ObjectExists
 from evalfleet.model import AttemptId
 from standins.gcs import CloudStorage
@@ -253,7 +254,7 @@ def test_a_run_goes_to_another_home_and_back_and_what_never_got_there_is_kept(
         assert await write(back, "c")
         await back.close()
         assert told(first) == ["a", "b", "c"]
-        assert "never put" in (first / RUN / mirroring.DROPPED).read_text()
+        assert "never put" in (first / RUN / DROPPED).read_text()
         with pytest.raises(RequestError, match="took 'r' over"):
             await opened(second, folder.url, {})
 

@@ -22,7 +22,15 @@ from evalfleet.events import (
     TasksReopened,
 )
 from evalfleet.journal import Holder, Store
-from evalfleet.mirror import Mirror, StoreAway, open_objects, store_url, the_run
+from evalfleet.mirror import (
+    Mirror,
+    MirroredJournal,
+    StoreAway,
+    collected_in,
+    open_objects,
+    store_url,
+    the_run,
+)
 from evalfleet.model import IMPORTED, AttemptId, Limits, Task
 from evalfleet.named_pools import read_pool
 from evalfleet.planning import values
@@ -226,7 +234,7 @@ async def _put_rest(workspace: Workspace, run: Run, tell: Callable[[str], None])
         await mirror.catch_up(holder)
         if (missing := state.events - (mirror.newest.seq if mirror.newest else 0)) > 0:
             local = store.acquire(run.name, holder, workspace.now())
-            journal = await mirror.open(local, holder, lambda: None)
+            journal = await MirroredJournal.open(local, mirror, holder, lambda: None)
             await journal.close()
             tell(f"the last {missing} events of {run.name} are in {mirror.sequence.where} now")
     except StoreAway as err:
@@ -236,7 +244,8 @@ async def _put_rest(workspace: Workspace, run: Run, tell: Callable[[str], None])
 async def fetch_run(workspace: Workspace, url: str, name: str | None, tell: Callable[[str], None]) -> str:
     """Bring a run here from the store that has it, and return its name. Nobody else's right to it ends yet.
 
-    Raises RequestError.
+    What its attempts left may be much: it follows once the run is ours, unless the run is over. Raises
+    RequestError.
     """
     store, environ = workspace.store(), workspace.environment()
     url = store_url(url, workspace.cwd)
@@ -253,8 +262,10 @@ async def fetch_run(workspace: Workspace, url: str, name: str | None, tell: Call
                 f"run {run!r} borrows from pool {state.plan.pool!r} of another home: resume it there"
             )
         await mirror.files.fetch_kept_files()
-        collected = [each.id for each in state.attempts.values() if each.collected is not None]
-        await mirror.files.fetch_artefacts(collected)
+        if state.ended_at is None:
+            mirror.files.note_lack()
+        else:
+            await mirror.files.fetch_artefacts(collected_in(state))
     except StoreAway as err:
         raise RequestError(str(err)) from err
     if state.ended_at is None and mirror.newest is not None:

@@ -31,13 +31,13 @@ from evalfleet.policy import (
 from evalfleet.ports import Place
 
 from . import attempts, machines, mending
-from .tools import Tools
+from .tools import RunCopy, Tools
 
 DOWNLOADS_AT_ONCE = 8
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Performer", "Tools"]
+__all__ = ["Performer", "RunCopy", "Tools"]
 
 
 class Performer:

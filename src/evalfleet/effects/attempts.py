@@ -486,8 +486,8 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
     found = AttemptCollected(attempt.id, Collected(problem="the machine is gone"))
     if attempt.id in tools.rescued:
         rescued = tools.rescued.pop(attempt.id)
-        if tools.keep is not None:
-            await tools.keep(attempt.id)
+        if tools.copy is not None:
+            await tools.copy.keep(attempt.id)
         tools.report(AttemptCollected(attempt.id, rescued, metered=_metered_late(tools, attempt)))
         return
     for _ in range(COLLECT_TRIES):
@@ -507,8 +507,8 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
                 break
     if found.metered is None:
         found = structs.replace(found, metered=_metered_late(tools, attempt))
-    if tools.keep is not None:
-        await tools.keep(attempt.id)
+    if tools.copy is not None:
+        await tools.copy.keep(attempt.id)
     tools.report(found)
 
 
@@ -533,6 +533,8 @@ async def _grade(tools: Tools, hidden: Secrets) -> None:
     grader = tools.benchmark.grader
     if grader is None:
         raise FleetError(f"the benchmark {tools.benchmark.name!r} has no grader for what its tasks answered")
+    if tools.copy is not None:
+        await tools.copy.fetched()
     answers = _answers_of(tools)
     wanted = {answer.attempt for answer in answers if answer.wanted}
     async for attempt, grade in grader.grade(answers, tools.artefacts / SCRATCH, tools.secrets):

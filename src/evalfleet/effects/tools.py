@@ -33,6 +33,18 @@ class Pace(Protocol):
     def poll_cap_s(self) -> float: ...
 
 
+class RunCopy(Protocol):
+    """A run's copy in a store, as far as effects use it."""
+
+    async def keep(self, attempt: AttemptId) -> None:
+        """Put artefacts that have come home into the store, before that is reported."""
+        ...
+
+    async def fetched(self) -> None:
+        """Wait until the artefacts are here that controllers on other computers have collected."""
+        ...
+
+
 @dataclass(frozen=True)
 class Tools:
     """What effects work with. They read the state and never change it: what they find out they `report`."""
@@ -47,8 +59,8 @@ class Tools:
     report: Callable[[Event], None]
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     began_at: Micros = 0  # this controller
-    keep: Callable[[AttemptId], Awaitable[None]] | None = None
-    """Puts artefacts that have come home into the run's store, if it has one."""
+    copy: RunCopy | None = None
+    """The run's copy in a store, if it has one."""
     rescued: dict[AttemptId, Collected] = field(default_factory=dict[AttemptId, Collected])
     """Artefacts that came home before their attempt was reported as ended: its machine was soon to go."""
     metered: dict[AttemptId, Metered] = field(default_factory=dict[AttemptId, Metered])

@@ -2,15 +2,18 @@
 
 objects.py    named objects below a URL: a bucket of one of the clouds, or a folder
 sequence.py   the journal as numbered objects, each of which is written once
+mirror.py     one run's copy, and how a controller takes the run
 journal.py    a journal whose events are durable only when they are in the store, too
 uploads.py    artefacts, kept files and results, on their way there and back
 """
 
 from __future__ import annotations
 
-from .journal import Mirror, MirroredJournal
+from .journal import MirroredJournal
+from .mirror import Mirror
 from .objects import Objects, StoreAway, StoreRefused, open_objects, store_url
 from .sequence import JournalSequence, the_run
+from .uploads import collected_in
 
 __all__ = [
     "JournalSequence",
@@ -19,6 +22,7 @@ __all__ = [
     "Objects",
     "StoreAway",
     "StoreRefused",
+    "collected_in",
     "open_objects",
     "store_url",
     "the_run",

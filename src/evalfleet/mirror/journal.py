@@ -11,24 +11,20 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-
-import msgspec
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
 from evalfleet.clock import WallClock, pauses
 from evalfleet.errors import JournalError, LeaseLost, RequestError
 from evalfleet.events import AttemptCollected, Event, Record, StopRequested, decode
-from evalfleet.files import to_json
-from evalfleet.journal import Holder, SqliteJournal, Store
+from evalfleet.journal import Holder, SqliteJournal
 from evalfleet.journal.checksums import Row
 from evalfleet.model import AttemptId, Micros
-from evalfleet.names import safe_name
 from evalfleet.ports import Request
 
-from .objects import ObjectExists, StoreAway, StoreRefused, open_objects
-from .sequence import UNKNOWN, Header, JournalObject, JournalSequence
-from .uploads import RunFiles
+from .mirror import Mirror
+from .objects import ObjectExists, StoreAway, StoreRefused
+from .sequence import Header, JournalObject
 
 LOOK_S = 15.0
 """A controller that has nothing to write looks so often whether somebody took its run over."""
@@ -36,183 +32,10 @@ RESULTS_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 MOST_ROWS = 5000
 """Events in one object."""
-CLAIMS_AT_ONCE, MOST_CLAIMS = 4, 256
 DRAIN = -1
 """The number of a request that nobody has made: to drain, because the store is away for too long."""
-DROPPED = "events-not-taken.jsonl"
 
 log = logging.getLogger(__name__)
-
-
-class Mirror:
-    """The copy of one run in a store, as a controller of this home finds it.
-
-    `claims`: the run may be another home's; it is taken over.
-    """
-
-    def __init__(
-        self, url: str, environ: Mapping[str, str], store: Store, run: str, folder: Path, *, claims: bool
-    ) -> None:
-        self._objects = open_objects(url, environ)
-        self.sequence = JournalSequence(self._objects, run)
-        self.files = RunFiles(self._objects, run, folder)
-        self.store, self.run, self.claims = store, run, claims
-        self._folder = folder
-        self._claims: set[int] = set()
-        """The objects by which we have taken the run."""
-        self.newest: Header | None = None
-        """Of the object that was written last, as far as it is known."""
-
-    # -- before there is a run ---------------------------------------------------------------------
-
-    async def reserve(self, *, dry: bool) -> None:
-        """Make sure that a new run of this name can be kept in the store. Raises RequestError."""
-        if (there := await self.sequence.newest()) is not None:
-            raise RequestError(
-                f"{self.sequence.where} holds a run already, of {there.holder.host}: choose another "
-                f"--name, or take that one over with `evalfleet resume {self.run} --from {self._objects.url}`"
-            )
-        if dry:
-            return
-        mine = {"run": self.run, "home": self.store.home_id, "host": Holder.here(0).host}
-        name = f"{safe_name(self.run)}/run.json"
-        try:
-            await self._objects.create(name, to_json(mine))
-        except ObjectExists:
-            if await self._objects.read(name) != to_json(mine):
-                raise RequestError(
-                    f"{self.sequence.where} is another home's run: choose another --name"
-                ) from None
-
-    # -- before the stream is ours -----------------------------------------------------------------
-
-    async def catch_up(self, holder: Holder) -> None:
-        """Find out who wrote last. If we claim the run, it is ours from now on, as the store has it.
-
-        Raises RequestError if it is another home's, RunHeld if a controller of this home is at work.
-        """
-        if self.claims:
-            await self._claim(holder)
-            await self.bring()
-            return
-        self.newest = await self.sequence.newest()
-        if self.newest is None:
-            return
-        ours = self.newest.home == self.store.home_id
-        if not ours or not await asyncio.to_thread(self._is_part_of_ours, self.newest):
-            raise self._not_ours(self.newest)
-        await self._fill(msgspec.structs.replace(self.newest, seq=UNKNOWN, checksum=""))
-        await asyncio.to_thread(self.store.raise_epoch, self.run, self.newest.epoch)
-
-    async def _claim(self, holder: Holder) -> None:
-        """Write the next object of the sequence, however fast another controller writes. Raises LeaseLost.
-
-        Such objects have no events, so that nothing must be read before they can be written. Several numbers
-        are tried at once: each of them exists afterwards, by us or by the other one, which comes no further
-        than to the first of ours. Whoever has the last one of all has the run.
-        """
-        newest = await self.sequence.newest()
-        if newest is None:
-            raise RequestError(f"{self.sequence.where} holds no journal: the run was never started")
-        claim = Header(
-            run=self.run,
-            number=newest.number,
-            epoch=newest.epoch + 1,
-            home=self.store.home_id,
-            holder=holder,
-            created_at=newest.created_at,
-            wrote_at=WallClock().now(),
-        )
-        upto, width = newest.number, CLAIMS_AT_ONCE
-        while not self._claims:
-            await self._write_claims(claim, range(upto + 1, upto + 1 + width))
-            upto, width = upto + width, min(2 * width, MOST_CLAIMS)
-        last = await self._fill(claim)
-        if last not in self._claims:
-            other = await self.sequence.read(last)
-            who = other.header.who if other else "another controller"
-            raise LeaseLost(f"{who} took over {self.run!r} at the same time")
-
-    async def _fill(self, claim: Header) -> int:
-        """Leave no number free: one that a controller was killed before it wrote it would be free for the one
-        whose run it wanted to take. Returns the highest number."""
-        numbers = await self.sequence.numbers()
-        await self._write_claims(claim, sorted(set(range(1, numbers[-1])) - set(numbers)))
-        return numbers[-1]
-
-    async def _write_claims(self, claim: Header, numbers: Sequence[int]) -> None:
-        async def write(number: int) -> None:
-            with contextlib.suppress(ObjectExists):
-                header = msgspec.structs.replace(claim, number=number)
-                await self.sequence.create(JournalObject(header, ()))
-                self._claims.add(number)
-
-        await asyncio.gather(*(write(number) for number in numbers))
-
-    async def bring(self) -> None:
-        """Bring what the store has of the run, and this home has not. Raises RequestError or RunHeld.
-
-        What this home has, and the store has not, stays if it was this home that wrote there last.
-        """
-        here = await asyncio.to_thread(self.store.rows, self.run)
-        known = {(row.seq, (row.checksum or b"").hex()) for row in here}
-        common, objects = await self.sequence.since(known)
-        headers = [*([common] if common else []), *(each.header for each in objects)]
-        if not headers:
-            raise RequestError(f"{self.sequence.where} holds no journal: the run was never started")
-        keep, rows = common.seq if common else 0, [row for each in objects for row in each.rows]
-        if not keep and here and rows and here[0].checksum != rows[0].checksum:
-            raise RequestError(
-                f"this home has another run called {self.run!r}: use another home, with EVALFLEET_HOME"
-            )
-        wrote_last = [header.home for header in headers if header.number not in self._claims][-1:]
-        if rows or wrote_last != [self.store.home_id]:
-            await asyncio.to_thread(self._replace, headers[0].created_at, here[keep:], keep, rows)
-        await asyncio.to_thread(self.store.raise_epoch, self.run, headers[-1].epoch)
-        last = rows[-1] if rows else here[keep - 1]
-        self.newest = msgspec.structs.replace(
-            headers[-1], seq=last.seq, checksum=(last.checksum or b"").hex()
-        )
-
-    def _is_part_of_ours(self, newest: Header) -> bool:
-        """Does this home's journal go on from what is in the store?"""
-        rows = self.store.rows(self.run, newest.seq - 1, 1) if newest.seq else []
-        return not newest.seq or (bool(rows) and (rows[0].checksum or b"").hex() == newest.checksum)
-
-    def _not_ours(self, newest: Header) -> RequestError:
-        back = f"`evalfleet resume {self.run} --from {self._objects.url}` takes it back"
-        if newest.home == self.store.home_id:
-            return RequestError(f"{self.sequence.where} has events that this home has lost: {back}")
-        return RequestError(f"{newest.who} took {self.run!r} over: {back}")
-
-    def _replace(self, created_at: Micros, dropped: Sequence[Row], keep: int, rows: Sequence[Row]) -> None:
-        if dropped:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / DROPPED).open("ab") as file:  # the attempts' files stay, too
-                file.writelines(row.body + b"\n" for row in dropped)
-        self.store.adopt(self.run, created_at, keep, rows, WallClock().now())
-
-    # -- once it is --------------------------------------------------------------------------------
-
-    async def open(
-        self, local: SqliteJournal, holder: Holder, life_s: Callable[[], float | None]
-    ) -> MirroredJournal:
-        """The journal that writes to the store, too. The run is ours when this returns.
-
-        Raises LeaseLost if somebody else was faster.
-        """
-        journal = MirroredJournal(local, self, holder, life_s)
-        await self.files.send_kept_files()
-        await journal.take()
-        return journal
-
-    def open_alone(
-        self, local: SqliteJournal, holder: Holder, life_s: Callable[[], float | None], err: Exception
-    ) -> MirroredJournal:
-        """The same while the store is away, for a run that is to be stopped: it is told when it is back."""
-        journal = MirroredJournal(local, self, holder, life_s)
-        journal.stay_alone(err)
-        return journal
 
 
 class MirroredJournal:
@@ -236,7 +59,38 @@ class MirroredJournal:
         self._patience_s: float | None = None
         self._alone = False
         self._stopping = False
+        self._fetching: asyncio.Task[None] | None = None
         self._work: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(
+        cls, local: SqliteJournal, mirror: Mirror, holder: Holder, life_s: Callable[[], float | None]
+    ) -> Self:
+        """The run is ours when this returns. Raises LeaseLost if somebody else was faster."""
+        journal = cls(local, mirror, holder, life_s)
+        await mirror.files.send_kept_files()
+        await journal._put_next(await journal._rows(), once=True)  # with all that the store has not
+        journal._begin()
+        return journal
+
+    @classmethod
+    def open_alone(
+        cls,
+        local: SqliteJournal,
+        mirror: Mirror,
+        holder: Holder,
+        life_s: Callable[[], float | None],
+        err: Exception,
+    ) -> Self:
+        """The same while the store is away, for a run that is to be stopped: it is told when it is back."""
+        journal = cls(local, mirror, holder, life_s)
+        journal._note_away(err)
+        journal._alone = True
+        journal._begin()
+        return journal
+
+    def _begin(self) -> None:
+        self._work += [asyncio.create_task(self._put_all()), asyncio.create_task(self._put_results())]
 
     @property
     def epoch(self) -> int:
@@ -286,6 +140,36 @@ class MirroredJournal:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed(), pause_s)
 
+    # -- what earlier controllers collected, on another computer ---------------------------------
+
+    @property
+    def lacks_artefacts(self) -> bool:
+        return self._mirror.files.lacks_artefacts
+
+    def fetch(self, collected: Sequence[AttemptId]) -> None:
+        """Bring here, beside the run, what these attempts left. `fetched` waits for it."""
+        self._fetching = asyncio.create_task(self._fetch(collected))
+        self._work.append(self._fetching)
+
+    async def _fetch(self, collected: Sequence[AttemptId]) -> None:
+        for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2):
+            try:
+                await self._mirror.files.fetch_artefacts(collected)
+                return
+            except (StoreAway, StoreRefused) as err:
+                log.info("artefacts are not here yet: %s", err)
+                await asyncio.sleep(pause_s)
+            except (RequestError, OSError) as err:
+                log.warning("not all artefacts could be brought here: %s; the next `resume` tries again", err)
+                return
+
+    async def fetched(self) -> None:
+        """Wait for what `fetch` brings, unless the store is away and the run goes on without it."""
+        while self._fetching is not None and not self._fetching.done():
+            if self._alone or self._failure is not None:
+                return
+            await asyncio.wait([self._fetching], timeout=FIRST_PAUSE_S)
+
     async def close(self) -> None:
         """Let go of the stream, with the newest results in the store. It never raises."""
         if self._failure is None and self._away_since is None and self._work:
@@ -302,22 +186,6 @@ class MirroredJournal:
                 *(missing, self._mirror.run, self._mirror.sequence.where, self._mirror.run),
             )
         await self._local.close()
-
-    # -- taking the run ----------------------------------------------------------------------------
-
-    async def take(self) -> None:
-        """Write the next object, with all that the store has not: from then on the run is ours."""
-        await self._put_next(await self._rows(), once=True)
-        self._begin()
-
-    def stay_alone(self, err: Exception) -> None:
-        """Begin without the store."""
-        self._note_away(err)
-        self._alone = True
-        self._begin()
-
-    def _begin(self) -> None:
-        self._work = [asyncio.create_task(self._put_all()), asyncio.create_task(self._put_results())]
 
     # -- beside the engine -------------------------------------------------------------------------
 
@@ -344,14 +212,13 @@ class MirroredJournal:
 
     async def _find_place(self) -> None:
         """Once the store is back, find out where to go on."""
-        for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2):
+        rests = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2)
+        while True:
             try:
                 newest = await self._mirror.sequence.newest()
                 break
             except (StoreAway, StoreRefused):
-                await asyncio.sleep(pause_s)
-        else:  # pragma: no cover
-            return
+                await asyncio.sleep(next(rests))
         self._mirror.newest = newest
         if newest is not None:
             ours = newest.home == self._mirror.store.home_id

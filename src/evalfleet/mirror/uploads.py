@@ -16,6 +16,7 @@ from evalfleet.errors import RequestError
 from evalfleet.files import changed_at
 from evalfleet.model import AttemptId
 from evalfleet.names import artefacts_folder, safe_name
+from evalfleet.state import RunState
 
 from .objects import ObjectExists, Objects
 
@@ -23,6 +24,8 @@ AT_ONCE = 16
 RESULTS = ("results.json", "aggregated_results.json")
 KEPT_FILES = ".files"
 SCORE = ".score"
+FETCHING = ".store-fetching"
+"""A file that is there as long as not all artefacts are."""
 _PLAIN = " !'()+,-.:;=@_~"
 
 log = logging.getLogger(__name__)
@@ -93,6 +96,15 @@ class RunFiles:
                 await asyncio.to_thread(_unpack, packed, Path(scratch) / "files", name)
                 (Path(scratch) / "files").rename(target)
 
+    @property
+    def lacks_artefacts(self) -> bool:
+        """Was the run brought here without what its attempts left, and not all of that is here since?"""
+        return (self._folder / FETCHING).exists()
+
+    def note_lack(self) -> None:
+        """The run is brought here; what its attempts left comes once it is ours."""
+        (self._folder / FETCHING).touch()
+
     async def fetch_artefacts(self, collected: Iterable[AttemptId]) -> None:
         """Bring what these attempts left here. What is here already stays."""
         absent = {
@@ -106,6 +118,7 @@ class RunFiles:
             if home in absent and safe and len(parts) > 2:
                 wanted.setdefault("/".join(parts[:2]), []).append((name, Path(*parts[2:])))
         await asyncio.gather(*(self._fetch(home, files) for home, files in wanted.items()))
+        (self._folder / FETCHING).unlink(missing_ok=True)
 
     async def _fetch(self, home: str, files: list[tuple[str, Path]]) -> None:
         """The folder appears whole, so that what is there is complete."""
@@ -117,6 +130,11 @@ class RunFiles:
             async with self._turn:
                 await self._objects.fetch(name, scratch / path)
         os.replace(scratch, target)
+
+
+def collected_in(state: RunState) -> list[AttemptId]:
+    """The attempts whose artefacts some controller has collected."""
+    return [attempt.id for attempt in state.attempts.values() if attempt.collected is not None]
 
 
 def _home_of(attempt: AttemptId) -> str:
