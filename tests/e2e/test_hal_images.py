@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -261,3 +262,37 @@ def test_an_expired_token_ends_the_run_at_once_and_a_new_one_lets_it_go_on(
     assert fleet.task("crash")["error"] == "ERROR: the agent's own fault"
     fleet.settled()
     until(lambda: not images.podman.ok("ps", "-aq"), lambda: images.podman.ok("ps", "-a"))
+
+
+APT = """#!/bin/sh
+echo "$*" >> {folder}/asked
+case $* in *install*) /bin/ln -s {folder}/engine {folder}/bin/podman ;; esac
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it mounts a folder: needs root")
+def test_a_plain_machine_of_a_cloud_gets_podman_and_that_of_a_person_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "id", "env", "awk", "tee", "tail", "rm", "timeout", "cat"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
+    for path, text in (("bin/apt-get", APT.format(folder=tmp_path)), ("engine", "#!/bin/sh\nexit 0\n")):
+        (tmp_path / path).write_text(text, "utf-8")
+        (tmp_path / path).chmod(0o755)
+    argv = image_step(ContainerSettings(), ["any/image"]).command.argv
+
+    def prepare(*mounts: str) -> subprocess.CompletedProcess[str]:
+        script = "; ".join((*mounts, f"export PATH={tmp_path}/bin", 'exec "$@"'))
+        words = ["unshare", "--mount", "sh", "-ec", script, "sh", *argv]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    without = prepare("mount -t tmpfs none /var/lib")
+    assert without.returncode == 1
+    assert without.stdout == "neither docker nor podman works here: install one\n"
+    assert not (tmp_path / "asked").exists()
+    done = prepare("mount -t tmpfs none /var/lib", "mkdir -p /var/lib/cloud/instance")
+    assert done.returncode == 0, done
+    assert "apt-get installs podman" in done.stdout
+    update, install = (tmp_path / "asked").read_text("utf-8").splitlines()
+    assert update.endswith(" update")
+    assert " install podman " in install
+    assert (tmp_path / ".container-engine").read_text("utf-8") == "podman\n"

@@ -40,7 +40,8 @@ class ContainerSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
 
 # What a registry says decides: what would be no better on another machine ends with FAILS_EVERYWHERE, and its
-# last line says why. All else (a network, a registry that is down or busy) is tried again.
+# last line says why. All else (a network, a registry that is down or busy) is tried again. Plain machines of
+# clouds have no engine, and get podman, which needs no daemon and no group; those of people stay as they are.
 PULL = """\
 engine=$1 pull=$2 program=$3
 shift 3
@@ -72,8 +73,18 @@ if there is such an image at all ($last)"
   echo "$1 could not be pulled, several times over: $last"
   exit 1
 }
+find_engine() { for engine in docker podman ""; do works "$engine" && break; done; }
+install_podman() {
+  [ "$(id -u)" = 0 ] || set -- sudo -n
+  "$@" true 2>/dev/null && command -v apt-get >/dev/null || return
+  echo "there is no container engine: apt-get installs podman"
+  if command -v cloud-init >/dev/null; then timeout 600 cloud-init status --wait >/dev/null 2>&1; fi
+  set -- "$@" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300
+  "$@" update && "$@" install podman uidmap slirp4netns fuse-overlayfs
+}
 if [ -z "$engine" ]; then
-  for engine in docker podman ""; do works "$engine" && break; done
+  find_engine
+  if [ -z "$engine" ] && [ -d /var/lib/cloud/instance ]; then install_podman; find_engine; fi
 elif ! works "$engine"; then
   echo "$engine does not work here"; exit 1
 fi
