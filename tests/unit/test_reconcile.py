@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from evalfleet import events as ev
 from evalfleet.api.reconcile import Reconciled, reconcile
 from evalfleet.errors import RequestError
 from evalfleet.journal import Store
-from evalfleet.model import AttemptId, Metered, ModelUse, Scored, after
+from evalfleet.model import AttemptId, Metered, Metering, ModelUse, Scored, after
 from evalfleet.planning.workspace import Workspace
 from tests.unit.views_feed import START, Feed
 
@@ -25,6 +26,9 @@ HOURS = 10.0
 def workspace(tmp_path: Path) -> Workspace:
     """A home whose run `run1` had one machine for ten hours at a dollar an hour, and paid for a model."""
     feed = Feed(tasks=1, machines=0, usd_per_hour=1.0)
+    price = {"in": 2.5e-6, "cached": 1.25e-6, "out": 1e-5}
+    plan = structs.replace(feed.state.plan, metering=Metering((), {"gpt-4o": price}))
+    feed.records[0] = structs.replace(feed.records[0], event=ev.RunPlanned(plan, 1))
     machine = feed.machine(1, ready=False)
     feed.add(ev.MachineExtended(machine, after(START, 20 * 3600)))
     feed.now = after(START, 3600)
@@ -161,6 +165,24 @@ def test_vendors_of_models_are_held_against_the_meter(workspace: Workspace) -> N
     anthropic = f"usage_date_utc,model,cost_usd\n{DAY},gpt-4o,9.0\n2026-01-09,gpt-4o,1.0\n"
     found = reconcile(workspace, written(workspace, anthropic), "run1", None)
     assert (found.source, rows(found)) == ("Anthropic costs", [(DAY, "gpt-4o", "unexplained")])
+
+
+def test_tokens_that_vendors_count_are_valued_as_the_meter_values_them(workspace: Workspace) -> None:
+    """$2 at $2.5, $1.25 and $10 for a million tokens: 500,000 + 200,000 cached, and 50,000."""
+    openai = (
+        "start_time,model,input_tokens,input_cached_tokens,output_tokens\n"
+        "1767312000,gpt-4o-2024-08-06,700000,200000,50000\n1767312000,o3,10,0,10\n"
+    )
+    found = reconcile(workspace, written(workspace, openai), "run1", None)
+    assert found.source == "OpenAI usage"
+    assert rows(found) == [(DAY, "gpt-4o", ""), (DAY, "o3 (no price)", "")]
+    anthropic = (
+        "usage_date_utc,model_version,usage_input_tokens_no_cache,usage_input_tokens_cache_write_5m,"
+        f"usage_input_tokens_cache_read,usage_output_tokens\n{DAY},gpt-4o,500000,0,200000,150000\n"
+    )
+    found = reconcile(workspace, written(workspace, anthropic), "run1", None)
+    assert (found.source, rows(found)) == ("Anthropic usage", [(DAY, "gpt-4o", "unexplained")])
+    assert found.billed_usd == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(

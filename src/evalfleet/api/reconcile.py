@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from evalfleet.channels.meter.accounts import Prices, price_of
 from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.model import SECOND, Micros, seconds_between
 from evalfleet.named_pools.lending import SIZE as BORROWED
@@ -52,18 +53,80 @@ class VendorBills:
         return {self._day, self._amount, self._model} <= set(columns)
 
     def line(self, row: Mapping[str, object]) -> BillLine:
-        day = str(row[self._day])
-        if day.isdigit():  # seconds since 1970
-            day = datetime.fromtimestamp(int(day), UTC).date().isoformat()
         currency = str(row.get(self._currency) or "USD").upper() if self._currency else "USD"
         # a line item is "gpt-4o-2024-08-06, input"
         model = str(row[self._model] or "").partition(",")[0].strip()
-        return BillLine(day[:10], float(str(row[self._amount] or 0)), currency, what=model)
+        return BillLine(_day(row[self._day]), float(str(row[self._amount] or 0)), currency, what=model)
 
 
 VENDORS = (
     VendorBills("OpenAI costs", "start_time", "amount_value", "amount_currency", "line_item"),
     VendorBills("Anthropic costs", "usage_date_utc", "cost_usd", "", "model"),
+)
+
+
+class VendorUsage:
+    """Tokens that a model's vendor has counted, a row for each day and model. They are valued at the prices
+    that the meter of the runs had. `tokens`: kind of token, as prices name it -> the columns that count it.
+    """
+
+    def __init__(self, source: str, day: str, model: str, tokens: Mapping[str, tuple[str, ...]]) -> None:
+        self.source = source
+        self._day, self._model, self._tokens = day, model, tokens
+        self.prices: Prices = {}
+
+    def priced(self, prices: Prices) -> VendorUsage:
+        found = VendorUsage(self.source, self._day, self._model, self._tokens)
+        found.prices = prices
+        return found
+
+    def reads(self, columns: Collection[str]) -> bool:
+        needed = {self._day, self._model, *(kind[0] for kind in self._tokens.values())}
+        return needed <= set(columns)
+
+    def line(self, row: Mapping[str, object]) -> BillLine:
+        model = str(row[self._model] or "")
+        counts = {kind: sum(_number(row, name) for name in names) for kind, names in self._tokens.items()}
+        if self.source == OPENAI_USAGE:  # its input tokens include those that were cached
+            counts["in"] -= counts["cached"]
+        price = price_of(self.prices, model)
+        if price is None:
+            return BillLine(_day(row[self._day]), 0.0, "USD", what=f"{model} (no price)")
+        usd = sum(many * price.get(kind, price["in"]) for kind, many in counts.items())
+        return BillLine(_day(row[self._day]), usd, "USD", what=model)
+
+
+def _number(row: Mapping[str, object], name: str) -> float:
+    return float(str(row.get(name) or 0))
+
+
+def _day(value: object) -> str:
+    """A date that may be written as seconds since 1970."""
+    text = str(value)
+    if text.isdigit():
+        return datetime.fromtimestamp(int(text), UTC).date().isoformat()
+    return datetime.fromisoformat(text[:10]).date().isoformat()
+
+
+OPENAI_USAGE = "OpenAI usage"
+USAGES = (
+    VendorUsage(
+        OPENAI_USAGE,
+        "start_time",
+        "model",
+        {"in": ("input_tokens",), "cached": ("input_cached_tokens",), "out": ("output_tokens",)},
+    ),
+    VendorUsage(
+        "Anthropic usage",
+        "usage_date_utc",
+        "model_version",
+        {
+            "in": ("usage_input_tokens_no_cache",),
+            "cached": ("usage_input_tokens_cache_read",),
+            "cache_write": ("usage_input_tokens_cache_write_5m", "usage_input_tokens_cache_write_1h"),
+            "out": ("usage_output_tokens",),
+        },
+    ),
 )
 
 
@@ -81,8 +144,11 @@ class Export:
         return max(line.day for line in self.lines)
 
 
-def read_export(path: Path, settings: CostSettings) -> Export:
-    """The bill in a CSV or JSON file, whoever exported it. RequestError says what is wrong with it."""
+def read_export(path: Path, settings: CostSettings, prices: Prices) -> Export:
+    """The bill in a CSV or JSON file, whoever exported it. RequestError says what is wrong with it.
+
+    `prices`: of models, for exports that tell tokens and no money.
+    """
     try:
         rows = list(_rows(path.read_text("utf-8-sig")))
     except (OSError, UnicodeError, ValueError) as err:
@@ -90,9 +156,10 @@ def read_export(path: Path, settings: CostSettings) -> Export:
     if not rows:
         raise RequestError(f"--export {path} has no rows; export a period in which something was billed")
     columns = {name for row in rows[:100] for name in row}
-    reader = next((each for each in (*_cloud_readers(), *VENDORS) if each.reads(columns)), None)
+    readers = (*_cloud_readers(), *VENDORS, *(usage.priced(prices) for usage in USAGES))
+    reader = next((each for each in readers if each.reads(columns)), None)
     if reader is None:
-        known_sources = ", ".join(each.source for each in (*_cloud_readers(), *VENDORS))
+        known_sources = ", ".join(each.source for each in readers)
         raise RequestError(f"--export {path} is no export that is known: {known_sources}; see docs/costs.md")
     lines: list[BillLine] = []
     for number, row in enumerate(rows, 1):
@@ -101,7 +168,8 @@ def read_export(path: Path, settings: CostSettings) -> Export:
         except (ValueError, KeyError, TypeError) as err:
             told = f"row {number} of --export {path} is no row of {reader.source} ({reason(err)})"
             raise RequestError(f"{told}; export it anew") from None
-    return Export(reader.source, _in_dollars(path, lines, settings), isinstance(reader, VendorBills))
+    of_models = isinstance(reader, VendorBills | VendorUsage)
+    return Export(reader.source, _in_dollars(path, lines, settings), of_models)
 
 
 def _cloud_readers() -> Iterator[BillReader]:
@@ -274,8 +342,9 @@ def reconcile(workspace: Workspace, path: Path, run: str | None, month: str | No
     if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
         raise RequestError(f"--month is {month!r}; write a year and a month, such as 2026-11")
     settings = workspace.config.cost
-    export = read_export(path, settings)
     states = list(_states(workspace, run))
+    metered = [state.plan.metering for state in states if state.plan.metering is not None]
+    export = read_export(path, settings, {name: usd for each in metered for name, usd in each.prices.items()})
     if export.of_models:
         counted, bill = _models_by_day(states), _by_model(export.lines, states)
     else:
