@@ -18,7 +18,7 @@ from evalfleet.lab import Lab
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 FIGURES = {
-    "cluster-overhead": {"tasks", "slots", "machines", "overhead_s", "makespan_over_bound"},
+    "cluster-overhead": {"tasks", "slots", "machines", "overhead_s", "makespan_over_bound", "mailbox"},
     "mailbox": {"machines", "attempts", "bucket", "folder", "counted"},
     "startup": {"help_cpu_s", "run_help_cpu_s", "imports_of_ls"},
     "budget-overshoot": {"simulated", "real"},
