@@ -15,6 +15,7 @@ from evalfleet.events import (
     MachineCondemned,
     MachineDeleted,
     MachineExtended,
+    MachineHeard,
     MachineQueued,
     MachineReady,
     MachineSilent,
@@ -291,6 +292,21 @@ def test_the_silence_of_a_service_is_not_that_of_its_machines() -> None:
     run.wait(1.0)
     run.score("t2.0")
     assert condemned(run.wait(500.0)) == [], "that others are heard says nothing about the service"
+
+
+def test_a_mailbox_that_is_away_for_ten_minutes_ends_nothing_that_runs() -> None:
+    mailed = structs.replace(JOB, capacity=3, silent_s=60.0, lost_s=900.0)
+    run = Run(9, (mailed,), workers=3)
+    run.turn()
+    for machine in (M1, M2, M3):
+        work(run, machine)
+    for machine in (M1, M2, M3):
+        fall_silent(run, machine)
+    assert condemned(run.wait(600.0)) == [], "for all of them the store was away"
+    run.tell(MachineHeard(M2))
+    run.wait(1.0)
+    assert condemned(run.tell(MachineHeard(M3))) == [], "the first ones are heard again"
+    assert condemned(run.wait(300.0)) == [M1], "its silence had another cause"
 
 
 def test_one_that_is_silent_while_its_service_speaks_is_given_up() -> None:
