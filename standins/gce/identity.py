@@ -106,9 +106,12 @@ class Identity:
             message = "Request had invalid authentication credentials."
             raise ApiError(401, "authError", message, info="ACCESS_TOKEN_EXPIRED" if token else "")
 
-    def revoke(self) -> None:
-        """No token that was given is good any more."""
-        self._tokens.clear()
+    def revoke(self, token: str = "") -> None:
+        """End this token, or all that were given."""
+        if token:
+            del self._tokens[token]
+        else:
+            self._tokens.clear()
 
 
 def _decoded(text: str) -> bytes:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 
+from evalfleet.channels.mail_channel import MailChannel
 from evalfleet.channels.supervisor.mailbox import OBJECT_CAP, PAYLOAD_BYTES, WINDOW
 from evalfleet.errors import ChannelError, MachineForged, StaleController
 from evalfleet.model import AttemptId, Bundle, Command, Job
@@ -18,7 +19,8 @@ from evalfleet.ports import Channel, Place
 from evalfleet.testing import ChannelContract, Harness, ShellHarness
 from evalfleet.testing.harness import raised
 from standins.gcs import CloudStorage
-from tests.mailboxes import MailboxPlace, Nodes, StorePlace, cloud_storage
+from tests.azurite import azurite, signature
+from tests.mailboxes import MailboxPlace, Nodes, Store, StorePlace, cloud_storage
 from tests.waiting import PATIENCE_S, until_async
 
 
@@ -74,11 +76,48 @@ class TestAllOfStore(ChannelContract):
         return StoreHarness()
 
 
+class BlobHarness(MailboxHarness):
+    """A bucket of another cloud, with a signature that allows to read and to create, and nothing else."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        super().__init__()
+        way = {
+            "url": f"{environ['AZURE_STORAGE_ENDPOINT']}/bucket",
+            "query": signature("rc"),
+            "create": {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"},
+        }
+        self.store = Store("az://bucket", environ, way)
+
+    def make_place(self) -> Place:
+        return StorePlace(self.directory / "machines", self.nodes, self.store)
+
+
+@pytest.mark.nightly
+class TestBlobs:
+    environ: ClassVar[Mapping[str, str]]
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _server(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with azurite(tmp_path_factory.mktemp("azurite")) as environ:
+            type(self).environ = environ
+            yield
+
+    def harness(self) -> Harness:
+        return BlobHarness(self.environ)
+
+    test_the_end_tells_code_and_result = ChannelContract.test_the_end_tells_code_and_result
+    test_another_channel_attaches_to_the_job = ChannelContract.test_another_channel_attaches_to_the_job
+    test_a_stale_controller_is_refused = ChannelContract.test_a_stale_controller_is_refused
+    test_collecting_may_be_repeated = ChannelContract.test_collecting_may_be_repeated
+
+
 @pytest.mark.nightly
 class TestAllOfFolder(ChannelContract):
     def harness(self) -> Harness:
         return MailboxHarness()
 
+
+MACHINE = "contract-abc123-1"
 
 # -- what only mailboxes have ----------------------------------------------------------------------------
 
@@ -257,6 +296,13 @@ def test_large_files_go_there_and_come_back_on_lines_of_their_own() -> None:
         assert twice == 2 * sent.read_bytes()
         assert (harness.directory / "home/t.0/token").read_text() == "", "a job can read the token"
         await raised(ChannelError, channel.collect(AttemptId("never.0"), harness.directory / "home" / "x"))
+        assert isinstance(channel, MailChannel)
+        first = harness.store
+        harness.store = cloud_storage(harness.storage, harness.directory)
+        channel.renew(StorePlace(harness.directory / "machines", harness.nodes, harness.store).way(MACHINE))
+        assert await channel.probe(None)  # which was said after it
+        harness.storage.identity.revoke(first.way["headers"]["Authorization"].removeprefix("Bearer "))
+        assert await channel.probe(None), "the machine has no other token"
         await harness.sweep()
 
     try:

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hmac
 import json
-import os
 import shutil
-import socket
-import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -30,7 +22,8 @@ from evalfleet.mirror.mirror import DROPPED
 from evalfleet.mirror.objects import ObjectExists
 from evalfleet.model import AttemptId
 from standins.gcs import CloudStorage
-from tests.waiting import until, until_seen
+from tests.azurite import azurite
+from tests.waiting import until_seen
 
 
 @dataclass(frozen=True)
@@ -56,48 +49,8 @@ def gs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
 
 @pytest.fixture(scope="module")
 def az(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """Azurite, Microsoft's own emulator of blobs: fetched once, by npm, unless AZURITE names its folder."""
-    kept = Path(os.environ.get("AZURITE") or Path.home() / ".cache" / "evalfleet-azurite")
-    main = kept / "node_modules/azurite/dist/src/blob/main.js"
-    if not main.exists():
-        kept.mkdir(parents=True, exist_ok=True)
-        (kept / "package.json").write_text("{}")
-        subprocess.run(["npm", "install", "azurite@3"], cwd=kept, check=True, capture_output=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    data = str(tmp_path_factory.mktemp("azurite"))
-    flags = ["--blobPort", str(port), "--location", data, "--skipApiVersionCheck", "--silent"]
-    server = subprocess.Popen(["node", str(main), *flags, "--disableTelemetry"], stdout=subprocess.DEVNULL)
-    try:
-        endpoint = f"http://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
-        until(lambda: _made_container(f"{endpoint}/bucket?restype=container"), "Azurite")
-        keys = {"AZURE_STORAGE_ACCOUNT_NAME": AZURITE_ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY}
-        yield {**keys, "AZURE_STORAGE_ENDPOINT": endpoint}
-    finally:
-        server.kill()
-        server.wait()
-
-
-AZURITE_ACCOUNT = "devstoreaccount1"
-# the same for everybody, by its documentation
-AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
-
-def _made_container(url: str) -> bool:
-    date, version = formatdate(usegmt=True), "2021-12-02"
-    resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/bucket\nrestype:container"
-    signed = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n{resource}"
-    digest = hmac.new(base64.b64decode(AZURITE_KEY), signed.encode(), "sha256").digest()
-    key = f"SharedKey {AZURITE_ACCOUNT}:{base64.b64encode(digest).decode()}"
-    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": key}
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)).close()
-        return True
-    except urllib.error.HTTPError:
-        raise
-    except OSError:
-        return False
+    with azurite(tmp_path_factory.mktemp("azurite")) as environ:
+        yield environ
 
 
 @pytest.fixture(params=["folder", "s3", "gs", pytest.param("az", marks=pytest.mark.nightly)])

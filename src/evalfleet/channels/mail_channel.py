@@ -153,6 +153,11 @@ class MailChannel(ParcelChannel):
 
         super().__init__(dial, MailMover(mail, key, secrets, caps), fence, secrets, on_load)
 
+    def renew(self, way: Mapping[str, Any]) -> None:
+        """Give the machine another token for its mailbox before the one that it has expires."""
+        if self._line is not None:
+            self._line.renew(way)
+
     async def close(self) -> None:
         """Says goodbye, so that the machine does not go on writing, but not for long."""
         await super().close()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from evalfleet.errors import FleetError
@@ -161,6 +161,7 @@ class MailTransport(asyncio.WriteTransport):
         self.code: int | None = None
         """How the program at the other end ended, where the line leads to one."""
         self._mail, self._key, self._protocol, self._verb = mail, key, protocol, verb
+        self._way: Mapping[str, Any] | None = None
         self._next_new = next_new
         self._first = ""  # the name of the object that opened the line
         self._buffer = bytearray()
@@ -186,6 +187,11 @@ class MailTransport(asyncio.WriteTransport):
         while len(self._buffer) >= PAYLOAD_BYTES and not self.ended.is_set():
             self._drained.clear()
             await self._drained.wait()
+
+    def renew(self, way: Mapping[str, Any]) -> None:
+        """Tell the machine another way to its mailbox: its token is about to expire."""
+        self._way = way
+        self._wake.set()
 
     def pause_reading(self) -> None:
         """Objects wait in the store, as far as the machine may write ahead."""
@@ -237,12 +243,17 @@ class MailTransport(asyncio.WriteTransport):
 
     def _owes(self) -> bool:
         half = self._half and not self._said_half
-        return bool(self._buffer) or half or self._read - self._told_read >= WINDOW // 2
+        return (
+            bool(self._buffer) or half or self._way is not None or self._read - self._told_read >= WINDOW // 2
+        )
 
     async def _write_one(self, header: dict[str, Any]) -> None:
         number, payload = self._written + 1, bytes(self._buffer[:PAYLOAD_BYTES])
         half = self._half and len(payload) == len(self._buffer)
         header = {"n": number, "read": self._read, **header, **({"half": True} if half else {})}
+        way, self._way = self._way, None
+        if way is not None:
+            header["way"] = way
         if number == 1:
             await self._open({**header, "line": self.name, "verb": self._verb}, payload)
         else:

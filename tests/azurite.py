@@ -1,0 +1,73 @@
+"""Azurite, Microsoft's own emulator of blobs, for nightly tests."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import os
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+from urllib.parse import urlencode
+
+from tests.waiting import until
+
+AZURITE_ACCOUNT = "devstoreaccount1"
+# the same for everybody, by its documentation
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+VERSION = "2021-12-02"
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[Mapping[str, str]]:
+    """A server with the container `bucket`. It is fetched once, by npm, unless AZURITE names its folder."""
+    kept = Path(os.environ.get("AZURITE") or Path.home() / ".cache" / "evalfleet-azurite")
+    main = kept / "node_modules/azurite/dist/src/blob/main.js"
+    if not main.exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        (kept / "package.json").write_text("{}")
+        subprocess.run(["npm", "install", "azurite@3"], cwd=kept, check=True, capture_output=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ["--blobPort", str(port), "--location", str(folder), "--skipApiVersionCheck", "--silent"]
+    server = subprocess.Popen(["node", str(main), *flags, "--disableTelemetry"], stdout=subprocess.DEVNULL)
+    try:
+        endpoint = f"http://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
+        until(lambda: _made_container(f"{endpoint}/bucket?restype=container"), "Azurite")
+        keys = {"AZURE_STORAGE_ACCOUNT_NAME": AZURITE_ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY}
+        yield {**keys, "AZURE_STORAGE_ENDPOINT": endpoint}
+    finally:
+        server.kill()
+        server.wait()
+
+
+def signature(permissions: str) -> str:
+    """The query of a shared access signature for the container `bucket`, as its owner makes one."""
+    expiry = "2099-01-01T00:00:00Z"
+    resource = f"/blob/{AZURITE_ACCOUNT}/bucket"
+    fields = (permissions, "", expiry, resource, "", "", "", VERSION, "c", "", "", "", "", "", "", "")
+    digest = hmac.new(base64.b64decode(AZURITE_KEY), "\n".join(fields).encode(), "sha256").digest()
+    signed = {"sp": permissions, "se": expiry, "sv": VERSION, "sr": "c"}
+    return urlencode({**signed, "sig": base64.b64encode(digest).decode()})
+
+
+def _made_container(url: str) -> bool:
+    date, version = formatdate(usegmt=True), VERSION
+    resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/bucket\nrestype:container"
+    signed = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n{resource}"
+    digest = hmac.new(base64.b64decode(AZURITE_KEY), signed.encode(), "sha256").digest()
+    key = f"SharedKey {AZURITE_ACCOUNT}:{base64.b64encode(digest).decode()}"
+    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": key}
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)).close()
+        return True
+    except urllib.error.HTTPError:
+        raise
+    except OSError:
+        return False
