@@ -12,12 +12,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from .clock import pauses
 from .effects import Performer, RunCopy, Tools
 from .errors import FleetError, PlaceError
 from .events import (
     AttemptCollected,
     AttemptEnded,
     AttemptStarted,
+    CircuitChanged,
     ControllerStarted,
     Event,
     MachineCondemned,
@@ -88,6 +90,7 @@ class Engine:
         self._fatal: BaseException | None = None
         self._under_way: dict[Owner, tuple[Effect, ...]] = {}
         self._tasks: dict[Effect, asyncio.Task[None]] = {}
+        self._asking: list[asyncio.Task[None]] = []
 
     async def run(self) -> RunState:
         """Run until the run has ended. Raises LeaseLost or JournalError when this controller must stop."""
@@ -222,18 +225,44 @@ class Engine:
     async def _find_offers(self) -> Sequence[Offer]:
         """All places' offers, the best first. A place that refuses us leaves the others."""
         found: list[Offer] = []
-        refusals: list[str] = []
+        refusals: dict[str, PlaceError] = {}
         for place in self._places.values():
             try:
                 found.extend(await self._performer.offers(place, self._benchmark.needs))
             except PlaceError as err:
-                refusals.append(f"{place.name}: {err}")
+                refusals[place.name] = err
         if not found:
-            why = "; ".join(refusals) or "no place offers a machine that the benchmark could use"
+            why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
+            why = why or "no place offers a machine that the benchmark could use"
             self.report(StopRequested("refused", why))
-        elif (without := task_without_offer(self._tasks_by_needs(), found)) is not None:
+            return ()
+        for name, refusal in refusals.items():
+            self._leave(name, refusal)
+        if (without := task_without_offer(self._tasks_by_needs(), found)) is not None:
             self.report(StopRequested("refused", without))
         return in_order(self.state.plan, found)
+
+    def _leave(self, place: str, err: PlaceError) -> None:
+        """Record that a place is not used, and why. If it may answer later it is asked again and again."""
+        known = self.state.circuits.get(place)
+        if known is None or known.phase != "open":
+            self.report(CircuitChanged(place, "open", str(err), permanent=not err.transient))
+        if err.transient:
+            self._asking.append(asyncio.create_task(self._ask_again(place)))
+
+    async def _ask_again(self, place: str) -> None:
+        """Once a place answers, its offers are there for the machine by which it is tried."""
+        for pause_s in pauses(self._tempo.poll_cap_s * 6, 900.0, 2):
+            await asyncio.sleep(pause_s)
+            try:
+                found = await self._performer.offers(self._places[place], self._benchmark.needs)
+            except PlaceError as err:
+                if not err.transient:
+                    return
+                continue
+            self._offers = in_order(self.state.plan, [*self._offers, *found])
+            self._news.set()
+            return
 
     def _tasks_by_needs(self) -> Iterator[Task]:
         """Tasks that are left and go only to machines that have what they need."""
@@ -268,7 +297,7 @@ class Engine:
     async def _halt(self, background: Sequence[asyncio.Task[None]]) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        tasks = [*background, *self._tasks.values()]
+        tasks = [*background, *self._asking, *self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -201,6 +201,9 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     """How long its machines are expected to wait there; None: nobody can tell."""
     max_queue_s: float | None = None
     """How long a machine may wait there before it is given up; None: for ever."""
+    start_s: float | None = None
+    """How long a machine may run before our supervisor answers there; None: as long as it may take to be
+    ready, or ten minutes if it is a job of a service."""
     extendable: bool = True
     """The life of a machine can be made longer, in all up to `max_life_s`."""
     max_life_s: float | None = None

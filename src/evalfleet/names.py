@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from zlib import crc32
 
 from .errors import RequestError
 from .model import SECOND, AttemptId, MachineId, Micros, TaskId
@@ -118,3 +119,9 @@ def hint(name: str, known: Iterable[str]) -> str:
         return "there are none"
     more = f" and {len(options) - 12} more" if len(options) > 12 else ""
     return f"there are {', '.join(options[:12])}{more}" if len(options) > 1 else f"there is only {options[0]}"
+
+
+def spread(name: str) -> float:
+    """A factor between 0.75 and 1.25 that only the name decides: those who wait for one thing under different
+    names do not all come back at once."""
+    return 0.75 + crc32(name.encode()) % 1000 / 2000

@@ -61,6 +61,7 @@ PROVISIONING_TRIES = 3
 OFFER_TRIES = 5
 CALL_MARGIN_S = 5.0
 BOOT_LOOK_S = 120.0
+SERVICE_START_S = 600.0
 FIRST_SAID_S, SAID_S = 10.0, 60.0
 ASKED_AT_ONCE = 3
 RESTARTED = "its service started it anew"
@@ -101,6 +102,8 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
             tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
     except _LeftWaiting as err:
         tools.report(MachineCondemned(machine.id, str(err), Cause.PROVISIONING, scope="offer"))
+    except _NeverStarted as err:
+        tools.report(MachineCondemned(machine.id, str(err), Cause.BOOT, step="start"))
     except TimeoutError:
         cause = Cause.BOOT if machine.up_at is None else Cause.READINESS
         detail = f"not ready after {tools.state.limits.boot_limit_s(machine.offer):g} s ({cause})"
@@ -120,7 +123,7 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
     async with asyncio.timeout(_boot_time_left_s(tools, machine, begun)):
         up: Machine | None = None
         if machine.phase in ("requested", "queued", "allocated"):
-            up = await _boot(tools, machine)
+            up = await _boot_in_time(tools, machine, begun)
             if up.phase != "up" or up.start != start:
                 report_gone(tools, machine, up)
                 return
@@ -244,6 +247,25 @@ def _boot_time_left_s(tools: Tools, machine: MachineState, begun: Micros) -> flo
     limit = tools.state.limits.boot_limit_s(machine.offer)
     spent = seconds_between(begun, tools.clock.now())
     return max(limit - spent, min(limit, BOOT_LOOK_S))
+
+
+class _NeverStarted(Exception):
+    """Its place says that the machine runs, but nothing of ours answers there."""
+
+
+async def _boot_in_time(tools: Tools, machine: MachineState, begun: Micros) -> Machine:
+    """A service may say for hours that a job runs whose container never started."""
+    limit_s = machine.offer.start_s or (SERVICE_START_S if machine.offer.queues else None)
+    if limit_s is None:
+        return await _boot(tools, machine)
+    spent_s = seconds_between(begun, tools.clock.now())
+    try:
+        async with asyncio.timeout(max(limit_s - spent_s, min(limit_s, BOOT_LOOK_S))):
+            return await _boot(tools, machine)
+    except TimeoutError:
+        raise _NeverStarted(
+            f"it has run for {limit_s:g} s, and our supervisor has not started there"
+        ) from None
 
 
 async def _boot(tools: Tools, machine: MachineState) -> Machine:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from evalfleet.clock import pauses
 from evalfleet.errors import FleetError, PlaceError
 from evalfleet.events import Event
 from evalfleet.model import AttemptId, Collected, Machine, MachineId, Metered, Micros
+from evalfleet.names import spread
 from evalfleet.ports import Benchmark, Channel, Clock, Fence, Place
 from evalfleet.single_flight import SingleFlight
 from evalfleet.state import MachineState, RunState
@@ -69,6 +71,7 @@ class Tools:
     """Attempts whose score command runs, and what they have used of models before it."""
     _channels: dict[MachineId, Channel] = field(default_factory=dict[MachineId, Channel])
     _listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
+    _retries: Iterator[int] = field(default_factory=itertools.count)
 
     def place_of(self, machine: MachineState) -> Place:
         return self.places[machine.offer.place]
@@ -126,7 +129,8 @@ class Tools:
                 if not err.transient or tried == tries:
                     raise
                 check_wanted()
-                await asyncio.sleep(max(err.retry_after_s or 0.0, next(delays)))
+                own_s = next(delays) * spread(f"{self.state.plan.run} {self.epoch} {next(self._retries)}")
+                await asyncio.sleep(max(err.retry_after_s or 0.0, own_s))
 
 
 def check_wanted() -> None:

@@ -9,10 +9,10 @@ least is never left for its failures: there is nowhere to go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from zlib import crc32
 
 from evalfleet.events import CircuitChanged, Event, MachineCondemned, TasksReopened
 from evalfleet.model import Micros, Offer, Plan, after
+from evalfleet.names import spread
 from evalfleet.state import Circuit, RunState, replaceable
 
 from .scale import best_offers, is_final, missing, useful_offers
@@ -104,8 +104,8 @@ def _probed(state: RunState, now: Micros, place: str, circuit: Circuit) -> Circu
 def _opened(state: RunState, now: Micros, place: str, circuit: Circuit, why: str) -> CircuitChanged:
     """Each time in a row it stays open for twice as long; runs that share a place do not try it at once."""
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**circuit.opened)
-    spread = crc32(f"{state.plan.run} {place} {circuit.opened}".encode()) % 1000 / 1000
-    return CircuitChanged(place, "open", why, until=after(now, pause_s * (0.75 + 0.5 * spread)))
+    pause_s *= spread(f"{state.plan.run} {place} {circuit.opened}")
+    return CircuitChanged(place, "open", why, until=after(now, pause_s))
 
 
 def _why_left(state: RunState, circuit: Circuit) -> str:

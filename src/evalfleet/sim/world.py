@@ -436,6 +436,8 @@ class World:
         self.meters.append(machine.meter)
         machine.queued, machine.starts = False, machine.starts + 1
         machine.boots_at = self.loop.time() + self.rng.uniform(1.0, 5.0)
+        if self.troubled(machine.meter.offer.place, "machine"):
+            machine.boots_at = 1e9
         machine.node = f"node-{self.rng.randrange(1000)}"
         self.later(life_s, self._expire, machine)
         if machine.starts == 1:

@@ -43,6 +43,30 @@ class RefusedOffer(TypedDict):
     permanent: bool
 
 
+class CircuitEntry(TypedDict):
+    """A place was left for its failures, or taken up again."""
+
+    at: Time
+    phase: Annotated[str, Meta(description="`draining`, `open` or `closed`")]
+    why: str
+    until: Annotated[Time | None, Meta(description="when one machine is tried again")]
+    permanent: Annotated[bool, Meta(description="it is not tried again")]
+
+
+class PlaceUse(TypedDict):
+    """What ran at one place."""
+
+    place: str
+    machines: int
+    failed_machines: Annotated[int, Meta(description="those that were given up for a fault")]
+    attempts: int
+    scored: Annotated[int, Meta(description="attempts that were scored or answered")]
+    broken: int
+    machines_usd: float
+    circuit: Annotated[str, Meta(description="`closed`, `draining` or `open`: whether it gets machines")]
+    changes: Annotated[list[CircuitEntry], Meta(description="when that changed, and why")]
+
+
 class Steered(TypedDict):
     """What somebody changed of a run while it went on."""
 
@@ -340,6 +364,7 @@ class ResultsBeyond(TypedDict):
     controllers: Annotated[int, Meta(description="how many have worked on it, one after another")]
     rerun_of: Annotated[str | None, Meta(description="the run whose tasks this one runs again")]
     refusals: list[RefusedOffer]
+    by_place: Annotated[list[PlaceUse], Meta(description="what ran where, and why places were left")]
     paused: Annotated[bool, Meta(description="nothing is handed out until somebody unpauses it")]
     steering: Annotated[list[Steered], Meta(description="what people changed while it went on, in order")]
 

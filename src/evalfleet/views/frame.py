@@ -26,7 +26,7 @@ from .format import (
     usd,
     whole_duration,
 )
-from .notable import Notice, by_whom
+from .notable import Notice, by_whom, left_places
 from .progress import Progress
 from .stats import (
     at_risk,
@@ -171,6 +171,8 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
         rows += [[("at risk          ", ""), (told, "warn")] for told in at_risk(state, now)]
     if state.causes:
         rows.append([("broken attempts  ", ""), (counted(state.causes), "warn")])
+    if state.ended_at is None:
+        rows += [[("places           ", ""), (told, "warn")] for told in left_places(state)]
     if state.paused is not None and state.stop is None and state.ended_at is None:
         go_on = f"; `evalfleet unpause {clean(state.plan.run)}` goes on"
         rows.append([("paused          ", ""), (by_whom(state.paused) + go_on, "warn")])

@@ -19,7 +19,7 @@ from evalfleet.model import (
     Scored,
     seconds_between,
 )
-from evalfleet.state import MachineState, Refusal, RunState
+from evalfleet.state import Circuit, MachineState, Refusal, RunState
 
 from .format import clean, counted, duration, iso, plural, table, usd
 from .stats import machine_hourly_usd
@@ -167,6 +167,8 @@ def _machine(state: RunState, record: ev.Record) -> Notice | None:
 
 def _by_its_place(state: RunState, record: ev.Record) -> Notice | None:
     match record.event:
+        case ev.CircuitChanged():
+            return _circuit(record.at, record.event)
         case ev.RunSteered():
             return Notice(record.at, "news", steered(state, record.event))
         case ev.BudgetPassed(percent):
@@ -339,6 +341,70 @@ def together(lines: list[Notice]) -> str:
         plural(rest, "notice") + " about machines and the run" if rest else "",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def by_place(state: RunState, now: Micros) -> list[documents.PlaceUse]:
+    """What ran at each place, in the order in which they are tried; why they were left."""
+    names = dict.fromkeys((*state.plan.places, *state.circuits))
+    machines: dict[str, list[MachineState]] = {name: [] for name in names}
+    for machine in state.machines.values():
+        machines[machine.offer.place].append(machine)
+    broken = Counter(
+        state.machines[attempt.machine].offer.place
+        for attempt in state.attempts.values()
+        if isinstance(attempt.outcome, Broken)
+    )
+    return [_place_use(state, now, name, machines[name], broken[name]) for name in names]
+
+
+def _place_use(
+    state: RunState, now: Micros, place: str, machines: Sequence[MachineState], broken: int
+) -> documents.PlaceUse:
+    circuit = state.circuits.get(place, Circuit())
+    paid = sum(machine.closed_usd + machine.open_usd(now) for machine in machines)
+    return {
+        "place": place,
+        "machines": len(machines),
+        "failed_machines": circuit.failed_machines,
+        "attempts": sum(machine.attempts for machine in machines),
+        "scored": circuit.proofs,
+        "broken": broken,
+        "machines_usd": round(paid, 6),
+        "circuit": circuit.phase,
+        "changes": [
+            {
+                "at": iso(at) or "",
+                "phase": change.phase,
+                "why": clean(change.detail, WHOLE),
+                "until": iso(change.until) if change.until else None,
+                "permanent": change.permanent,
+            }
+            for at, change in circuit.history
+        ],
+    }
+
+
+def left_places(state: RunState) -> Iterator[str]:
+    """A sentence about each place that gets no machines now."""
+    for place, circuit in state.circuits.items():
+        if circuit.phase == "draining":
+            yield f"{place} gets no new machines: {clean(circuit.detail)}"
+        elif circuit.phase == "open":
+            tried = ", and one machine of it is being tried" if circuit.probe is not None else ""
+            yield f"{place} is left{tried}: {clean(circuit.detail)}"
+
+
+def _circuit(at: Micros, event: ev.CircuitChanged) -> Notice:
+    why = clean(event.detail, WHOLE)
+    match event.phase:
+        case "open" if event.permanent:
+            return Notice(at, "trouble", f"{event.place} is left for good: {why}", good=False)
+        case "open":
+            return Notice(at, "trouble", f"{event.place} is left for now: {why}", good=False)
+        case "draining":
+            return Notice(at, "trouble", f"{event.place} gets no new machines: {why}", good=False)
+        case "closed":
+            return Notice(at, "news", f"{event.place} gets machines again: {why}", good=True)
 
 
 def refusals(state: RunState) -> list[documents.RefusedOffer]:

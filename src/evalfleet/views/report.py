@@ -59,6 +59,7 @@ def _markdown(results: Results) -> str:
         _broken(results),
         _retried(results),
         _unrun(results),
+        _places(results),
         _machines(results),
         _steering(results),
         _provenance(results),
@@ -401,6 +402,27 @@ def _machines(results: Results) -> str:
     ends = counted(_ends(machines))
     text = f"## Machines\n\n{len(machines):,} in all{f'; given up: {ends}' if ends else ''}.\n\n"
     return text + _table(head, rows, right=(2, 3, 4, 5)) + _rest(len(machines), "machines")
+
+
+def _places(results: Results) -> str:
+    """What ran where, and why: said where there were several places."""
+    uses = results.get("by_place", [])
+    if len(uses) < 2:
+        return ""
+    head = ["Place", "Machines", "Failed", "Attempts", "Scored", "Broken", "Cost"]
+    rows = [
+        (use["place"], use["machines"], use["failed_machines"], use["attempts"], use["scored"], use["broken"],
+         usd(use["machines_usd"]))
+        for use in uses
+    ]  # fmt: skip
+    said = {"open": "left", "draining": "no new machines", "closed": "machines again"}
+    changes = [
+        (local_time(change["at"]), use["place"], said[change["phase"]], change["why"])
+        for use in uses
+        for change in use["changes"]
+    ]
+    why = "\n\n" + _table(["When", "Place", "What", "Why"], changes) if changes else ""
+    return "## Places\n\n" + _table(head, rows, right=(1, 2, 3, 4, 5, 6)) + why
 
 
 def _steering(results: Results) -> str:

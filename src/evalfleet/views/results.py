@@ -28,7 +28,7 @@ from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .format import iso
 from .model_costs import model_cost, model_costs, task_model_usd
-from .notable import refusals, steering
+from .notable import by_place, refusals, steering
 from .stats import (
     Tally,
     attempt_usd,
@@ -328,6 +328,7 @@ def _beyond(state: RunState, now: Micros) -> ResultsBeyond:
         "controllers": state.controllers,
         "rerun_of": state.plan.rerun_of or None,
         "refusals": refusals(state),
+        "by_place": by_place(state, now),
         "paused": state.paused is not None and state.ended_at is None,
         "steering": steering(state),
     }

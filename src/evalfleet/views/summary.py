@@ -17,6 +17,7 @@ from .format import (
     counted,
     duration,
     interval,
+    local_time,
     models_usd,
     named_numbers,
     painted,
@@ -29,7 +30,7 @@ from .notable import WHOLE
 from .stats import judged
 
 if TYPE_CHECKING:
-    from .documents import Cost, Results
+    from .documents import Cost, PlaceUse, Results
 
 DONE = 0
 NOT_AS_ASKED = 1
@@ -114,6 +115,7 @@ def summary(results: Results, run_dir: Path | None = None, *, colours: bool = Fa
         rows.append(("broken", counted(results["broken_causes"])))
     if results["refusals"]:
         rows.append(("machines", _machines(results)))
+    rows += zip(("places", *[""] * len(results["by_place"])), _places(results), strict=False)
     rows += [("attempts", _attempts(results)), ("cost", _cost(results["cost"])), *_models(results)]
     if run_dir is not None:
         rows.append(("results", str(run_dir / "results.json")))
@@ -188,6 +190,25 @@ def _machines(results: Results) -> str:
     got = sum(machine["ready_at"] is not None for machine in results["machines"])
     workers, offers = plural(results["workers"], "worker"), plural(len(results["refusals"]), "offer")
     return f"{got:,} for {workers}; {offers} refused some: `evalfleet show {results['run']}`"
+
+
+def _places(results: Results) -> list[str]:
+    """What ran where, if there were several places, and why one was left."""
+    uses = results["by_place"]
+    if len(uses) < 2:
+        return []
+    return [
+        f"{use['place']}: {use['scored']:,} of {use['attempts']:,} attempts scored{_left(use)}"
+        for use in uses
+    ]
+
+
+def _left(use: PlaceUse) -> str:
+    opened = [change for change in use["changes"] if change["phase"] == "open"]
+    if not opened:
+        return ""
+    back = "; it came back" if use["circuit"] == "closed" else ""
+    return f"; left at {local_time(opened[0]['at'])}, because {opened[0]['why']}{back}"
 
 
 def _cost(cost: Cost) -> str:
