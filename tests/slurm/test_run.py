@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from evalfleet.errors import PlaceError
 from evalfleet.events import MachineAllocated, MachineCondemned, MachineQueued
-from evalfleet.model import Cause
+from evalfleet.model import Cause, Needs
+from evalfleet.places.slurm import SlurmPlace, SlurmSettings
+from evalfleet.ports import PlaceContext
 from tests.desk import Desk
 from tests.waiting import until
 
@@ -122,17 +130,47 @@ def test_a_machine_that_waits_too_long_is_given_up(cluster: Cluster, tmp_path: P
 def test_what_slurm_would_never_take_is_told_in_one_line_before_anything_is_queued(
     cluster: Cluster, tmp_path: Path
 ) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    failed = "sbatch: error: Batch job submission failed: Invalid"
+    account = f"*account=nope*) echo '{failed} account or account/partition combination specified'"
+    qos = f"*qos=nope*) echo '{failed} qos specification'"
+    real = f'*) exec {shutil.which("sbatch")} "$@"'  # a cluster with accounting, in Slurm's own words
+    command(tools / "sbatch", f"case $* in {account};; {qos};; {real};; esac >&2; exit 1")
+    never: dict[str, tuple[dict[str, Any], str]] = {
+        "invalid partition": ({"partition": "nope"}, "partition"),
+        "may run for 600 s": ({"partition": "short"}, "time_limit_s"),
+        "feature": ({"constraint": "nope"}, "constraint"),
+        "generic resource": ({"gpus": 1}, "gpus"),
+        "node configuration": ({"cpus": 99}, "cpus"),
+        "account": ({"account": "nope"}, "account"),
+        "qos": ({"qos": "nope"}, "qos"),
+    }
+    environ = {**cluster.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+
+    async def refusal_of(settings: dict[str, Any]) -> str:
+        context = PlaceContext(tmp_path, "home", environ=environ)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", environ["PATH"])
+            place = SlurmPlace.make("hpc", SlurmSettings(folder=str(tmp_path), **settings), context)
+            with pytest.raises(PlaceError) as refused:
+                await place.offers(Needs())
+        assert not refused.value.transient
+        return str(refused.value)
+
+    for words, (settings, setting) in never.items():
+        told = asyncio.run(refusal_of(settings))
+        assert words in told.lower(), told
+        assert f"change `{setting}" in told
+        assert "\n" not in told
     for settings, words in {
         'partition = "nope"': ("invalid partition", "change `partition`"),
-        'partition = "short"': ("may run for 600 s", "change `time_limit_s`"),
-        'constraint = "nope"': ("feature", "change `constraint`"),
-        "gpus = 1": ("generic resource", "change `gpus`"),
-        "cpus = 99": ("node configuration", "change `cpus"),
+        "time_limit_s = 120": ("machines of hpc end after 120 s", "300 s to start", "may take 60 s"),
     }.items():
         done = desk(cluster, tmp_path / "f", 1, f"{settings}\n")("run", "b.toml", "--on", "hpc")
         assert done.code == 4, done
-        assert all(word.lower() in done.said.lower() for word in words), done
-        assert len(done.err.strip().splitlines()) == 1, done
+        assert all(word in done.said for word in words), done
+        assert len(done.err.strip().splitlines()) <= 1, done
     nothing_left(cluster, tmp_path / "f")
 
 

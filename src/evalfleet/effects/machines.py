@@ -120,7 +120,7 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
         begun, start = started_at(tools, seen), seen.start
         tools.report(MachineAllocated(machine.id, begun, seen.start, seen.node))
     timings: dict[str, float] = {}
-    async with asyncio.timeout(_boot_time_left_s(tools, machine, begun)):
+    async with asyncio.timeout(_time_left_s(tools, tools.state.limits.boot_limit_s(machine.offer), begun)):
         up: Machine | None = None
         if machine.phase in ("requested", "queued", "allocated"):
             up = await _boot_in_time(tools, machine, begun)
@@ -141,7 +141,8 @@ async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
     """Wait until its service has started it, or shows it no more: for as long as its offer says."""
     queued_at = machine.queued_at
     if machine.phase == "requested":
-        async with asyncio.timeout(_boot_time_left_s(tools, machine, machine.requested_at)):
+        limit_s = tools.state.limits.boot_timeout_s  # `Offer.boot_s` counts from its start
+        async with asyncio.timeout(_time_left_s(tools, limit_s, machine.requested_at)):
             await _create(tools, machine)
             seen = await _once(tools, machine, lambda seen: seen is not None)
         if seen is not None and seen.phase == "queued":
@@ -241,12 +242,9 @@ def _came_up(seconds: float, seen: Machine) -> dict[str, float]:
     return {"boot": round(max(0.0, seconds - told), 3), **seen.timings}
 
 
-def _boot_time_left_s(tools: Tools, machine: MachineState, begun: Micros) -> float:
-    """What is left of the time to boot, from the request on; a controller that has just come gives it a
-    moment."""
-    limit = tools.state.limits.boot_limit_s(machine.offer)
-    spent = seconds_between(begun, tools.clock.now())
-    return max(limit - spent, min(limit, BOOT_LOOK_S))
+def _time_left_s(tools: Tools, limit_s: float, begun: Micros) -> float:
+    """What is left of the time to boot; a controller that has just come gives it a moment."""
+    return max(limit_s - seconds_between(begun, tools.clock.now()), min(limit_s, BOOT_LOOK_S))
 
 
 class _NeverStarted(Exception):

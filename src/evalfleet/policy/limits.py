@@ -46,7 +46,7 @@ def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
     seconds = min(first_lease_s(state, offer), _time_left_s(state, now))
     if state.limits.budget_usd is None:
         return seconds
-    least_s = offer.least_life_s if offer.extendable else max(offer.least_life_s, _any_task_s(state, offer))
+    least_s = offer.least_life_s if offer.extendable else max(offer.least_life_s, any_task_s(state, offer))
     paid_s = affordable_s(offer, _free_for_machines(state) / _payable(state, offer, sharers, least_s))
     return min(seconds, paid_s) if paid_s >= least_s else 0.0
 
@@ -67,8 +67,8 @@ def first_lease_s(state: RunState, offer: Offer) -> float:
     """
     lease_s = _lease_s(state)
     if not offer.extendable:
-        planned_s, any_task_s = _planned_s(state), _any_task_s(state, offer)
-        lease_s = max(lease_s, any_task_s) if planned_s is None else any_task_s + PLAN_MARGIN * planned_s
+        planned_s, needed_s = _planned_s(state), any_task_s(state, offer)
+        lease_s = max(lease_s, needed_s) if planned_s is None else needed_s + PLAN_MARGIN * planned_s
     return lease_s if offer.max_life_s is None else min(lease_s, offer.max_life_s)
 
 
@@ -94,11 +94,12 @@ def worthwhile(state: RunState, offer: Offer, seconds: float) -> bool:
     let go because nothing fits any more was of use before, and asking for the next one leads somewhere.
     """
     life_s = offer.max_life_s if offer.extendable else seconds
-    enough = life_s is None or life_s >= _any_task_s(state, offer)
+    enough = life_s is None or life_s >= any_task_s(state, offer)
     return enough and seconds >= 2 * offer.teardown_s + LAST_CALL_S
 
 
-def _any_task_s(state: RunState, offer: Offer) -> float:
+def any_task_s(state: RunState, offer: Offer) -> float:
+    """How long a machine must live to be of use for any task, however slowly it boots."""
     limits = state.limits
     return limits.boot_limit_s(offer) + state.longest_s + limits.grace_s + offer.teardown_s + LAST_CALL_S
 

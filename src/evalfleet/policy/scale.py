@@ -10,7 +10,7 @@ from evalfleet.names import machine_id
 from evalfleet.state import RESTART, Block, Circuit, RunState, scopes
 
 from .allowances import at_once
-from .limits import grant_s, never_long_enough, time_is_short, worthwhile
+from .limits import any_task_s, grant_s, never_long_enough, time_is_short, worthwhile
 from .pace import comes_too_late, workers
 from .schedule import does, live_that_do, most_first, surplus
 from .silence import proven_online
@@ -226,7 +226,13 @@ def _out_of_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
     longest = f"the longest task may take {state.longest_s:g} s"
     if any(time_is_short(state, now, offer) for offer in offers):
         return [StopRequested("time", f"too little time is left for another machine: {longest}")]
-    return [StopRequested("refused", f"no machine that is offered lives long enough: {longest}")]
+    best = max(offers, key=lambda offer: offer.max_life_s or 0.0)
+    why = (
+        f"machines of {best.place} end after {best.max_life_s or 0.0:g} s, and {any_task_s(state, best):g} s "
+        f"are needed: {state.limits.boot_limit_s(best):g} s to start, {longest}, and the rest is for their "
+        "end; raise the place's limit, or lower the time to start or the task's"
+    )
+    return [StopRequested("refused", f"no machine that is offered lives long enough: {why}")]
 
 
 def _out_of_money(state: RunState, offer: Offer) -> list[Event]:

@@ -56,6 +56,8 @@ _JOB = Offer(
     silent_s=20.0,
     lost_s=60.0,
 )
+PATIENCE = ((None, None), (None, 300.0), (1800.0, None), (300.0, 300.0), (30.0, None))
+"""How long a job may wait in its queue, and take from its start until it is up."""
 OFFERS: dict[str, tuple[Offer, ...]] = {
     "vms": tuple(
         Offer(
@@ -244,6 +246,9 @@ def draw(seed: int) -> Scenario:
     tasks = _tasks(rng, stall_s=random.Random(f"stalls {seed}").choice((0.0, 0.0, 300.0)))
     cancel_after_s = rng.uniform(10, 8000) if rng.random() < 0.15 else None
     offers = random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS))
+    max_queue_s, boot_s = random.Random(f"queue {seed}").choice(PATIENCE)
+    jobs = (msgspec.structs.replace(_JOB, max_queue_s=max_queue_s, boot_s=boot_s),)
+    offers = {**offers, "service": jobs}
     needs = random.Random(f"needs {seed}")
     if schedule == "dynamic" and needs.random() < 0.25:
         tasks, offers = _with_needs(needs, tasks), _with_larger(offers)
