@@ -33,7 +33,6 @@ SEED = 11
 LIFE_S = 8.0
 """So long a machine may live: when its time is over and nobody has come back, it ends by itself."""
 LATER_S = 3600.0
-MACHINES = (MachineId("r-a-1"), MachineId("r-a-2"))
 LOOKS = ("survey", "look", "squeue")
 COUNTED = (
     "a process that makes two machines through the place, runs an attempt on each and deletes them is killed "
@@ -137,9 +136,10 @@ def live(folder: str, environ: Mapping[str, str], point: Point) -> None:
         place = place_of(Path(folder), home_of(folder), environ)
         place.use(Mortal(environ, point, Path(folder, "diary")))
         (offer,) = await place.offers(Needs())
-        await asyncio.gather(*(place.create(machine, offer, LIFE_S) for machine in MACHINES))
-        await asyncio.gather(*(work(place, machine) for machine in MACHINES))
-        await asyncio.gather(*(place.delete(machine) for machine in MACHINES))
+        machines = [MachineId(f"r-{home_of(folder)}-{number}") for number in (1, 2)]
+        await asyncio.gather(*(place.create(machine, offer, LIFE_S) for machine in machines))
+        await asyncio.gather(*(work(place, machine) for machine in machines))
+        await asyncio.gather(*(place.delete(machine) for machine in machines))
         await place.close()
 
     asyncio.run(all_of_it())

@@ -55,8 +55,8 @@ def survey_all(request: dict[str, Any]) -> dict[str, Any]:
     for home in _folders(request["shared"]):
         root = os.path.join(request["shared"], home)
         with contextlib.suppress(PermissionError):  # of another user, with whom the folder is shared
-            machines = {name: _look(os.path.join(root, name)) for name in _folders(root)}
-            homes[home] = {name: told for name, told in machines.items() if told["ours"]}
+            ours = [name for name in _folders(root) if _is_ours(root, home, name)]
+            homes[home] = {name: _look(os.path.join(root, name)) for name in ours}
     return {"homes": homes, "now": time.time()}
 
 
@@ -171,6 +171,11 @@ def _folders(root: str) -> list[str]:
         return []
 
 
+def _is_ours(root: str, home: str, name: str) -> bool:
+    """Is it a machine's, also if who made it was killed at once? Others may have folders there, too."""
+    return name.split("-")[-2:-1] == [home] or os.path.exists(os.path.join(root, name, "key"))
+
+
 def _look(folder: str) -> dict[str, Any]:
     start = _json(folder + "/start")
     return {
@@ -183,7 +188,7 @@ def _look(folder: str) -> dict[str, Any]:
         "pilot": "" if start else _last_words(folder + "/pilot.log"),
         "about": _json(folder + "/about") or {},
         "mail": os.path.isdir(folder + "/" + MAIL),
-        "ours": os.path.exists(folder + "/key"),
+        "made_at": os.stat(folder).st_mtime if os.path.isdir(folder) else 0.0,
     }
 
 

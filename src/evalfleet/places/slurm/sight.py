@@ -96,7 +96,7 @@ def folder_of(told: Mapping[str, Any]) -> MachineFolder:
         pilot=str(told.get("pilot") or ""),
         owner=str(about.get("owner") or ""),
         life_s=_number(about.get("life_s")) or 0.0,
-        made_at=_number(about.get("at")) or 0.0,
+        made_at=_number(about.get("at")) or _number(told.get("made_at")) or 0.0,
         of_pool=bool(about.get("of_pool")),
         mail=bool(told.get("mail")),
         key=str(told.get("key") or ""),
