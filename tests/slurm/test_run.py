@@ -163,13 +163,13 @@ def test_what_slurm_would_never_take_is_told_in_one_line_before_anything_is_queu
         assert words in told.lower(), told
         assert f"change `{setting}" in told
         assert "\n" not in told
-    for settings, words in {
+    for line, parts in {
         'partition = "nope"': ("invalid partition", "change `partition`"),
         "time_limit_s = 120": ("machines of hpc end after 120 s", "300 s to start", "may take 60 s"),
     }.items():
-        done = desk(cluster, tmp_path / "f", 1, f"{settings}\n")("run", "b.toml", "--on", "hpc")
+        done = desk(cluster, tmp_path / "f", 1, f"{line}\n")("run", "b.toml", "--on", "hpc")
         assert done.code == 4, done
-        assert all(word in done.said for word in words), done
+        assert all(word in done.said for word in parts), done
         assert len(done.err.strip().splitlines()) <= 1, done
     nothing_left(cluster, tmp_path / "f")
 
