@@ -244,7 +244,7 @@ def test_what_no_other_machine_would_do_better_is_told_in_one_line(images: Image
 
 
 @real
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_expired_token_ends_the_run_at_once_and_a_new_one_lets_it_go_on(
     fleet: Fleet, images: Images, in_images: InImages
 ) -> None:

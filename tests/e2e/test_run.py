@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from evalfleet.events import AttemptEnded
+from evalfleet.events import AttemptEnded, MachineRequested
 from evalfleet.model import Broken
 from tests.e2e.harness import Fleet, task, tasks
 from tests.waiting import until
@@ -358,6 +358,19 @@ def test_a_setup_that_fails_everywhere_is_exit_4(fleet: Fleet) -> None:
     assert "no such image" in done.out + done.err
     assert fleet.results()["status"] == "failed"
     fleet.settled()
+
+
+def test_a_setup_that_says_it_would_fail_on_any_machine_ends_the_run_and_resume_asks_again(
+    fleet: Fleet,
+) -> None:
+    broken = "echo some noise; test -e {0} || {{ echo bring {0}; exit 78; }}".format(fleet.folder / "cure")
+    fleet.bench(tasks(1), setup=[["sh", "-c", broken]])
+    done = fleet.run()
+    assert done.code == 4, done
+    assert f"failed: bring {fleet.folder}/cure)" in done.out
+    assert len(fleet.recorded(MachineRequested)) == 1
+    (fleet.folder / "cure").touch()
+    assert fleet("resume", "r").code == 0
 
 
 def test_setup_probe_and_files(fleet: Fleet) -> None:
