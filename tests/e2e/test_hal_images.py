@@ -236,7 +236,7 @@ def test_what_no_other_machine_would_do_better_is_told_in_one_line(images: Image
 
     refused(ABSENT, "the registry has no image {}: push it")
     refused(FOREIGN, "the owner of the token in REGISTRY_TOKEN has no right to pull {}")
-    refused(FOREIGN, "the registry wants a login for {}, and there is none", token="")
+    refused(FOREIGN, "the registry wants a login for {}, and there is none: log in to it there", token="")
     refused(BARE, "image {} has no python3 that can be run")
     refused("No Name", "{} cannot be the name of an image")
     images.podman("rmi", "-f", images.registry.name(IMAGE))

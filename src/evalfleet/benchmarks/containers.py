@@ -8,6 +8,7 @@ directory, variables, artefacts, log, exit code and time limit, and nothing is l
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -59,11 +60,11 @@ fetch() {
       *unauthorized*|*unauthenticated*|*"authentication required"*|*"no basic auth"*|*"invalid username"*)
         [ -z "$token" ] || refuse "the registry does not accept the token in $token, which may have expired: \
 put a new one there and resume the run; $1 was not pulled ($last)"
-        refuse "the registry wants a login for $1, and there is none ($last)" ;;
+        refuse "the registry wants a login for $1, and there is none: $hint ($last)" ;;
       *"denied: "*|*"is denied"*|*"access denied"*|*forbidden*)
         [ -z "$token" ] || refuse "the owner of the token in $token has no right to pull $1, \
 if there is such an image at all ($last)"
-        refuse "the registry wants a login for $1, and there is none ($last)" ;;
+        refuse "the registry wants a login for $1, and there is none: $hint ($last)" ;;
       *"manifest unknown"*|*"name unknown"*|*"no such image"*|*"manifest for "*"not found"*)
         refuse "the registry has no image $1: push it, or write another name ($last)" ;;
       *"invalid reference"*) refuse "$1 cannot be the name of an image ($last)" ;;
@@ -181,16 +182,23 @@ IMAGE_STEP = "image"
 
 
 def image_step(
-    settings: ContainerSettings, images: Sequence[str], token: str = "", user: str = "", program: str = ""
+    settings: ContainerSettings,
+    images: Sequence[str],
+    token: str = "",
+    user: str = "",
+    program: str = "",
+    hint: str = "log in to it there, with docker or podman",
 ) -> SetupStep:
     """The step of set-up that looks for an engine and has the images there.
 
-    `token` is the variable that holds one for the first image's registry, if it asks for that. `program` is
-    one that each image must have: it is asked for its version.
+    `token` is the variable that holds one for the first image's registry, if it asks for that. Each image
+    must have `program`, which is asked for its version. `hint` says what to do if the registry asks for a
+    login and there is no token.
     """
     words = ("evalfleet-image", settings.engine, settings.pull, program, *images)
     if not token:
-        return SetupStep(IMAGE_STEP, Command(("sh", "-c", "token=\n" + PULL, *words)))
+        script = f"token= hint={shlex.quote(hint)}\n{PULL}"
+        return SetupStep(IMAGE_STEP, Command(("sh", "-c", script, *words)))
     registry = images[0].partition("/")[0]
     argv = ("sh", "-c", WITH_TOKEN + PULL, words[0], token, user, registry, *words[1:])
     return SetupStep(IMAGE_STEP, Command(argv, secrets=(token,)))

@@ -283,7 +283,8 @@ def _steps(spec: HalSpec) -> tuple[SetupStep, ...]:
     if settings.image:
         container = ContainerSettings()
         token, user = settings.image_token, settings.image_user
-        steps.append(image_step(container, [settings.image], token, user, program="python3"))
+        hint = "put a token into a variable and name that, --set image_token=NAME"
+        steps.append(image_step(container, [settings.image], token, user, program="python3", hint=hint))
     if spec.has_packages:
         version = python_version(settings)
         more = (*(("--python", version) if version else ()), *((WANDB_LIBRARY,) if settings.wandb else ()))
