@@ -144,10 +144,19 @@ class Watch:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10_000))
 def test_after_every_event_of_a_simulated_run_all_indexes_hold(seed: int) -> None:
-    state, watch = RunState(), Watch()
+    state, watch, looked_at = RunState(), Watch(), RunState(queues=False)
     for record in simulate(draw(seed) if seed % 2 else draw_tiers(seed)).store.read():
         apply(state, record.at, record.event)
+        apply(looked_at, record.at, record.event)
         watch.check(state)
+    assert not any(looked_at.fresh)
+    assert all_but_queues(looked_at) == all_but_queues(state)
+
+
+def all_but_queues(state: RunState) -> dict[str, str]:
+    """What whoever only looks at a run must find as whoever decides about it does."""
+    own = ("fresh", "queues", "touched_machines", "touched_attempts")
+    return {name: repr(value) for name, value in structs.asdict(state).items() if name not in own}
 
 
 # -- any order of things that can happen ---------------------------------------------------------

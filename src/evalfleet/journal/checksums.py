@@ -50,7 +50,18 @@ class Row(Struct, frozen=True):
         return self.checksum == made
 
 
+Stored = tuple[int, int, int, Micros, bytes, bytes, bytes | None]
+"""The fields of a `Row`, in their order, as SQLite gives them: a run may have very many."""
+
+
 def rows(conn: sqlite3.Connection, path: Path, stream: str, after: int) -> Iterator[Row]:
+    """The stream's events that follow number `after`, one by one. Raises as `pages` does."""
+    for page in pages(conn, path, stream, after):
+        for stored in page:
+            yield Row(*stored)
+
+
+def pages(conn: sqlite3.Connection, path: Path, stream: str, after: int) -> Iterator[list[Stored]]:
     """The stream's events that follow number `after`, page by page, each compared with its checksum.
 
     Raises JournalForeign, which names the event, at the first one that is not as it was written.
@@ -69,17 +80,17 @@ def rows(conn: sqlite3.Connection, path: Path, stream: str, after: int) -> Itera
             if seq != expected:
                 raise damaged(path, stream, expected, "is missing")
             if seq > after:
-                row = Row(seq, epoch, schema, at, kind, body, stored)
                 if stored is not None:
-                    if not row.follows(seed(stream) if before is None else before):
+                    last = seed(stream) if before is None else before
+                    if checksum(last, seq, epoch, schema, at, kind, body) != stored:
                         raise damaged(path, stream, seq, "is not as it was written: its checksum is another")
                 elif before is not None:
                     raise damaged(path, stream, seq, "has lost its checksum")
-                yield row
             if newest is not None and seq == newest[0] and stored != newest[1]:
                 raise damaged(path, stream, seq, "is not the one that was written last")
             before = stored
             expected += 1
+        yield page[1:] if page[0][0] == after else page
         if len(page) < _PAGE:
             break
     if newest is not None and expected <= newest[0]:

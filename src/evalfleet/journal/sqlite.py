@@ -112,18 +112,17 @@ class Store(Struct, frozen=True):
         """
         empty = True
         with self.connected() as conn:
-            for row in checksums.rows(conn, self.path, stream, after):
-                empty = False
-                yield self._record(stream, row)
+            for page in checksums.pages(conn, self.path, stream, after):
+                for seq, epoch, schema, at, _, body, _ in page:
+                    empty = False
+                    try:
+                        event = decode(body, schema)
+                    except JournalForeign as err:
+                        raise JournalForeign(f"{self.path}: event {seq} of {stream!r}: {err}") from err
+                    yield Record(seq, epoch, at, event)
             if empty:
                 conn.text_factory = str
                 self._info(conn, stream)
-
-    def _record(self, stream: str, row: checksums.Row) -> Record:
-        try:
-            return Record(row.seq, row.epoch, row.at, decode(row.body, row.schema))
-        except JournalForeign as err:
-            raise JournalForeign(f"{self.path}: event {row.seq} of {stream!r}: {err}") from err
 
     def rows(self, stream: str, after: int = 0, limit: int | None = None) -> list[checksums.Row]:
         """The events that follow number `after`, as they are stored, each compared with its checksum.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 
 from evalfleet import events as ev
-from evalfleet.model import Answered, Broken, Cause, Limits, Metered, Micros, Scored, after
+from evalfleet.model import NO_LIMIT, Answered, Broken, Cause, Limits, Metered, Micros, Scored, after
 
 from .circuits import attempt_broke, attempt_worked, gave_up, refresh_idle
 from .machines import heard
@@ -33,6 +33,8 @@ def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> No
 
 
 def _reserve(state: RunState, attempt: AttemptState, sign: int) -> None:
+    if attempt.allowance is NO_LIMIT:
+        return
     state.model_usd.reserved += sign * (attempt.allowance.usd or 0.0)
     state.model_tokens.reserved += sign * (attempt.allowance.tokens or 0)
 

@@ -280,6 +280,7 @@ class RunState(Struct, eq=False):
     kinds: dict[Needs | None, int] = field(default_factory=lambda: {None: 0})
     unsettled: Counter[Needs | None] = field(default_factory=Counter[Needs | None])  # tasks that wait or run
     fresh: list[list[QueueEntry]] = []
+    queues: bool = True  # False: whoever folds only looks, so fresh tasks are counted, and not put in order
     retries: list[tuple[Micros, int, TaskId]] = []
     counts: Counter[str] = field(default_factory=Counter[str])
 

@@ -24,10 +24,12 @@ def lane_of(schedule: ScheduleName, index: int, total: int, lanes: int) -> int:
 
 
 def set_status(state: RunState, known: TaskState, status: TaskStatus) -> None:
-    state.counts[known.status] -= 1
+    before, known.status = known.status, status
+    state.counts[before] -= 1
     state.counts[status] += 1
-    state.unsettled[state.kind(known.task)] += (status in UNSETTLED) - (known.status in UNSETTLED)
-    known.status = status
+    change = (status in UNSETTLED) - (before in UNSETTLED)
+    if change:
+        state.unsettled[state.kind(known.task)] += change
 
 
 def enqueue(state: RunState, known: TaskState, not_before: Micros) -> None:
@@ -38,6 +40,11 @@ def enqueue(state: RunState, known: TaskState, not_before: Micros) -> None:
     if known.retrying:
         insort(state.retries, (not_before, known.index, known.task.id))
     else:
+        _enqueue_fresh(state, known)
+
+
+def _enqueue_fresh(state: RunState, known: TaskState) -> None:
+    if state.queues:
         heapq.heappush(state.fresh[known.lane], known.entry)
 
 
@@ -112,7 +119,7 @@ def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
             state.weights_s += task.weight_s
         state.counts["waiting"] += 1
         state.unsettled[state.kind(task)] += 1
-        heapq.heappush(state.fresh[known.lane], known.entry)
+        _enqueue_fresh(state, known)
 
 
 def _lane(state: RunState, task: Task, index: int) -> int:
@@ -177,7 +184,7 @@ def _move(state: RunState, known: TaskState, task: Task) -> None:
         state.fresh[before].remove(known.entry)
         heapq.heapify(state.fresh[before])
     if known.status == "waiting" and not known.retrying:
-        heapq.heappush(state.fresh[known.lane], known.entry)
+        _enqueue_fresh(state, known)
 
 
 def _hold_or_release(state: RunState, at: Micros, known: TaskState, only: set[TaskId] | None) -> None:

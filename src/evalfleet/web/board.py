@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from evalfleet.views.progress import Progress, read_progress
 from evalfleet.views.results import attempt_model_usd, attempt_seconds, task_status
 from evalfleet.views.stats import attempt_usd, machine_usd
 
-from .phases import Phases
+from .phases import NOTED, Phases
 
 Row = list[Any]
 ShotStep = tuple[int, str]
@@ -89,7 +89,7 @@ class Board:
     def __init__(self, home: Path, store: Store, run: str) -> None:
         self.home, self.run = home, run
         self.folder = folder_of(home, run)
-        self.state = RunState()
+        self.state = RunState(queues=False)
         self.seq = 0
         self.lock = threading.RLock()
         self._store = store
@@ -102,15 +102,16 @@ class Board:
     def advance(self) -> None:
         """Take in what was recorded since. Raises RequestError: there is no such run; JournalError."""
         with self.lock, _uncollected(self.seq == 0):
-            first = self.seq == 0
+            first, state, phases = self.seq == 0, self.state, self._phases
             for record in self._store.read(self.run, self.seq):
-                apply_record(self.state, record)
-                self._phases.note(self.state, record)
+                apply_record(state, record)
+                if type(record.event) in NOTED:  # nearly all are of attempts, and none of these
+                    phases.note(state, record)
                 self.seq = record.seq
                 if not first:
-                    self._untold.note(self.state, record.event)
-            self.state.touched_machines.clear()
-            self.state.touched_attempts.clear()
+                    self._untold.note(state, record.event)
+            state.touched_machines.clear()
+            state.touched_attempts.clear()
 
     def news(self) -> Touched:
         """What has changed since this was last asked, by whom it is told to all watchers."""
@@ -176,17 +177,14 @@ class Board:
         """All rows, as the snapshot has them: cells that repeat are numbers of a dictionary's entries."""
         with self.lock, _uncollected(True):
             state = self.state
-            indexes: dict[str, dict[str, int]] = {
-                "task": {id: n for n, id in enumerate(state.tasks)},
-                "machine": {id: n for n, id in enumerate(state.machines)},
-            }
+            others = {"task": state.tasks, "machine": state.machines}
             tasks = (task_row(state, known, now) for known in state.tasks.values())
             attempts = (attempt_row(state, attempt, now) for attempt in state.attempts.values())
             machines = (self.machine_row(machine, now) for machine in state.machines)
             return {
-                "tasks": _table(TASK_COLUMNS, tasks, TASK_DICTIONARIES, indexes),
-                "attempts": _table(ATTEMPT_COLUMNS, attempts, ATTEMPT_DICTIONARIES, indexes),
-                "machines": _table(MACHINE_COLUMNS, machines, (), indexes),
+                "tasks": _table(TASK_COLUMNS, tasks, TASK_DICTIONARIES, others),
+                "attempts": _table(ATTEMPT_COLUMNS, attempts, ATTEMPT_DICTIONARIES, others),
+                "machines": _table(MACHINE_COLUMNS, machines, (), others),
             }
 
     def machine_row(self, id: MachineId, now: Micros) -> Row:
@@ -293,27 +291,45 @@ def _usd(state: RunState, attempts: Sequence[AttemptState], now: Micros) -> floa
     return round(usd, 5) or None
 
 
+class _Numbers(dict[str | None, int | None]):
+    """The entries of a dictionary, each with its number: one that is looked up for the first time gets the
+    next."""
+
+    def __init__(self, entries: Iterable[str] = ()) -> None:
+        super().__init__((entry, n) for n, entry in enumerate(entries))
+        self[None] = None  # a cell without a value has no entry
+
+    def __missing__(self, entry: str | None) -> int:
+        self[entry] = number = len(self) - 1
+        return number
+
+    def entries(self) -> list[str]:
+        return [entry for entry in self if entry is not None]
+
+
 def _table(
     columns: Sequence[str],
     rows: Iterator[Row],
     dictionaries: Sequence[str],
-    indexes: Mapping[str, dict[str, int]],
+    others: Mapping[str, Iterable[str]],
 ) -> dict[str, Any]:
-    """Rows are encoded some at a time, so that there are never all of them: there may be very many."""
-    numbers = {column: dict(indexes.get(column, {})) for column in dictionaries}
-    named = [(columns.index(column), entries) for column, entries in numbers.items()]
+    """Rows are encoded some at a time, so that there are never all of them: there may be very many.
+
+    `others`: the columns whose entries are the keys of another table.
+    """
+    numbers = {column: _Numbers(others.get(column, ())) for column in dictionaries}
     pieces: list[bytes] = []
     while some := list(islice(rows, 2000)):
-        for row in some:
-            for place, entries in named:
-                if row[place] is not None:
-                    row[place] = entries.setdefault(row[place], len(entries))
+        for column, entries in numbers.items():
+            at = columns.index(column)
+            for row in some:
+                row[at] = entries[row[at]]
         pieces.append(msgspec.json.encode(some)[1:-1])
     return {
         "columns": columns,
         "rows": msgspec.Raw(b"[" + b",".join(pieces) + b"]"),
         "dictionaries": {
-            column: f"{column}s" if column in indexes else list(entries)
+            column: f"{column}s" if column in others else entries.entries()
             for column, entries in numbers.items()
         },
     }

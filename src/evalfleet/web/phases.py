@@ -19,10 +19,11 @@ _BEGINS: dict[type, str] = {
     ev.MachineStopped: "stopped",
     ev.MachineCondemned: "ending",
 }
-_NOTED = {
+NOTED = {
     *(ev.MachineRequested, ev.MachineAllocated, ev.MachineUp, ev.MachineReady, ev.MachineStep),
     *(ev.MachineMending, ev.MachineSilent, ev.MachineDeleted, *_BEGINS),
 }
+"""The events that begin or end a phase."""
 
 
 class Phases:
@@ -35,10 +36,8 @@ class Phases:
         return [list(phase) for phase in self._of.get(machine, ())]
 
     def note(self, state: RunState, record: ev.Record) -> None:
-        """Take in an event that is part of the state already."""
+        """Take in an event, one of `NOTED`, that is part of the state already."""
         event, at = record.event, record.at
-        if type(event) not in _NOTED:  # nearly all are of attempts, and none of ours
-            return
         match event:
             case ev.MachineRequested(machine):
                 self._of.setdefault(machine, [])
