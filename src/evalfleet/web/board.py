@@ -177,7 +177,7 @@ class Board:
         """All rows, as the snapshot has them: cells that repeat are numbers of a dictionary's entries."""
         with self.lock, _uncollected(True):
             state = self.state
-            others = {"task": state.tasks, "machine": state.machines}
+            others: dict[str, Iterable[str]] = {"task": state.tasks, "machine": state.machines}
             tasks = (task_row(state, known, now) for known in state.tasks.values())
             attempts = (attempt_row(state, attempt, now) for attempt in state.attempts.values())
             machines = (self.machine_row(machine, now) for machine in state.machines)

@@ -13,6 +13,9 @@ export function Mark({ outcome, word = false }) {
   return html`<span class="mark-box"><span class=${`mark ${name}`} role="img" aria-label=${outcome} title=${outcome}></span>${word && html`<span aria-hidden="true">${outcome}</span>`}</span>`;
 }
 
+/** What waits in a run that is over will not be run. */
+export const settledCounts = (counts, over) => (over ? { ...counts, waiting: 0, unrun: counts.waiting } : counts);
+
 /** How many of each, as one bar: shapes as everywhere, widths by their share. */
 export function Bar({ counts, total, label }) {
   const shares = OUTCOMES.map((name) => [name, counts[name] ?? 0]).filter(([, n]) => n);

@@ -85,6 +85,13 @@ function domainsOf(table) {
   return [...names].filter(([name]) => name).sort((a, b) => (a[0] < b[0] ? -1 : 1));
 }
 
+/** Counted from the rows, so that each filter finds as many as it says. */
+function outcomesOf(table) {
+  const counts = {};
+  for (const row of table.rows) counts[row[table.at.outcome]] = (counts[row[table.at.outcome]] ?? 0) + 1;
+  return counts;
+}
+
 export function Tasks({ store, query }) {
   const box = useRef(null);
   const search = useRef(null);
@@ -100,6 +107,7 @@ export function Tasks({ store, query }) {
     return chosen(table, filter, group ? new Set(group.attempts.map(taskOf)) : null);
   }, [table, table.version, asked, triage]);
   const domains = useMemo(() => domainsOf(table), [table]);
+  const counts = useMemo(() => outcomesOf(table), [table, table.version]);
   const selected = query.get("task");
   const place = selected === null ? -1 : picked.findIndex((n) => table.rows[n][0] === selected);
 
@@ -136,7 +144,6 @@ export function Tasks({ store, query }) {
   const sortBy = (name) => setQuery({ sort: filter.sort === name ? `-${name}` : filter.sort === `-${name}` ? null : name });
   const machineName = (id) => store.machines.row(id)?.[store.machines.at.name] ?? id;
   const grid = columns.map(([name]) => (name === "id" ? "minmax(9rem, 3fr)" : name === "outcome" ? "6.4rem" : name === "domain" || name === "machine" || name === "cause" || name === "model" ? "minmax(6rem, 1.4fr)" : "minmax(4rem, .8fr)")).join(" ");
-  const counts = store.run.counts ?? {};
   const toggle = (name) => {
     const next = new Set(filter.outcome ?? []);
     next.has(name) ? next.delete(name) : next.add(name);

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, usePrinting, useRef, useState } from "../base.js";
 import { api, post } from "../data.js";
 import { clock, count, duration, instant, number, percent, plain, plural, usd, words } from "../format.js";
-import { At, Bar, Dot, Facts, Figure, Interval, Mark, Panel, Problem, Rate, Skeleton, Text, Unknown, attemptLink, useControl, useRun } from "../parts.js";
+import { At, Bar, Dot, Facts, Figure, Interval, Mark, Panel, Problem, Rate, Skeleton, Text, Unknown, attemptLink, settledCounts, useControl, useRun } from "../parts.js";
 import { embedded, link, setQuery } from "../route.js";
 import { Tasks } from "../tasks.js";
 import { Timeline } from "../timeline.js";
@@ -14,7 +14,7 @@ export function RunPage({ name, query }) {
   return html`<main id="main" tabindex="-1" class="run-page">
     <${RunHead} store=${store} here="run" />
     ${store.error && html`<${Problem} error=${store.error} />`}
-    <${Bar} counts=${run.counts} total=${run.counts.total} label="tasks" />
+    <${Bar} counts=${settledCounts(run.counts, run.ended !== null)} total=${run.counts.total} label="tasks" />
     <${Figures} store=${store} />
     <div class="run-body"><div class="run-left">
       <${Attention} store=${store} />
@@ -133,8 +133,8 @@ function Domains({ run, query }) {
   const printing = usePrinting();
   if (!domains.length) return null;
   const shown = all || printing ? domains : domains.slice(0, 14);
-  return html`<${Panel} title="Domains" id="domains-head"><div class="scroll-x"><table><thead><tr><th scope="col">domain</th><th scope="col" class="wide">95% interval</th><th scope="col" class="r">success</th><th scope="col" class="r">done</th></tr></thead><tbody>
-    ${shown.map(([name, pass, fail, broken, total, rate, low, high]) => html`<tr key=${name}><th scope="row"><button type="button" class="plain" aria-pressed=${query.get("domain") === name ? "true" : "false"} onClick=${() => setQuery({ domain: query.get("domain") === name ? null : name })}><${Text} most=${40}>${name || "none"}</${Text}></button></th><td class="wide"><${Interval} rate=${rate} low=${low} high=${high} /></td><td class="r"><${Rate} rate=${rate} low=${low} high=${high} /></td><td class="r">${count(pass + fail + broken)}<span class="quiet">/${count(total)}</span></td></tr>`)}
+  return html`<${Panel} title="Domains" id="domains-head"><div class="scroll-x"><table><thead><tr><th scope="col">domain</th><th scope="col" class="wide" title="95% interval of the success rate">interval</th><th scope="col" class="r">success</th><th scope="col" class="r">done</th></tr></thead><tbody>
+    ${shown.map(([name, pass, fail, broken, total, rate, low, high]) => html`<tr key=${name}><th scope="row"><button type="button" class="plain" aria-pressed=${query.get("domain") === name ? "true" : "false"} onClick=${() => setQuery({ domain: query.get("domain") === name ? null : name })}><${Text} most=${40}>${name || "none"}</${Text}></button></th><td class="wide"><${Interval} rate=${rate} low=${low} high=${high} /></td><td class="r"><${Rate} rate=${rate} low=${low} high=${high} /></td><td class="r">${count(pass + fail + broken)}${pass + fail + broken < total && html`<span class="quiet">/${count(total)}</span>`}</td></tr>`)}
   </tbody></table></div>${domains.length > shown.length && html`<button type="button" onClick=${() => setAll(true)}>all ${count(domains.length)}</button>`}</${Panel}>`;
 }
 

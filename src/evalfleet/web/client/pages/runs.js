@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useState } from "../base.js";
 import { count, duration, plain, usd } from "../format.js";
 import { keys } from "../keys.js";
-import { At, Bar, Problem, Rate, Skeleton, Unknown, useDocument } from "../parts.js";
+import { At, Bar, Problem, Rate, Skeleton, Unknown, settledCounts, useDocument } from "../parts.js";
 import { go, link, setQuery } from "../route.js";
 import { Table } from "../store.js";
 
@@ -51,7 +51,7 @@ export function RunsPage({ query }) {
 
 function RunRow({ run, selected, picked, pick }) {
   const done = (run.pass ?? 0) + (run.fail ?? 0) + (run.broken ?? 0);
-  const counts = { pass: run.pass, fail: run.fail, broken: run.broken, running: run.running, waiting: run.waiting };
+  const counts = settledCounts({ pass: run.pass, fail: run.fail, broken: run.broken, running: run.running, waiting: run.waiting }, run.ended !== null);
   const about = [run.benchmark, run.agent, run.model].filter(Boolean).map((word) => plain(word, 60)).join(" · ");
   return html`<li id=${`run-${run.name}`} class=${`run-row ${selected ? "selected" : ""}`}>
     <label class="pick"><input type="checkbox" checked=${picked} onChange=${() => pick(run.name)} aria-label=${`compare ${plain(run.name, 80)}`} /></label>
