@@ -167,12 +167,15 @@ class SshKeys:
     def __init__(self, folder: Path, login_key: str) -> None:
         self._folder = folder
         self._login_key = Path(login_key) if login_key else folder / "id_ed25519"
+        self._login_pair: KeyPair | None = None
         self._public: dict[MachineId, str] = {}
         """Host keys that were read: every listing asks for them."""
 
     def login(self) -> KeyPair:
         """The key by which machines let us in: the user's own, or one that is made here."""
-        return _read_or_make(self._login_key)
+        if self._login_pair is None:  # every machine needs it, and to read it takes some milliseconds
+            self._login_pair = _read_or_make(self._login_key)
+        return self._login_pair
 
     def of_host(self, machine: MachineId) -> KeyPair:
         """The machine's host key; made if there is none yet."""
