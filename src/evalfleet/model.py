@@ -794,6 +794,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     earlier versions."""
     promise: Promise | None = None
     """What was expected of it; None: too little was known."""
+    evictions_an_hour: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Spot offer -> how often its machines were taken back in earlier runs, where there were some."""
 
 
 Severity = Literal["info", "warning", "critical"]

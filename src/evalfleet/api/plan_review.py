@@ -64,7 +64,9 @@ def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offe
         chances.runs,
         round(_machine_s(chances, offers[0], plan.limits.workers), 3),
     )
-    return replace(resolved, plan=msgspec.structs.replace(plan, promise=promise))
+    rates = {offer.key: math.prod(chances.evictions_an_hour(offer)) for offer in offers if offer.spot}
+    known = {key: round(rate, 4) for key, rate in rates.items() if key in chances.spot}
+    return replace(resolved, plan=msgspec.structs.replace(plan, promise=promise, evictions_an_hour=known))
 
 
 def _job(plan: Plan, tasks: tuple[Task, ...], offers: Sequence[Offer], chances: Chances) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
@@ -11,7 +12,7 @@ from evalfleet.state import RESTART, Block, Circuit, RunState, scopes
 
 from .allowances import at_once
 from .limits import any_task_s, grant_s, never_long_enough, time_is_short, worthwhile
-from .pace import comes_too_late, workers
+from .pace import comes_too_late, machine_s, task_s, workers
 from .schedule import does, live_that_do, most_first, surplus
 from .silence import proven_online
 
@@ -126,7 +127,7 @@ def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[O
         full = offer.capacity is not None and state.live_by_offer[offer.key] >= offer.capacity
         if full or offer.place in fresh or _shut(state, now, offer) or _too_short(state, now, offer):
             continue
-        if not _tired(state, offer):
+        if not _tired(state, offer) and not _loses_more(state, offer, offers):
             fresh[offer.place] = offer
             if not state.plan.ordered:
                 break
@@ -168,6 +169,21 @@ def _tired(state: RunState, offer: Offer) -> bool:
         return False
     most = max(RUN_EVICTIONS, state.limits.workers // 4)
     return state.evictions[offer.key] >= OFFER_EVICTIONS or state.evictions.total() >= most
+
+
+def _loses_more(state: RunState, offer: Offer, offers: Sequence[Offer]) -> bool:
+    """Is a spot offer dearer than a regular one, by the work that earlier runs lost on its machines?
+
+    An eviction loses half a task, on average, and the boot of the machine that comes instead. A regular offer
+    that is not there costs nothing to compare with.
+    """
+    rate = state.plan.evictions_an_hour.get(offer.key)
+    task, boot = task_s(state), machine_s(state)
+    if not offer.spot or not rate or task is None:
+        return False
+    lost_h = (task / 2 + (boot or 0.0)) / 3600
+    regular = min((each.usd_per_hour for each in offers if not each.spot), default=math.inf)
+    return offer.usd_per_hour * (1 + rate * lost_h) > regular
 
 
 def _blocks(state: RunState, offer: Offer) -> list[Block]:
