@@ -36,10 +36,16 @@ def settings(batch: StandIn, *, inside: bool = False, **more: Any) -> AzureBatch
 
 
 def place(
-    batch: StandIn, home: Path, *, inside: bool = False, home_id: str = HOME, **more: Any
+    batch: StandIn,
+    home: Path,
+    *,
+    inside: bool = False,
+    home_id: str = HOME,
+    name_of_place: str = "batch",
+    **more: Any,
 ) -> AzureBatchPlace:
     context = PlaceContext(home, home_id, {}, batch.service_principal(inside=inside), home)
-    return AzureBatchPlace.make("batch", settings(batch, inside=inside, **more), context)
+    return AzureBatchPlace.make(name_of_place, settings(batch, inside=inside, **more), context)
 
 
 def offer(*, spot: bool = False) -> Offer:

@@ -27,7 +27,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.places.azure import AzurePlace
+from evalfleet.ports import Place
 from evalfleet.state import RunState
 from tests.waiting import PATIENCE_S, until_seen
 
@@ -58,7 +58,7 @@ class Sleepy:
 class Stage:
     """One run, under way while the test's `act` is; ended afterwards."""
 
-    def __init__(self, place: AzurePlace, home: Path, workers: int, seconds: list[float]) -> None:
+    def __init__(self, place: Place, home: Path, workers: int, seconds: list[float]) -> None:
         self._store = Store.open(home)
         limits = Limits(workers=workers)
         plan = Plan(RUN, "sleepy", ("azure",), limits=limits, home=self._store.home_id[:6])
