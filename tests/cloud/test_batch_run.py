@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from standins.azure_batch import StandIn
 from standins.cloud.hosts import Hosts
 from tests.cloud import batch_places
 from tests.cloud.running import Stage, when
+from tests.desk import Desk
+from tests.docs.pages import ROOT, File, steps
 from tests.waiting import until, until_async
 
 CANNOT = Lab.missing()
@@ -80,4 +84,24 @@ def test_a_node_without_kvm_is_refused_by_trying_it(batch: StandIn, tmp_path: Pa
     with batch.hosts.lab.inside():
         gone = asyncio.run(main())
     assert "/dev/kvm" in gone.detail
+    until(lambda: not batch.left(), "nothing is left")
+
+
+def test_what_the_page_tells_to_type_works(batch: StandIn, tmp_path: Path) -> None:
+    page = ROOT / "docs/azure-batch.md"
+    environ = batch.service_principal(inside=True)
+    at = Desk(tmp_path, tmp_path / "results", environ, prefix=batch.hosts.lab.prefix)
+    for step in steps(page):
+        if isinstance(step, File):
+            (tmp_path / step.name).write_text(step.content)
+    here = {"endpoint": batch.endpoint_inside, "management": batch.endpoint_inside, "ca": str(batch.ca)}
+    lines = "".join(f'{key} = "{value}"\n' for key, value in here.items()) + "poll_s = 0.2\nsettle_s = 0.5\n"
+    (tmp_path / "evalfleet.toml").write_text((tmp_path / "evalfleet.toml").read_text() + lines)
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    commands = [shlex.split(line, comments=True)[1:] for block in blocks for line in block.splitlines()]
+    assert len(commands) >= 4
+    for command in commands:
+        done = at(*command)
+        assert done.code == 0, (command, done)
+    assert at.results("first")["scored"] == 3
     until(lambda: not batch.left(), "nothing is left")

@@ -58,6 +58,7 @@ FIGURES = {
     "hal-fleet": {"lines", "scores", "machines_left", "counted"},
     "hal-plan": {"10_tasks_of_5_min", "spot_off", "counted"},
     "slurm-leak": {"crash_points", "counted", "jobs_left", "steps_left", "files_left", "processes_left"},
+    "service-leak": {"crash_points", "counted", "resources_left", "pools_left_alone", "billed_s_past_expiry"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {
@@ -101,6 +102,7 @@ AGAINST = {
     "hal-fleet": set[str](),
     "hal-plan": set[str](),
     "slurm-leak": set[str](),
+    "service-leak": set[str](),
     "azure-leak": set[str](),
 }
 NEED_LAB = (
@@ -140,6 +142,7 @@ NIGHTLY = (
     "mailbox",
     "policies",
     "report-html",
+    "service-leak",
     "slurm-leak",
     "store",
     "watching",
