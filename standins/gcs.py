@@ -69,6 +69,12 @@ class CloudStorage:
             "STORAGE_EMULATOR_HOST": self.url,
         }
 
+    def plant(self, bucket: str, name: str, content: bytes) -> None:
+        """Put an object there, as somebody else would."""
+        with self.lock:
+            self.buckets[bucket][name] = content
+            self.generations[bucket, name] = next(self.numbers)
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self

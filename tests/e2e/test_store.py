@@ -252,6 +252,26 @@ def test_a_store_that_cannot_be_used_is_refused_in_one_line(
     assert not fleet.records()
 
 
+def test_a_bucket_that_is_absent_read_only_or_reserved_by_another_home_is_refused_in_one_line(
+    fleet: Fleet, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.bench(tasks(1))
+    with CloudStorage("bucket", "read-only") as storage:
+        storage.read_only.add("read-only")
+        storage.plant("bucket", "x/r/run.json", b'{"run": "r", "home": "another", "host": "there"}')
+        for name, value in storage.environ(fleet.folder).items():
+            monkeypatch.setenv(name, value)
+        for url, told in (
+            ("gs://absent/x", "there is no such bucket: make it first"),
+            ("gs://read-only/x", "we may not use it with these credentials"),
+            ("gs://bucket/x", "is another home's run: choose another --name"),
+        ):
+            assert told in say("run", "./b.toml", "--name", "r", "--store", url, code=2)
+        assert len(storage.buckets["bucket"]) == 1
+    assert not fleet.records()
+    assert not fleet.starts()
+
+
 def test_a_run_that_is_over_is_whole_in_the_store_and_no_other_gets_its_name(
     fleet: Fleet, say: Callable[..., str], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
