@@ -23,6 +23,8 @@ BENCHES: dict[str, str] = {
     "startup": "CPU seconds until the command line answers",
     "ls": "1,000 runs listed by `evalfleet ls`, and one run's journal checked by `evalfleet verify`",
     "sim-scale": "100,000 tasks on 1,000 machines, simulated; what an event costs",
+    "tiers": "154 tasks, simulated, whose first place fails half its jobs and goes away; 1,000 such runs",
+    "stuck": "hangs of managed compute, simulated: until noticed, and until the task runs elsewhere",
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
     "makespan": "how near the schedules come to the shortest possible run",
     "waa-plan": "time and machine cost of Windows Agent Arena on 1 to 40 machines, simulated",

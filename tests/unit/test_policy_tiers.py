@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from evalfleet.events import CircuitChanged, Event, MachineCondemned, decode, encode
-from evalfleet.model import Cause, Offer, Plan
+from evalfleet.model import Cause, Offer, Plan, after
 from evalfleet.policy.tiers import in_order
 from evalfleet.state import Circuit, RunState, apply
 
@@ -110,6 +110,7 @@ def test_one_machine_is_tried_later_and_brings_the_place_back() -> None:
     assert places_of(run) == {"cloud": 1, "mine": 1}, "much is left: one makes room for the probe"
     run.ready()
     probe = next(iter(run.state.circuits["mine"].machines))
+    assert changes(run.score(next(iter(run.machine(probe).open)))) == []
     decided = run.score(next(iter(run.machine(probe).open)))
     assert changes(decided) == [("mine", "closed")]
     other = next(a.id for a in run.state.attempts.values() if a.outcome is None and a.machine != probe)
@@ -225,3 +226,11 @@ def test_machines_are_replaced_up_to_a_limit() -> None:
     assert run.state.stop is not None
     assert len(run.state.machines) == 13
     assert "13 of its machines failed and 0 attempts worked there" in run.state.stop.detail
+
+
+def test_a_place_where_nothing_is_ready_for_ten_minutes_is_left_after_one_machine() -> None:
+    run = two_places(workers=1)
+    run.now = after(run.now, 600.0)
+    decided = run.lose(next(iter(run.state.coming)), Cause.BOOT)
+    assert changes(decided) == [("mine", "open")]
+    assert places_of(run) == {"cloud": 1}

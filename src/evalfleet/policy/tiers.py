@@ -24,11 +24,14 @@ FAILING = 5
 IN_A_ROW = 4
 MACHINES_IN_A_ROW = 3
 """It is left, too, after so many failures in a row, or so many machines that never were ready."""
+WASTED_S = 600.0
+"""It is left, too, if machines that never were ready have taken so long, and none there is ready."""
 UNFIT = 0.3
 """It is left, too, if this part of all that ran there failed, and a task broke for good that broke nowhere
 else."""
 PROBES = 3
-"""A place that was left again and again is trusted again after so many attempts in a row worked."""
+"""A place that was left again and again is trusted again after so many attempts worked; the first time, after
+two."""
 TELLING = 5
 """With fewer outcomes than this, nobody knows how a place does."""
 BETTER = 0.5
@@ -94,7 +97,7 @@ def _for_good(state: RunState, circuit: Circuit) -> str:
 
 
 def _probed(state: RunState, now: Micros, place: str, circuit: Circuit) -> CircuitChanged | None:
-    if circuit.probe_worked >= min(PROBES, circuit.opened):
+    if circuit.probe_worked >= min(PROBES, 1 + circuit.opened):
         return CircuitChanged(place, "closed", "one machine was tried, and works")
     if circuit.probe_failed:
         return _opened(state, now, place, circuit, f"one machine was tried: {circuit.probe_failed}")
@@ -111,6 +114,9 @@ def _opened(state: RunState, now: Micros, place: str, circuit: Circuit, why: str
 def _why_left(state: RunState, circuit: Circuit) -> str:
     if circuit.never_ready >= MACHINES_IN_A_ROW:
         many = f"{circuit.never_ready} machines in a row never were ready"
+        return f"{many}; the last one, {circuit.last_failure}"
+    if circuit.wasted_s >= WASTED_S and not any(machine in state.ready for machine in circuit.machines):
+        many = f"no machine was ready there, after {circuit.wasted_s:.0f} s"
         return f"{many}; the last one, {circuit.last_failure}"
     if circuit.gave_up and circuit.failures >= max(RISING, UNFIT * circuit.outcomes):
         task = next(iter(circuit.gave_up))

@@ -4,12 +4,14 @@ work."""
 from __future__ import annotations
 
 from evalfleet import events as ev
-from evalfleet.model import Broken, Cause, Micros
+from evalfleet.model import Broken, Cause, Micros, seconds_between
 
 from .nouns import RECENT, Circuit, MachinePhase, MachineState, RunState, TaskState
 
 SHAKY = 3
 """With so many failures among its newest outcomes a place is looked at."""
+PROBATION = 2
+"""A place that was left and is trusted again begins with so many failures."""
 SPARE_MACHINES = 10
 """A place may lose so many machines, twice as many as there are workers, and as many as tasks were scored."""
 _SAYS_NOTHING = frozenset({Cause.CANCELLED, Cause.MODEL, Cause.GRADING, Cause.EVICTED})
@@ -47,9 +49,9 @@ def circuit_changed(state: RunState, at: Micros, event: ev.CircuitChanged) -> No
             state.canary_breaks.clear()
             state.first_broken.clear()
         case "closed":
+            circuit.recent = [True] * PROBATION if circuit.opened else []
             circuit.opened = 0
-            circuit.recent.clear()
-            circuit.never_ready = 0
+            circuit.never_ready, circuit.wasted_s = 0, 0.0
             for machine in circuit.machines:
                 _release(state, state.machines[machine])
         case "draining":
@@ -93,7 +95,7 @@ def machine_joined(state: RunState, machine: MachineState) -> None:
 def machine_works(state: RunState, machine: MachineState) -> None:
     """It is ready. One that was mended meanwhile takes no work at a place that was left."""
     circuit = state.circuits[machine.offer.place]
-    circuit.never_ready = 0
+    circuit.never_ready, circuit.wasted_s = 0, 0.0
     if circuit.phase == "open" and circuit.probe != machine.id:
         state.draining[machine.id] = None
 
@@ -123,7 +125,9 @@ def machine_failed(
                 circuit.probe_failed = event.detail
             return
     circuit.failed_machines += event.cause is not Cause.PROVISIONING  # then there was none
-    circuit.never_ready += was != "ready"
+    if was != "ready":
+        circuit.never_ready += 1
+        circuit.wasted_s += seconds_between(machine.billed_at, at)
     _failed(state, at, machine, circuit, f"{event.cause}: {event.detail}")
 
 
@@ -178,7 +182,7 @@ def gave_up(state: RunState, known: TaskState) -> None:
 def _look(state: RunState, place: str, circuit: Circuit) -> None:
     """Keep the place among those about which something may be to decide, as long as that is so."""
     several = len(state.plan.places) > 1
-    failing = sum(circuit.recent) >= SHAKY or circuit.phase != "closed" or circuit.gave_up
+    failing = sum(circuit.recent) >= SHAKY or circuit.phase != "closed" or circuit.gave_up or circuit.wasted_s
     used_up = circuit.failed_machines > replaceable(state, circuit)
     if used_up or (several and (failing or circuit.owed or circuit.refused)):
         state.shaky[place] = None

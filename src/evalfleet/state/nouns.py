@@ -218,6 +218,7 @@ class Circuit(Struct, eq=False):
     outcomes: int = 0
     failures: int = 0
     never_ready: int = 0  # machines that failed before they were ready, since one was
+    wasted_s: float = 0.0  # what those took until they were given up
     failed_machines: int = 0
     proofs: int = 0  # attempts that were scored or answered
     failing_since: Micros = 0  # when the first of the failures in `recent` was
