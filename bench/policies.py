@@ -2,6 +2,8 @@
 
 154 tasks of six kinds of durations, on 1 to 100 machines, with and without faults.
 
+`python -m bench.policies FIGURES.json` draws what `python -m bench policies --json` has printed, as SVG.
+
 Runs are drawn as `evalfleet plan` draws them, by the real policy. A ratio is the time until the last result
 over max(sum / machines, longest), both without boots; a run with faults is held against the same bound. The
 cost is that of machines that are paid by the second and let go when nothing is left for them, over the sum
@@ -10,9 +12,11 @@ of all tasks.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -169,3 +173,61 @@ def _draw(case: Case, seed: int) -> tuple[float, float]:
     if not drawn.done:
         raise RuntimeError(f"{case} left a task without a score")
     return drawn.seconds / bound(seconds, case.workers), drawn.machines_usd / sum(seconds)
+
+
+# -- the picture of the docs -------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 320, 50, 20, 190, 40
+COLOURS = {
+    "default_known": "#1b7837",
+    "default_unknown": "#2166ac",
+    "fifo": "#762a83",
+    "round_robin": "#e08214",
+    "slices": "#b2182b",
+}
+
+
+def svg(figures: Figures) -> str:
+    """Time over the bound by the number of machines: lines without faults, dashed ones with them."""
+    counts = [int(key.partition("_")[0]) for key in figures["round_robin"] if key.endswith("_workers")]
+    top = max(
+        figures[name][f"{n}_workers"]["faults"]["time"] for name in COLOURS if name in figures for n in counts
+    )
+
+    def point(count: int, ratio: float) -> str:
+        x = LEFT + (WIDTH - LEFT - RIGHT) * math.log(count) / math.log(counts[-1])
+        y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (ratio - 1) / (top - 1)
+        return f"{x:.1f},{y:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
+        ' font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    for count in counts:
+        x, y = point(count, 1.0).split(",")
+        parts.append(f'<text x="{x}" y="{float(y) + 18:.1f}" text-anchor="middle">{count}</text>')
+    for tick in range(10, math.floor(10 * top) + 1, 2):
+        x, y = point(1, tick / 10).split(",")
+        line = f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" stroke="#ddd"/>'
+        parts.append(
+            f'{line}<text x="{float(x) - 8:.1f}" y="{float(y) + 4:.1f}" text-anchor="end">{tick / 10}</text>'
+        )
+    for n, (name, colour) in enumerate((name, each) for name, each in COLOURS.items() if name in figures):
+        for kind, dash in (("calm", ""), ("faults", ' stroke-dasharray="4 4"')):
+            points = " ".join(point(c, figures[name][f"{c}_workers"][kind]["time"]) for c in counts)
+            parts.append(
+                f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
+            )
+        y = TOP + 20 * n + 10
+        parts.append(
+            f'<text x="{WIDTH - RIGHT + 15}" y="{y}" fill="{colour}">{name.replace("_", " ")}</text>'
+        )
+    parts.append(
+        f'<text x="{LEFT}" y="{HEIGHT - 6}">machines; time over the bound, dashed: with faults</text></svg>'
+    )
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as told:
+        print(svg(json.load(told)["figures"]), end="")
