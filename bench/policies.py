@@ -218,9 +218,9 @@ def svg(figures: Figures) -> str:
             parts.append(
                 f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
             )
-        y = TOP + 20 * n + 10
+        at = TOP + 20 * n + 10
         parts.append(
-            f'<text x="{WIDTH - RIGHT + 15}" y="{y}" fill="{colour}">{name.replace("_", " ")}</text>'
+            f'<text x="{WIDTH - RIGHT + 15}" y="{at}" fill="{colour}">{name.replace("_", " ")}</text>'
         )
     parts.append(
         f'<text x="{LEFT}" y="{HEIGHT - 6}">machines; time over the bound, dashed: with faults</text></svg>'

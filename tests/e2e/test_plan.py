@@ -62,12 +62,12 @@ def test_promises_that_nothing_keeps_and_bad_numbers_are_one_line(fleet: Fleet) 
         assert wrong.code == 2
         assert told in wrong.err
         assert wrong.err.count("\n") == 1
-    for words, told in (
+    for more, told in (
         ((), "--workers auto needs something to choose by: a --deadline, a --budget or both"),
         (("--deadline", "1h", "--schedule", "slices"), "--schedule slices must know how many workers"),
         (("--deadline", "0"), "--deadline is '0'"),
     ):
-        wrong = fleet("run", "b.toml", "--workers", "auto", *words)
+        wrong = fleet("run", "b.toml", "--workers", "auto", *more)
         assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err
         assert told in wrong.err
     assert fleet("run", "b.toml", "--workers", "auto", "--deadline", "10m").code == 0
