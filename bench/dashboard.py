@@ -1,8 +1,10 @@
 """The dashboard's server: how soon a browser has what it shows, and what a hundred watchers cost.
 
-A run of 10,000 and one of 100,000 tasks are asked for three times: when nobody has ever looked at them (they
-are folded), from a server that was just started (what was summed up is kept), and again. Then a live run is
-written as fast as given, and 100 streams are read: the time from an event being durable to its arrival.
+A run of 10,000 and one of 100,000 tasks are asked for three times, by a program and by a browser:
+`never_seen`, by a server that was just started, when nobody has ever looked at them (they are folded; the aim
+for cold is of this); `kept`, by one that was just started, when what was summed up is there; `warm`, again.
+Then a live run is written as fast as given, and 100 streams are read: the time from an event being durable to
+its arrival.
 A real browser opens the same runs, and keeps one open while an hour's events are replayed in two minutes.
 CPU seconds are told beside wall clock, which says more only on a quiet computer.
 
@@ -55,6 +57,7 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.web.server import CLIENT
+from evalfleet.web.watched import KEPT
 
 from .browser import Tab
 from .ls import run_events
@@ -89,10 +92,11 @@ def run(quick: bool) -> Result:
                 aims[f"runs_{when}_cpu_s"] = below(cpu_s, 0.3)
         for size in sizes:
             figures[f"tasks_{size}"] = found = _sized(space, store, size)
-            aims[f"tasks_{size}.cold_cpu_s"] = below(found["cold_cpu_s"], 1.0 if size < 100_000 else 4.0)
-            aims[f"tasks_{size}.warm_cpu_s"] = below(found["warm_cpu_s"], 1.0)
-            for when, most in (("cold", 1.0 if size < 100_000 else 4.0), ("warm", 1.0)):
+            cold_s = 1.0 if size < 100_000 else 4.0
+            for when, most in (("never_seen", cold_s), ("kept", cold_s), ("warm", 1.0)):
+                aims[f"tasks_{size}.{when}_cpu_s"] = below(found[f"{when}_cpu_s"], most)
                 aims[f"tasks_{size}.page_{when}_cpu_s"] = below(found[f"page_{when}_cpu_s"], most)
+            aims[f"tasks_{size}.never_seen_rss_mb"] = below(found["never_seen_rss_mb"], 200)
         seconds, watchers = (2.0, 5) if quick else (WATCHED_S, WATCHERS)
         figures["watched"] = watched = asyncio.run(_watched(space, store, watchers, seconds))
         aims["watched.p95_s"] = below(watched["p95_s"], 1.0)
@@ -177,20 +181,22 @@ def _sized(space: Workspace, store: Store, size: int) -> Figures:
     (space.home / name).mkdir()
     path, found = f"/api/runs/{name}", Figures()
     with _Server(space) as server:
-        found["first_s"], found["first_cpu_s"], found["gzip_bytes"] = server.get(path)
+        found["never_seen_s"], found["never_seen_cpu_s"], found["gzip_bytes"] = server.get(path)
+        found["never_seen_rss_mb"] = rounded(server.rss_mb())
         found["warm_s"], found["warm_cpu_s"], _ = server.get(path)
-        found["rss_mb"] = rounded(server.rss_mb())
     with _Server(space) as server:
-        found["cold_s"], found["cold_cpu_s"], _ = server.get(path)
-        found["cold_rss_mb"] = rounded(server.rss_mb())
-    with _Server(space) as server, Tab() as tab:
-        for when in ("cold", "warm"):
-            token = f"?token={server.token}" if when == "cold" else ""
-            before = server.cpu_s()
-            page = tab.load(f"http://127.0.0.1:{server.port}/runs/{name}{token}")
-            found[f"page_{when}_s"] = page["wall_s"]
-            found[f"page_{when}_cpu_s"] = rounded(page["page_cpu_s"] + server.cpu_s() - before)
-        found["tab_mb"] = rounded(tab.memory_mb())
+        found["kept_s"], found["kept_cpu_s"], _ = server.get(path)
+        found["kept_rss_mb"] = rounded(server.rss_mb())
+    (space.home / name / KEPT).unlink()
+    for whens in (("never_seen",), ("kept", "warm")):
+        with _Server(space) as server, Tab() as tab:
+            for when in whens:
+                token = "" if when == "warm" else f"?token={server.token}"
+                before = server.cpu_s()
+                page = tab.load(f"http://127.0.0.1:{server.port}/runs/{name}{token}")
+                found[f"page_{when}_s"] = page["wall_s"]
+                found[f"page_{when}_cpu_s"] = rounded(page["page_cpu_s"] + server.cpu_s() - before)
+            found["tab_mb"] = rounded(tab.memory_mb())
     return found
 
 

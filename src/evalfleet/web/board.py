@@ -318,16 +318,17 @@ def _table(
     `others`: the columns whose entries are the keys of another table.
     """
     numbers = {column: _Numbers(others.get(column, ())) for column in dictionaries}
-    pieces: list[bytes] = []
+    encoded = bytearray()
     while some := list(islice(rows, 2000)):
         for column, entries in numbers.items():
             at = columns.index(column)
             for row in some:
                 row[at] = entries[row[at]]
-        pieces.append(msgspec.json.encode(some)[1:-1])
+        encoded += b"," if encoded else b"["
+        encoded += msgspec.json.encode(some)[1:-1]
     return {
         "columns": columns,
-        "rows": msgspec.Raw(b"[" + b",".join(pieces) + b"]"),
+        "rows": msgspec.Raw(encoded + b"]" if encoded else b"[]"),
         "dictionaries": {
             column: f"{column}s" if column in others else entries.entries()
             for column, entries in numbers.items()
