@@ -97,9 +97,10 @@ class TestBlobs:
     environ: ClassVar[Mapping[str, str]]
 
     @pytest.fixture(scope="class", autouse=True)
-    def _server(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    @classmethod
+    def _server(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with azurite(tmp_path_factory.mktemp("azurite")) as environ:
-            type(self).environ = environ
+            cls.environ = environ
             yield
 
     def harness(self) -> Harness:
