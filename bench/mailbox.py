@@ -133,7 +133,7 @@ async def _measure(
             "cpu_ms": rounded(1000 * cpu_s / len(delays), 2),
         }
         if storage is not None:
-            figures["requests"] = rounded(used / len(delays), 1)
+            figures["requests"] = rounded(used / len(delays), 3)
             figures["idle_requests_a_minute"] = await _idle(storage, machines)
         for run in runs:
             await run.channel.close()
@@ -148,7 +148,7 @@ async def _idle(storage: Storage, machines: int) -> float:
     seconds = 20.0
     before = storage.requests()
     await asyncio.sleep(seconds)
-    return rounded((storage.requests() - before) * 60 / seconds / machines, 1)
+    return rounded((storage.requests() - before) * 60 / seconds / machines, 3)
 
 
 class _Machine:

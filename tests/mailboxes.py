@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from evalfleet.model import Machine, MachineId, Offer
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
 from standins.gcs import CloudStorage
+from tests.pythons import python_3_8
 
 QUICK_S = (0.02, 0.2)
 NODE = """\
@@ -32,6 +34,12 @@ from supervisor.mailbox import Relay, open_post, take_way
 program, directory, way, *pace_s = sys.argv[1:]
 Relay(open_post(take_way(way)), read_key(directory), directory, *map(float, pace_s)).run()
 """
+
+
+@cache
+def _python() -> str:
+    """As old as those of machines may be, if there is one here."""
+    return python_3_8() or sys.executable
 
 
 class Nodes:
@@ -48,7 +56,7 @@ class Nodes:
             path = directory / "way"
             path.write_text(json.dumps(way))
             path.chmod(0o600)
-            argv = (sys.executable, "-I", "-S", "-c", NODE, str(self._program), str(directory), str(path))
+            argv = (_python(), "-I", "-S", "-c", NODE, str(self._program), str(directory), str(path))
             self._running[str(directory)] = subprocess.Popen((*argv, *map(str, self.pace_s)))
 
     def end(self, directory: Path) -> None:

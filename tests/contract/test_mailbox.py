@@ -21,12 +21,12 @@ from evalfleet.testing.harness import raised
 from standins.gcs import CloudStorage
 from tests.azurite import azurite, signature
 from tests.mailboxes import MailboxPlace, Nodes, Store, StorePlace, cloud_storage
-from tests.waiting import PATIENCE_S, until_async
+from tests.waiting import PATIENCE_S, SLOWNESS, until_async
 
 
 class MailboxHarness(ShellHarness):
-    unit_s = 0.4
-    silent_s = 10.0
+    unit_s = 0.4 * SLOWNESS
+    silent_s = 10.0 * SLOWNESS
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +41,8 @@ class MailboxHarness(ShellHarness):
 
 
 class StoreHarness(MailboxHarness):
+    unit_s = 1.0 * SLOWNESS  # a job must last until another controller has got through
+
     def __init__(self) -> None:
         super().__init__()
         self.storage = CloudStorage("bucket")
@@ -78,6 +80,8 @@ class TestAllOfStore(ChannelContract):
 
 class BlobHarness(MailboxHarness):
     """A bucket of another cloud, with a signature that allows to read and to create, and nothing else."""
+
+    unit_s = 1.0 * SLOWNESS
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__()

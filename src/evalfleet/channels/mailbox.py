@@ -313,6 +313,8 @@ class MailTransport(asyncio.WriteTransport):
                 self.code = code
                 self._hang_up()
             self._wake.set()
+            if len(payload) < PAYLOAD_BYTES and not self._over:
+                await asyncio.sleep(self._pace.next())  # what comes after it is seldom there yet
 
     def _forged(self, content: bytes) -> None:
         """Hand on what is no mail as the nonsense it is: a machine that repeats it is condemned."""

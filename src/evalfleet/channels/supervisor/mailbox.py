@@ -165,7 +165,10 @@ class FolderPost:
             os.stat(self.folder)  # raises, if all of it is away
             return None
         try:
-            return os.read(fd, OBJECT_CAP + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return b""
+            with open(fd, "rb", closefd=False) as file:
+                return file.read(OBJECT_CAP + 1)
         finally:
             os.close(fd)
 
@@ -357,6 +360,8 @@ class Relay:
                     self.receive(line, header, payload)
                 else:
                     self.hang_up(line, forget=True)  # somebody else writes there
+                if len(payload) < PAYLOAD_BYTES:
+                    break  # what comes after it is seldom there yet
 
     def opened(self, name: str, content: bytes) -> tuple[dict[str, Any], bytes]:
         """An empty header if it is no mail."""
