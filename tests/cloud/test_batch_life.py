@@ -247,6 +247,26 @@ def test_a_name_that_is_taken_by_others_is_refused_and_what_is_theirs_stays(
     until(lambda: not batch.left(), "all is gone")
 
 
+def test_a_pool_of_the_users_is_used_and_left_as_it_was(batch: StandIn, tmp_path: Path) -> None:
+    """A node that nothing leads to is told at once: waiting would not open its port."""
+    body = {"vmSize": "Standard_D4s_v5", "virtualMachineConfiguration": {}, "targetDedicatedNodes": 2}
+    batch.do(lambda: batch.service.add_pool("mine", body))
+    batch.paper.contents["wd/host-key"] = b"ssh-ed25519 AAAA"
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        assert (await seen(made, "pending")).start
+        assert "no inbound NAT for port 22" in (await seen(made, "gone")).detail
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, pool="mine")
+    until(lambda: batch.left() == ["mine"], "the job is gone, and the pool is there")
+    nodes = batch.do(lambda: [node.state for node in batch.service.pools["mine"].nodes.values()])
+    assert nodes == ["idle", "idle"]
+    found = examine(batch, tmp_path, pool="mine")["pool"]
+    assert (found.verdict, "NAT" in found.found) == ("bad", True)
+
+
 # -- before money is spent -------------------------------------------------------------------------
 
 

@@ -87,6 +87,7 @@ def test_a_node_without_kvm_is_refused_by_trying_it(batch: StandIn, tmp_path: Pa
     until(lambda: not batch.left(), "nothing is left")
 
 
+@pytest.mark.nightly
 def test_what_the_page_tells_to_type_works(batch: StandIn, tmp_path: Path) -> None:
     page = ROOT / "docs/azure-batch.md"
     environ = batch.service_principal(inside=True)
