@@ -46,7 +46,7 @@ def hangs() -> dict[str, Scenario]:
         "silent_death": replace(plain, troubles=(Trouble("service", away=((BEGINS_S, BEGINS_S + 1),)),)),
         "place_away": replace(plain, troubles=(Trouble("service", away=((BEGINS_S, 100_000.0),)),)),
         "api_away_ten_minutes": replace(plain, api_loss=Period(BEGINS_S, 600.0)),
-        "no_output": replace(plain, tasks=tasks, faults=replace(plain.faults, job_hangs=0.3)),
+        "no_output": replace(plain, tasks=tasks, faults=replace(plain.faults, job_hangs=0.1)),
         "machine_hangs": replace(
             plain, plan=_plan(("vms", "service")), faults=replace(plain.faults, hangs_from_boot=1.0)
         ),
