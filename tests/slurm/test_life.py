@@ -124,6 +124,22 @@ async def test_a_machine_waits_in_the_queue_unbilled_and_says_where(
         assert (up.ran_s or 0.0) < 60.0, "its wait counts"
 
 
+@pytest.mark.nightly
+async def test_a_queue_of_minutes_is_waited_for(
+    cluster: Cluster, full: Callable[[], None], tmp_path: Path
+) -> None:
+    async with site(cluster, tmp_path, boot_s=30.0) as at:
+        await at.create()
+        begun = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < begun + 150.0:
+            queued = await at.until_in("queued")
+            assert queued.ran_s == 0.0
+            await asyncio.sleep(5.0)
+        full()
+        up = await at.until_in("up")
+        assert (up.ran_s or 0.0) < 120.0, "its wait counts"
+
+
 async def test_a_held_job_waits_and_says_so(
     cluster: Cluster, full: Callable[[], None], tmp_path: Path
 ) -> None:
