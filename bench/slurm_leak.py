@@ -126,7 +126,7 @@ def place_of(folder: Path, home: str, environ: Mapping[str, str]) -> MortalPlace
 
 def home_of(folder: str | Path) -> str:
     """Jobs of all controllers are in one queue, where a home is told by its id."""
-    return f"lost{Path(folder).name}"
+    return f"l{int(Path(folder).name):05d}"
 
 
 def live(folder: str, environ: Mapping[str, str], point: Point) -> None:
@@ -168,7 +168,7 @@ async def adopt(folder: Path, environ: Mapping[str, str]) -> None:
 
 async def reap(folder: Path, environ: Mapping[str, str]) -> None:
     """Another home, an hour later."""
-    place = place_of(folder, f"other{folder.name}", environ)
+    place = place_of(folder, "others", environ)
     later = (time.time() + LATER_S) * 1e6
     for belonging in await place.belongings():
         if (

@@ -46,6 +46,8 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     machines: dict[str, Any] = {}
     for name in _folders(request["root"]):
         machines[name] = _look(os.path.join(request["root"], name))
+    if not machines:
+        _tidy(request["root"])  # who was about to do so may have been killed
     return {"machines": machines, "now": time.time()}
 
 
@@ -57,6 +59,8 @@ def survey_all(request: dict[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(PermissionError):  # of another user, with whom the folder is shared
             ours = [name for name in _folders(root) if _is_ours(root, home, name)]
             homes[home] = {name: _look(os.path.join(root, name)) for name in ours}
+            if not ours and _is_home(root, home):
+                _tidy(root)
     return {"homes": homes, "now": time.time()}
 
 
@@ -117,13 +121,26 @@ def remove(request: dict[str, Any]) -> dict[str, Any]:
             _remove_tree(folder, request["supervisor"])
     if os.path.isdir(folder):
         return {"error": f"{folder} cannot be removed"}
+    _tidy(root)
+    return {}
+
+
+def _tidy(root: str) -> None:
+    """A home without machines needs no folder."""
     with contextlib.suppress(OSError):
         if not _folders(root):
             for name in os.listdir(root):
                 if name.startswith("supervisor-"):
                     os.unlink(os.path.join(root, name))
             os.rmdir(root)
-    return {}
+
+
+def _is_home(root: str, home: str) -> bool:
+    """Is it a folder that a home has made here? Others may have folders there, too."""
+    with contextlib.suppress(OSError):
+        named = len(home) == 6 and home.isalnum() and home == home.lower()
+        return named and os.stat(root).st_mode & 0o777 == 0o700
+    return False
 
 
 def check(request: dict[str, Any]) -> dict[str, Any]:
