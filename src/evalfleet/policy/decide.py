@@ -66,9 +66,8 @@ def next_deadline(state: RunState, now: Micros) -> Micros | None:
             times.append(state.retries[later][0])
         times.extend(b.until for b in state.blocks.values() if not b.permanent and b.until > now)
         times.extend(c.until for c in map(state.circuits.__getitem__, state.shaky) if c.until > now)
-        again = pace.reconsidered_at(state)
-        if again is not None and pace.comes_too_late(state, now):
-            times.append(again)
+        if state.live < state.limits.workers and pace.comes_too_late(state, now):
+            times.append(pace.reconsidered_at(state) or now)
     return min(times, default=None)
 
 

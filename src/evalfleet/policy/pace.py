@@ -37,8 +37,10 @@ def comes_too_late(state: RunState, now: Micros) -> bool:
     gets its machine after all, once the fleet has been as it is for as long as a machine and a task take.
     """
     working, coming = len(state.ready) - len(state.silent), len(state.coming)
-    task, boot, until = task_s(state), machine_s(state), reconsidered_at(state)
-    if working <= 0 or task is None or boot is None or until is None or now >= until:
+    if working <= 0:
+        return False
+    task, boot = task_s(state), machine_s(state)
+    if task is None or boot is None or now >= after(state.fleet_changed_at, boot + task):
         return False
     work_s = task * (state.waiting + state.running / 2) / state.plan.slots
     others_end_s = (work_s + coming * boot) / (working + coming)
