@@ -19,7 +19,8 @@ from evalfleet.planning.plugins import PlugIn
 from evalfleet.ports import Check, Image
 from evalfleet.state import MachineState
 from evalfleet.views.compare import Comparison
-from evalfleet.views.documents import (
+from evalfleet.views.documents import Results, RunPlannedLine, TaskDetail, TasksPlannedLine, VerifiedStream
+from evalfleet.views.fleet_documents import (
     Aggregated,
     AnswerRow,
     BelongingRow,
@@ -40,14 +41,9 @@ from evalfleet.views.documents import (
     PricesDocument,
     ReapNotice,
     ReconcileDocument,
-    Results,
     ReviewDocument,
     RunNotice,
-    RunPlannedLine,
-    TaskDetail,
-    TasksPlannedLine,
     TunnelRow,
-    VerifiedStream,
     WorkerResults,
 )
 from evalfleet.views.format import iso

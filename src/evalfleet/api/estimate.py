@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evalfleet.model import MachineId, Needs, Offer
     from evalfleet.planning.plan import Resolved
     from evalfleet.ports import Made
-    from evalfleet.views.documents import EstimateDocument, PlanDocument
+    from evalfleet.views.fleet_documents import EstimateDocument, PlanDocument
 
 
 MACHINES_SHOWN = OFFERS_SHOWN = 8

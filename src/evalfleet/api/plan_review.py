@@ -33,7 +33,7 @@ from .home import list_runs
 from .planner import DRAWS, Job, Option, Range, forecasts, guessed_machine_s, job_of, range_document, span
 
 if TYPE_CHECKING:
-    from evalfleet.views.documents import ReviewDocument, ReviewRow
+    from evalfleet.views.fleet_documents import ReviewDocument, ReviewRow
 
 PROMISED_ATTEMPTS = 4000
 """So many attempts are drawn for a promise, which takes half a second."""

@@ -30,7 +30,7 @@ from evalfleet.views.format import plural, table, usd, whole_duration
 from .experience import GUESSED_SHARE, Basis, Chances, MachineTimes, chances_of, experience_of
 
 if TYPE_CHECKING:
-    from evalfleet.views.documents import ForecastDocument, OptionDocument, RangeDocument
+    from evalfleet.views.fleet_documents import ForecastDocument, OptionDocument, RangeDocument
 
 DRAWS = 60
 WORKERS = (1, 2, 5, 10, 20, 40)

@@ -31,7 +31,7 @@ from .run import Run
 if TYPE_CHECKING:
     from evalfleet.planning.plan import Resolved
     from evalfleet.views.compare import Comparison
-    from evalfleet.views.documents import PoolDocument
+    from evalfleet.views.fleet_documents import PoolDocument
 
 PathArg = str | os.PathLike[str]
 RunArg = str | Run

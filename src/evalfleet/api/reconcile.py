@@ -28,7 +28,7 @@ from evalfleet.views.format import table, usd
 from evalfleet.views.stats import machine_end, machine_usd
 
 if TYPE_CHECKING:
-    from evalfleet.views.documents import ReconcileDocument
+    from evalfleet.views.fleet_documents import ReconcileDocument
 
 HOME_TAG, POOL_TAG = "evalfleet-home", "evalfleet-pool"
 """What places write on all that they make: whose it is, and the run or pool that it was made for."""

@@ -49,7 +49,8 @@ from .run import Run
 
 if TYPE_CHECKING:
     from evalfleet.views.compare import Comparison
-    from evalfleet.views.documents import BelongingRow, Results, TaskResult
+    from evalfleet.views.documents import Results, TaskResult
+    from evalfleet.views.fleet_documents import BelongingRow
 
 CHUNK = 1000
 """Tasks an event: large enough to be few, small enough to read one by one."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evalfleet.api.places import FoundBelonging, FoundImage
     from evalfleet.planning.workspace import Workspace
     from evalfleet.ports import Image
-    from evalfleet.views.documents import BelongingRow
+    from evalfleet.views.fleet_documents import BelongingRow
 
 
 HEAD = ("place", "machine", "where", "owner", "expires", "parts", "to be reaped")

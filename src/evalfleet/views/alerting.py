@@ -34,7 +34,7 @@ from .format import iso
 from .progress import read_progress
 
 if TYPE_CHECKING:
-    from .documents import AlertNotice
+    from .fleet_documents import AlertNotice
 
 FILE = ".alerts.jsonl"
 LOOK_S = 5.0

@@ -32,7 +32,7 @@ from .tasks import aggregated, by_machine
 from .vm_pool_registry import REGISTRY, Fields, NoFields, Registrar, lend, worker_status
 
 if TYPE_CHECKING:
-    from .documents import Live, LiveWorker, Performance
+    from .fleet_documents import Live, LiveWorker, Performance
 
 LIVE = "parallel_live.json"
 RESULTS = "results.json"

@@ -32,7 +32,7 @@ from .format import iso, plural, usd
 from .results import results
 
 if TYPE_CHECKING:
-    from .documents import AlertNotice, BelongingRow, LeftMachine, NoticeHead, ReapNotice, RunNotice
+    from .fleet_documents import AlertNotice, BelongingRow, LeftMachine, NoticeHead, ReapNotice, RunNotice
 
 MARK = ".notify"
 COMMAND_S = 30.0

@@ -25,16 +25,8 @@ from .summary import summary
 from .tasks import in_order, outcome_word, task_usd
 
 if TYPE_CHECKING:
-    from .documents import (
-        Attempt,
-        MachineResult,
-        OutcomeDetails,
-        PoolMachineRow,
-        Results,
-        TaskDetail,
-        TaskFacts,
-        TaskResult,
-    )
+    from .documents import Attempt, MachineResult, OutcomeDetails, Results, TaskDetail, TaskFacts, TaskResult
+    from .fleet_documents import PoolMachineRow
 
 SHORT_S = 0.95
 """Steps that took less are of no interest."""

@@ -11,17 +11,8 @@ from evalfleet.names import hint, safe_name
 from .stats import mean_interval, pass_at, wilson
 
 if TYPE_CHECKING:
-    from .documents import (
-        Aggregated,
-        Figures,
-        PassAtK,
-        RepeatedTask,
-        Results,
-        TaskFacts,
-        TaskResult,
-        WorkerResults,
-        WorkerSummary,
-    )
+    from .documents import Figures, PassAtK, RepeatedTask, Results, TaskFacts, TaskResult
+    from .fleet_documents import Aggregated, WorkerResults, WorkerSummary
 
 SLOW = 10
 """The slowest of so many scored tasks are slow, and what was ended by its time limit."""

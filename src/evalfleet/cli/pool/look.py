@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .arguments import add_json, add_name
 
 if TYPE_CHECKING:
-    from evalfleet.views.documents import PoolDocument
+    from evalfleet.views.fleet_documents import PoolDocument
 
 LOOK_S = 0.3
 

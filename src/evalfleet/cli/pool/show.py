@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evalfleet.model import MachineId
     from evalfleet.named_pools import PoolView
     from evalfleet.state import RunState
-    from evalfleet.views.documents import PoolCost, PoolDocument
+    from evalfleet.views.fleet_documents import PoolCost, PoolDocument
 
 
 async def follow(pool: Pool) -> RunState:
