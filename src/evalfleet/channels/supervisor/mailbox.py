@@ -97,7 +97,7 @@ def opened(key: str, name: str, content: bytes) -> tuple[dict[str, Any], bytes]:
     if len(content) < SALT + MARK or not hmac.compare_digest(mark, _mark(key, name, body)):
         raise NoMail(f"{name} is not sealed with the machine's key")
     line, _, payload = _mixed(body[SALT:], key, body[:SALT]).partition(b"\n")
-    header = json.loads(line)
+    header: dict[str, Any] | None = json.loads(line)
     if not isinstance(header, dict):
         raise NoMail(f"{name} has no header")
     return header, payload
@@ -223,7 +223,8 @@ class HttpPost:
 
         query = self.way.get("query") or ""
         url = f"{self.way['url']}/{name}" + (f"?{query}" if query else "")
-        headers = {"Content-Type": "application/octet-stream", **(self.way.get("headers") or {}), **more}
+        own: dict[str, str] = self.way.get("headers") or {}
+        headers = {"Content-Type": "application/octet-stream", **own, **more}
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=HTTP_S) as answer:

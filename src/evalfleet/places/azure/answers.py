@@ -74,10 +74,10 @@ def _innermost_first(error: Json) -> Iterator[Problem]:
 
 def _words(error: Json) -> str:
     """The message; Batch's has a language, the number of the request below it, and the reason beside it."""
-    told = error.get("message", "")
+    told: object = error.get("message", "")
     if not isinstance(told, dict):
         return str(told)
-    first = str(table(told).get("value", "")).partition("\n")[0]
+    first = str(table(error["message"]).get("value", "")).partition("\n")[0]
     values = {str(each.get("key")): str(each.get("value")) for each in rows(error.get("values"))}
     about = [values[key] for key in ("PropertyName", "Reason") if values.get(key)]
     return f"{first.rstrip('.')}: {', '.join(about)}" if about else first

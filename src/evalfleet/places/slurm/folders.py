@@ -72,7 +72,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 def make(request: dict[str, Any]) -> dict[str, Any]:
     """A machine's folder, with its key, unless there are `most` others. Tells its job, if it has one."""
-    folder = os.path.join(request["root"], request["name"])
+    folder = f"{request['root']}/{request['name']}"
     most = request["most"]
     if most is not None and not os.path.isdir(folder) and len(_folders(request["root"])) >= most:
         return {"full": True}
@@ -105,7 +105,7 @@ def record(request: dict[str, Any]) -> dict[str, Any]:
 
 def doom(request: dict[str, Any]) -> dict[str, Any]:
     """From now on the machine is being deleted."""
-    folder = os.path.join(request["root"], request["name"])
+    folder = f"{request['root']}/{request['name']}"
     if os.path.isdir(folder):
         with contextlib.suppress(FileNotFoundError):
             open(folder + "/" + DELETING, "ab").close()
@@ -114,8 +114,8 @@ def doom(request: dict[str, Any]) -> dict[str, Any]:
 
 def remove(request: dict[str, Any]) -> dict[str, Any]:
     """Remove a machine's folder; with the last one of its home, what all of them share goes, too."""
-    root = request["root"]
-    folder = os.path.join(root, request["name"])
+    root: str = request["root"]
+    folder = f"{root}/{request['name']}"
     if os.path.isdir(folder):
         with contextlib.suppress(FileNotFoundError):
             _remove_tree(folder, request["supervisor"])
@@ -219,7 +219,7 @@ def _read(path: str) -> str | None:
 
 def _json(path: str) -> dict[str, Any] | None:
     try:
-        told = json.loads(_read(path) or "null")
+        told: dict[str, Any] | None = json.loads(_read(path) or "null")
     except ValueError:
         return None
     return told if isinstance(told, dict) else None

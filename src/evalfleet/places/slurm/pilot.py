@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 ORDER_S = 30.0
 
@@ -57,7 +57,7 @@ def main(folder: Path, supervisor: str, seconds: float) -> int:
     signal.signal(signal.SIGTERM, leave)
     os.environ["EVALFLEET_MACHINE"] = str(folder)
     os.environ["EVALFLEET_PILOT"] = "1"
-    relay = Relay(FolderPost(str(folder / "mail")), read_key(str(folder)), str(folder))
+    relay = cast("Any", Relay(FolderPost(str(folder / "mail")), read_key(str(folder)), str(folder)))
     try:
         problem = cast("str", start(str(folder)))
         if problem:

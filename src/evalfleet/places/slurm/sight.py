@@ -81,7 +81,8 @@ def queue_of(asked_at: float, jobs: Sequence[SlurmJob]) -> Queue:
 def folder_of(told: Mapping[str, Any]) -> MachineFolder:
     """A folder as a computer tells of it that is not ours: what is nonsense counts as not there."""
     start: Start | None = None
-    mark, about = told.get("start") or {}, told.get("about") or {}
+    mark: dict[str, Any] = told.get("start") or {}
+    about: dict[str, Any] = told.get("about") or {}
     try:
         start = Start(str(mark["start"]), str(mark["node"]), float(mark["at"]))
     except (ValueError, KeyError, TypeError):
