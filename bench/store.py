@@ -7,8 +7,8 @@ the store, or a number of the sequence that both believe to have written.
 
 moto's server answers one request at a time here. With threads it is no witness: it looks whether an object is
 there and writes it in two steps, and acknowledges one creation to two clients now and then, as
-`moto_with_threads_acknowledged_twice` counts, by plain HTTP and without our code. That is what one of 200
-races was lost to once.
+`moto_with_threads_acknowledged_twice` counts, by plain HTTP and without our code, with threads that take
+turns often. It may be what one of 200 races was lost to once; that was not shown.
 """
 
 from __future__ import annotations
