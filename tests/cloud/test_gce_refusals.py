@@ -233,7 +233,7 @@ def test_a_try_that_failed_before_is_not_taken_for_this_one(google: StandIn, tmp
 
 def test_a_create_that_moves_to_another_zone_leaves_one_machine(google: StandIn, tmp_path: Path) -> None:
     """The first one lands after it was given up."""
-    google.faults.add(Late(0.5), method="POST", path=f"{ZONE}/instances$", times=None)
+    google.faults.add(Late(3.0), method="POST", path=f"{ZONE}/instances$", times=None)
 
     async def work(made: GcePlace) -> None:
         creating = asyncio.create_task(made.create(ONE, offer(), 7200))

@@ -179,7 +179,7 @@ def test_a_run_that_is_taken_up_shares_its_owners_month_with_none_that_starts_me
     }
     until(lambda: any(not each.lives for each in racing.values()))
     ((lost, refused),) = [(name, each.wait()) for name, each in racing.items() if not each.lives]
-    assert (refused.code, refused.err.count("\n")) == (2, 1), refused
+    assert (refused.code, refused.err.count("evalfleet: [owners]")) == (2, 1), refused
     assert "evalfleet: [owners]: " in refused.err
     (won,) = racing.keys() - {lost}
     until(lambda: fleet.records(won) and fleet.state(won).status == "running")

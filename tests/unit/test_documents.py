@@ -19,7 +19,7 @@ from evalfleet.api.documents import (
     image_belonging_row,
     image_row,
     pool_document,
-    prices_document,
+    prices_documents,
     schema,
 )
 from evalfleet.api.places import FoundBelonging, FoundImage, Listed
@@ -113,7 +113,7 @@ def test_what_exists_at_places_keeps_its_schema() -> None:
     )
     check("images", [image_row(image)])
     prices = (Price("D4", "east", 0.2, 0.05), Price("D8", "west", 0.4, estimated=True))
-    check("prices", [prices_document(Listed("cloud", PriceTable("2026-01-01", "x", prices), frozenset()))])
+    check("prices", prices_documents(Listed(("cloud",), PriceTable("2026-01-01", "x", prices), frozenset())))
 
 
 BENCHMARK = """

@@ -162,8 +162,10 @@ def image_belonging_row(found: FoundImage) -> ImageBelongingRow:
     return {**image_row(found), "machine": None, "where": where, "expires_at": None, "why": ""}
 
 
-def prices_document(listed: Listed) -> PricesDocument:
-    return cast("PricesDocument", {"place": listed.kind, **msgspec.to_builtins(listed.table)})
+def prices_documents(listed: Listed) -> list[PricesDocument]:
+    """One for each kind of place."""
+    table = msgspec.to_builtins(listed.table)
+    return [cast("PricesDocument", {"place": kind, **table}) for kind in listed.kinds]
 
 
 # -- schemas ---------------------------------------------------------------------------------------

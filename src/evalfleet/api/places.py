@@ -7,7 +7,7 @@ of this home have ended and which pools still live.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -240,9 +240,9 @@ def _local(workspace: Workspace) -> Local:
 
 @dataclass(frozen=True)
 class Listed:
-    """The prices of one kind of place, and which of them (what, region) our places would use."""
+    """The prices of kinds of places that share them, and which (what, region) our places would use."""
 
-    kind: str
+    kinds: tuple[str, ...]
     table: PriceTable
     wanted: frozenset[tuple[str, str]]
 
@@ -250,8 +250,12 @@ class Listed:
 def prices(workspace: Workspace, kind: str | None = None) -> list[Listed]:
     """Of every kind of place that has prices, or of this one. Nothing is asked. Raises RequestError."""
     return [
-        Listed(name, listed.prices(workspace.home), frozenset(listed.wanted(_tables(workspace, name))))
-        for name, listed in _price_lists(kind).items()
+        Listed(
+            kinds if kind is None else (kind,),
+            listed.prices(workspace.home),
+            frozenset(listed.wanted(_tables(workspace, kinds))),
+        )
+        for kinds, listed in _price_lists(kind)
     ]
 
 
@@ -261,22 +265,23 @@ async def update_prices(workspace: Workspace, kind: str | None, source: str | No
     Raises PlaceError, RequestError; then the prices of that kind are what they were.
     """
     lists, environ = _price_lists(kind), workspace.environment()
-    chosen = [name for name in lists if kind or _tables(workspace, name)] or list(lists)[:1]
+    chosen = [each for each in lists if kind or _tables(workspace, each[0])] or lists[:1]
     if source is not None and len(chosen) > 1:
-        raise RequestError(f"--from is one list: say of which kind of place, such as {chosen[0]}")
+        raise RequestError(f"--from is one list: say of which kind of place, such as {chosen[0][0][0]}")
     today = datetime.fromtimestamp(workspace.now() // SECOND, UTC).date().isoformat()
     errors: list[PlaceError] = []
-    for name in chosen:
-        tables, url = _tables(workspace, name), source or lists[name].source
+    for kinds, listed in chosen:
+        tables, url = _tables(workspace, kinds), source or listed.source
         try:
-            await asyncio.to_thread(lists[name].update, workspace.home, tables, url, today, environ)
+            await asyncio.to_thread(listed.update, workspace.home, tables, url, today, environ)
         except PlaceError as err:
             errors.append(err)
     for error in errors:
         raise error
 
 
-def _price_lists(kind: str | None) -> dict[str, PriceList]:
+def _price_lists(kind: str | None) -> list[tuple[tuple[str, ...], PriceList]]:
+    """Each with the kinds of places that share it, which have one of the same class."""
     found: dict[str, PriceList] = {}
     for name in known("place"):
         try:
@@ -287,10 +292,13 @@ def _price_lists(kind: str | None) -> dict[str, PriceList]:
             found[name] = listed
     if kind is not None and kind not in found:
         raise RequestError(f"{kind!r} is no kind of place with list prices; {hint(kind, found)}")
-    return found if kind is None else {kind: found[kind]}
+    sharing: dict[type[PriceList], list[str]] = {}
+    for name, listed in found.items():
+        sharing.setdefault(type(listed), []).append(name)
+    return [(tuple(names), found[names[0]]) for names in sharing.values() if kind is None or kind in names]
 
 
-def _tables(workspace: Workspace, kind: str) -> list[Mapping[str, Any]]:
-    """The settings of our places of this kind."""
+def _tables(workspace: Workspace, kinds: Collection[str]) -> list[Mapping[str, Any]]:
+    """The settings of our places of these kinds."""
     places = workspace.config.places
-    return [table for name, table in places.items() if table.get("kind", name) == kind]
+    return [table for name, table in places.items() if table.get("kind", name) in kinds]

@@ -223,7 +223,7 @@ async def prices(args: argparse.Namespace) -> int:
     import json
 
     from evalfleet.api import places
-    from evalfleet.api.documents import prices_document
+    from evalfleet.api.documents import prices_documents
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
 
@@ -234,7 +234,7 @@ async def prices(args: argparse.Namespace) -> int:
         await places.update_prices(workspace, args.kind, args.source)
     found = places.prices(workspace, args.kind)
     if args.json:
-        print(json.dumps([prices_document(each) for each in found]))
+        print(json.dumps([document for each in found for document in prices_documents(each)]))
     else:
         print("\n\n".join(_text(each, everything=args.all) for each in found))
     return 0
@@ -245,7 +245,8 @@ def _text(listed: Listed, *, everything: bool) -> str:
 
     shown = [each for each in listed.table.prices if everything or (each.what, each.region) in listed.wanted]
     rows = [(each.what, each.region, _usd(each), each.spot_usd_per_hour) for each in shown]
-    head = f"{listed.kind}: list prices of {listed.table.as_of} ({listed.table.source}), Linux, USD an hour"
+    kinds, as_of = ", ".join(listed.kinds), f"{listed.table.as_of} ({listed.table.source})"
+    head = f"{kinds}: list prices of {as_of}, Linux, USD an hour"
     body = table(("what", "region", "regular", "spot"), rows, right=("regular", "spot"))
     guessed = ["", "~ estimated from another region's: `evalfleet prices --update` fetches the list's"]
     return "\n".join([head, "", body, *(guessed if any(each.estimated for each in shown) else [])])
