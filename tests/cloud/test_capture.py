@@ -192,6 +192,7 @@ def kill_when(process: Process, fact: Callable[[], bool], what: str) -> None:
     process.kill()
 
 
+@pytest.mark.nightly
 @needs_lab
 def test_killed_at_any_step_the_next_one_goes_on(azure: StandIn, desk: AzureDesk) -> None:
     desk.bench(1)

@@ -262,6 +262,7 @@ class StoppedClock:
 # -- asleep, cut off, overtaken --------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @BOTH
 def test_a_laptop_that_slept_past_the_expiry(world: World, desk: CloudDesk) -> None:
     process = run_until(desk, world, "run")
@@ -325,6 +326,7 @@ class CutOff:
         raise AssertionError("no iptables works here")
 
 
+@pytest.mark.nightly
 @AZURE
 def test_a_second_controller_takes_over(world: World, desk: CloudDesk) -> None:
     """The first is asleep meanwhile; when it wakes up it finds out, and does no harm."""

@@ -200,6 +200,7 @@ def check_timings(machine: MachineState) -> None:
 # -- pools -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn, tmp_path: Path) -> None:
     desk = AzureDesk(azure, tmp_path, inside=True, answer_s=3.0)
 

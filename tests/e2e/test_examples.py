@@ -83,6 +83,7 @@ def test_an_example_needs_few_lines(name: str, most: int) -> None:
     assert 0 < lines_of_glue(name) <= most
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_humaneval_from_its_wheel(fleet: Fleet) -> None:
     """The model knows the canonical solution of every task but the second."""

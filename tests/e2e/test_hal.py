@@ -170,6 +170,7 @@ def test_what_the_grader_failed_on_is_graded_again_and_no_agent_runs_again(fleet
     fleet.settled()
 
 
+@pytest.mark.nightly
 def test_requirements_that_cannot_be_installed_end_the_run_after_the_canary(fleet: Fleet, hal: Hal) -> None:
     (hal.repo / "agents/quiz/requirements.txt").write_text("none @ file:///no/such/folder\n", "utf-8")
     done = fleet(*hal.words("--workers", "3", "--canary", "1", agent_python=""))

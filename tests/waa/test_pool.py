@@ -78,6 +78,7 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     pool(arena, "delete", "--yes")
 
 
+@pytest.mark.nightly
 def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> None:
     config = arena.folder / "evalfleet.toml"
     lines = config.read_text().splitlines(keepends=True)
@@ -119,6 +120,7 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     pool(arena, "delete", "--yes")
 
 
+@pytest.mark.nightly
 def test_windows_is_installed_from_an_iso_that_is_sent_once(arena: Arena) -> None:
     config = arena.folder / "evalfleet.toml"
     lines = config.read_text().splitlines(keepends=True)
@@ -147,6 +149,7 @@ def shown_in_browsers(host: NamespaceHost) -> bool:
     return "noVNC" in str(host.run(["curl", "-sm", "2", "127.0.0.1:8006"], check=False).stdout)
 
 
+@pytest.mark.nightly
 def test_an_installation_that_fails_says_why_and_can_be_looked_at(arena: Arena) -> None:
     config = arena.folder / "evalfleet.toml"
     config.write_text(config.read_text().replace(f'golden = "{arena.golden}"', 'iso = "windows.iso"'))

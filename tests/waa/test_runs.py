@@ -174,6 +174,7 @@ def test_a_guest_that_does_not_come_back_gets_golden_storage(arena: Arena) -> No
     assert isinstance(ends(arena, "golden")["corrupt.1"].outcome, Scored)
 
 
+@pytest.mark.nightly
 def test_a_windows_left_broken_is_golden_again_at_the_next_set_up(tmp_path: Path) -> None:
     """The last attempt on a host has no successor that would reset it."""
     alone = arena_of(tmp_path, 1, "score", "corrupt")
@@ -229,6 +230,7 @@ def test_people_can_reset_windows_and_take_a_picture_by_hand(arena: Arena) -> No
     assert shot == "PNG"
 
 
+@pytest.mark.nightly
 def test_a_pool_is_prepared_once_for_runs_of_any_model_and_its_windows_comes_back(make: Make) -> None:
     arena = make()
     arena.start("pool", "create", "mine", "--on", "lab", "--workers", "1").finish()
@@ -280,6 +282,7 @@ def test_windows_that_never_boots_leaves_its_log_behind(make: Make) -> None:
     assert "failed to load Boot0001" in (left / "container.log").read_text()
 
 
+@pytest.mark.nightly
 def test_a_virtual_machine_that_ends_is_told_with_its_own_words(make: Make) -> None:
     """Its container runs on, and says the same line again and again."""
     arena = make()
@@ -293,6 +296,7 @@ def test_a_virtual_machine_that_ends_is_told_with_its_own_words(make: Make) -> N
     assert re.search(r"Waiting for a response .* \(\d+ times\)$", (left / "container.log").read_text(), re.M)
 
 
+@pytest.mark.nightly
 def test_a_restart_lets_windows_shut_down_and_cuts_off_one_that_hangs(make: Make) -> None:
     arena = make()
     arena.run("r", *tasks("score"))

@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from evalfleet.lab.system import mount_tmpfs
 from evalfleet.model import Cause
 from tests.lab.clients import needs_lab
@@ -61,6 +63,7 @@ def test_two_controllers(arena: Arena) -> None:
     assert violations(arena) == []
 
 
+@pytest.mark.nightly
 def test_cancelled_and_resumed(arena: Arena) -> None:
     """A result that was there when its attempt was cancelled is kept as superseded, and never counts."""
     lingering = arena.choose(4)
@@ -83,6 +86,7 @@ def test_cancelled_and_resumed(arena: Arena) -> None:
     assert violations(arena) == []
 
 
+@pytest.mark.nightly
 def test_asleep(arena: Arena) -> None:
     """A laptop that slept takes nobody for lost, although it heard nothing for long."""
     controller = arena.run()

@@ -80,6 +80,7 @@ def test_disk_full_on_hosts(arena: Arena) -> None:
     assert violations(arena) == []
 
 
+@pytest.mark.nightly
 def test_slow_link(arena: Arena) -> None:
     """300 KB take seconds, and the heartbeats wait behind them: slow is not lost."""
     victims = arena.choose(6)
@@ -93,6 +94,7 @@ def test_slow_link(arena: Arena) -> None:
     assert violations(arena) == []
 
 
+@pytest.mark.nightly
 def test_packet_loss(arena: Arena) -> None:
     victims = arena.choose(6)
     arena.run()
@@ -111,6 +113,7 @@ def test_packet_loss(arena: Arena) -> None:
     assert violations(arena) == []
 
 
+@pytest.mark.nightly
 def test_host_key_swapped(arena: Arena) -> None:
     """Somebody else answers at the address: nothing is sent there, loudly, until its key is trusted."""
     victims = arena.choose(3)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from evalfleet.lab import NamespaceHost
 from evalfleet.model import AttemptId, Cause, Scored
 from evalfleet.state import AttemptState
@@ -64,6 +66,7 @@ def test_freeze_and_thaw_after_the_lease(arena: Arena) -> None:
     assert violations(arena) == []
 
 
+@pytest.mark.nightly
 def test_partition_and_heal(arena: Arena) -> None:
     """One that heals soon is as if nothing had been; one that was given up yields no second score."""
     victims = arena.choose(6)
@@ -141,6 +144,7 @@ def test_our_own_network_is_down(arena: Arena) -> None:
     assert violations(arena) == []
 
 
+@pytest.mark.nightly
 def test_everything_is_switched_off(arena: Arena) -> None:
     """Controller and hosts at once; the disks stay, and the run goes on."""
     arena.run()
