@@ -50,6 +50,8 @@ def missing(state: RunState, now: Micros, offers: Sequence[Offer]) -> int:
         return int(_needs_witness(state))
     proved = state.proofs >= state.limits.canary
     ceiling = (workers(state, now, offers) if proved else 1) - state.live
+    if ceiling <= 0:  # as nearly always
+        return 0
     if (most := at_once(state)) is not None:
         ceiling = min(ceiling, -(-most // state.plan.slots) - state.live)
     if state.dealt:
