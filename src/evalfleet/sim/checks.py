@@ -119,6 +119,9 @@ def within_limits(sim: Simulated) -> Iterator[str]:
         yield f"the journal accounts for ${booked:.4f} of a budget of ${limits.budget_usd:g}"
     # a machine that its place ended begins one more step than the journal knows of
     begun = sum(m.offer.billing_step_s * m.offer.idle_usd_per_hour / 3600 for m in meters)
+    # and so does one that was made anew, by a call that arrived after its deletion
+    again = [later for n, later in enumerate(meters) if any(later.machine == m.machine for m in meters[:n])]
+    begun += sum(m.offer.billing_step_s * m.offer.usd_per_hour / 3600 for m in again)
     if not sim.scenario.abandoned and spent > booked + begun + untold_usd + 1e-9:
         yield f"the places billed ${spent:.4f} but the journal accounts for ${booked:.4f}"
     if limits.max_duration_s is not None:
