@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from evalfleet.api.experience import Chances, MachineTimes
-from evalfleet.api.planner import Job, Option, draw, forecasts
+from evalfleet.api.planner import Option, OptionDraws, draw, forecasts
 from evalfleet.model import Limits, Offer, Plan, Task, TaskId
 
 from .makespan import lengths
@@ -18,7 +18,7 @@ AIM_S = 5.0
 def run(quick: bool) -> Result:
     draws = 5 if quick else DRAWS
     option = Option(WORKERS, (Offer("vms", "D4", "east", 0.05, True, billing_step_s=60.0, settle_s=60.0),))
-    job = Job(
+    job = OptionDraws(
         Plan("plan", "sim", ("vms",), limits=Limits(WORKERS, canary=1, lease_s=86_400.0), home="abc123"),
         tuple(Task(TaskId(f"t_{n}"), timeout_s=7200.0) for n in range(TASKS)),
         option,

@@ -18,7 +18,17 @@ from evalfleet.api.experience import (
     TaskTime,
     chances_of,
 )
-from evalfleet.api.planner import Forecast, Job, Option, Outlook, Range, chosen, draw, forecasts, out_of_reach
+from evalfleet.api.planner import (
+    Forecast,
+    Option,
+    OptionDraws,
+    Outlook,
+    Range,
+    chosen,
+    draw,
+    forecasts,
+    out_of_reach,
+)
 from evalfleet.model import Limits, Offer, Plan, Task, TaskId
 
 VM = Offer("cloud", "D4", usd_per_hour=0.2)
@@ -164,7 +174,7 @@ def test_more_workers_are_quicker_and_what_is_neither_quicker_nor_cheaper_is_not
     options = [Option(1, (VM,)), Option(10, (VM,)), Option(10, (dear,))]
     plans = [Plan("p", "b", ("cloud",), limits=Limits(each.workers), home="x") for each in options]
     found = forecasts(
-        [Job(plan, every, option, known) for plan, option in zip(plans, options, strict=True)], 20
+        [OptionDraws(plan, every, option, known) for plan, option in zip(plans, options, strict=True)], 20
     )
     one, ten, dearer = found
     assert one.seconds.low > ten.seconds.middle
@@ -188,9 +198,9 @@ def test_nine_of_ten_runs_that_go_as_earlier_ones_did_are_within_the_range() -> 
 
         earlier = [time(name, took, str(run)) for run in range(5) for name, took in seconds().items()]
         known = replace(believed(Experience(5, earlier), *every), machines={VM.key: MachineTimes([60.0])})
-        (expected,) = forecasts([Job(plan, every, option, known)], 25)
+        (expected,) = forecasts([OptionDraws(plan, every, option, known)], 25)
         truth = replace(known, tasks={name: (s, 0.0) for name, s in seconds().items()}, shared=0.0)
-        took = draw(Job(plan, every, option, truth), 0).seconds
+        took = draw(OptionDraws(plan, every, option, truth), 0).seconds
         inside += expected.seconds.low <= took <= expected.seconds.high
     assert inside >= 0.8 * trials
     assert inside < trials, "a range that holds whatever comes says nothing"

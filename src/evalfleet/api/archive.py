@@ -33,7 +33,7 @@ from .run import Run
 FORMAT = 1
 
 
-class Header(Struct, frozen=True):
+class ArchiveHeader(Struct, frozen=True):
     """What `run.json` holds."""
 
     format: int
@@ -61,7 +61,7 @@ def export_run(workspace: Workspace, name: str | None, path: Path) -> Run:
     if path.exists():
         raise RequestError(f"{path} exists: choose another file")
     created_at = workspace.records().stream(run.name).created_at
-    header = Header(FORMAT, run.name, created_at, SCHEMA, __version__)
+    header = ArchiveHeader(FORMAT, run.name, created_at, SCHEMA, __version__)
     lines = [
         msgspec.json.encode(EventLine(each.at, Raw(encode(each.event)))) + b"\n" for each in run.records()
     ]
@@ -97,7 +97,7 @@ def import_run(workspace: Workspace, path: Path, *, name: str | None = None) -> 
 
 
 def _imported(archive: tarfile.TarFile, path: Path, name: str | None, workspace: Workspace) -> Run:
-    header = msgspec.json.decode(_read(archive, "run.json"), type=Header)
+    header = msgspec.json.decode(_read(archive, "run.json"), type=ArchiveHeader)
     if header.format > FORMAT:
         raise RequestError(f"{path} was written by a newer evalfleet ({header.version}): upgrade evalfleet")
     run = check_run_name(name or header.run)

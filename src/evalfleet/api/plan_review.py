@@ -30,7 +30,17 @@ from evalfleet.views.stats import machines_usd
 
 from .experience import LATEST, Chances, chances_of, experience_of, gathered
 from .home import list_runs
-from .planner import DRAWS, Job, Option, Range, forecasts, guessed_machine_s, job_of, range_document, span
+from .planner import (
+    DRAWS,
+    Option,
+    OptionDraws,
+    Range,
+    forecasts,
+    guessed_machine_s,
+    job_of,
+    range_document,
+    span,
+)
 
 if TYPE_CHECKING:
     from evalfleet.views.fleet_documents import ReviewDocument, ReviewRow
@@ -69,7 +79,7 @@ def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offe
     return replace(resolved, plan=msgspec.structs.replace(plan, promise=promise, evictions_an_hour=known))
 
 
-def _job(plan: Plan, tasks: tuple[Task, ...], offers: Sequence[Offer], chances: Chances) -> Job:
+def _job(plan: Plan, tasks: tuple[Task, ...], offers: Sequence[Offer], chances: Chances) -> OptionDraws:
     """The run as it is asked for. Where the number of machines is left to us, the policy chooses it in each
     drawn run by the deadline and the budget that there are."""
     limits = plan.limits
@@ -186,7 +196,7 @@ def _is_fair(state: RunState) -> bool:
     return untouched and state.status == "done" and bool(state.machines) and IMPORTED not in state.plan.places
 
 
-def _planned(state: RunState, states: Sequence[RunState]) -> Job:
+def _planned(state: RunState, states: Sequence[RunState]) -> OptionDraws:
     earlier = [each for each in states if each.ended_at is not None and each.ended_at <= state.planned_at]
     offers = {machine.offer.key: machine.offer for machine in state.machines.values()}
     best_first = tuple(in_order(state.plan, offers.values()))

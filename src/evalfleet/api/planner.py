@@ -103,7 +103,7 @@ class Outlook:
 
 
 @dataclass(frozen=True)
-class Job:
+class OptionDraws:
     """Draws of one option, for any process."""
 
     plan: Plan
@@ -120,7 +120,7 @@ class Draw(NamedTuple):
     done: bool
 
 
-def draw(job: Job, seed: int) -> Draw:
+def draw(job: OptionDraws, seed: int) -> Draw:
     """One drawn run."""
     fate = job.chances.fate(seed, job.option.workers)
     drawn = draw_run(job.plan, job.tasks, job.option.offers, fate)
@@ -130,7 +130,7 @@ def draw(job: Job, seed: int) -> Draw:
     return Draw(seconds, usd, fate.models_usd(drawn.attempts), drawn.evictions, drawn.done)
 
 
-def forecasts(jobs: Sequence[Job], draws: int = DRAWS) -> list[Forecast]:
+def forecasts(jobs: Sequence[OptionDraws], draws: int = DRAWS) -> list[Forecast]:
     """The draws of all jobs, each taken together; in several processes if they are many."""
     units = [(job, range(n, min(n + UNIT, draws))) for job in jobs for n in range(0, draws, UNIT)]
     if draws * sum(len(job.tasks) for job in jobs) <= HERE or (os.cpu_count() or 1) < 2:
@@ -145,7 +145,7 @@ def forecasts(jobs: Sequence[Job], draws: int = DRAWS) -> list[Forecast]:
     return [replace(each, best=_is_best(each, found)) for each in found]
 
 
-def _draw_unit(unit: tuple[Job, range]) -> list[Draw]:
+def _draw_unit(unit: tuple[OptionDraws, range]) -> list[Draw]:
     job, seeds = unit
     return [draw(job, seed) for seed in seeds]
 
@@ -284,7 +284,7 @@ def _options(
     return [Option(count, offers, pool) for count in counts if count > 0]
 
 
-def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances) -> Job:
+def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances) -> OptionDraws:
     """The run as it would be planned, without what would end it early: that is what is asked about."""
     limits = msgspec.structs.replace(
         plan.limits,
@@ -297,7 +297,7 @@ def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances
         lease_s=max(plan.limits.lease_s, LONG_LEASE_S),
     )
     bare = msgspec.structs.replace(plan, limits=limits, metering=None, home=plan.home or "0")
-    return Job(bare, tasks, option, chances)
+    return OptionDraws(bare, tasks, option, chances)
 
 
 # -- which one to take --------------------------------------------------------------------------------------

@@ -300,7 +300,7 @@ def _models_by_day(states: Iterable[RunState]) -> dict[Key, Counted]:
 
 
 @dataclass(frozen=True)
-class Difference:
+class BillDifference:
     """One day of a run, pool or model: counted, billed, and why they differ."""
 
     day: str
@@ -320,7 +320,7 @@ class Reconciled:
     """All that was compared with one export."""
 
     source: str
-    rows: Sequence[Difference] = field(default_factory=list[Difference])
+    rows: Sequence[BillDifference] = field(default_factory=list[BillDifference])
 
     @property
     def counted_usd(self) -> float:
@@ -409,10 +409,10 @@ def _by_model(lines: Sequence[BillLine], states: Sequence[RunState]) -> dict[Key
     return found
 
 
-def _difference(key: Key, counted: Counted, lines: Sequence[BillLine], export: Export) -> Difference:
+def _difference(key: Key, counted: Counted, lines: Sequence[BillLine], export: Export) -> BillDifference:
     billed = sum(line.amount for line in lines)
     why = _why(key, counted, billed, lines, export)
-    return Difference(*key, round(counted.usd, 6), round(billed, 6), why)
+    return BillDifference(*key, round(counted.usd, 6), round(billed, 6), why)
 
 
 def _why(key: Key, counted: Counted, billed: float, lines: Sequence[BillLine], export: Export) -> str:

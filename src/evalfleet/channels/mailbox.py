@@ -93,7 +93,7 @@ class FolderMail:
                 continue
 
 
-class Objects(Protocol):
+class MailObjects(Protocol):
     """What is needed of a store: `evalfleet.mirror` opens one by its URL."""
 
     async def create(self, name: str, content: bytes) -> None:
@@ -110,7 +110,7 @@ class Objects(Protocol):
 class StoreMail:
     """A mailbox below a prefix of a store."""
 
-    def __init__(self, objects: Objects, prefix: str, pace_s: tuple[float, float] = STORE_PACE_S) -> None:
+    def __init__(self, objects: MailObjects, prefix: str, pace_s: tuple[float, float] = STORE_PACE_S) -> None:
         self.pace_s = pace_s
         self._objects = objects
         self._prefix = prefix

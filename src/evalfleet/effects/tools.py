@@ -25,7 +25,7 @@ Listing = SingleFlight[Mapping[MachineId, Machine]]
 """What exists in one place of one run or pool, asked by all its machines together."""
 
 
-class Pace(Protocol):
+class PollTempo(Protocol):
     """The part of the engine's tempo that effects need."""
 
     @property
@@ -57,7 +57,7 @@ class Tools:
     clock: Clock
     artefacts: Path
     epoch: int
-    pace: Pace
+    pace: PollTempo
     report: Callable[[Event], None]
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     began_at: Micros = 0  # this controller

@@ -205,7 +205,7 @@ def metering_of(
     )
 
 
-class Bounds(NamedTuple):
+class ModelBounds(NamedTuple):
     """What the command line says model calls may use."""
 
     budget_usd: float | None
@@ -213,7 +213,9 @@ class Bounds(NamedTuple):
     max_tokens: int | None
 
 
-def check_bounds(bounds: Bounds, metering: Metering, models: Sequence[str], listed: Sequence[str]) -> None:
+def check_bounds(
+    bounds: ModelBounds, metering: Metering, models: Sequence[str], listed: Sequence[str]
+) -> None:
     """RequestError if a bound cannot be held, or pays no call at all: nothing has been spent yet.
 
     `models` are those that are named by `--model`, `listed` those of `[model.prices]`.

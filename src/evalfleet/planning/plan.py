@@ -53,7 +53,7 @@ from .config import (
     readable_by_others,
 )
 from .history import known_attempt_usd, known_call_usd
-from .models import Bounds, check_bounds, metering_of
+from .models import ModelBounds, check_bounds, metering_of
 from .plugins import benchmark_kind, place_kind
 from .provenance import provenance, selection_of
 from .request import (
@@ -594,7 +594,7 @@ def _metering(
         )
         why = "nobody has said which secret is a model's key: see [model] in the docs"
     if found is not None:
-        bounds = Bounds(flags.budget, flags.task_budget, flags.max_tokens)
+        bounds = ModelBounds(flags.budget, flags.task_budget, flags.max_tokens)
         check_bounds(bounds, found, flags.model, tuple(config.model.prices) if config.model else ())
         return msgspec.structs.replace(found, containers=loaded.in_containers), []
     for flag, value in (("--task-budget", flags.task_budget), ("--max-tokens", flags.max_tokens)):

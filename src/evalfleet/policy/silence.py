@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evalfleet.model import MachineId, Micros, after
-from evalfleet.state import Line, MachineState, RunState
+from evalfleet.state import MachineState, PlaceHearing, RunState
 
 
 def silence_ends(state: RunState) -> Micros | None:
@@ -20,7 +20,7 @@ def first_given_up(state: RunState) -> tuple[Micros, MachineId] | None:
     return min((_given_up_at(state, line, state.machines[m]), m) for line, m in silent)
 
 
-def _given_up_at(state: RunState, line: Line, machine: MachineState) -> Micros:
+def _given_up_at(state: RunState, line: PlaceHearing, machine: MachineState) -> Micros:
     """When a silent machine is given up: soon, if another one was heard after its silence was noticed.
 
     If none was, our own network is probably down, or the service that speaks for all of them: then we wait

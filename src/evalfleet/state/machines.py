@@ -14,7 +14,7 @@ from evalfleet.errors import Scope
 from evalfleet.model import CAUSES, SECOND, Cause, Micros, Offer, after, seconds_between
 
 from .circuits import machine_failed, machine_joined, machine_left, machine_works, refresh_idle
-from .nouns import Block, Deadline, Line, MachineState, Refusal, RunState
+from .nouns import Block, Deadline, MachineState, PlaceHearing, Refusal, RunState
 from .run import lanes
 
 
@@ -25,7 +25,7 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
     )
     state.machines[event.machine] = machine
     if event.offer.place not in state.lines:
-        state.lines[event.offer.place] = Line(event.offer.queues)
+        state.lines[event.offer.place] = PlaceHearing(event.offer.queues)
     state.coming[event.machine] = None
     state.undeleted[event.machine] = None
     machine_joined(state, machine)

@@ -174,7 +174,7 @@ class Deadline(Struct):
         return (self.at, self.machine) < (other.at, other.machine)
 
 
-class Line(Struct, eq=False):
+class PlaceHearing(Struct, eq=False):
     """How the machines of one place are heard.
 
     `shared`: all of them by way of one service, so that it may be silent while other places are heard.
@@ -297,7 +297,7 @@ class RunState(Struct, eq=False):
     draining: dict[MachineId, None] = {}  # takes no more work
     restarting: dict[MachineId, None] = {}  # somebody asked for it
     replacing: dict[MachineId, None] = {}  # somebody asked for it
-    lines: dict[str, Line] = {}  # by place
+    lines: dict[str, PlaceHearing] = {}  # by place
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
     orphans: dict[AttemptId, None] = {}  # their machine is given up
     undeleted: dict[MachineId, None] = {}
@@ -383,7 +383,7 @@ class RunState(Struct, eq=False):
         """What the task needs of its own, if machines are chosen by that."""
         return task.needs if task.needs in self.kinds else None
 
-    def last_heard(self, line: Line) -> Micros:
+    def last_heard(self, line: PlaceHearing) -> Micros:
         """When a machine last gave proof that those of this place can be reached."""
         return line.heard_at if line.shared else self.heard_at
 

@@ -7,7 +7,7 @@ import stat
 from binascii import b2a_base64
 
 from .clients import Client, Clients
-from .job import NEVER, Job
+from .job import NEVER, HostJob
 
 LOOK_S = 0.2
 BUSY_S = 0.05
@@ -20,7 +20,7 @@ class FileFollower:
     """A follower that sends what a file of a job holds from an offset on to one client, until the job has
     ended."""
 
-    def __init__(self, client: Client, number: int, job: Job, path: str, offset: int) -> None:
+    def __init__(self, client: Client, number: int, job: HostJob, path: str, offset: int) -> None:
         self.client = client
         self.number = number
         self.job = job

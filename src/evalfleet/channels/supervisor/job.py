@@ -312,7 +312,7 @@ exit $__s
 """
 
 
-class Job:
+class HostJob:
     """It lives until `reason` is set; its wrapper until `settle_until` is."""
 
     def __init__(self, spec: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import time
 from .files import CLEANER, is_small, make_folder, make_folders, read_file, write_atomic
 from .grading import Grading
 from .isolation import USER, Box, FileView, HostIsolation, open_up
-from .job import NEVER, WRAPPER, WRAPPER_FAILED, Job
+from .job import NEVER, WRAPPER, WRAPPER_FAILED, HostJob
 from .keeper import Bounds, Keeper, StartOrder
 from .metering import MeterProcess
 from .parcel import has_bundle
@@ -70,19 +70,19 @@ class Jobs:
         home: str,
         environ: dict[str, str],
         selector: selectors.BaseSelector,
-        tell: Callable[[Job], None],
+        tell: Callable[[HostJob], None],
     ) -> None:
         self.home = home
         self.environ = {**environ, "EVALFLEET_MACHINE": home}
         self.selector = selector
         self.tell = tell
-        self.known: dict[str, Job] = {}
-        self.live: dict[str, Job] = {}
+        self.known: dict[str, HostJob] = {}
+        self.live: dict[str, HostJob] = {}
         self.due = NEVER
         self.may_be_evicted = False  # by a signal to all processes here, which reaches us in any order
         self.warned_until = 0.0
         self._mark = marker("EVALFLEET_MACHINE", home)
-        self._children: dict[int, Job] = {}
+        self._children: dict[int, HostJob] = {}
         self._helpers: set[int] = set()
         self._forgotten: set[str] = set()
         self._tombstones = -1
@@ -95,10 +95,10 @@ class Jobs:
         self._empty_boxes: list[Box] = []
         self._spares: list[Keeper] = []
         self._restock_at = NEVER
-        self._left: list[Job] = []
+        self._left: list[HostJob] = []
         self.seals = Seals()
         self.metering = MeterProcess(selector, self.environ, self._on_meter, self._unmetered)
-        self.wants: Callable[[Job, dict[str, Any]], None] | None = None  # a job's calls wait for more money
+        self.wants: Callable[[HostJob, dict[str, Any]], None] | None = None  # its calls wait for more money
 
     @property
     def host(self) -> HostIsolation:
@@ -125,7 +125,7 @@ class Jobs:
         if not os.path.exists(path + "/pid"):
             return  # its start was not completed: it may be started again
         try:
-            job = Job(json.loads(read_file(path + "/job.json") or b""))
+            job = HostJob(json.loads(read_file(path + "/job.json") or b""))
         except (ValueError, KeyError, TypeError):
             return
         if job.path != path:
@@ -135,7 +135,7 @@ class Jobs:
         self.known[job.id] = job
         self._adopt(job)
 
-    def start(self, spec: dict[str, Any], refusal: str = "", why: str = "failed_to_start") -> Job | None:
+    def start(self, spec: dict[str, Any], refusal: str = "", why: str = "failed_to_start") -> HostJob | None:
         """Start the job, unless one of its id was ever started here. None if it is forgotten already.
 
         A failure, or a refusal to start anything new, is told as the job's end.
@@ -143,7 +143,7 @@ class Jobs:
         job = self.known.get(spec["id"])
         if job is not None or spec["id"] in self._forgotten:
             return job
-        job = Job(spec)
+        job = HostJob(spec)
         try:
             if refusal:
                 raise ValueError(refusal)
@@ -159,7 +159,7 @@ class Jobs:
         """Was a job of this id ever started here?"""
         return id in self.known or id in self._forgotten
 
-    def _launch(self, job: Job, spec: dict[str, Any]) -> None:
+    def _launch(self, job: HostJob, spec: dict[str, Any]) -> None:
         """Start the job's wrapper. Raises OSError or ValueError; harmless if one runs already."""
         argv = spec["argv"]
         if not argv:
@@ -189,7 +189,12 @@ class Jobs:
             self.due = min(self.due, self._restock_at)
 
     def _launch_by(
-        self, keeper: Keeper | None, job: Job, spec: dict[str, Any], bundle: str, told: dict[str, Any]
+        self,
+        keeper: Keeper | None,
+        job: HostJob,
+        spec: dict[str, Any],
+        bundle: str,
+        told: dict[str, Any],
     ) -> int:
         """The pid of the job's wrapper, or of its keeper if it is isolated or grades."""
         with open(job.path + "/job.json", "w") as file:
@@ -228,7 +233,7 @@ class Jobs:
             os.close(keeper.ended)
         return keeper.pid
 
-    def _await(self, keeper: Keeper, job: Job) -> None:
+    def _await(self, keeper: Keeper, job: HostJob) -> None:
         """A keeper says when its job has ended, and goes later."""
 
         def ended(key: selectors.SelectorKey, events: int) -> None:
@@ -242,7 +247,7 @@ class Jobs:
 
         self.selector.register(keeper.ended, selectors.EVENT_READ, ended)
 
-    def _isolate(self, job: Job, spec: dict[str, Any]) -> Keeper:
+    def _isolate(self, job: HostJob, spec: dict[str, Any]) -> Keeper:
         """Make the bounds of a job, and its folders its own. Raises OSError, ValueError."""
         if self.host.why_not:
             raise ValueError(f"jobs cannot be isolated here: {self.host.why_not}")
@@ -310,7 +315,7 @@ class Jobs:
             self._empty_boxes.append(keeper.box)
             self._discard(f"{SPARE_FOLDER}/{keeper.box.uid}")
 
-    def _grading(self, job: Job, spec: dict[str, Any]) -> Grading | None:
+    def _grading(self, job: HostJob, spec: dict[str, Any]) -> Grading | None:
         """What a job that grades another needs. Raises ValueError."""
         if not spec.get("grades"):
             return None
@@ -324,7 +329,7 @@ class Jobs:
             job.box.uid if job.box is not None else -1,
         )
 
-    def _bundle(self, job: Job) -> str:
+    def _bundle(self, job: HostJob) -> str:
         """Where the job's bundle is; empty for none. `*` is the one that was prepared last, if any."""
         if job.bundle == "*":
             with os.scandir("bundles") as entries:
@@ -352,7 +357,7 @@ class Jobs:
             with contextlib.suppress(FileExistsError):  # an earlier start got this far
                 os.symlink(f"{self.home}/{bundle}/{name}", f"{work}/{name}")
 
-    def _adopt(self, job: Job) -> None:
+    def _adopt(self, job: HostJob) -> None:
         """Watch a job whose wrapper is not our child."""
         job.child, job.pid = False, None
         job.run_from(time.monotonic())
@@ -367,7 +372,7 @@ class Jobs:
         self.live[job.id] = job
         self._look(job)
 
-    def _look(self, job: Job) -> None:
+    def _look(self, job: HostJob) -> None:
         """Does an adopted job live?"""
         pid, born = parse_stat(read_file(job.path + "/pid"))
         now = time.monotonic()
@@ -383,10 +388,10 @@ class Jobs:
             job.due = now + 0.02  # its wrapper is just writing it
         self.due = min(self.due, job.due)
 
-    def _is_wrapper(self, job: Job, pid: int, born: int) -> bool:
+    def _is_wrapper(self, job: HostJob, pid: int, born: int) -> bool:
         return is_still(pid, born, self._mark, marker("EVALFLEET_JOB", job.id))
 
-    def _watch(self, job: Job, pid: int) -> None:
+    def _watch(self, job: HostJob, pid: int) -> None:
         try:
             job.pidfd = os.pidfd_open(pid)
         except (AttributeError, OSError):
@@ -397,7 +402,7 @@ class Jobs:
 
         self.selector.register(job.pidfd, selectors.EVENT_READ, ended)
 
-    def _unwatch(self, job: Job) -> None:
+    def _unwatch(self, job: HostJob) -> None:
         if job.pidfd is not None:
             self.selector.unregister(job.pidfd)
             os.close(job.pidfd)
@@ -418,7 +423,7 @@ class Jobs:
         due = min((job.due for job in self.live.values()), default=NEVER)
         self.due = 0.0 if self._left else min(due, self._restock_at)
 
-    def _tend(self, job: Job, now: float, heard: float) -> None:
+    def _tend(self, job: HostJob, now: float, heard: float) -> None:
         if job.settling:
             return self._settle(job)
         polled = not job.child and job.pidfd is None
@@ -444,7 +449,7 @@ class Jobs:
             job.due = min(job.due, now + POLL_S)
         return None
 
-    def end(self, job: Job, why: str, grace: float) -> None:
+    def end(self, job: HostJob, why: str, grace: float) -> None:
         """Ask it to end, and kill it after the grace."""
         job.why = why
         job.kill_at = job.due = time.monotonic() + grace
@@ -479,7 +484,7 @@ class Jobs:
             if job.why is None and not job.settling:
                 self.end(job, "unmetered", job.grace)
 
-    def _signal(self, job: Job, signum: int) -> None:
+    def _signal(self, job: HostJob, signum: int) -> None:
         # its pid is its own as long as we have not reaped it
         if job.pid is not None and (job.child or self._is_wrapper(job, job.pid, job.born)):
             kill(job.pid, signum, group=True)
@@ -504,7 +509,7 @@ class Jobs:
         for job in [job for job in self.live.values() if job.settling]:
             self._settle(job)
 
-    def _wrapper_failed(self, job: Job) -> None:
+    def _wrapper_failed(self, job: HostJob) -> None:
         """The wrapper ran nothing: another one has (a start was repeated), or it could not."""
         owner = parse_stat(read_file(job.path + "/pid"))[0]
         if owner is not None and owner != job.pid:
@@ -513,12 +518,12 @@ class Jobs:
         job.detail = f"the wrapper could not start it (is the disk full?) {job.log.tail()}"
         return self._over(job, None)
 
-    def _wrapper_killed(self, job: Job, signum: int) -> None:
+    def _wrapper_killed(self, job: HostJob, signum: int) -> None:
         """By us, or after its last word; if not, by a stranger: then the job is lost."""
         code = job.exit_code()
         self._over(job, 128 + signum if code is None and job.why is not None else code)
 
-    def _over(self, job: Job, code: int | None) -> None:
+    def _over(self, job: HostJob, code: int | None) -> None:
         """The wrapper is gone: end what it left behind, then the job."""
         if job.settling or job.reason is not None:
             return
@@ -532,7 +537,7 @@ class Jobs:
         self._unwatch(job)
         self._settle(job)
 
-    def _settle(self, job: Job) -> None:
+    def _settle(self, job: HostJob) -> None:
         now = time.monotonic()
         found = job.child and job.pid is not None and kill(job.pid, signal.SIGKILL, group=True)
         if job.box is not None:
@@ -546,7 +551,7 @@ class Jobs:
         else:
             self._finish(job)
 
-    def _strays(self, job: Job) -> list[int]:
+    def _strays(self, job: HostJob) -> list[int]:
         """The job's processes that left its group.
 
         Orphans become our children, so those are enough to look at, unless the job was a predecessor's.
@@ -565,7 +570,7 @@ class Jobs:
                     found.append(pid)
         return found
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: HostJob) -> None:
         job.end()
         if job.in_bundle:
             self._opened.clear()  # it has made files there

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .job import Job
+    from .job import HostJob
 
 FOLDER = "meter"
 SOCKET = FOLDER + "/meter.sock"
@@ -215,7 +215,7 @@ class MeterProcess:
             answer: dict[str, Any] = json.loads(_first_line(sock))
             return answer
 
-    def open(self, job: Job, metered: dict[str, Any]) -> dict[str, str]:
+    def open(self, job: HostJob, metered: dict[str, Any]) -> dict[str, str]:
         """The variables by which a job's command finds the meter, with a key of its own. Raises OSError."""
         key = "ef-" + os.urandom(20).hex()
         folder = f"{job.path}/{FOLDER}"
@@ -235,7 +235,7 @@ class MeterProcess:
         told = {name: limits[name] for name in ("usd", "tokens", "refused") if limits.get(name) is not None}
         self.ask({"do": "limit", "attempt": job, **told})
 
-    def close(self, job: Job) -> None:
+    def close(self, job: HostJob) -> None:
         """Once a job has ended: what it used, in a file of its own; and its calls are an artefact of it."""
         sums: dict[str, Any] = {}
         if self.port:

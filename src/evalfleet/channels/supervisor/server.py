@@ -16,7 +16,7 @@ from .clients import Client, Clients
 from .files import ENVIRON, SOCKET, make_key, read_file, sha256, write_atomic
 from .follow import FileFollower, Followers
 from .host import LoadMeter, boot_id, expiry_in, steady, time_left
-from .job import NEVER, Job
+from .job import NEVER, HostJob
 from .jobs import WARNED_S, Jobs
 from .main import owner_of_parent
 from .notices import Notices
@@ -368,7 +368,7 @@ class Server:
             return {"state": "apart" if job is not None else "unknown"}
         return {"state": "here", "data": self.parcel(job, message)}
 
-    def parcel(self, job: Job, caps: dict[str, Any]) -> str:
+    def parcel(self, job: HostJob, caps: dict[str, Any]) -> str:
         parcel: list[bytes] = []
         pack(job.path, parcel.append, int(caps["bytes"]), int(caps["files"]))
         return b2a_base64(b"".join(parcel), newline=False).decode()
@@ -458,7 +458,7 @@ class Server:
 
     # -- telling -----------------------------------------------------------------------------
 
-    def tell(self, job: Job) -> None:
+    def tell(self, job: HostJob) -> None:
         if self.clients.listening:
             told = {"push": "ended", **job.how()}
             if job.fetch and is_light(job.path, PROMPT_BYTES):
@@ -467,7 +467,7 @@ class Server:
         for client, n in self.waiting.pop(job.id, ()):
             self.clients.answer(client, {"n": n})
 
-    def on_wants(self, job: Job, told: dict[str, Any]) -> None:
+    def on_wants(self, job: HostJob, told: dict[str, Any]) -> None:
         """A job's model calls wait for more money: only a controller can grant it."""
         names = ("usd", "tokens", "unknown_usd", "unknown_tokens")
         used = {name: told[name] for name in names if name in told}

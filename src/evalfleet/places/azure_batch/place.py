@@ -42,13 +42,13 @@ from .service import (
     machine_of,
 )
 from .settings import AzureBatchSettings, BatchAccount, account_of
-from .template import START, JobBuild, Start, job_body, job_id, mark_of, metadata, metadata_in
+from .template import START, JobBuild, NodeStart, job_body, job_id, mark_of, metadata, metadata_in
 
 log = logging.getLogger(__name__)
 NO_WAY_IN = "the node has no inbound NAT for port 22; give the pool one, or leave `pool` out"
 
 
-class AzureBatchPlace(VmPlace[Sighting, "Account"], Preflight):
+class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     """Nodes of Azure Batch, each held by a job of ours that ends by itself."""
 
     Settings = AzureBatchSettings
@@ -123,7 +123,7 @@ class AzureBatchPlace(VmPlace[Sighting, "Account"], Preflight):
         await self._write(seen, start)
         return structs.replace(seen, start=start)
 
-    async def _write(self, seen: Sighting, start: Start) -> None:
+    async def _write(self, seen: Sighting, start: NodeStart) -> None:
         tags = {**metadata_in(seen.job), START: mark_of(start)}
         try:
             await self._batch.patch_job(str(seen.job["id"]), {"metadata": metadata(tags)})
@@ -145,7 +145,7 @@ class AzureBatchPlace(VmPlace[Sighting, "Account"], Preflight):
         if under_way is None or under_way.done():
             self._meetings[seen.machine] = asyncio.create_task(self._meet(seen, start))
 
-    async def _meet(self, seen: Sighting, start: Start) -> None:
+    async def _meet(self, seen: Sighting, start: NodeStart) -> None:
         """Come in for the first time: by the host key that the pilot has told Batch, as nobody else could."""
         machine, trouble = seen.machine, ""
         try:
@@ -351,7 +351,7 @@ class AzureBatchPlace(VmPlace[Sighting, "Account"], Preflight):
         self._no_images()
 
 
-class Account:
+class NoSnapshot:
     """What VmPlace would hold snapshots as; machines of this place are seen by `list` alone."""
 
     vms: Mapping[MachineId, object] = {}

@@ -26,7 +26,7 @@ from .template import (
     PREFIX,
     START,
     TASK,
-    Start,
+    NodeStart,
     metadata_in,
 )
 
@@ -60,7 +60,7 @@ class Sighting(Struct, frozen=True):
     pool: Json = {}
     node: Json = {}
     task: Json = {}
-    start: Start | None = None
+    start: NodeStart | None = None
     """What is known of its first start."""
 
     @property
@@ -78,12 +78,12 @@ class Sighting(Struct, frozen=True):
         return float(metadata_in(self.job).get(LIFE) or 0.0)
 
     @property
-    def first_start(self) -> Start | None:
+    def first_start(self) -> NodeStart | None:
         """The start as the node shows it now, if it has one and no earlier one is known."""
         if self.start is not None or not self.node:
             return self.start
         node = str(self.node.get("id"))
-        return Start(f"{node}.{self.requeued}", node, seconds_of(self.node.get("allocationTime")))
+        return NodeStart(f"{node}.{self.requeued}", node, seconds_of(self.node.get("allocationTime")))
 
     @property
     def address(self) -> str:
@@ -214,9 +214,9 @@ def _pool_of(job: Json) -> str:
     return str(told or table(job.get("poolInfo")).get("poolId") or "")
 
 
-def _start_in(mark: str) -> Start | None:
+def _start_in(mark: str) -> NodeStart | None:
     try:
-        return msgspec.json.decode(mark, type=Start) if mark else None
+        return msgspec.json.decode(mark, type=NodeStart) if mark else None
     except msgspec.MsgspecError:
         return None
 
@@ -279,7 +279,7 @@ def _ended(seen: Sighting, now: float) -> Machine:
     shown = Machine(seen.machine, "evicted" if taken_back else "gone", ran_s=ran_s, detail=detail)
     if start is None and begun:
         node = str(table(seen.task.get("nodeInfo")).get("nodeId", ""))
-        start = Start(f"{node}.{seen.requeued}", node, begun)
+        start = NodeStart(f"{node}.{seen.requeued}", node, begun)
     if start is None:
         return shown
     return structs.replace(shown, address=start.address, node=start.node, start=start.start)

@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
     return f"PT{max(1, round(seconds))}S"
 
 
-class Start(Struct, frozen=True):
+class NodeStart(Struct, frozen=True):
     """What is known of a machine's first start, kept with its job: whoever comes later knows it, too."""
 
     start: str
@@ -179,5 +179,5 @@ def _start_script(settings: AzureBatchSettings) -> str:
     return (PULL + pulls if pulls else "") + settings.start_command
 
 
-def mark_of(start: Start) -> str:
+def mark_of(start: NodeStart) -> str:
     return json.dumps({name: value for name in start.__struct_fields__ if (value := getattr(start, name))})
