@@ -39,7 +39,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import machine_id
 from evalfleet.state import RunState, apply
-from evalfleet.views.alerting import ENDED, LOOK_S, AlertWatch, read_alerts
+from evalfleet.views.alert_watch import ENDED, LOOK_S, AlertWatch, read_alerts
 from evalfleet.views.alerts import CHECKS, Situation
 from evalfleet.views.progress import Progress
 

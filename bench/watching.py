@@ -34,7 +34,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import machine_id
 from evalfleet.state import RunState, apply
-from evalfleet.views.alerting import LOOK_S, situation_of
+from evalfleet.views.alert_watch import LOOK_S, situation_of
 from evalfleet.views.alerts import holding
 from evalfleet.views.frame import FrameSize, frame
 from evalfleet.views.progress import ProgressReader

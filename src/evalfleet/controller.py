@@ -30,7 +30,7 @@ from .ports import Place, PlaceContext
 from .state import RunState, apply, fold
 from .version import __version__
 from .views import notify
-from .views.alerting import AlertWatch
+from .views.alert_watch import AlertWatch
 from .views.live import PoolScribe, Scribe
 from .views.results import RunSummary, summarised
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from standins.cloud import serving
+from standins.cloud import listener
 
 from .vms import VirtualMachines, Vm
 from .words import Json
@@ -98,11 +98,11 @@ class Metadata:
         app.router.add_get("/metadata/scheduledevents", self._get_events)
         app.router.add_post("/metadata/scheduledevents", self._agree)
         app.router.add_get("/metadata/instance", self._instance)
-        self._runner = await serving.begin(app, sock)
+        self._runner = await listener.begin(app, sock)
 
     async def close(self) -> None:
         if self._runner is not None:
-            await serving.end(self._runner)
+            await listener.end(self._runner)
 
     def _asker(self, request: web.Request) -> Vm:
         if request.headers.get("Metadata", "").lower() != "true" or "api-version" not in request.query:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from standins.cloud import serving
+from standins.cloud import listener
 from standins.cloud.faults import Failed, Late, Lost, Stuck
 
 from .arm import Arm
@@ -45,11 +45,11 @@ class Server:
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runners.append(await serving.begin(app, sock, tls))
+        self._runners.append(await listener.begin(app, sock, tls))
 
     async def close(self) -> None:
         for runner in self._runners:
-            await serving.end(runner)
+            await listener.end(runner)
 
     @property
     def connections(self) -> int:

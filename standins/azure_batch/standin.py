@@ -16,7 +16,7 @@ from evalfleet.lab.network import GATEWAY
 from standins.azure.identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
 from standins.azure.words import SUBSCRIPTION, TENANT, ArmError, Call
 from standins.azure.words import Answer as EntraAnswer
-from standins.cloud import serving
+from standins.cloud import listener
 from standins.cloud.faults import Failed, Late, Lost
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Machines
@@ -45,11 +45,11 @@ class Server:
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runners.append(await serving.begin(app, sock, tls))
+        self._runners.append(await listener.begin(app, sock, tls))
 
     async def close(self) -> None:
         for runner in self._runners:
-            await serving.end(runner)
+            await listener.end(runner)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         path = unquote(request.path).rstrip("/")

@@ -7,7 +7,7 @@ import socket
 
 from aiohttp import web
 
-from standins.cloud import serving
+from standins.cloud import listener
 from standins.cloud.hosts import Hosts
 
 from .cloud import Cloud, Instance
@@ -34,11 +34,11 @@ class Metadata:
         app.router.add_get(f"{root}/service-accounts/default/token", self._token)
         app.router.add_put(f"{root}/guest-attributes/{{namespace}}/{{key}}", self._write)
         app.router.add_get(f"{root}/{{field:name|id|zone|machine-type}}", self._field)
-        self._runner = await serving.begin(app, sock)
+        self._runner = await listener.begin(app, sock)
 
     async def close(self) -> None:
         if self._runner is not None:
-            await serving.end(self._runner)
+            await listener.end(self._runner)
 
     def _asker(self, request: web.Request) -> Instance:
         if request.headers.get("Metadata-Flavor") != "Google":

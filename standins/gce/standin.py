@@ -14,14 +14,14 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from evalfleet.lab.network import GATEWAY
-from standins.cloud import serving
+from standins.cloud import listener
 from standins.cloud.faults import Failed, Late, Lost
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
 from standins.cloud.standin import LOOPBACK, CloudStandIn
 
-from . import billing, contract
+from . import contract, price_list
 from .api import Api
 from .cloud import Cloud, Instance, Timing
 from .faults import Faults, Refused, Throttled, refusal
@@ -59,11 +59,11 @@ class Server:
 
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_route("*", "/{path:.*}", handle)
-        self._runners.append(await serving.begin(app, sock, tls))
+        self._runners.append(await listener.begin(app, sock, tls))
 
     async def close(self) -> None:
         for runner in self._runners:
-            await serving.end(runner)
+            await listener.end(runner)
 
     async def _handle(self, request: web.Request, anonymous: bool) -> web.StreamResponse:
         path = unquote(request.path)
@@ -119,7 +119,7 @@ class Server:
     async def _checked(self, call: Call, effect: object) -> Answer:
         """Both ways by Google's own description, where that is at hand. What it does not allow is refused."""
         if call.path.startswith("/v1/"):
-            return Answer(200, billing.catalogue(call))  # another service of Google's, with its own document
+            return Answer(200, price_list.catalogue(call))  # another service of Google's: its own document
         if self._contract is not None:
             wrong = self._contract.problems_of_call(call.method, call.path, call.query, call.body)
             if wrong:

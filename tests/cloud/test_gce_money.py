@@ -15,10 +15,10 @@ import pytest
 
 from evalfleet.errors import PlaceError
 from evalfleet.model import Needs, Offer
-from evalfleet.places.gce.billing import parts_of, prices_of
+from evalfleet.places.gce.price_list import parts_of, prices_of
 from evalfleet.testing.harness import raised
 from standins.gce import StandIn
-from standins.gce.billing import ADDRESS_USD, DISK_USD, PATH, SPOT_ADDRESS_USD, machine_usd
+from standins.gce.price_list import ADDRESS_USD, DISK_USD, PATH, SPOT_ADDRESS_USD, machine_usd
 from tests.cloud.gce_places import FAST, examine, place
 from tests.desk import Desk
 

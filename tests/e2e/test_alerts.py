@@ -13,7 +13,7 @@ import pytest
 
 from evalfleet.events import AttemptEnded, MachineDeleted, RunSteered
 from evalfleet.model import Alerting, AttemptId
-from evalfleet.views.alerting import read_notices
+from evalfleet.views.alert_watch import read_notices
 from tests.e2e.harness import Fleet, flat, task, tasks
 from tests.planted import UNIQUE
 from tests.waiting import until

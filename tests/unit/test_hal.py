@@ -22,7 +22,7 @@ from evalfleet.benchmarks.hal.benchmark import HalBenchmark
 from evalfleet.benchmarks.hal.checkout import listing, parsed_args
 from evalfleet.benchmarks.hal.contents import task_files
 from evalfleet.benchmarks.hal.costs import ModelPrice, traced_costs
-from evalfleet.benchmarks.hal.grading import HalGrader
+from evalfleet.benchmarks.hal.grader import HalGrader
 from evalfleet.benchmarks.hal.host import attempt
 from evalfleet.benchmarks.hal.settings import HalSettings, resolved
 from evalfleet.benchmarks.hal.tree import HalResultReader, read_run

@@ -11,7 +11,7 @@ import msgspec
 
 from evalfleet.effects.machines import offers_by_kind
 from evalfleet.errors import PlaceError
-from evalfleet.named_pools.lending import SIZE as BORROWED
+from evalfleet.named_pools.pool_places import SIZE as BORROWED
 from evalfleet.names import NO_HOME, machine_id
 from evalfleet.planning.history import known_machine_s
 from evalfleet.planning.plan import benchmark_of

@@ -15,7 +15,7 @@ from typing import Literal
 
 from evalfleet.errors import JournalForeign
 from evalfleet.model import Answered, Broken, Cause, Offer, Scored, Task, TaskId, seconds_between
-from evalfleet.named_pools.lending import SIZE as BORROWED
+from evalfleet.named_pools.pool_places import SIZE as BORROWED
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views.follow import Follower

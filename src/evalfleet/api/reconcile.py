@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from evalfleet.channels.meter.accounts import Prices, price_of
 from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.model import SECOND, Micros, seconds_between
-from evalfleet.named_pools.lending import SIZE as BORROWED
+from evalfleet.named_pools.pool_places import SIZE as BORROWED
 from evalfleet.planning.config import CostSettings
 from evalfleet.planning.plugins import known, place_kind
 from evalfleet.planning.workspace import Workspace

@@ -36,7 +36,7 @@ from evalfleet.model import (
 from evalfleet.ports import Fence, TellStep
 
 from .link import Dial, Incoming, plain
-from .meter.sealing import seal
+from .meter.sealed_keys import seal
 from .program import meter_archive
 from .secrecy import forms_of, is_maskable
 from .session import ERROR_CAP, OnLoad, Session

@@ -30,7 +30,7 @@ def alerts(args: argparse.Namespace) -> int:
     from evalfleet.clock import WallClock
     from evalfleet.model import Alerting
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.views.alerting import ENDED, notice_of, read_notices, situation_of
+    from evalfleet.views.alert_watch import ENDED, notice_of, read_notices, situation_of
     from evalfleet.views.alerts import holding
     from evalfleet.views.format import local_time
 

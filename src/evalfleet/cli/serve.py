@@ -27,18 +27,18 @@ def serve(args: argparse.Namespace) -> int:
     if not 0 <= args.port <= 65_535:
         raise RequestError(f"--port {args.port} is no port: it must be from 0 to 65535")
     try:
-        from evalfleet.web import serving
+        from evalfleet.web import listener
     except ModuleNotFoundError as err:
         if err.name not in ("starlette", "uvicorn"):
             raise
         raise RequestError(f"the dashboard needs {err.name}: pip install {requirement('web')}") from err
-    serving.check_host(args.host, args.yes)
+    listener.check_host(args.host, args.yes)
     workspace = Workspace.here()
-    has_runs = serving.check_home(workspace)
-    with serving.listening(args.host, args.port) as socket:
-        token = serving.kept_token(workspace.home, args.read_only)
-        print(f"dashboard of {workspace.home} at {serving.link(args.host, socket, token)}", flush=True)
+    has_runs = listener.check_home(workspace)
+    with listener.listening(args.host, args.port) as socket:
+        token = listener.kept_token(workspace.home, args.read_only)
+        print(f"dashboard of {workspace.home} at {listener.link(args.host, socket, token)}", flush=True)
         if not has_runs:
             print("there are no runs here yet: each shows as soon as it is started", flush=True)
-        serving.serve(workspace, socket, token, args.host, read_only=args.read_only)
+        listener.serve(workspace, socket, token, args.host, read_only=args.read_only)
     return 0

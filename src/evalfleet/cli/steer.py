@@ -72,7 +72,7 @@ def end(args: argparse.Namespace) -> int:
 
     A score that it has written by then counts.
     """
-    from evalfleet.api.steering import attempt_of
+    from evalfleet.api.run_changes import attempt_of
 
     run = _run(args)
     return _steer(args, run, "end", attempt=attempt_of(run.state(), args.about))
@@ -89,7 +89,7 @@ def drain(args: argparse.Namespace) -> int:
     If work is left for it, another one takes its place. Without a machine the whole run is drained, as by
     the first Ctrl-C: what runs ends by itself, the rest stays unrun, and the run can be resumed.
     """
-    from evalfleet.api.steering import machine_of
+    from evalfleet.api.run_changes import machine_of
 
     run = _run(args)
     if args.machine is None:
@@ -107,7 +107,7 @@ def restart(args: argparse.Namespace) -> int:
 
     What runs on it is tried again, and uses up no attempt. A machine is restarted once in its life.
     """
-    from evalfleet.api.steering import machine_of
+    from evalfleet.api.run_changes import machine_of
 
     run = _run(args)
     return _steer(args, run, "restart", machine=machine_of(run.state(), args.machine))
@@ -123,7 +123,7 @@ def replace(args: argparse.Namespace) -> int:
 
     What runs on it is tried again, and uses up no attempt. `evalfleet drain` waits for it to end instead.
     """
-    from evalfleet.api.steering import machine_of
+    from evalfleet.api.run_changes import machine_of
 
     run = _run(args)
     return _steer(args, run, "replace", machine=machine_of(run.state(), args.machine))
@@ -138,7 +138,7 @@ def _run(args: argparse.Namespace) -> Run:
 
 def _steer(args: argparse.Namespace, run: Run, verb: SteeringVerb, **what: Any) -> int:
     from evalfleet.api.run import whoami
-    from evalfleet.api.steering import steer
+    from evalfleet.api.run_changes import steer
     from evalfleet.events import RunSteered
     from evalfleet.planning.values import parse_line
     from evalfleet.planning.workspace import Workspace
@@ -149,7 +149,7 @@ def _steer(args: argparse.Namespace, run: Run, verb: SteeringVerb, **what: Any) 
 
 def _drain_run(args: argparse.Namespace, run: Run) -> int:
     from evalfleet.api.run import whoami
-    from evalfleet.api.steering import steer
+    from evalfleet.api.run_changes import steer
     from evalfleet.events import StopRequested
     from evalfleet.planning.values import parse_line
     from evalfleet.planning.workspace import Workspace

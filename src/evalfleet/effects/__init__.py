@@ -30,7 +30,7 @@ from evalfleet.policy import (
 )
 from evalfleet.ports import Place
 
-from . import attempts, machines, mending
+from . import attempts, machines, mends
 from .tools import RunCopy, Tools
 
 DOWNLOADS_AT_ONCE = 8
@@ -87,7 +87,7 @@ class Performer:
             case Listen(machine):
                 await machines.listen(tools, state.machines[machine])
             case Mend(machine, step):
-                await mending.mend(tools, state.machines[machine], step)
+                await mends.mend(tools, state.machines[machine], step)
             case Stop(machine):
                 await machines.stop(tools, state.machines[machine])
             case TearDown(machine):

@@ -3,7 +3,7 @@
 from evalfleet.benchmarks.loaded import Bare
 
 from .changes import Change
-from .lending import LentPlace, OwnPlace, estate_at, machine_of, pool_fence
+from .pool_places import LentPlace, OwnPlace, estate_at, machine_of, pool_fence
 from .view import PoolView, look_at, read_pool
 
 __all__ = [

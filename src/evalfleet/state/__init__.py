@@ -24,7 +24,7 @@ from .nouns import (
     is_ungraded,
 )
 from .run import lane_of
-from .steering import RESTART, objection, steered_by
+from .run_changes import RESTART, objection, steered_by
 
 __all__ = [
     "RECENT",

@@ -56,7 +56,7 @@ from .run import (
     tasks_planned,
     tasks_reopened,
 )
-from .steering import objection, run_steered
+from .run_changes import objection, run_steered
 
 
 def apply(state: RunState, at: Micros, event: ev.Event) -> None:

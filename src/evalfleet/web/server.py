@@ -25,8 +25,8 @@ from starlette.routing import Route
 from evalfleet.api import places, pools
 from evalfleet.api.documents import belonging_row, image_belonging_row, pool_document
 from evalfleet.api.run import Run
+from evalfleet.api.run_changes import change_of, machine_of, steer
 from evalfleet.api.runs import compare_results
-from evalfleet.api.steering import change_of, machine_of, steer
 from evalfleet.errors import FleetError, JournalForeign, RequestError
 from evalfleet.model import AttemptId
 from evalfleet.names import artefacts_folder

@@ -14,14 +14,14 @@ from urllib.parse import quote
 import msgspec
 
 from evalfleet.api.run import Run
-from evalfleet.api.steering import machine_of
+from evalfleet.api.run_changes import machine_of
 from evalfleet.channels.samples import Sample, read_series
 from evalfleet.errors import RequestError
 from evalfleet.files import replace
 from evalfleet.model import Alerting
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState
-from evalfleet.views.alerting import situation_of
+from evalfleet.views.alert_watch import situation_of
 from evalfleet.views.alerts import Alert, holding
 from evalfleet.views.follow import Follower
 from evalfleet.views.results import RunSummary, machine_entry, summarised

@@ -34,7 +34,7 @@ from .checkout import HalAnswer, listing, parsed_args
 from .contents import Contents, agent_files, kept_bundle, task_files
 from .costs import ModelPrice, TokenUsage, price_table, priced
 from .elsewhere import check_place
-from .grading import FileGrader, HalGrader
+from .grader import FileGrader, HalGrader
 from .settings import TIMEOUT_S, WANDB_LIBRARY, HalSettings, own_python, python_version, resolved
 from .tree import HalResultReader, HalResultWriter
 

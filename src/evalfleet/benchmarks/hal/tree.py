@@ -23,7 +23,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Broken, Cause, Measured, Outcome, Plan, Scored
 
 from .checkout import first_line
-from .grading import SUBMISSION
+from .grader import SUBMISSION
 from .scores import BY_AGENT, score_of
 
 RAW, TIMES, UPLOAD = "_RAW_SUBMISSIONS.jsonl", "_WALL_CLOCK_TIMES.jsonl", "_UPLOAD.json"

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from .accounts import SAME_ERROR_S, SAME_ERROR_TIMES, Account, Accounts
 from .proxy import MOST_OUT, Proxy
-from .sealing import SealingPair, unseal
+from .sealed_keys import SealingPair, unseal
 from .upstream import Upstream
 
 SOCKET = "meter.sock"

@@ -10,7 +10,7 @@ import time
 
 from .files import job_name, read_file
 from .isolation import Box
-from .metering import calls_bytes
+from .meter_process import calls_bytes
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:

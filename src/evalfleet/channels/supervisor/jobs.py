@@ -10,11 +10,11 @@ import signal
 import time
 
 from .files import CLEANER, is_small, make_folder, make_folders, read_file, write_atomic
-from .grading import Grading
+from .graded_files import Grading
 from .isolation import USER, Box, FileView, HostIsolation, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, HostJob
 from .keeper import Bounds, Keeper, StartOrder
-from .metering import MeterProcess
+from .meter_process import MeterProcess
 from .parcel import has_bundle
 from .processes import (
     age,

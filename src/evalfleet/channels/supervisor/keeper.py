@@ -16,7 +16,7 @@ import os
 import signal
 
 from .files import read_file
-from .grading import Grading
+from .graded_files import Grading
 from .host import steady
 from .isolation import Box, FileView, apart, confine, libc
 

@@ -4,7 +4,7 @@
     place.py          all of the following as a Place, on what `places/vm` has for every cloud
     machine_types.py  machine types and zones, and what their names tell
     prices.py         what can be had, and what it costs
-    billing.py        Google's own price list, fetched
+    price_list.py     Google's own price list, fetched
     names.py          names and labels: how we tell what is ours
     template.py       what is sent: an instance with all that belongs to it, its end, firewall rules
     answers.py        JSON as Google answers, and what its errors mean to us

@@ -13,7 +13,7 @@ from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.vm.answers import Json, table
-from evalfleet.places.vm.cleaning import clean, seal
+from evalfleet.places.vm.image_cleanup import clean, seal
 from evalfleet.places.vm.ssh_access import SshAccess, address_of
 from evalfleet.ports import Image
 

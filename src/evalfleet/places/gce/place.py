@@ -17,7 +17,6 @@ from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflig
 
 from . import leftovers, preflight, prices
 from .answers import GoogleFault
-from .billing import GcePrices
 from .bills import GoogleBills
 from .capture import ProjectImages
 from .client import ComputeClient, ComputeEndpoint
@@ -26,6 +25,7 @@ from .inventory import Instance, ProjectInventory, ProjectSnapshot
 from .lifecycle import InstanceControl
 from .machine_types import region_of, vcpus
 from .names import labels_of, name_of
+from .price_list import GcePrices
 from .settings import GceSettings, GoogleAccount, account_of
 from .template import InstanceBuild, end_of, login_line
 

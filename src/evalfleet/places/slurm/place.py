@@ -39,7 +39,7 @@ from evalfleet.version import requirement
 from .commands import Slurm, SlurmJob, limit
 from .folders import MAIL
 from .login import Login, MachineWay, ThisComputer
-from .probing import PROBE, SHARE, TRY_AGAIN, TRY_S, probed, with_hint
+from .node_probe import PROBE, SHARE, TRY_AGAIN, TRY_S, probed, with_hint
 from .settings import SlurmSettings
 from .sight import MachineFolder, Queue, Sight, belonging, folder_of, queue_of
 
