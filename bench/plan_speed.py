@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from evalfleet.api.experience import Chances, MachineTimes
-from evalfleet.api.planner import Option, OptionDraws, draw, forecasts
 from evalfleet.model import Limits, Offer, Plan, Task, TaskId
+from evalfleet.sim.chances import Chances, MachineTimes
+from evalfleet.sim.forecast import Option, OptionDraws, draw, forecasts
 
 from .makespan import lengths
 from .result import Result, below, rounded

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from evalfleet.api.experience import EVICTED_EVERY_H
 from evalfleet.benchmarks.selection import select
 from evalfleet.cost import billed_usd
 from evalfleet.engine import Tempo
@@ -44,6 +43,7 @@ from evalfleet.model import (
 )
 from evalfleet.places.azure.prices import AzurePriceBook, offers_of
 from evalfleet.places.azure.settings import AzureSettings
+from evalfleet.sim.chances import EVICTED_EVERY_H
 from evalfleet.sim.montecarlo import draw_run
 from evalfleet.sim.places import SimVms
 from evalfleet.sim.scenario import Scenario

@@ -11,10 +11,12 @@ from msgspec import structs
 
 from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
+from evalfleet.policy.decide import FOR_TROUBLE, is_calm
 from evalfleet.sim.checks import check_seed, run_seeds, violations
 from evalfleet.sim.scenario import OFFERS, ClockStep, Period, Scenario, draw, draw_tiers
 from evalfleet.sim.simulate import Parts, Simulated, simulate
 from evalfleet.sim.world import Faults, SimMachine, World
+from evalfleet.state import RunState, apply
 
 
 @pytest.mark.parametrize("seed", range(0, 300, 15))
@@ -42,6 +44,19 @@ def test_the_seeds_exercise_what_they_claim_to() -> None:
         scenario.faults.host_reboots_every_s and "hosts" in scenario.plan.places for scenario in scenarios
     )
     assert any(scenario.api_loss and "service" in scenario.plan.places for scenario in scenarios)
+
+
+@pytest.mark.parametrize("scenario", [draw(3), draw(9), draw_tiers(1)])
+def test_rules_that_are_not_asked_while_all_is_calm_would_have_found_nothing(scenario: Scenario) -> None:
+    sim = simulate(scenario)
+    offers = [offer for each in (scenario.offers or OFFERS).values() for offer in each]
+    state, asked = RunState(), Counter[bool]()
+    for record in sim.store.read():
+        apply(state, record.at, record.event)
+        asked[is_calm(state)] += 1
+        if is_calm(state):
+            assert [rule for rule in FOR_TROUBLE if rule(state, record.at, offers)] == []
+    assert asked[True] > 10
 
 
 def calm(seed: int) -> Scenario:

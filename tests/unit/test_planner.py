@@ -9,27 +9,12 @@ from statistics import fmean
 
 import pytest
 
-from evalfleet.api.experience import (
-    Basis,
-    Chances,
-    Experience,
-    MachineTimes,
-    SpotRecord,
-    TaskTime,
-    chances_of,
-)
-from evalfleet.api.planner import (
-    Forecast,
-    Option,
-    OptionDraws,
-    Outlook,
-    Range,
-    chosen,
-    draw,
-    forecasts,
-    out_of_reach,
-)
+from evalfleet.api.experience import Experience, TaskTime, chances_of
+from evalfleet.api.plan_table import out_of_reach
+from evalfleet.api.planner import Outlook, chosen
 from evalfleet.model import Limits, Offer, Plan, Task, TaskId
+from evalfleet.sim.chances import Basis, Chances, MachineTimes, SpotRecord
+from evalfleet.sim.forecast import Forecast, Option, OptionDraws, Range, draw, forecasts
 
 VM = Offer("cloud", "D4", usd_per_hour=0.2)
 SPOT = Offer("cloud", "D4", usd_per_hour=0.05, spot=True)

@@ -22,25 +22,18 @@ from evalfleet.planning.plan import Resolved, specs_of
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.tiers import in_order
+from evalfleet.sim.chances import Chances
+from evalfleet.sim.forecast import DRAWS, Option, OptionDraws, Range, forecasts
 from evalfleet.sim.montecarlo import last_result_s
 from evalfleet.state import RunState
 from evalfleet.views.follow import Follower
 from evalfleet.views.format import percent, table, usd, whole_duration
 from evalfleet.views.stats import machines_usd
 
-from .experience import LATEST, Chances, chances_of, experience_of, gathered
+from .experience import LATEST, chances_of, experience_of, gathered
 from .home import list_runs
-from .planner import (
-    DRAWS,
-    Option,
-    OptionDraws,
-    Range,
-    forecasts,
-    guessed_machine_s,
-    job_of,
-    range_document,
-    span,
-)
+from .plan_table import range_document, span
+from .planner import guessed_machine_s, job_of
 
 if TYPE_CHECKING:
     from evalfleet.views.fleet_documents import ReviewDocument, ReviewRow

@@ -15,9 +15,9 @@ from evalfleet.planning.flags import flags
 from .run import add_flag, request_of, words_of
 
 if TYPE_CHECKING:
-    from evalfleet.api.planner import Forecast
     from evalfleet.planning.plan import Resolved
     from evalfleet.planning.workspace import Workspace
+    from evalfleet.sim.forecast import Forecast
 
 NOT_PLANNED = ("keep", "name", "max_duration")
 """Flags of `run` that change nothing that is planned."""
@@ -61,14 +61,15 @@ async def plan(args: argparse.Namespace) -> int:
         return _review(args.benchmark, as_json=args.json)
     if args.benchmark is None:
         raise RequestError("plan: which benchmark? write its name or file; --review alone reviews all runs")
-    from evalfleet.api import planner
+    from evalfleet.api import plan_table, planner
     from evalfleet.planning.values import parse_count, parse_duration, parse_usd
     from evalfleet.planning.workspace import Workspace
+    from evalfleet.sim.forecast import DRAWS
 
     workspace = Workspace.here()
     deadline_s = None if args.deadline is None else parse_duration(args.deadline, "--deadline")
     budget_usd = None if args.budget is None else parse_usd(args.budget, "--budget")
-    draws = planner.DRAWS if args.draws is None else parse_count(args.draws, "--draws", 20, 10_000)
+    draws = DRAWS if args.draws is None else parse_count(args.draws, "--draws", 20, 10_000)
     counts = _counts(args.workers) or planner.WORKERS
     args.workers = None
     for option in NOT_PLANNED:
@@ -82,17 +83,17 @@ async def plan(args: argparse.Namespace) -> int:
     notes = [] if best is None else await planner.doubts(workspace, resolved, best.option.workers)
     command = None if best is None else _command(args, resolved, best)
     if args.json:
-        print(json.dumps(planner.document(resolved, found, best, command, notes)))
+        print(json.dumps(plan_table.document(resolved, found, best, command, notes)))
     else:
-        print(planner.described(resolved, found, draws))
+        print(plan_table.described(resolved, found, draws))
         if best is not None:
-            print(f"\nchosen: {planner.in_words(best)}\n{command}")
+            print(f"\nchosen: {plan_table.in_words(best)}\n{command}")
             for note in notes:
                 print(f"evalfleet: note: {note}", file=sys.stderr)
         elif not promised:
             print("\n--deadline 1h or --budget 5 chooses one of them, and prints its command")
     if promised and best is None:
-        print(f"evalfleet: {planner.out_of_reach(found, deadline_s, budget_usd)}", file=sys.stderr)
+        print(f"evalfleet: {plan_table.out_of_reach(found, deadline_s, budget_usd)}", file=sys.stderr)
         return 2
     return 0
 

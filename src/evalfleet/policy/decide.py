@@ -40,12 +40,39 @@ RULES: tuple[Rule, ...] = (
 )
 """In order of urgency. Each looks only at what the state has indexed for it."""
 
+FOR_TROUBLE: frozenset[Rule] = frozenset(
+    {
+        health.end_orphans,
+        allowances.heed_wants,
+        allowances.stop_without_money,
+        allowances.tell_how_much,
+        tiers.judge,
+        health.heed_silence,
+        health.mend,
+        health.condemn_suspects,
+        finish.wind_down,
+        health.let_go_drained,
+        health.restart_or_replace,
+        tiers.make_room,
+    }
+)
+"""Rules that find nothing while all is calm, as it nearly always is: then they need not be asked."""
+CALM_RULES = tuple(rule for rule in RULES if rule not in FOR_TROUBLE)
+
+
+def is_calm(state: RunState) -> bool:
+    """Is nothing wrong with any machine or place, no model metered, and has nobody asked for anything?"""
+    s = state
+    asked = s.stop or s.draining or s.replacing or s.restarting or s.wanting or s.plan.metering
+    wrong = s.orphans or s.silent or s.unreachable or s.suspects or s.shaky
+    return not (asked or wrong)
+
 
 def decide(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """The next decisions, of one kind at a time: apply them and ask again until there are none."""
     if state.ended_at is not None:
         return []
-    for rule in RULES:
+    for rule in CALM_RULES if is_calm(state) else RULES:
         if decided := rule(state, now, offers):
             return decided
     return []

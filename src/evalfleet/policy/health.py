@@ -130,7 +130,8 @@ def restart_or_replace(state: RunState, now: Micros, offers: Sequence[Offer]) ->
 
 def stop_when_hopeless(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Stop when buying more machines would not help."""
-    if state.stop is not None:
+    proved = state.proofs > 0 and state.proofs >= state.limits.canary
+    if state.stop is not None or (proved and state.ready and not state.same_failures):  # as nearly always
         return []
     detail = _hopeless(state, offers)
     return [StopRequested("refused", detail)] if detail else []

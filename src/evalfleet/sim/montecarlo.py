@@ -66,7 +66,8 @@ from .loop import EPOCH
 SCORED = Scored(1.0, True)
 BROKEN = Broken(Cause.RESULT)
 LINGER: Micros = SECOND // 20
-"""So long artefacts that have come home wait for other news to share a turn with, as in the engine."""
+"""So long artefacts that have come home wait for other news to share a turn with, as in the engine. What
+nothing waits for shares the next turn, whenever that comes: in one of its own nothing would be decided."""
 TURNS = 1_000_000
 """No run takes so many: one that does would go on for ever."""
 
@@ -137,6 +138,7 @@ class _DrawnRun:
         self._now: Micros = EPOCH
         self._news: list[tuple[Micros, int, Event]] = []
         self._lingering: list[Event] = []
+        self._awaited = False  # something waits for what lingers
         self._count = 0
         self._under_way: dict[Owner, tuple[Effect, ...]] = {}
         self._state = RunState()
@@ -160,7 +162,7 @@ class _DrawnRun:
         raise RuntimeError("a drawn run does not end")
 
     def _take_news(self) -> list[Event]:
-        news, self._lingering = self._lingering, []
+        news, self._lingering, self._awaited = self._lingering, [], False
         while self._news and self._news[0][0] <= self._now:
             news.append(heapq.heappop(self._news)[2])
         return news
@@ -171,7 +173,7 @@ class _DrawnRun:
         times = [] if due is None else [max(due, self._now)]
         if self._news:
             times.append(self._news[0][0])
-        if self._lingering:
+        if self._awaited:
             times.append(self._now + LINGER)
         if not times:
             raise RuntimeError("nothing is left to happen in a drawn run")
@@ -199,6 +201,8 @@ class _DrawnRun:
                 self._later(seconds, AttemptEnded(attempt, outcome, seconds))
             case Collect(attempt):
                 self._lingering.append(AttemptCollected(attempt))
+                leaving = state.machines[state.attempts[attempt].machine].phase == "condemned"
+                self._awaited |= leaving or not (state.waiting or state.running)
             case TearDown(machine):
                 settle_s = state.machines[machine].offer.settle_s
                 self._later(settle_s, MachineDeleted(machine, self._now))

@@ -1,0 +1,207 @@
+"""What a planned run is drawn from: what is believed of its tasks, its machines and its luck.
+
+It can be sent to another process, and knows nothing of homes and journals: `api.experience` reads those.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
+
+from evalfleet.model import Offer, Task, TaskId
+
+LEAST_S = 0.01
+"""Nothing takes less."""
+USUAL_RUNS = 4
+"""So many runs count what is usual, beside those that there were."""
+Basis = Literal["task", "other model", "domain", "benchmark", "default", "guess"]
+"""What a task's duration rests on: earlier attempts at it with this model, or with another; at tasks of its
+domain, or of its benchmark; what the benchmark itself says; or nothing but its time limit."""
+
+GUESSED_SHARE = (0.01, 1.0)
+"""Between which shares of their time limit tasks take, as far as anybody knows."""
+EVICTED_EVERY_H = 20.0
+"""How long a spot machine lasts on average, where nobody knows better."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpotRecord:
+    """What earlier runs tell of the spot machines of one offer."""
+
+    hours: float = 0.0
+    """How long they lived, all together."""
+    evictions: int = 0
+    prices: Sequence[float] = ()
+    """What an hour cost, in each run that had some."""
+
+
+@dataclass(frozen=True)
+class Chances:
+    """What a planned run is drawn from. It can be sent to another process."""
+
+    tasks: Mapping[TaskId, tuple[float, float]]
+    """(seconds, the standard deviation of their logarithm); of a guess, the time limit."""
+    guessed: frozenset[TaskId]
+    shared: float
+    """The standard deviation of the logarithm of what all tasks have in common."""
+    machines: Mapping[str, MachineTimes]
+    """Offer -> how long until a machine is ready."""
+    spot: Mapping[str, SpotRecord]
+    """Offer -> what became of its spot machines."""
+    breaks: float
+    leads: Sequence[float]
+    """Seconds until the first machine is asked for, to choose from; empty: none."""
+    model_usd: Sequence[float] = ()
+    """What attempts cost, to choose from; empty where `model_range` tells, or nobody."""
+    model_range: tuple[float, float] | None = None
+    """Between what an attempt's model is said to cost."""
+    bases: Mapping[Basis, int] = field(default_factory=dict[Basis, int])
+    """How many tasks rest on what."""
+    runs: int = 0
+    """How many earlier runs there were."""
+    known_machines: bool = False
+    """Whether earlier runs tell how long machines take."""
+
+    def fate(self, seed: int, machines: int = 1) -> DrawnFate:
+        """What happens in one run with so many machines at once."""
+        return DrawnFate(self, random.Random(seed), machines)
+
+    def evictions_an_hour(self, offer: Offer) -> tuple[float, float]:
+        """Shape and scale of what is believed of the rate (a gamma distribution, as of a Poisson process).
+
+        All spot offers together, beginning with one eviction in 20 hours, tell what is to be expected of an
+        offer before it is known itself; that counts as much as 20 hours of its own.
+        """
+        hours = EVICTED_EVERY_H + sum(each.hours for each in self.spot.values())
+        usual = (1 + sum(each.evictions for each in self.spot.values())) / hours
+        own = self.spot.get(offer.key, SpotRecord())
+        return EVICTED_EVERY_H * usual + own.evictions, 1 / (EVICTED_EVERY_H + own.hours)
+
+
+class DrawnFate:
+    """What happens in one drawn run. Some of it is alike for all its tasks, some for all its machines."""
+
+    def __init__(self, chances: Chances, rng: random.Random, machines: int) -> None:
+        self._chances, self._rng, self._machines = chances, rng, machines
+        self._all_tasks = math.exp(chances.shared * _student_t(rng, chances.runs))
+        self.lead_s = rng.choice(chances.leads) if chances.leads else 0.0
+        low, high = GUESSED_SHARE
+        self._guessed = math.exp(rng.uniform(math.log(low), math.log(high)))
+        self._all_machines = _student_t(rng, chances.runs)
+        self._evictions_an_hour: dict[str, float] = {}
+
+    def task_s(self, task: Task, offer: Offer) -> float:
+        middle, spread = self._chances.tasks[task.id]
+        in_common = self._guessed if task.id in self._chances.guessed else self._all_tasks
+        seconds = middle * in_common * math.exp(self._rng.gauss(0.0, spread))
+        return min(max(LEAST_S, seconds), task.limit_s)
+
+    def machine_s(self, offer: Offer) -> float:
+        times = self._chances.machines[offer.key]
+        in_common = times.middle(self._machines) + self._all_machines * times.shared(self._machines)
+        return self._rng.choice(times.own) * math.exp(in_common)
+
+    def queue_s(self, offer: Offer) -> float:
+        expected = QUEUE_S if offer.queue_s is None else offer.queue_s
+        return self._rng.expovariate(1 / expected) if expected else 0.0
+
+    def evicted_s(self, offer: Offer) -> float:
+        if not offer.spot:
+            return math.inf
+        rate = self._evictions_an_hour.get(offer.key)
+        if rate is None:
+            rate = self._rng.gammavariate(*self._chances.evictions_an_hour(offer))
+            self._evictions_an_hour[offer.key] = rate
+        return 3600 * self._rng.expovariate(max(rate, 1e-12))
+
+    def breaks(self) -> bool:
+        return self._rng.random() < self._chances.breaks
+
+    def models_usd(self, attempts: int) -> float | None:
+        """What so many attempts cost at their models; None if nothing is known of that."""
+        chances, rng = self._chances, self._rng
+        if chances.model_usd:
+            return math.exp(rng.gauss(0.0, 0.1)) * sum(rng.choices(chances.model_usd, k=attempts))
+        return None if chances.model_range is None else attempts * rng.uniform(*chances.model_range)
+
+
+def _student_t(rng: random.Random, runs: int) -> float:
+    """How far a run is off, in standard deviations that are themselves known from a few runs only."""
+    freedom = USUAL_RUNS + runs
+    return rng.gauss(0.0, 1.0) / math.sqrt(rng.gammavariate(freedom / 2, 2 / freedom))
+
+
+ALL_MACHINES = 0.3
+"""How far off all machines of a run may be together, as a standard deviation of logarithms."""
+SLOWED = 0.5
+"""How much longer machines may take for being many, as the standard deviation of a power of their number."""
+
+
+@dataclass(frozen=True)
+class MachineTimes:
+    """How long machines of one offer take until they are ready.
+
+    Machines of one run are much alike: the place, or the computer that they share, is quick or slow that day,
+    and may be slower the more are asked for at once. So a run is drawn as a whole, from a regression over
+    earlier runs: the logarithm of their time over that of their number.
+    """
+
+    own: Sequence[float]
+    """By which factors machines of one run differ, to choose from; where nothing is known, seconds."""
+    runs: int = 0
+    mean: float = 0.0
+    """Of the logarithms of the seconds, over runs."""
+    mean_count: float = 0.0
+    """Of the logarithms of the numbers of machines."""
+    slope: float = 0.0
+    """How the one grows with the other."""
+    weight: float = 1.0
+    """How well the slope is known: the sum of squares of what it is learned from."""
+    spread: float = ALL_MACHINES
+    """How much runs differ, as a standard deviation of logarithms."""
+
+    def middle(self, machines: int) -> float:
+        """The logarithm of the factor to expect with so many machines."""
+        return self.mean + self.slope * (math.log(machines) - self.mean_count)
+
+    def shared(self, machines: int) -> float:
+        """The standard deviation of that in a run to come: a prediction is less sure than a mean."""
+        if not self.runs:
+            return self.spread
+        far = (math.log(machines) - self.mean_count) ** 2 / self.weight
+        return self.spread * math.sqrt(1 + 1 / self.runs + far)
+
+    @classmethod
+    def guessed(cls, low: float, high: float) -> MachineTimes:
+        return cls([low + (high - low) * step / 10 for step in range(11)])
+
+    @classmethod
+    def learned(cls, runs: Sequence[Sequence[float]]) -> MachineTimes:
+        """From the seconds of each run's machines."""
+        logs = [[math.log(each) for each in seconds] for seconds in runs]
+        counts = [math.log(len(seconds)) for seconds in runs]
+        means = [fmean(each) for each in logs]
+        mean, mean_count = fmean(means), fmean(counts)
+        # what is usual counts as some runs do: of few runs neither a slope nor a deviation is certain
+        weight = sum((count - mean_count) ** 2 for count in counts) + (ALL_MACHINES / SLOWED) ** 2
+        steep = sum((count - mean_count) * (each - mean) for count, each in zip(counts, means, strict=True))
+        slope = min(1.0, max(0.0, steep / weight))
+        off = (y - mean - slope * (x - mean_count) for x, y in zip(counts, means, strict=True))
+        squares = USUAL_RUNS * ALL_MACHINES**2 + sum(each**2 for each in off)
+        return cls(
+            [math.exp(each - means[n]) for n, run in enumerate(logs) for each in run],
+            len(runs),
+            mean,
+            mean_count,
+            slope,
+            weight,
+            math.sqrt(squares / (USUAL_RUNS + len(runs) - 1)),
+        )
+
+
+QUEUE_S = 600.0
+"""How long a machine waits in a queue of which nobody can tell."""
