@@ -11,6 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from evalfleet.benchmarks import containers
+from evalfleet.benchmarks import spec as bundles
 from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.benchmarks.loaded import Repeated
 from evalfleet.benchmarks.results import read_result, scored_apart
@@ -164,6 +166,32 @@ def test_the_digest_depends_on_names_modes_contents_and_steps_alone(root: Path) 
     (root / "data" / "deep" / "x.txt").rename(root / "data" / "deep" / "z.txt")
     seen.append(digest("data", "run.sh"))
     assert len(set(seen)) == len(seen)
+
+
+def test_a_run_with_an_image_goes_on_with_a_later_version_whose_script_is_another(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = spec(root=str(root), files=("run.sh",), image="localhost/tiny")
+    planned = msgspec.structs.replace(planned, digest=bundles.bundle_of(planned).digest)
+    bundles.keep_bundles(planned, (), tmp_path / "kept", lambda _: None)
+    monkeypatch.setattr(containers, "PULL", containers.PULL + "# said otherwise\n")
+    assert bundles.bundle_of(planned, tmp_path / "kept").digest == planned.digest
+    other = msgspec.structs.replace(planned, image="localhost/other", digest="")
+    assert bundles.bundle_of(other).digest != planned.digest
+    (tmp_path / "kept" / planned.digest / "run.sh").write_text("changed")
+    with pytest.raises(RequestError, match="were changed"):
+        bundles.bundle_of(planned, tmp_path / "kept")
+
+
+def test_a_run_with_an_image_of_a_version_that_digested_its_script_goes_on(
+    root: Path, tmp_path: Path
+) -> None:
+    planned = spec(root=str(root), files=("run.sh",), image="localhost/tiny", digest="0" * 64)
+    (tmp_path / planned.digest).mkdir()
+    (tmp_path / planned.digest / "run.sh").write_text("as it was")
+    assert bundles.bundle_of(planned, tmp_path).digest == planned.digest
+    without_files = msgspec.structs.replace(planned, files=())
+    assert bundles.bundle_of(without_files, tmp_path / "nothing").digest == planned.digest
 
 
 def test_the_digest_is_computed_once(root: Path) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from evalfleet.errors import RequestError
 from evalfleet.model import Command, SetupStep
@@ -179,6 +179,7 @@ shift 3
 """Arguments, before those of PULL: the variable with the token, the registry's user, the registry."""
 
 IMAGE_STEP = "image"
+DIGEST_MARK = "image-"
 
 
 def image_step(
@@ -202,6 +203,34 @@ def image_step(
     registry = images[0].partition("/")[0]
     argv = ("sh", "-c", WITH_TOKEN + PULL, words[0], token, user, registry, *words[1:])
     return SetupStep(IMAGE_STEP, Command(argv, secrets=(token,)))
+
+
+def bundle_digest(steps: Sequence[SetupStep], digested: Callable[[Sequence[SetupStep]], str]) -> str:
+    """The digest of a bundle with these steps, by `digested`.
+
+    An image's step counts by its words alone: the script that fetches images is ours, and a run goes on with
+    a version of evalfleet that has another one.
+    """
+    if not _has_image(steps):
+        return digested(steps)
+    return DIGEST_MARK + digested([_without_script(step) for step in steps])
+
+
+def digests_script(planned: str, steps: Sequence[SetupStep]) -> bool:
+    """Whether an earlier version, which digested the script, too, has planned this: nobody can say then
+    whether the files are the same."""
+    return _has_image(steps) and DIGEST_MARK not in planned
+
+
+def _has_image(steps: Sequence[SetupStep]) -> bool:
+    return any(step.name == IMAGE_STEP for step in steps)
+
+
+def _without_script(step: SetupStep) -> SetupStep:
+    if step.name != IMAGE_STEP:
+        return step
+    words = step.command.argv[3:]  # after `sh -c SCRIPT`
+    return structs.replace(step, command=structs.replace(step.command, argv=words))
 
 
 def in_container(command: Command, image: str, settings: ContainerSettings) -> Command:

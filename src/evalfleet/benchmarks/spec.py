@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from evalfleet.errors import RequestError
 from evalfleet.model import Bundle, Command, Needs, SetupStep, Task
 
-from .containers import ContainerSettings, image_step
+from .containers import ContainerSettings, bundle_digest, digests_script, image_step
 from .files import IgnoreRules, bundle_files, check_files, covering, digest, keep_files
 from .tasks import own_of, with_own
 
@@ -82,16 +82,23 @@ def _bundle(
     prefix: str = "",
 ) -> Bundle:
     names = covering(entries)
+    unknown = digests_script(planned, steps)
+
+    def digest_in(root: Path, rules: IgnoreRules | None = None) -> str:
+        return prefix + bundle_digest(steps, lambda counted: digest(root, names, counted, rules))
+
     own = kept / planned if kept is not None and planned else None
     if own is not None and own.is_dir():
-        if prefix + digest(own, names, steps) != planned:
+        if digest_in(own) != planned and not unknown:
             raise RequestError(f"the files that the run keeps in {own} were changed: {NEW_FILES}")
         return Bundle(planned, {name: str(own / name) for name in names}, steps)
     root = Path(spec.root)
-    found = prefix + digest(root, names, steps, IgnoreRules(root))
+    found = digest_in(root, IgnoreRules(root))
     if planned in ("", found):
         return Bundle(found, {name: str(path) for name, path in bundle_files(root, entries).items()}, steps)
-    if prefix + digest(root, names, steps) == planned:  # an earlier version sent what is ignored, too
+    if unknown and not names:  # there are no files that could have changed
+        return Bundle(planned, {}, steps)
+    if digest_in(root) == planned:  # an earlier version sent what is ignored, too
         return Bundle(planned, {name: str(root / name) for name in names}, steps)
     raise RequestError(
         f"the files of benchmark {spec.name!r} in {spec.root} have changed since the run was planned, and "

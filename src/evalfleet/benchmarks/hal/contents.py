@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from evalfleet.benchmarks.containers import bundle_digest, digests_script
 from evalfleet.benchmarks.files import bundle_files
 from evalfleet.errors import RequestError
 from evalfleet.model import Bundle, SetupStep
@@ -36,6 +37,9 @@ class Contents:
 
     def digest(self, steps: Sequence[SetupStep] = ()) -> str:
         """Over names, executable bits, contents and steps. Raises RequestError."""
+        return bundle_digest(steps, self._digest)
+
+    def _digest(self, steps: Sequence[SetupStep]) -> str:
         total = hashlib.sha256(msgspec.json.encode([self._top, steps]))
         for name in sorted(self._entries):
             entry = self._entries[name]
@@ -135,6 +139,7 @@ def kept_bundle(
     folder = kept / planned
     if not folder.is_dir():
         raise RequestError(f"the run's copy of what machines get is gone: {folder}; start a new run")
-    if prefix + Contents.kept(top, folder).digest(steps) != planned:
+    found = prefix + Contents.kept(top, folder).digest(steps)
+    if found != planned and not digests_script(planned, steps):
         raise RequestError(f"the files that the run keeps in {folder} were changed; start a new run")
     return Bundle(planned, {top: str(folder / top)}, steps)
