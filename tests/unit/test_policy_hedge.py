@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from evalfleet.events import AttemptStarted, MachineCondemned, MachineRequested
 from evalfleet.model import Offer
 from evalfleet.policy import next_deadline
@@ -12,7 +14,7 @@ from .runs import FREE, Run
 VM = Offer("cloud", "D4", usd_per_hour=0.36, billing_step_s=1.0)
 
 
-def slow(workers: int = 4, **limits: object) -> Run:
+def slow(workers: int = 4, **limits: Any) -> Run:
     """All machines but the last one are ready after 100 s."""
     run = Run(20, [VM], workers=workers, **limits)
     run.turn()
