@@ -249,7 +249,7 @@ class Controller:
             return place
         holds, clock = Holds(self._store, plan.pool), WallClock()
         look = functools.partial(look_at, self._store, plan.pool)
-        return LentPlace(place, holds, look, plan.run, epoch, clock.now)
+        return LentPlace(place, holds, look, plan.run, epoch, clock.now, plan.benchmark)
 
     def _hold(self, machines: Sequence[MachineId], epoch: int, stack: AsyncExitStack) -> None:
         """Have the pool's machines until the end. Raises RequestError, which names the run that has one."""

@@ -110,6 +110,9 @@ class Task(Struct, frozen=True, omit_defaults=True):
     """What people want to know of it later; no command sees it."""
     own: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What its benchmark keeps with it, for itself alone."""
+    set_up: str = ""
+    """What a machine is set up with for it alone, an image or files, by name: a machine that has had a task
+    with the same one is given it first."""
 
     @property
     def limit_s(self) -> float:

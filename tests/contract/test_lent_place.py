@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 from evalfleet.clock import WallClock
 from evalfleet.errors import LeaseLost, PlaceError, StaleController
-from evalfleet.events import Event, MachineReady, MachineRequested, MachineUp, PoolPlanned, RunPlanned
+from evalfleet.events import (
+    Event,
+    MachinePrepared,
+    MachineReady,
+    MachineRequested,
+    MachineUp,
+    PoolPlanned,
+    RunPlanned,
+)
 from evalfleet.journal import Holder, Holds, Store
 from evalfleet.model import AttemptId, Job, Limits, MachineId, Needs, Plan, after
 from evalfleet.named_pools import LentPlace, look_at
@@ -68,7 +77,8 @@ class LentHarness(ShellHarness):
     def borrower(self, run: str) -> LentPlace:
         holds = Holds(self.store, "pool")
         epoch = self.epochs[run]
-        return LentPlace(self.local, holds, lambda: look_at(self.store, "pool"), run, epoch, WallClock().now)
+        look = functools.partial(look_at, self.store, "pool")
+        return LentPlace(self.local, holds, look, run, epoch, WallClock().now, "b")
 
     async def sweep(self) -> None:
         while self.epochs["contract"] < NEWEST:
@@ -117,6 +127,20 @@ class TestLentPlace(PlaceContract, ChannelContract):
         assert err.transient
         assert "held by contract" in str(err)
         assert "evalfleet cancel" in str(err)
+
+    @promise
+    async def test_a_machine_that_is_prepared_for_the_benchmark_is_borrowed_first(self, h: Harness) -> None:
+        assert isinstance(h, LentHarness)
+        now = WallClock().now()
+        journal = h.store.acquire("pool", Holder.here(now), now)
+        first, _, third = h.machines
+        await journal.append(now, [MachinePrepared(first, "another"), MachinePrepared(third, "b")])
+        await journal.close()
+        mine = h.borrower("contract")
+        borrowed = [(await h.bring_up(mine, n)).address for n in range(1, MACHINES + 1)]
+        own = {machine.id: machine.address for machine in await h.local.list("pool")}
+        assert borrowed[0] == own[third]
+        assert borrowed[-1] == own[first], "what another benchmark was prepared on goes last"
 
     @promise
     async def test_a_controller_that_was_replaced_takes_nothing_and_gives_nothing_back(

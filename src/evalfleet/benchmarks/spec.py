@@ -170,12 +170,18 @@ def _steps(
 
 
 def planned_task(spec: CommandSpec, task: Task, where: str) -> Task:
-    """The task, with the digest of the files that it has for itself. RequestError if they are wrong."""
+    """The task, with the digest of the files that it has for itself, and what sets machines up for it.
+
+    RequestError if they are wrong.
+    """
     own = own_of(task)
     if not (own.files or own.setup or own.image):
         return task
     check_files(Path(spec.root), own.files, f"{where}: task {task.id!r}")
-    return with_own(task, msgspec.structs.replace(own, digest=task_bundle_of(spec, task).digest))
+    digest = task_bundle_of(spec, task).digest
+    # of all that a machine can have already, an image takes longest to come
+    task = msgspec.structs.replace(task, set_up=own.image or digest)
+    return with_own(task, msgspec.structs.replace(own, digest=digest))
 
 
 def task_bundle_of(spec: CommandSpec, task: Task, kept: Path | None = None) -> Bundle:

@@ -129,11 +129,13 @@ class LentPlace:
         run: str,
         epoch: int,
         clock: Callable[[], Micros],
+        benchmark: str = "",
     ) -> None:
         self._place = place
         self._holds = holds
         self._pool = pool
         self._run = run
+        self._benchmark = benchmark
         self._epoch = epoch
         self._clock = clock
         self._held: dict[MachineId, Hold] = {}
@@ -195,12 +197,15 @@ class LentPlace:
         return hold
 
     def _candidates(self) -> list[MachineId]:
-        """Those that are up, the ones of which nothing is known to be wrong first."""
+        """Those that are up. Those of which nothing is known to be wrong come first, and of these the ones
+        that are prepared for this benchmark; those that are prepared for another one are left to that."""
         pool, now, wall = self._pool(), time.monotonic(), self._clock()
         if pool.state.stop is not None:
             return []
-        ready = [m.id for m in self._own(pool) if m.phase == "ready" and m.expires_at > wall]
-        return sorted(ready, key=lambda machine: self._avoid.get(machine, 0.0) > now)
+        ready = [m for m in self._own(pool) if m.phase == "ready" and m.expires_at > wall]
+        order = {self._benchmark: 0, "": 1}
+        best_first = sorted(ready, key=lambda m: (self._avoid.get(m.id, 0.0) > now, order.get(m.prepared, 2)))
+        return [machine.id for machine in best_first]
 
     def _own(self, pool: PoolView) -> list[MachineState]:
         """Of this place: a pool may have machines of several."""

@@ -20,6 +20,9 @@ LOOK_AHEAD = 16
 More than the attempts a task may have, so that not all of them can be machines it broke on.
 """
 
+NEARLY = 0.5
+"""A task that takes this part of another one's time, or more, may go before it."""
+
 
 def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """Give one waiting task to one idle machine."""
@@ -54,7 +57,26 @@ def _pick(state: RunState, now: Micros, machine: MachineId) -> TaskId | None:
             break
         if _may_retry_on(state, state.tasks[task], machine) and _fits(state, now, task, known):
             return task
-    return next((task for task in _fresh(state, known) if _fits(state, now, task, known)), None)
+    fresh = (task for task in _fresh(state, known) if _fits(state, now, task, known))
+    return _nearest(state, known, fresh) if known.set_up else next(fresh, None)
+
+
+def _nearest(state: RunState, machine: MachineState, tasks: Iterator[TaskId]) -> TaskId | None:
+    """The first of the tasks, or one after it that the machine is set up for, if it is not much shorter: the
+    longest go first, or all others wait for them at the end."""
+    first = next(tasks, None)
+    if first is None:
+        return None
+    known = state.tasks[first]
+    if known.task.set_up in machine.set_up or not known.task.set_up:
+        return first
+    others = ((task, state.tasks[task]) for task in tasks)
+    near = (task for task, each in others if each.task.set_up in machine.set_up and _as_long(each, known))
+    return next(near, first)
+
+
+def _as_long(one: TaskState, other: TaskState) -> bool:
+    return (one.task.weight_s or 0.0) >= NEARLY * (other.task.weight_s or 0.0)
 
 
 def _fresh(state: RunState, machine: MachineState) -> Iterator[TaskId]:

@@ -28,6 +28,8 @@ def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> No
     dequeue(state, known)
     machine.open[event.attempt] = None
     machine.attempts += 1
+    if known.task.set_up:
+        machine.set_up[known.task.set_up] = None
     refresh_idle(state, machine)
     state.touched_attempts[event.attempt] = None
 

@@ -123,6 +123,7 @@ class MachineState(Struct, eq=False):
     gone_at: Micros | None = None
     timings: dict[str, float] = {}
     prepared: str = ""  # the digest of the bundle that it was set up with
+    set_up: dict[str, None] = {}  # what tasks that ran on it had it set up with for themselves
     good_until: Micros | None = None  # of what was set up there
     setting_up: tuple[str, str] = ("", "")  # the step, and what it says
     step_since: Micros = 0  # when that step began
