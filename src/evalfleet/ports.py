@@ -378,6 +378,8 @@ class Check(Struct, frozen=True, omit_defaults=True):
     remedy: str = ""
     facts: Mapping[str, str] = {}
     """Of a host: what is known of it, by what that is. All hosts of a place have the same."""
+    room: Mapping[str, int] = {}
+    """Of a quota: size -> how many more machines of it can be had; without a name, of all sizes together."""
 
 
 class Made(Struct, frozen=True, omit_defaults=True):

@@ -128,3 +128,20 @@ def test_it_is_told_before_the_run_starts(azure: StandIn, tmp_path: Path) -> Non
     note, *_ = desk.done(*words, code=4, env=environ).err.splitlines()
     assert note.startswith("evalfleet: note: you are logged in to Azure as ada@example.org")
     assert "warn  login" in desk.done("doctor", "azure", env=environ).out
+
+
+def test_a_plan_tells_quotas_and_chooses_what_they_last_for(azure: StandIn, tmp_path: Path) -> None:
+    azure.cloud.quota.limits["eastus", "standardDDSv5Family"] = 12
+    desk = AzureDesk(azure, tmp_path / "desk", sizes=["Standard_D4ds_v5"])
+    desk.bench(12)
+    words = ("plan", "b.toml", "--on", "azure", "--workers", "2,3,6", "--draws", "20", "--budget", "100")
+    shown = desk.say(*words)
+    assert "quota" in shown
+    assert "3: too few" in shown
+    found = json.loads(desk.say(*words, "--json"))
+    regular = [each for each in found["options"] if not each["spot"] and not each["stopped_pool"]]
+    assert {(each["workers"], each["quota"]) for each in regular} == {(2, 3), (3, 3), (6, 3)}
+    spot = [each for each in found["options"] if each["spot"]]
+    assert all(each["quota"] is None or each["quota"] > 3 for each in spot), "spot has a quota of its own"
+    unlisted = desk("plan", "b.toml", "--on", "azure", "--set", "sizes=Standard_NC4as_T4_v3")
+    unlisted.refused("the price of Standard_NC4as_T4_v3 is not known", "evalfleet prices --update")

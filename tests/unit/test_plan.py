@@ -136,6 +136,9 @@ def test_machines_of_a_pool_are_there_so_no_canary_is_waited_for(cwd: Path) -> N
     assert (plan.pool, plan.places, plan.limits.canary) == ("p", ("shed",), 0)
     asked = request.but(canary=1)
     assert resolve(asked, environ=environ, cwd=cwd, now=NOW, pool=LentPool(pool)).plan.limits.canary == 1
+    auto = request.but(workers="auto", deadline="1h")
+    found = resolve(auto, environ=environ, cwd=cwd, now=NOW, pool=LentPool(pool, machines=2)).plan.limits
+    assert (found.auto, found.workers) == (True, 2), "it has as many machines as the pool, at most"
 
 
 def test_every_flag_reaches_the_plan(cwd: Path) -> None:

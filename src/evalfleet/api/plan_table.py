@@ -43,7 +43,8 @@ def basis_lines(chances: Chances) -> list[str]:
 def described(resolved: Resolved, found: Outlook, draws: int) -> str:
     """A table of all ways, for people."""
     plan, spots = resolved.plan, any(each.option.offer.spot for each in found.forecasts)
-    head = ["", "workers", "on", "time", "90%", "machines", "90%", "models", "evicted"]
+    quotas = any(each.option.quota is not None for each in found.forecasts)
+    head = ["", "workers", "on", "time", "90%", "machines", "90%", "models", "evicted", "quota"]
     rows = [
         (
             "*" if each.best else "",
@@ -55,10 +56,12 @@ def described(resolved: Resolved, found: Outlook, draws: int) -> str:
             span(usd(each.machines_usd.low), usd(each.machines_usd.high)),
             None if each.models_usd is None else span(usd(each.models_usd.low), usd(each.models_usd.high)),
             f"{each.evictions:.1f}",
+            _quota(each.option),
         )
         for each in found.forecasts
     ]
-    columns = [i for i, name in enumerate(head) if name != "evicted" or spots]
+    hidden = {name for name, shown in (("evicted", spots), ("quota", quotas)) if not shown}
+    columns = [i for i, name in enumerate(head) if name not in hidden]
     dates = {each.option.offer.priced for each in found.forecasts} - {""}
     lines = [
         f"{plural(len(resolved.tasks), 'task')} of {plan.benchmark}: {draws} simulated runs each way",
@@ -73,6 +76,13 @@ def described(resolved: Resolved, found: Outlook, draws: int) -> str:
     if unfinished > 0.05:
         lines.append(f"in up to {unfinished:.0%} of the runs a task is left broken: see --attempts")
     return "\n".join(lines)
+
+
+def _quota(option: Option) -> str:
+    """For how many machines the quota lasts."""
+    if option.quota is None or option.pool:
+        return "-"
+    return f"{option.quota}" if option.within_quota else f"{option.quota}: too few"
 
 
 def where(option: Option) -> str:
@@ -99,8 +109,12 @@ def span(low: str, high: str) -> str:
 
 def out_of_reach(found: Outlook, deadline_s: float | None, budget_usd: float | None) -> str:
     """Why nothing was chosen, and what to do."""
-    quickest = min(found.forecasts, key=lambda each: each.seconds.high)
-    cheapest = min(found.forecasts, key=lambda each: each.usd.high)
+    possible = [each for each in found.forecasts if each.option.within_quota]
+    if not possible:
+        most = max(each.option.quota or 0 for each in found.forecasts)
+        return f"the quota lasts for {plural(most, 'machine')}; ask for more, or look at fewer --workers"
+    quickest = min(possible, key=lambda each: each.seconds.high)
+    cheapest = min(possible, key=lambda each: each.usd.high)
     if deadline_s is not None and quickest.seconds.high > deadline_s:
         told = f"no way is done in {whole_duration(deadline_s)}: the quickest is {in_words(quickest)}"
         return f"{told}; allow more time, run fewer tasks, or look at more --workers or another place"
@@ -152,6 +166,7 @@ def _option(forecast: Forecast) -> OptionDocument:
         "usd": range_document(forecast.usd, 4),
         "evictions": round(forecast.evictions, 2),
         "unfinished": round(forecast.unfinished, 3),
+        "quota": option.quota,
         "best": forecast.best,
     }
 

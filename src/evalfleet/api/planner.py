@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -16,7 +18,7 @@ from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.scale import task_without_offer
 from evalfleet.policy.tiers import in_order
-from evalfleet.ports import Hosts, Preflight
+from evalfleet.ports import Check, Hosts, Preflight
 from evalfleet.sim.chances import Chances, MachineTimes
 from evalfleet.sim.forecast import DRAWS, Forecast, Option, OptionDraws, forecasts
 from evalfleet.toml_tables import convert
@@ -26,6 +28,9 @@ from .experience import chances_of, experience_of
 WORKERS = (1, 2, 5, 10, 20, 40)
 SIZES = 2
 """So many sizes are looked at, the cheapest ones."""
+QUOTA_S = 20.0
+"""Longer than this nobody waits to be told of quotas."""
+UNKNOWN_QUOTA = 1 << 30
 LONG_LEASE_S = 30 * 86_400.0
 
 
@@ -49,6 +54,16 @@ class _Sight:
     """Place -> between which seconds a machine is ready that is made anew."""
     start_s: Mapping[str, tuple[float, float]]
     """The same of one that was only stopped, where machines can be."""
+    checks: Mapping[str, Sequence[Check]]
+    """Place -> what it finds before machines are asked for, quotas among it."""
+
+    def quota(self, offers: Sequence[Offer]) -> int | None:
+        """How many more machines there can be of offers of one size; None: nobody tells."""
+        place, size = offers[0].place, offers[0].size
+        rooms = [check.room for check in self.checks.get(place, ())]
+        own, all_sizes = [[room[name] for room in rooms if name in room] for name in (size, "")]
+        most = min([sum(own)] * bool(own) + all_sizes, default=UNKNOWN_QUOTA)
+        return most if most < UNKNOWN_QUOTA else None
 
 
 async def outlook(
@@ -64,8 +79,8 @@ async def outlook(
     """
     plan, tasks = resolved.plan, resolved.tasks
     experience = experience_of(workspace, plan.benchmark)
-    sight = await _look(workspace, resolved)
-    seen = [sight] if spot is None else [sight, await _look(workspace, spot)]
+    sight = await _look(workspace, resolved, max(workers))
+    seen = [sight] if spot is None else [sight, await _look(workspace, spot, max(workers))]
     every = {offer.key: offer for each in seen for offer in each.offers}
     believe = functools.partial(
         chances_of,
@@ -80,7 +95,7 @@ async def outlook(
         job_of(plan, tasks, option, chances)
         for each in seen
         for sized in _by_size(each.offers, spot=each is not sight)
-        for option in _options(sized, workers, plan.slots, len(tasks), pool=bool(resolved.borrowed))
+        for option in _options(each, sized, workers, resolved, pool=bool(resolved.borrowed))
     ]
     if sight.start_s and not resolved.borrowed:
         stopped = believe(machine_s=sight.start_s)
@@ -89,7 +104,7 @@ async def outlook(
         jobs += [
             job_of(plan, tasks, option, stopped)
             for offers in sized
-            for option in _options(offers, workers, plan.slots, len(tasks), pool=True)
+            for option in _options(sight, offers, workers, resolved, pool=True)
         ]
     if not jobs:
         raise RequestError("--workers: the place offers no machine; `evalfleet doctor` says more")
@@ -101,25 +116,32 @@ def _started(offers: Iterable[Offer], start_s: Mapping[str, tuple[float, float]]
     return {offer.key: MachineTimes.guessed(*start_s.get(offer.place, (0.0, 0.0))) for offer in offers}
 
 
-async def _look(workspace: Workspace, resolved: Resolved) -> _Sight:
+async def _look(workspace: Workspace, resolved: Resolved, workers: int) -> _Sight:
     needs, special = benchmark_of(resolved.plan).needs, [task for task in resolved.tasks if task.needs]
     kinds = list(dict.fromkeys(task.needs for task in special if task.needs is not None))
     offers: list[Offer] = []
     machine_s: dict[str, tuple[float, float]] = {}
     start_s: dict[str, tuple[float, float]] = {}
+    checks: dict[str, Sequence[Check]] = {}
     setup_s = max(0.0, resolved.plan.limits.boot_timeout_s - Limits().boot_timeout_s)
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         for name, place in places.items():
-            offers += await offers_by_kind(place.offers, needs, kinds)
+            own = await offers_by_kind(place.offers, needs, kinds)
+            offers += own
             boot_s = place.machine_s if isinstance(place, Preflight) else 0.0
             machine_s[name] = guessed_machine_s(boot_s, setup_s)
             if boot_s and isinstance(place, Hosts):
                 start_s[name] = (0.3 * boot_s, 1.2 * boot_s)
+            made = any(offer.usd_per_hour > 0 and offer.capacity is None for offer in own)
+            if made and isinstance(place, Preflight) and not resolved.borrowed:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(QUOTA_S):
+                        checks[name] = await place.examine(needs, workers)
     if (without := task_without_offer(special, offers)) is not None:
         raise PlaceError(without, transient=False)
     if resolved.borrowed:
         machine_s = {name: start_s.get(name, (0.0, 2.0)) for name in machine_s}
-    return _Sight(tuple(in_order(resolved.plan, offers)), machine_s, start_s)
+    return _Sight(tuple(in_order(resolved.plan, offers)), machine_s, start_s, checks)
 
 
 def guessed_machine_s(boot_s: float, setup_s: float) -> tuple[float, float]:
@@ -136,15 +158,16 @@ def _by_size(offers: Sequence[Offer], *, spot: bool) -> list[tuple[Offer, ...]]:
 
 
 def _options(
-    offers: tuple[Offer, ...], workers: Sequence[int], slots: int, tasks: int, *, pool: bool
+    sight: _Sight, offers: tuple[Offer, ...], workers: Sequence[int], resolved: Resolved, *, pool: bool
 ) -> list[Option]:
     """One for each number of workers that there can be, and that have something to do."""
     if pool:
         offers = tuple(offer for offer in offers if not offer.spot) or offers
+    slots, tasks = resolved.plan.slots, len(resolved.tasks)
     capacities = [offer.capacity for offer in offers if offer.capacity is not None]
     most = min(-(-tasks // slots), sum(capacities) if len(capacities) == len(offers) else 10**9)
     counts = dict.fromkeys(min(count, most) for count in workers)
-    return [Option(count, offers, pool) for count in counts if count > 0]
+    return [Option(count, offers, pool, sight.quota(offers)) for count in counts if count > 0]
 
 
 def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances) -> OptionDraws:
@@ -171,12 +194,13 @@ def chosen(
 ) -> Forecast | None:
     """The cheapest that will be done by the deadline, or the quickest that the budget pays; None: none is.
 
-    A promise holds if it does in nineteen of twenty drawn runs.
+    Quotas must last for it. A promise holds if it does in nineteen of twenty drawn runs.
     """
     holding = [
         each
         for each in forecasts
-        if (deadline_s is None or each.seconds.high <= deadline_s)
+        if each.option.within_quota
+        and (deadline_s is None or each.seconds.high <= deadline_s)
         and (budget_usd is None or each.usd.high <= budget_usd)
     ]
     if deadline_s is not None:

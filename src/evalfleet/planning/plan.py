@@ -208,7 +208,7 @@ def resolve(
     metering, unmetered = _metering(flags, loaded, config, merged, now)
     store = store_url(flags.store, cwd) if flags.store else ""
     plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering, store)
-    plan, scarce = _with_usual_cost(plan, home)
+    plan, scarce = _with_usual_cost(_within_pool(plan, pool), home)
     _refuse_given_to_setup(plan)
     names = setup_secrets(plan) if only_setup else secret_names(plan)
     secrets = {} if secrets_elsewhere else secret_values(names, merged)
@@ -272,6 +272,14 @@ def _with_all_machines(request: RunRequest, pool: LentPool | None) -> RunRequest
     if pool is None:
         return request
     return request.but(workers=request.options.get("workers", max(1, pool.machines)))
+
+
+def _within_pool(plan: Plan, pool: LentPool | None) -> Plan:
+    """The plan, with no more workers than the pool has machines where it is left to us how many those are."""
+    if pool is None or not plan.limits.auto:
+        return plan
+    most = min(plan.limits.workers, max(1, pool.machines))
+    return msgspec.structs.replace(plan, limits=msgspec.structs.replace(plan.limits, workers=most))
 
 
 def _refuse_taken(chosen: str | None, known: HomeFacts) -> None:

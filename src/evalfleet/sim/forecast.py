@@ -49,10 +49,16 @@ class Option:
     """Of one size, the cheapest first; with spot machines, regular ones come after them."""
     pool: bool = False
     """On machines of a pool that was prepared and stopped, instead of new ones."""
+    quota: int | None = None
+    """How many more machines of this size can be had, as its place tells; None: it does not."""
 
     @property
     def offer(self) -> Offer:
         return self.offers[0]
+
+    @property
+    def within_quota(self) -> bool:
+        return self.pool or self.quota is None or self.workers <= self.quota
 
 
 @dataclass(frozen=True)

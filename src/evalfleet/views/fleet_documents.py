@@ -264,6 +264,7 @@ class OptionDocument(TypedDict):
     usd: Annotated[RangeDocument, Meta(description="machines, and models where they are known")]
     evictions: Annotated[float, Meta(description="machines that are taken back, on average")]
     unfinished: Annotated[Rate, Meta(description="share of runs that leave a task without a score")]
+    quota: Annotated[int | None, Meta(description="how many more such machines can be had; null: unknown")]
     best: Annotated[bool, Meta(description="no other way is both quicker and cheaper")]
 
 

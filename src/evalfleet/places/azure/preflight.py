@@ -274,7 +274,8 @@ class AzureChecks:
         sku = next((each for each in skus if str(each.get("name")).lower() == name.lower()), None)
         why = "not sold there" if sku is None else restricted(sku, region, self._settings.zones)
         if why:
-            return Check(about, "warn", why, "leave it out of `sizes`, or the region out of `regions`"), 0
+            remedy = "leave it out of `sizes`, or the region out of `regions`"
+            return Check(about, "warn", why, remedy, room={name: 0}), 0
         size = size_of(name)
         assert size is not None
         spot = self._settings.spot
@@ -284,8 +285,9 @@ class AzureChecks:
         many = max(0, free.get(tightest, UNLIMITED) // size.cpus)
         told = f"quota {tightest} lasts for {many} more of {size.cpus} vCPUs"
         if many > 0:
-            return Check(about, "good", told), many
-        return Check(about, "warn", told, f"ask for more of {tightest} in {region}: {QUOTA_PAGE}"), 0
+            return Check(about, "good", told, room={name: many}), many
+        remedy = f"ask for more of {tightest} in {region}: {QUOTA_PAGE}"
+        return Check(about, "warn", told, remedy, room={name: 0}), 0
 
     def _disks(self, region: str) -> Callable[[], Awaitable[list[Check]]]:
         async def check() -> list[Check]:

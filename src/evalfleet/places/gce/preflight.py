@@ -227,8 +227,8 @@ class GceChecks:
         told = f"quota {tightest} lasts for {many} more of {type.cpus} vCPUs"
         about = f"{type.name} in {region}"
         if many > 0:
-            return Check(about, "good", told), many
-        return Check(about, "warn", told, self._more_quota(tightest, region)), 0
+            return Check(about, "good", told, room={type.name: many}), many
+        return Check(about, "warn", told, self._more_quota(tightest, region), room={type.name: 0}), 0
 
     def _fitting(self, needs: Needs) -> list[Check]:
         """Which types have what is needed? The others are not offered."""

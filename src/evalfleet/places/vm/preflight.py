@@ -39,14 +39,15 @@ def workers_checks(
     many = min([sum(rooms.values()), *limits.values()])
     each = ", ".join(f"{n if n < UNLIMITED else 'any number'} in {region}" for region, n in rooms.items())
     told = f"{min(many, workers)} of {workers} machines can be had ({each})"
+    room_in_all = {"": many}
     if many >= workers:
-        return [Check("workers", "good", told)]
+        return [Check("workers", "good", told, room=room_in_all)]
     scarce = [what for what, left in limits.items() if left < workers]
     scarce += [
         f"{what} in {region}" for region, has in room.items() for what, left in has.items() if left < workers
     ]
     remedy = f"raise {', '.join(scarce)} ({page}), name more `regions`, or use fewer --workers"
-    return [Check("workers", "warn" if many else "bad", told, remedy)]
+    return [Check("workers", "warn" if many else "bad", told, remedy, room=room_in_all)]
 
 
 def clock_doubt(skew_s: float, whose: str) -> str:
