@@ -20,10 +20,6 @@ LOOK_AHEAD = 16
 More than the attempts a task may have, so that not all of them can be machines it broke on.
 """
 
-LOOK_AFTER = 200
-"""So many tasks are looked at for one that the machine is set up for: where each has an image of its own, as
-in benchmarks of repositories, there is none."""
-
 NEARLY = 0.5
 """A task that takes this part of another one's time, or more, may go before it."""
 
@@ -74,7 +70,7 @@ def _nearest(state: RunState, machine: MachineState, tasks: Iterator[TaskId]) ->
     known = state.tasks[first]
     if known.task.set_up in machine.set_up or not known.task.set_up:
         return first
-    others = ((task, state.tasks[task]) for task in islice(tasks, LOOK_AFTER))
+    others = ((task, state.tasks[task]) for task in tasks)
     near = (task for task, each in others if each.task.set_up in machine.set_up and _as_long(each, known))
     return next(near, first)
 
