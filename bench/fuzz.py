@@ -34,9 +34,9 @@ from evalfleet.channels.follow import MaskedStream
 from evalfleet.channels.link import UNREADABLE, Incoming, OpenLink, decode_line
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.secrecy import Secrets
+from evalfleet.channels.ssh.channel import SshMover
 from evalfleet.channels.ssh.host_home import HostHome
 from evalfleet.channels.ssh.hosts import SshHost
-from evalfleet.channels.ssh.mover import SshMover
 from evalfleet.channels.ssh.target import Access, target
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Command, Ended, Job, MachineId, Micros, Offer, Plan, Task, TaskId

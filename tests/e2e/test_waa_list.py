@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evalfleet.benchmarks.waa import task_files
+from evalfleet.benchmarks.waa.tasks import keep_list
 from tests.desk import Desk, Done
 
 ASKED = (
@@ -52,7 +52,7 @@ def test_a_checkout_beside_us_is_found(tmp_path: Path) -> None:
 
 def test_what_a_machine_told_lists_tasks_and_knows_wrong_ones(tmp_path: Path) -> None:
     listed = {"name": IMAGE, "digest": DIGEST, "texts": {"test_all.json": TASKS}, "defined": []}
-    task_files.keep_list(tmp_path / "home", IMAGE, json.dumps(listed).encode())
+    keep_list(tmp_path / "home", IMAGE, json.dumps(listed).encode())
     done = evalfleet(tmp_path, "--json")
     assert told(done)["tasks"] == ["n1", "n2", "v1"]
     note = f"tasks: from {IMAGE}@{DIGEST}"

@@ -21,9 +21,9 @@ from evalfleet.channels.artefacts import Caps
 from evalfleet.channels.link import Incoming, OpenLink
 from evalfleet.channels.parcels import Stage
 from evalfleet.channels.resident import Resident
+from evalfleet.channels.ssh.channel import SshMover
 from evalfleet.channels.ssh.host_home import HostHome
 from evalfleet.channels.ssh.hosts import SshHost
-from evalfleet.channels.ssh.mover import SshMover
 from evalfleet.channels.ssh.target import Access, target
 from evalfleet.channels.supervisor.parcel import BadParcel
 from evalfleet.errors import ChannelError, MachineForged, StaleController

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.ssh import mover
+from evalfleet.channels.ssh import channel as ssh_channel
 from evalfleet.channels.ssh.target import HostRefused
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId, Needs
@@ -184,8 +184,8 @@ async def test_a_crontab_that_a_task_has_changed_is_told(
 async def test_files_that_stop_coming_are_given_up(
     hosts: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert mover.STALL_S < 60.0, "what hangs is told within a minute"
-    monkeypatch.setattr(mover, "STALL_S", 1.0)
+    assert ssh_channel.STALL_S < 60.0, "what hangs is told within a minute"
+    monkeypatch.setattr(ssh_channel, "STALL_S", 1.0)
     (tmp_path / "python").write_text(PACKS.format(folder=tmp_path, does="exec sleep 600"))
     (tmp_path / "python").chmod(0o755)
     async with machine(hosts, python=str(tmp_path / "python")) as (_, _, channel):

@@ -48,9 +48,17 @@ from .settings import (
     secret_names,
     with_preset,
 )
-from .task_files import keep_licence, keep_list, licence_end, licence_warnings, task_files
 from .task_folder import TRAJECTORY
-from .tasks import ReadTasks, ask_for_all_programs, read_tasks
+from .tasks import (
+    ReadTasks,
+    ask_for_all_programs,
+    keep_licence,
+    keep_list,
+    licence_end,
+    licence_warnings,
+    read_tasks,
+    task_files,
+)
 
 TIMEOUT_S = 900.0
 MODEL_USD = (15.0 / 154, 100.0 / 154)

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .accounts import SAME_ERROR_S, SAME_ERROR_TIMES, Account, Accounts
+from .http import Upstream
 from .proxy import MOST_OUT, Proxy
 from .sealed_keys import SealingPair, unseal
-from .upstream import Upstream
 
 SOCKET = "meter.sock"
 LOOK_S = 5.0

@@ -14,8 +14,19 @@ from typing import Any, Callable, Generator, NamedTuple, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from .accounts import NOTHING, OK, Account, Accounts, Call, Most
-from .http import LAST_CHUNK, BadMessage, Caller, Head, chunk, parts_of, read_head, write_head
-from .upstream import Connections, Upstream, ask
+from .http import (
+    LAST_CHUNK,
+    BadMessage,
+    Caller,
+    Connections,
+    Head,
+    Upstream,
+    ask,
+    chunk,
+    parts_of,
+    read_head,
+    write_head,
+)
 from .usage import Events, is_counted, most_of, parse_json, table, tokens_of
 
 LARGEST_CALL = 128 << 20

@@ -4,8 +4,7 @@
     connection.py  one connection, its host key verified
     hosts.py       one host: its connections, and the processes run over them
     host_home.py   what is asked of a host: the supervisor is brought there, and its verbs are run
-    mover.py       files there and back
-    channel.py     the line to a machine's supervisor, and all of that as a Channel
+    channel.py     the line to a machine's supervisor, files there and back, and all of that as a Channel
 
 Only `target` can be imported without asyncssh (the extra `ssh`).
 """
