@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .arguments import add_benchmark, add_json, add_machine, add_machines, add_name, add_yes
+from . import add_benchmark, add_json, add_machine, add_machines, add_name, add_yes
 
 if TYPE_CHECKING:
     from pathlib import Path

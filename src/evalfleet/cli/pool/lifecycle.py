@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .arguments import add_json, add_machine, add_name, add_yes
+from . import add_json, add_machine, add_name, add_yes
 
 
 def create_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from .arguments import add_json, add_name
+from . import add_json, add_name
 
 if TYPE_CHECKING:
     from evalfleet.views.fleet_documents import PoolDocument

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from .arguments import add_json, add_name
+from . import add_json, add_name
 
 if TYPE_CHECKING:
     from evalfleet.api.pools import Pool

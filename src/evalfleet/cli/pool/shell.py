@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .arguments import add_benchmark, add_json, add_machines, add_name
+from . import add_benchmark, add_json, add_machines, add_name
 
 if TYPE_CHECKING:
     from evalfleet.api.pools import Pool
