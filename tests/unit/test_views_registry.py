@@ -13,8 +13,7 @@ from evalfleet.files import replace, to_json
 from evalfleet.model import Broken, Cause, Limits, MachineId, Plan, Scored
 from evalfleet.planning.plugins import KindFields
 from evalfleet.state import fold
-from evalfleet.views.live import PoolScribe, Scribe
-from evalfleet.views.vm_pool_registry import REGISTRY, Registrar, lend, worker_status
+from evalfleet.views.live import REGISTRY, PoolScribe, Registrar, Scribe, lend, worker_status
 
 from .views_feed import START, Feed
 

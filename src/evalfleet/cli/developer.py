@@ -64,7 +64,7 @@ def controller(args: argparse.Namespace) -> int:
     import msgspec
 
     from evalfleet.api import runs
-    from evalfleet.api.detach import TAKEN, ControllerInput, let_go_of_output
+    from evalfleet.api.runs import TAKEN, ControllerInput, let_go_of_output
     from evalfleet.errors import FleetError
     from evalfleet.planning.workspace import Workspace
 

@@ -165,7 +165,7 @@ class _Evaluation:
 
         from evalfleet.api import resumption, runs
 
-        from .follow import follow
+        from .watch import follow
 
         args = self._args
         order = asyncio.run(

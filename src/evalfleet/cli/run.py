@@ -200,7 +200,7 @@ def _detach(order: Order, *, as_json: bool) -> int:
     import asyncio
     import json
 
-    from evalfleet.api.detach import detach
+    from evalfleet.api.runs import detach
 
     pid = asyncio.run(detach(order))
     if as_json:
@@ -212,7 +212,7 @@ def _detach(order: Order, *, as_json: bool) -> int:
 
 
 def _follow(run: Run, *, as_json: bool, quiet: bool = False) -> int:
-    from .follow import follow
+    from .watch import follow
 
     return follow(run, as_json=as_json, quiet=quiet)
 

@@ -25,8 +25,7 @@ from evalfleet.model import Micros, after
 from . import checksums, database
 from .database import BUSY_S, FILE, explained, transaction
 from .holder import LEASE_S, RENEW_S, Holder, StreamLock, is_gone
-from .stream import SqliteJournal
-from .writer import INSERT, EventRow, Tail, Writer, following, insert
+from .stream import INSERT, EventRow, SqliteJournal, Tail, Writer, following, insert
 
 StreamKind = Literal["run", "pool"]
 

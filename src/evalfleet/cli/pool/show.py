@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from evalfleet.api.documents import answer_row, pool_document
-from evalfleet.cli.follow import notes
+from evalfleet.cli.watch import notes
 from evalfleet.clock import WallClock
 from evalfleet.views.format import clock_time, plural, table, usd
 from evalfleet.views.notable import notable, refusals_table
