@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from standins.cloud.words import Json
+
 from .kind import Kind, invalid, reference
 from .network import NIC, NSG, PIP, SUBNET, NetworkKind, subnet_range
 from .store import Resource
-from .words import ArmError, Json, ResourceId, names, parse_id
+from .words import ArmError, ResourceId, names, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlencode
 
+from standins.cloud.words import Answer, Call, Json
+
 from .cloud import Cloud
 from .store import Resource
 from .vms import VirtualMachines, Vm
-from .words import Answer, ArmError, Call, Json, ResourceId, Target, parse_target
+from .words import ArmError, ResourceId, Target, parse_target
 
 Handler = Callable[[Call, "re.Match[str]"], Awaitable[Answer]]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .words import ArmError, Json
+from standins.cloud.words import Json
+
+from .words import ArmError
 
 ZONES = ("1", "2", "3")
 REGIONS = {

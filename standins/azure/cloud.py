@@ -12,6 +12,7 @@ from typing import NamedTuple
 from standins.cloud.clock import Clock
 from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
+from standins.cloud.words import Json
 
 from .catalog import Catalog
 from .faults import Faults
@@ -19,7 +20,7 @@ from .kind import Kind, canonical
 from .operations import Operation, Operations
 from .quota import Capacity, Quota
 from .store import Group, Resource, Store, extra_of
-from .words import SUBSCRIPTION, ArmError, Json, ResourceId
+from .words import SUBSCRIPTION, ArmError, ResourceId
 
 Range = tuple[float, float]
 NAMESPACES = (

@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from standins.cloud.words import Json
+
 from .template import Expressions, Function, invalid_template
-from .words import Json, ResourceId, parse_id
+from .words import ResourceId, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud

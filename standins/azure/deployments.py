@@ -7,12 +7,14 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from standins.cloud.words import Answer, Call, Json
+
 from .arm import Arm, page
 from .cloud import Cloud
 from .deploy_plan import Item, Plan
 from .kind import canonical
 from .operations import Operation
-from .words import Answer, ArmError, Call, Json
+from .words import ArmError
 
 ROOT = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Resources/deployments"
 ONE = f"{ROOT}/{{name}}"

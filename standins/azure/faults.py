@@ -6,9 +6,10 @@ import math
 import re
 from dataclasses import dataclass
 
-from standins.cloud.faults import Failed, FaultRules, Late, Lost, Stuck
+from standins.cloud.faults import Asked, Failed, FaultRules, Late, Lost, Stuck
+from standins.cloud.words import Answer, Call, Json
 
-from .words import Answer, ArmError, Call, Json
+from .words import ArmError
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class VmLimits:
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, str], Bucket] = {}
 
-    def wait_s(self, call: Call, now: float) -> int:
+    def wait_s(self, call: Asked, now: float) -> int:
         """0: it is answered."""
         found = re.match(r"(.+/Microsoft\.Compute/virtualMachines/[^/]+)", call.path, re.IGNORECASE)
         rate = VM_RATES.get(call.method)
@@ -112,14 +113,13 @@ class Faults(FaultRules[Effect]):
         self.vm_limits: VmLimits | None = VmLimits()
         """None: for tests that look more often than Azure bears."""
 
-    def pick(self, call: Call, now: float) -> Effect | None:
-        if self.writes is not None and call.method not in ("GET", "HEAD"):
-            wait_s = self.writes.wait_s(now)
-            if wait_s:
-                return Throttled(wait_s)
+    def limited(self, call: Asked, now: float) -> Effect | None:
+        writes = call.method not in ("GET", "HEAD")
+        if self.writes is not None and writes and (wait_s := self.writes.wait_s(now)):
+            return Throttled(wait_s)
         if self.vm_limits is not None and (wait_s := self.vm_limits.wait_s(call, now)):
-            return self.meet(Throttled(wait_s), call)
-        return self.by_rules(call)
+            return Throttled(wait_s)
+        return None
 
     def hold_s(self, method: str, path: str) -> float:
         """For what Azure does by itself in a deployment: only rules that name a path can make that stuck."""

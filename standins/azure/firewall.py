@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evalfleet.lab.network import GATEWAY
+from standins.cloud.words import Json
 
 from .addresses import public_addresses
 from .kind import reference
 from .network import RULE
 from .store import Resource
-from .words import Json, parse_id
+from .words import parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud

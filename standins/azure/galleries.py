@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from standins.cloud.words import Json
+
 from .kind import Kind, invalid
 from .store import Resource
 from .vm_rules import dig
 from .vms import Vm
-from .words import ArmError, Json, ResourceId, names, parse_id
+from .words import ArmError, ResourceId, names, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 
+from standins.cloud.words import Answer, Call, Json
+
 from .arm import Arm, page, scope_of, within
 from .cloud import Cloud, check_tags
 from .store import Group, Resource
-from .words import Answer, ArmError, Call, Json, parse_id
+from .words import ArmError, parse_id
 
 GROUP_NAME = re.compile(r"[-\w().]{0,89}[-\w()]")
 

@@ -7,7 +7,9 @@ import json
 import secrets
 import time
 
-from .words import TENANT, Answer, ArmError, Call, Json
+from standins.cloud.words import Answer, Call, Json
+
+from .words import TENANT, ArmError
 
 CLIENT_ID = "00000000-1111-2222-3333-444444444444"
 CLIENT_SECRET = "stand-in-secret"

@@ -6,8 +6,10 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from standins.cloud.words import Answer, Call, Json
+
 from .store import Resource
-from .words import Answer, ArmError, Call, Json, ResourceId
+from .words import ArmError, ResourceId
 
 if TYPE_CHECKING:
     from .cloud import Cloud

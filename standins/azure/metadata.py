@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from standins.cloud import listener
+from standins.cloud.words import Json
 
 from .vms import VirtualMachines, Vm
-from .words import Json
 
 if TYPE_CHECKING:
     from standins.cloud.hosts import Hosts

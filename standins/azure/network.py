@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
+from standins.cloud.words import Json
+
 from .kind import Kind, reference
 from .store import Resource
-from .words import ArmError, Json, ResourceId, names, parse_id
+from .words import ArmError, ResourceId, names, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud

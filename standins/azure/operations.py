@@ -9,9 +9,11 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from standins.cloud.background import Background
 from standins.cloud.clock import Clock
+from standins.cloud.words import Answer, Call, Json
 
-from .words import Answer, ArmError, Call, Json
+from .words import ArmError
 
 PREEMPTED = ArmError(
     409, "OperationPreempted", "The operation has been preempted by a more recent operation."
@@ -44,17 +46,15 @@ class Operation:
             raise self.error
 
 
-class Operations:
+class Operations(Background):
     """`retry_after_s`: what clients are told to wait between two looks; None leaves it to them."""
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self._clock = clock
         self._known: dict[str, Operation] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._seed = itertools.count(1)
         self.retry_after_s: int | None = 1
-        self.troubles: list[BaseException] = []
-        """What went wrong that no client asked for: a mistake of the stand-in's."""
 
     def start(self, where: str, work: Coroutine[Any, Any, Json | None]) -> Operation:
         id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"operation {next(self._seed)}"))
@@ -76,19 +76,6 @@ class Operations:
         else:
             operation.end("Succeeded", self._clock.now())
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """In the background, until the server ends."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        trouble = None if task.cancelled() else task.exception()
-        if trouble is not None:
-            self.troubles.append(trouble)
-
     async def preempt(self, operation: Operation) -> None:
         """End it where it is."""
         if operation.task is not None and not operation.task.done():
@@ -96,11 +83,6 @@ class Operations:
             await asyncio.gather(operation.task, return_exceptions=True)
         # one that had not begun yet was never told
         operation.end("Canceled", self._clock.now(), PREEMPTED)
-
-    async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # -- HTTP ----------------------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from standins.cloud.words import Answer, Call
+
 from .metadata import Metadata
 from .store import Resource
 from .vms import VirtualMachines, Vm
-from .words import Answer, ArmError, Call
+from .words import ArmError
 
 if TYPE_CHECKING:
     from .cloud import Cloud

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from standins.cloud.words import Answer, Call, Json
+
 from .catalog import REGIONS, SIZES, Size
 from .groups import equals
-from .words import Answer, Call, Json
 
 PAGE = 100
 USD_A_CPU = 0.048

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from standins.cloud.words import Json
+
 from .catalog import FAMILIES, Size
-from .words import ArmError, Json, names
+from .words import ArmError, names
 
 DEFAULT_LIMITS = {
     "cores": 400,

@@ -6,11 +6,13 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from standins.cloud.words import Json
+
 from .kind import Kind
 from .power import Power
 from .store import Resource
 from .vms import VM, Vm
-from .words import ArmError, Json, ResourceId, names, parse_id
+from .words import ArmError, ResourceId, names, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud

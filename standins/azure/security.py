@@ -5,10 +5,12 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
+from standins.cloud.words import Json
+
 from .kind import Kind, invalid, reference
 from .network import NIC, NSG, RULE, SUBNET, Child, Parent
 from .store import Resource
-from .words import ArmError, Json, names
+from .words import ArmError, names
 
 if TYPE_CHECKING:
     from .cloud import Cloud

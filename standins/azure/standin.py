@@ -6,34 +6,32 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from evalfleet.lab.network import GATEWAY
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
-from standins.cloud.standin import LOOPBACK, CloudStandIn
+from standins.cloud.words import Json
 
 from . import addresses, galleries, network, security
 from .arm import Arm
 from .cloud import Cloud, Timing
 from .deployments import Deployments
 from .disks import Disks, plain_kinds
+from .entra import EntraStandIn
 from .faults import Faults
 from .groups import Groups, Locks
-from .identity import CLIENT_ID, CLIENT_SECRET, IDENTITY_HEADER, Identity
 from .metadata import Metadata
 from .power import Power
 from .schedules import Schedules
-from .server import MSI_PATH, Server
+from .server import Server
 from .store import Resource
 from .subscription import Subscription
 from .vms import VM, VirtualMachines, Vm
-from .words import SUBSCRIPTION, TENANT, Json
 
 SHARED = ("virtualNetworks", "networkSecurityGroups", "subnets", "securityRules")
 """Types of what machines share."""
 
 
-class StandIn(CloudStandIn):
+class StandIn(EntraStandIn):
     """The stand-in for Azure.
 
     `environment`: what makes azure-identity's DefaultAzureCredential work against it. Tests set faults, quota
@@ -50,13 +48,11 @@ class StandIn(CloudStandIn):
     ) -> None:
         super().__init__("azure", machines, speed)
         self.cloud = Cloud(self.clock, self._machines, timing or Timing(), seed)
-        self.identity = Identity()
         self.arm = Arm(self.cloud)
         self.server = Server(self.cloud, self.arm, self.identity)
         self.metadata = Metadata(self.cloud)
         self._furnish()
         self.port = self._ports[0]
-        self.identity_endpoint = f"http://{LOOPBACK}:{self._ports[1]}{MSI_PATH}"
 
     def _furnish(self) -> None:
         disks = Disks(self.cloud)
@@ -99,31 +95,6 @@ class StandIn(CloudStandIn):
 
     # -- for tests -----------------------------------------------------------------------------
 
-    subscription = SUBSCRIPTION
-    tenant = TENANT
-    client_id = CLIENT_ID
-    client_secret = CLIENT_SECRET
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For a client on this computer; one inside the lab's network needs `environment_inside`."""
-        return {
-            "IDENTITY_ENDPOINT": self.identity_endpoint,
-            "IDENTITY_HEADER": IDENTITY_HEADER,
-            "REQUESTS_CA_BUNDLE": str(self.ca),
-            "SSL_CERT_FILE": str(self.ca),
-            "AZURE_SUBSCRIPTION_ID": SUBSCRIPTION,
-        }
-
-    @property
-    def endpoint(self) -> str:
-        return f"https://{LOOPBACK}:{self.port}"
-
-    @property
-    def environment_inside(self) -> dict[str, str]:
-        there = self.identity_endpoint.replace(LOOPBACK, GATEWAY)
-        return {**self.environment, "IDENTITY_ENDPOINT": there}
-
     @property
     def faults(self) -> Faults:
         return self.cloud.faults
@@ -131,9 +102,6 @@ class StandIn(CloudStandIn):
     @property
     def meters(self) -> Meters:
         return self.cloud.meters
-
-    def token(self) -> str:
-        return self.do(self.identity.token)
 
     def left(self) -> list[str]:
         """What is there beside the network that machines share, which costs nothing."""

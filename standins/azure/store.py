@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .words import Json, ResourceId
+from standins.cloud.words import Json
+
+from .words import ResourceId
 
 if TYPE_CHECKING:
     from .operations import Operation

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from standins.cloud.words import Answer, Call, Json
+
 from .arm import Arm, Handler, page
 from .catalog import IMAGES, REGIONS, SIZES, Image
 from .cloud import NAMESPACES, Cloud
 from .groups import equals
-from .words import TENANT, Answer, ArmError, Call, Json
+from .words import TENANT, ArmError
 
 ROOT = "/subscriptions/{subscription}"
 COMPUTE = f"{ROOT}/providers/Microsoft.Compute"

@@ -6,12 +6,14 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
+from standins.cloud.words import Json
+
 from .catalog import IMAGES, REGIONS, Image, Size
 from .kind import check_keys, invalid, reference
 from .network import NIC
 from .store import Resource
 from .vm_shape import BAD_USERS, DISK_SKUS, FIXED, KNOWN
-from .words import ArmError, Json, ResourceId, parse_id
+from .words import ArmError, ResourceId, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from standins.cloud.machines import Guest, MachineTrouble
+from standins.cloud.words import Json
 
 from . import firewall
 from .addresses import Interfaces
@@ -18,7 +19,7 @@ from .network import PIP
 from .quota import Place, vm_uses
 from .store import Resource
 from .vm_rules import VmRules, dig, zone_of
-from .words import ArmError, Json, ResourceId, parse_id
+from .words import ArmError, ResourceId, parse_id
 
 if TYPE_CHECKING:
     from .cloud import Cloud

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-Json = dict[str, Any]
+from standins.cloud.words import Answer, Json
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 TENANT = "99999999-8888-7777-6666-555555555555"
@@ -15,29 +14,6 @@ TENANT = "99999999-8888-7777-6666-555555555555"
 
 def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
-
-
-@dataclass(frozen=True)
-class Call:
-    """One request, its token checked. `base`: scheme and host as the client wrote them."""
-
-    method: str
-    path: str
-    query: Mapping[str, str] = field(default_factory=dict[str, str])
-    body: Json = field(default_factory=dict[str, Any])
-    base: str = "https://localhost"
-
-    def asks(self, option: str) -> str:
-        """A query option, whatever its case; empty if absent."""
-        wanted = option.lower()
-        return next((value for key, value in self.query.items() if key.lower() == wanted), "")
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int = 200
-    body: Json | list[Json] | str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class ArmError(Exception):

@@ -7,22 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import quote
 
-from standins.azure.words import SUBSCRIPTION, Call
+from standins.azure.words import SUBSCRIPTION
+from standins.cloud.words import Answer, Call, Json
 
 from .service import Job, Node, Pool, Service, Task, folder_of
-from .words import (
-    ACCOUNT,
-    REGION,
-    VERSION,
-    Answer,
-    BatchError,
-    Json,
-    checked_id,
-    invalid,
-    missing,
-    need,
-    seconds,
-)
+from .words import ACCOUNT, REGION, VERSION, BatchError, checked_id, invalid, missing, need, seconds
 
 PAGE = 1000
 RESERVED = range(50_000, 55_001)

@@ -6,16 +6,16 @@ import asyncio
 import itertools
 import random
 import shlex
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
 
+from standins.cloud.background import Background
 from standins.cloud.clock import Clock
 from standins.cloud.machines import MachineTrouble
 from standins.cloud.meters import Meters
+from standins.cloud.words import Json
 
 from .nodes import ROOT, Nodes, TaskRun
-from .words import REGION, Faults, Json, seconds
+from .words import REGION, Faults, seconds
 
 Span = tuple[float, float]
 CORES = {
@@ -121,10 +121,11 @@ class Pool:
         return [node for node in self.nodes.values() if node.spot == spot and node.state != "leavingpool"]
 
 
-class Service:
+class Service(Background):
     """Everything there is, and what Batch does by itself. Belongs to the server's thread."""
 
     def __init__(self, clock: Clock, nodes: Nodes, timing: Timing, seed: int) -> None:
+        super().__init__()
         self.clock, self.nodes, self.timing = clock, nodes, timing
         self.random = random.Random(seed)
         self.faults = Faults(seed)
@@ -135,25 +136,10 @@ class Service:
         """Cores, pools, and jobs that are active."""
         self.room = {False: 10_000, True: 10_000}
         """How many nodes the region has left, dedicated by False, spot by True."""
-        self.troubles: list[BaseException] = []
-        self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (err := task.exception()) is not None:
-            self.troubles.append(err)
-
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().close()
         await self.nodes.close()
 
     async def _take(self, span: Span) -> None:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from standins.cloud.faults import Failed, FaultRules, Late, Lost
+from standins.cloud.words import Answer, Json
 
-Json = dict[str, Any]
 VERSION = "2025-06-01"
 CONTENT = "application/json; odata=minimalmetadata"
 ACCOUNT, REGION = "standin", "eastus"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What is answered; bytes are a file's."""
-
-    status: int = 200
-    body: Json | bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class BatchError(Exception):

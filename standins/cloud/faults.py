@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -73,13 +74,15 @@ class Rule(Generic[E]):
 
 
 class FaultRules(Generic[E]):
-    """The first rule that fits a call, and that chance picks, has its effect."""
+    """The first rule that fits a call, and that chance picks, has its effect, after a cloud's limits."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
         self.rules: list[Rule[E]] = []
         self.met: list[tuple[E, str, str]] = []
         """What has happened: the effect, and the method and the path of the call."""
+        self.script: Callable[[Asked], E | None] | None = None
+        """Decides alone what happens to each call, where it is set."""
 
     def add(
         self,
@@ -94,6 +97,18 @@ class FaultRules(Generic[E]):
         rule = Rule(effect, method, path, rate, times, after)
         self.rules.append(rule)
         return rule
+
+    def pick(self, call: Asked, now: float) -> E | None:
+        """What happens to a call; None: it is answered."""
+        if self.script is not None:
+            return self.script(call)
+        if (effect := self.limited(call, now)) is not None:
+            return self.meet(effect, call)
+        return self.by_rules(call)
+
+    def limited(self, call: Asked, now: float) -> E | None:
+        """What is said to a call that is one too many; None: it is not."""
+        return None
 
     def by_rules(self, call: Asked) -> E | None:
         for rule in self.rules:

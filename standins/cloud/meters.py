@@ -55,3 +55,7 @@ class Meters:
 
     def seconds(self, kind: MeterKind, now: float, *, id: str = "", since: float = 0.0) -> float:
         return sum(span.seconds(now, since) for span in self.of(kind, id))
+
+    def latest_s(self, kind: MeterKind, now: float, since: float) -> float:
+        """How long after `since` the one was billed that was billed longest."""
+        return max((span.seconds(now, since) for span in self.of(kind)), default=0.0)

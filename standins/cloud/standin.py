@@ -10,12 +10,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from evalfleet.lab.network import GATEWAY
 
 from . import tls
 from .clock import Clock
+from .faults import FaultRules
 from .hosts import METADATA, Hosts
 from .machines import Machines, Records
 from .meters import Meters
@@ -51,6 +52,10 @@ class CloudStandIn(ABC):
     @abstractmethod
     def endpoint(self) -> str:
         """The API, over https."""
+
+    @property
+    @abstractmethod
+    def faults(self) -> FaultRules[Any]: ...
 
     @property
     @abstractmethod

@@ -8,13 +8,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from standins.cloud.faults import Stuck
+from standins.cloud.words import Call, Json
 
 from . import firewalls
 from .catalog import LIMITS, PUBLIC_IMAGES, REGIONS, TYPES, ZONES, MachineType
 from .cloud import Cloud, Instance, Operation, link
 from .faults import Effect, FailsLate
 from .instances import NAME, Instances, check_labels, check_scheduling
-from .words import PROJECT, ApiError, Call, Json, OperationError, invalid, matches, not_found
+from .words import PROJECT, ApiError, OperationError, invalid, matches, not_found
 
 GOOGLE = "https://www.googleapis.com/compute/v1/"
 """How links to images begin, whoever asks."""

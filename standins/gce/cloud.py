@@ -9,13 +9,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from standins.cloud.background import Background
 from standins.cloud.clock import Clock
 from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
+from standins.cloud.words import Json
 
 from .catalog import LIMITS, TYPES, Catalog
 from .faults import Faults
-from .words import PREFIX, PROJECT, ApiError, Json, OperationError
+from .words import PREFIX, PROJECT, ApiError, OperationError
 
 Span = tuple[float, float]
 ZERO_ID = "00000000-0000-0000-0000-000000000000"
@@ -139,10 +141,11 @@ class Instance:
         return list((self.body.get("tags") or {}).get("items") or [])
 
 
-class Cloud:
+class Cloud(Background):
     """Everything there is, and the operations that change it. Belongs to the server's thread."""
 
     def __init__(self, clock: Clock, machines: Machines, timing: Timing, seed: int) -> None:
+        super().__init__()
         self.clock = clock
         self.machines = machines
         self.timing = timing
@@ -158,10 +161,8 @@ class Cloud:
         self.images: dict[str, Json] = {}
         self.operations: dict[str, Operation] = {}
         self.by_request: dict[str, Operation] = {}
-        self.troubles: list[BaseException] = []
         self.clients_are_inside = False
         """Do clients connect from inside the network, so that no public address is needed?"""
-        self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(4_000_000_000_000_000_001)
 
     # -- operations ----------------------------------------------------------------------------
@@ -228,23 +229,6 @@ class Cloud:
                 400, "invalid", "Invalid value for field 'requestId': the zero UUID is not supported."
             )
         return self.by_request.get(request) if request else None
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """In the background, until the server ends."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (err := task.exception()) is not None:
-            self.troubles.append(err)
-
-    async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def span(self, span: Span) -> float:
         return self.random.uniform(*span)

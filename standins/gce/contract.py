@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .words import Json
+from standins.cloud.words import Json
 
 TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -60,7 +60,7 @@ class Contract:
         # two may fit, as `images/family/{family}` and `images/{image}/x`: the one with more own words counts
         return max(fitting, key=lambda each: len(re.sub(r"\{\w+\}", "", each["path"])), default=None)
 
-    def problems_of_call(self, verb: str, path: str, query: dict[str, str], body: Any) -> list[str]:
+    def problems_of_call(self, verb: str, path: str, query: Mapping[str, str], body: Any) -> list[str]:
         method = self.method(verb, path)
         if method is None:
             return [f"{verb} {path}: there is no such method"]

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from standins.cloud.faults import Failed, FaultRules, Late, Lost, Stuck
+from standins.cloud.faults import Asked, Failed, FaultRules, Late, Lost, Stuck
+from standins.cloud.words import Answer
 
-from .words import Answer, ApiError, Call
+from .words import ApiError
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,8 @@ class Faults(FaultRules[Effect]):
         self.slow_boots: dict[str, float] = {}
         """By regular expression of a name: so many seconds longer."""
 
-    def pick(self, call: Call, now: float) -> Effect | None:
-        if self.bucket is not None and not self.bucket.takes(now):
-            return self.meet(Throttled(), call)
-        return self.by_rules(call)
+    def limited(self, call: Asked, now: float) -> Effect | None:
+        return Throttled() if self.bucket is not None and not self.bucket.takes(now) else None
 
     def check(self, permission: str, path: str) -> None:
         if permission in self.denied:

@@ -10,9 +10,10 @@ import ipaddress
 from collections.abc import Iterator
 
 from evalfleet.lab.network import GATEWAY
+from standins.cloud.words import Json
 
 from .cloud import Cloud, Instance
-from .words import PROJECT, Json
+from .words import PROJECT
 
 OPENING = "-p tcp --syn"
 INSIDE = ipaddress.ip_network("10.128.0.0/9")

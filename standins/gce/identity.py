@@ -12,7 +12,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from .words import PROJECT, Answer, ApiError, Json
+from standins.cloud.words import Answer, Json
+
+from .words import PROJECT, ApiError
 
 EMAIL = f"tester@{PROJECT}.iam.gserviceaccount.com"
 JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"

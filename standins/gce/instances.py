@@ -13,11 +13,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from standins.cloud.machines import Guest, MachineTrouble
+from standins.cloud.words import Json
 
 from . import firewalls
 from .catalog import DISK_TYPES, TYPES, ZONES, MachineType
 from .cloud import Cloud, Disk, Instance, link
-from .words import PROJECT, ApiError, Json, OperationError, invalid, not_found
+from .words import PROJECT, ApiError, OperationError, invalid, not_found
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL, LABEL_KEY = re.compile(r"[a-z0-9_-]{0,63}"), re.compile(r"[a-z][a-z0-9_-]{0,62}")

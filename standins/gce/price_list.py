@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .words import ApiError, Call, Json
+from standins.cloud.words import Call, Json
+
+from .words import ApiError
 
 PATH = "/v1/services/6F81-5844-456A/skus"
 REGIONS = {"us-central1": "Americas", "us-west2": "Los Angeles", "europe-west1": "Belgium"}

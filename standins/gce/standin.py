@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import ssl
 from collections.abc import Sequence
-from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from evalfleet.lab.network import GATEWAY
-from standins.cloud import listener
-from standins.cloud.faults import Failed, Late, Lost
+from standins.cloud.faults import Failed
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
+from standins.cloud.server import ApiServer, response
 from standins.cloud.standin import LOOPBACK, CloudStandIn
+from standins.cloud.words import Answer, Call
 
 from . import contract, price_list
 from .api import Api
@@ -27,51 +26,31 @@ from .cloud import Cloud, Instance, Timing
 from .faults import Faults, Refused, Throttled, refusal
 from .identity import Identity
 from .metadata import Metadata
-from .words import PREFIX, PROJECT, Answer, ApiError, Call
+from .words import PREFIX, PROJECT, ApiError
 
 TOKEN_PATH = "/token"
-MOST_BYTES = 2 << 20
 
 
-class Server:
-    """HTTP in front of the API. `calls`: what clients asked for, and the status of the answer."""
+class Server(ApiServer):
+    """HTTP in front of the API."""
 
     def __init__(self, cloud: Cloud, api: Api, identity: Identity) -> None:
+        super().__init__(cloud.clock, cloud)
         self._cloud = cloud
         self._api = api
         self._identity = identity
-        self._runners: list[web.AppRunner] = []
         path = contract.document_path()
         self._contract = contract.load(path) if path is not None else None
         self.violations: list[str] = []
         """What does not agree with Google's own description of the API."""
-        self.calls: list[tuple[str, str, int]] = []
-        self.ahead_s = 0.0
-        """By how much Google's clock, in the `Date` of its answers, is ahead of this computer's."""
-
-    async def listen(
-        self, sock: socket.socket, tls: ssl.SSLContext | None, *, anonymous: bool = False
-    ) -> None:
-        """`anonymous`: calls need no token, for clients that cannot be given one without https."""
-
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._handle(request, anonymous)
-
-        app = web.Application(client_max_size=MOST_BYTES)
-        app.router.add_route("*", "/{path:.*}", handle)
-        self._runners.append(await listener.begin(app, sock, tls))
-
-    async def close(self) -> None:
-        for runner in self._runners:
-            await listener.end(runner)
 
     async def _handle(self, request: web.Request, anonymous: bool) -> web.StreamResponse:
         path = unquote(request.path)
         if path == TOKEN_PATH and request.method == "POST":
             form = await request.post()
-            return _response(self._identity.exchange({key: str(value) for key, value in form.items()}))
+            return response(self._identity.exchange({key: str(value) for key, value in form.items()}))
         if request.method == "GET" and (told := self._identity.of_the_machine(path)) is not None:
-            return _response(told)
+            return response(told)
         base = f"{request.scheme}://{request.host}"
         query = {key: value for key, value in request.query.items() if key != "alt"}
         text = await request.text()
@@ -81,14 +60,7 @@ class Server:
             answer = await self._guarded(call, "" if anonymous else request.headers.get("Authorization", "?"))
         except json.JSONDecodeError:
             answer = ApiError(400, "parseError", "Parse Error").answer()
-        self.calls.append((request.method, path, answer.status if answer else 0))
-        if answer is None:
-            if request.transport is not None:
-                request.transport.abort()
-            return web.Response(status=500)
-        response = _response(answer)
-        response.headers["Date"] = formatdate(self._cloud.clock.now() + self.ahead_s, usegmt=True)
-        return response
+        return self._sent(request, path, answer, {})
 
     async def _guarded(self, call: Call, authorization: str) -> Answer | None:
         """None: the connection breaks."""
@@ -105,21 +77,15 @@ class Server:
             match effect:
                 case Throttled() | Failed() | Refused():
                     return refusal(effect)
-                case Late(delay_s):
-                    cloud.spawn(self._later(call, delay_s))
-                    return None
                 case _:
-                    # a client that leaves does not stop what it asked for
-                    asked = asyncio.ensure_future(self._checked(call, effect))
-                    answer = await asyncio.shield(asked)
-                    return None if isinstance(effect, Lost) else answer
+                    return await self._carried_out(call, effect)
         except ApiError as error:
             return error.answer()
 
     async def _checked(self, call: Call, effect: object) -> Answer:
         """Both ways by Google's own description, where that is at hand. What it does not allow is refused."""
         if call.path.startswith("/v1/"):
-            return Answer(200, price_list.catalogue(call))  # another service of Google's: its own document
+            return Answer(200, price_list.catalogue(call))  # another service of Google's, with its own document
         if self._contract is not None:
             wrong = self._contract.problems_of_call(call.method, call.path, call.query, call.body)
             if wrong:
@@ -130,16 +96,11 @@ class Server:
             self.violations += self._contract.problems_of_answer(call.method, call.path, body)
         return Answer(200, body)
 
-    async def _later(self, call: Call, delay_s: float) -> None:
-        await self._cloud.clock.sleep(delay_s)
+    async def _answered(self, call: Call, effect: object) -> Answer:
         try:
-            await self._checked(call, None)
-        except ApiError:
-            return  # nobody is there to hear it
-
-
-def _response(answer: Answer) -> web.Response:
-    return web.json_response(answer.body, status=answer.status, headers=answer.headers)
+            return await self._checked(call, effect)
+        except ApiError as error:
+            return error.answer()
 
 
 class StandIn(CloudStandIn):

@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
-Json = dict[str, Any]
+from standins.cloud.words import Answer, Json
+
 PROJECT = "stand-in-project"
 PREFIX = "/compute/v1/"
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a client asks for. `path` begins with `projects/`."""
-
-    method: str
-    path: str
-    query: dict[str, str] = field(default_factory=dict[str, str])
-    body: Any = None
-    base: str = ""
-    """Where the client reaches us, for links in answers: `https://127.0.0.1:4711`."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    body: Json | str
-    headers: dict[str, str] = field(default_factory=dict[str, str])
 
 
 DOMAINS = {

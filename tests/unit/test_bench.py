@@ -60,7 +60,7 @@ FIGURES = {
     "hal-fleet": {"lines", "scores", "machines_left", "counted"},
     "hal-plan": {"10_tasks_of_5_min", "spot_off", "counted"},
     "slurm-leak": {"crash_points", "counted", "jobs_left", "steps_left", "files_left", "processes_left"},
-    "service-leak": {"crash_points", "counted", "resources_left", "pools_left_alone", "billed_s_past_expiry"},
+    "service-leak": {"counted", "azure_batch"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {

@@ -1,4 +1,4 @@
-"""A controller's dealings with Azure, in a process that may be killed; and who cleans up after it."""
+"""A controller's dealings with a cloud, in a process that may be killed; and who cleans up after it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
-import asyncssh  # noqa: F401 - these three: what a forked process needs is loaded before the fork
-import azure.identity.aio
-import azure.mgmt.resource.resources.aio  # noqa: F401
 import msgspec
 
 from evalfleet.api import places
 from evalfleet.effects.machines import CALL_MARGIN_S
 from evalfleet.errors import PlaceError
 from evalfleet.model import Limits, MachineId, Micros, Needs, Offer
-from evalfleet.places.azure import AzurePlace, AzureSettings
+from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
-from evalfleet.ports import PlaceContext
+from evalfleet.ports import Hosts, Place, PlaceContext
 
 HOME = "be9c4a11ea4b"
 MACHINES = tuple(MachineId(f"pool-{HOME[:6]}-{n}") for n in (1, 2))
@@ -32,14 +29,13 @@ LEASE_S = Limits().lease_s
 
 
 class Life:
-    """Two machines are made, looked at, extended, stopped, started and deleted.
+    """Two machines, from their creation to their deletion. They are records that no SSH reaches.
 
-    Machines are records that no SSH reaches, so each create ends with giving up: all that Azure is asked for
-    has been asked by then. `phase` and `expires_at`, the last expiry decided, are for who watches.
+    `phase`, and `expires_at`, the last expiry decided, are for who watches.
     """
 
     def __init__(
-        self, place: AzurePlace, offer: Offer, phase: Synchronized[int], expires_at: Synchronized[float]
+        self, place: Place, offer: Offer, phase: Synchronized[int], expires_at: Synchronized[float]
     ) -> None:
         self._place = place
         self._offer = offer
@@ -48,20 +44,36 @@ class Life:
 
     async def live(self) -> None:
         self._phase.value = 1
-        await asyncio.gather(*(self._create(each) for each in MACHINES))
+        await asyncio.gather(*map(self._create, MACHINES))
         self._phase.value = 2
-        await self._place.list("pool")
-        await asyncio.gather(*(_tried(self._place.extend(each, self._lease_s())) for each in MACHINES))
-        await self._place.stop(MACHINES[0])
-        await self._create(MACHINES[0])
+        await (self._await_start() if self._offer.queues else self._use())
         await self._place.list("pool")
         self._phase.value = 3
-        await asyncio.gather(*(self._place.delete(each) for each in MACHINES))
-        await self._place.list("pool")
+        await asyncio.gather(*(self._place.delete(machine) for machine in MACHINES))
+        while await self._place.list("pool") and self._offer.queues:
+            pass
         self._phase.value = 4
 
+    async def _use(self) -> None:
+        """They are looked at and extended, and one is stopped and started."""
+        await self._place.list("pool")
+        if self._offer.extendable:
+            await asyncio.gather(
+                *(_tried(self._place.extend(machine, self._lease_s())) for machine in MACHINES)
+            )
+        assert isinstance(self._place, Hosts)
+        await self._place.stop(MACHINES[0])
+        await self._create(MACHINES[0])
+
+    async def _await_start(self) -> None:
+        """A service's machines live from their start."""
+        while not all(machine.start for machine in await self._place.list("pool")):
+            self._expires_at.value = time.time() + LEASE_S
+
     async def _create(self, machine: MachineId) -> None:
-        await _tried(self._place.create(machine, self._offer, self._lease_s()))
+        """A virtual machine is given up, since SSH does not reach it: all is asked for by then."""
+        work = self._place.create(machine, self._offer, self._lease_s())
+        await (work if self._offer.queues else _tried(work))
 
     def _lease_s(self) -> float:
         """As the engine does it: the expiry is decided first, and the place is given a little less."""
@@ -75,18 +87,19 @@ async def _tried(work: Awaitable[None]) -> None:
 
 
 def live(
+    kind: str,
     settings: dict[str, Any],
     environ: dict[str, str],
     home: str,
     phase: Synchronized[int],
     expires_at: Synchronized[float],
 ) -> None:
-    """The process that is killed."""
+    """The process that is killed, with a place of this kind."""
 
     async def main() -> None:
-        given = msgspec.convert(settings, AzureSettings)
-        context = PlaceContext(Path(home), HOME, {}, environ, Path(home))
-        place = AzurePlace.make("azure", given, context)
+        found = place_kind(kind)
+        given = msgspec.convert(settings, found.Settings)
+        place = found.make(kind, given, PlaceContext(Path(home), HOME, {}, environ, Path(home)))
         try:
             offer = (await place.offers(Needs()))[0]
             await Life(place, offer, phase, expires_at).live()

@@ -1,0 +1,204 @@
+"""What the benches of leaks share: a controller is killed at many moments, and what is left is counted."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .result import Figures
+from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from standins.cloud.faults import Asked
+    from standins.cloud.standin import CloudStandIn
+
+POINTS, QUICK_POINTS = 200, 3
+TOGETHER = 4
+SEED = 11
+LIMIT_S = 90.0
+PHASES = ("create", "run", "delete")
+QUICK = (0.0, 0.02)
+"""How long a stand-in takes for what nobody waits for, in seconds, from and to."""
+MODULES = ("bench.controller_life", "aiohttp", "asyncssh")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Die at the n-th request of a phase; `done`: it is carried out all the same. n = 0: live on."""
+
+    phase: int
+    n: int
+    done: bool
+
+
+class LeakyCloud(Protocol):
+    """A stand-in of one kind of place, in which a controller dies."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """What a forked process needs beyond `MODULES`: it is loaded before the fork."""
+        ...
+
+    @property
+    def standin(self) -> CloudStandIn: ...
+
+    def settings(self) -> dict[str, Any]:
+        """Of a place that nothing is reached in by SSH."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Variables that log in to it."""
+        ...
+
+    def account(self, expires_at: float, reap: Callable[[], None]) -> Mapping[str, float]:
+        """Let time pass, reap, and count what is left and billed, by name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What one crash led to. `died_in`: the phase; the number of all, if it lived to its end."""
+
+    died_in: int
+    counts: Mapping[str, float]
+    problems: int
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What all crashes led to."""
+
+    undisturbed: Aftermath
+    crashes: Sequence[Aftermath]
+    load: float
+
+    def total(self, name: str) -> float:
+        return sum(crash.counts[name] for crash in self.crashes)
+
+    def worst(self, name: str) -> float:
+        return max(crash.counts[name] for crash in self.crashes)
+
+    def figures(self) -> Figures:
+        died = Counter(crash.died_in for crash in self.crashes)
+        names = dict(enumerate(PHASES, 1)) | {len(PHASES) + 1: "after_all"}
+        return {
+            "crash_points": {names[number]: died[number] for number in sorted(died)},
+            "requests_of_a_life": dict(zip(PHASES, self.undisturbed.requests, strict=True)),
+            "resources_left": self.total("left"),
+            "reap_said_no": sum(crash.problems for crash in self.crashes),
+            "load_before": self.load,
+        }
+
+
+def measure(make: Callable[[], LeakyCloud], quick: bool) -> Leaks:
+    """Each crash has a stand-in of its own."""
+    undisturbed = _crash(make, Point(0, 0, False))
+    chosen = points(QUICK_POINTS if quick else POINTS, undisturbed.requests)
+    load = os.getloadavg()[0]
+    with ThreadPoolExecutor(TOGETHER) as together:
+        return Leaks(undisturbed, list(together.map(lambda point: _crash(make, point), chosen)), load)
+
+
+def points(count: int, requests: Sequence[int]) -> list[Point]:
+    """The phases in turn, so that each gets its share; where in them is chance, from a seed."""
+    rng = random.Random(SEED)
+    phases = [n % len(PHASES) + 1 for n in range(count)]
+    return [Point(phase, rng.randint(1, requests[phase - 1]), rng.random() < 0.5) for phase in phases]
+
+
+def _crash(make: Callable[[], LeakyCloud], point: Point) -> Aftermath:
+    cloud = make()
+    with cloud.standin, Workspace() as space:
+        return World(cloud, space.folder).crash(point)
+
+
+class World:
+    """One stand-in, one controller that dies, one that cleans up."""
+
+    def __init__(self, cloud: LeakyCloud, folder: Path) -> None:
+        from . import controller_life
+
+        self._cloud = cloud
+        self._life = controller_life
+        self._fork = multiprocessing.get_context("forkserver")
+        self._fork.set_forkserver_preload([*MODULES, *cloud.modules])
+        self._lost, self._desk = folder / "lost", folder / "desk"
+        self._lost.mkdir()
+        self._desk.mkdir()
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in cloud.settings().items())
+        (self._desk / "evalfleet.toml").write_text(f'[places.cloud]\nkind = "{cloud.kind}"\n{lines}')
+        variables = "".join(f"{key}={value}\n" for key, value in cloud.environment().items())
+        (self._desk / ".env").write_text(variables)
+        self._problems = 0
+
+    def crash(self, point: Point) -> Aftermath:
+        phase, expires_at = self._fork.Value("i", 0), self._fork.Value("d", 0.0)
+        cloud = self._cloud
+        given = (cloud.kind, cloud.settings(), cloud.environment(), str(self._lost), phase, expires_at)
+        process = self._fork.Process(target=self._life.live, args=given)
+        cut = Cut(phase, point, process)
+        cloud.standin.faults.script = cut
+        process.start()
+        end(process)
+        if not cut.struck and process.exitcode:
+            raise RuntimeError(f"the controller ended with {process.exitcode}")
+        died_in = phase.value if cut.struck else len(PHASES) + 1
+        counts = cloud.account(expires_at.value, self._reap)
+        return Aftermath(died_in, counts, self._problems, tuple(cut.counts))
+
+    def _reap(self) -> None:
+        answer = self._desk / "answer.json"
+        now = self._cloud.standin.clock.now()
+        process = self._fork.Process(target=self._life.clean_up, args=(str(self._desk), now, str(answer)))
+        process.start()
+        end(process)
+        if process.exitcode:
+            raise RuntimeError(f"reap ended with {process.exitcode}")
+        told = json.loads(answer.read_text())
+        self._problems = sum(bool(problem) for problem in told["problems"].values())
+
+
+class Cut:
+    """A script of faults that kills the process that asks. `counts`: how many requests each phase had."""
+
+    def __init__(self, phase: Synchronized[int], point: Point, process: BaseProcess) -> None:
+        self._phase, self._point, self._process = phase, point, process
+        self.counts = [0] * len(PHASES)
+        self.struck = False
+
+    def __call__(self, call: Asked) -> Any:
+        from standins.cloud.faults import Failed, Lost
+
+        point, now_in = self._point, self._phase.value
+        if self.struck or not 1 <= now_in <= len(PHASES):
+            return None
+        self.counts[now_in - 1] += 1
+        early = now_in == point.phase and self.counts[now_in - 1] < point.n
+        if point.phase == 0 or now_in < point.phase or early:
+            return None
+        # a phase may have fewer requests than the last time: then it dies as soon as it is over
+        self.struck = True
+        self._process.kill()
+        return Lost() if point.done else Failed()
+
+
+def end(process: BaseProcess) -> None:
+    process.join(LIMIT_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise TimeoutError(f"a process did not end within {LIMIT_S:g} s")
