@@ -85,7 +85,8 @@ class Server(ApiServer):
     async def _checked(self, call: Call, effect: object) -> Answer:
         """Both ways by Google's own description, where that is at hand. What it does not allow is refused."""
         if call.path.startswith("/v1/"):
-            return Answer(200, price_list.catalogue(call))  # another service of Google's, with its own document
+            # another service of Google's, with its own document
+            return Answer(200, price_list.catalogue(call))
         if self._contract is not None:
             wrong = self._contract.problems_of_call(call.method, call.path, call.query, call.body)
             if wrong:
