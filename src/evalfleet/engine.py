@@ -26,7 +26,7 @@ from .events import (
     MachineRequested,
     StopRequested,
 )
-from .model import Broken, Cause, Micros, Offer, Task, seconds_between
+from .model import Broken, Cause, Micros, Needs, Offer, Task, seconds_between
 from .policy import RUN, Effect, Rules, changed_effects
 from .policy.effects import Owner
 from .policy.finish import grading_is_due
@@ -222,13 +222,18 @@ class Engine:
 
     # -- beside the turns --------------------------------------------------------------------
 
+    @property
+    def _needs(self) -> Needs:
+        """What machines must have: as earlier runs have shown, else as the benchmark says."""
+        return self.state.plan.needs or self._benchmark.needs
+
     async def _find_offers(self) -> Sequence[Offer]:
         """All places' offers, the best first. A place that refuses us leaves the others."""
         found: list[Offer] = []
         refusals: dict[str, PlaceError] = {}
         for place in self._places.values():
             try:
-                found.extend(await self._performer.offers(place, self._benchmark.needs))
+                found.extend(await self._performer.offers(place, self._needs))
             except PlaceError as err:
                 refusals[place.name] = err
         if not found:
@@ -255,7 +260,7 @@ class Engine:
         for pause_s in pauses(self._tempo.poll_cap_s * 6, 900.0, 2):
             await asyncio.sleep(pause_s)
             try:
-                found = await self._performer.offers(self._places[place], self._benchmark.needs)
+                found = await self._performer.offers(self._places[place], self._needs)
             except PlaceError as err:
                 if not err.transient:
                     return

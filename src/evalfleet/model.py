@@ -142,6 +142,17 @@ class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
             self.strict and other.strict,
         )
 
+    def shared(self, other: Needs) -> Needs:
+        """What both ask for at least."""
+        return Needs(
+            min(self.cpus, other.cpus),
+            min(self.memory_gb, other.memory_gb),
+            min(self.disk_gb, other.disk_gb),
+            self.nested_virtualization and other.nested_virtualization,
+            min(self.gpus, other.gpus),
+            self.strict and other.strict,
+        )
+
     def covers(self, other: Needs) -> bool:
         """Does a machine that has this do for the other, too?"""
         return (
@@ -219,6 +230,10 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     same way are heard. It is alike in all offers of one place."""
     has: Needs = Needs()
     """What its machines have at least, as far as anybody asked for it: tasks may need more than others."""
+    cpus: int = 0
+    """How many processors its machines have; 0: nobody can tell."""
+    memory_gb: float = 0.0
+    """The same, of memory."""
 
     @property
     def bounded(self) -> bool:
@@ -799,6 +814,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     """What was expected of it; None: too little was known."""
     evictions_an_hour: Mapping[str, float] = field(default_factory=dict[str, float])
     """Spot offer -> how often its machines were taken back in earlier runs, where there were some."""
+    needs: Needs | None = None
+    """What machines must have, by what earlier runs used; None: what the benchmark says."""
 
 
 Severity = Literal["info", "warning", "critical"]

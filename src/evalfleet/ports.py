@@ -530,6 +530,14 @@ class BillReader(Protocol):
 
 
 @runtime_checkable
+class Sizable(Protocol):
+    """A benchmark that knows what machines cannot do without, whatever earlier runs used."""
+
+    @property
+    def least_needs(self) -> Needs: ...
+
+
+@runtime_checkable
 class Examined(Protocol):
     """A benchmark that can tell beforehand whether its attempts would come to nothing (a wrong key)."""
 

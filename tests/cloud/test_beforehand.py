@@ -9,6 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from evalfleet.channels.samples import Load, Samples
+from evalfleet.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    MachineReady,
+    MachineRequested,
+    MachineUp,
+    RunEnded,
+    RunPlanned,
+    TasksPlanned,
+)
+from evalfleet.journal import Holder, Store
+from evalfleet.model import SECOND, AttemptId, MachineId, Offer, Plan, Scored, Task, TaskId, after
 from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import PlaceContext
 from standins.azure import StandIn
@@ -145,3 +159,44 @@ def test_a_plan_tells_quotas_and_chooses_what_they_last_for(azure: StandIn, tmp_
     assert all(each["quota"] is None or each["quota"] > 3 for each in spot), "spot has a quota of its own"
     unlisted = desk("plan", "b.toml", "--on", "azure", "--set", "sizes=Standard_NC4as_T4_v3")
     unlisted.refused("the price of Standard_NC4as_T4_v3 is not known", "evalfleet prices --update")
+
+
+def test_machines_have_the_size_that_tasks_of_each_domain_needed(azure: StandIn, tmp_path: Path) -> None:
+    sizes = ["Standard_D2ds_v5", "Standard_D4ds_v5", "Standard_D8ds_v5"]
+    desk = AzureDesk(azure, tmp_path / "desk", sizes=sizes)
+    desk.bench(12)
+    lines = [json.loads(line) for line in (desk.folder / "tasks.jsonl").read_text().splitlines()]
+    named = [{**line, "domain": "web" if n % 2 else "video"} for n, line in enumerate(lines)]
+    (desk.folder / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in named))
+    an_earlier_run(desk, {"web": (0.1, 0.2), "video": (0.5, 0.9)})
+    words = ("plan", "b.toml", "--on", "azure", "--workers", "2", "--draws", "20")
+    found = json.loads(desk.say(*words, "--json"))
+    assert {each["size"] for each in found["options"] if each["right_sized"]} == {"Standard_D2ds_v5"}
+    told = json.loads(desk.say("run", "b.toml", "--on", "azure", "--right-size", "--dry-run", "--json"))
+    assert told["plan"]["needs"] == {"memory_gb": 4.0}
+    large = [each["size"] for each in told["offers"] if each.get("has", {}).get("memory_gb") == 32.0]
+    assert large == ["Standard_D8ds_v5"], "14.4 GB and a margin"
+
+
+def an_earlier_run(desk: AzureDesk, loads: dict[str, tuple[float, float]]) -> None:
+    """Six tasks of each domain, one after another on a machine of 16 GB with this load (CPU, memory)."""
+    store = Store.open(desk.home)
+    offer = Offer("azure", "Standard_D4ds_v5", "eastus", 0.226, cpus=4, memory_gb=16.0)
+    began, machine = 1_790_000_000 * SECOND, MachineId("old-abc123-1")
+    tasks = [Task(TaskId(f"{domain}_{n}"), domain) for domain in loads for n in range(6)]
+    events: list[Event] = [RunPlanned(Plan("old", "b", ("azure",)), len(tasks)), TasksPlanned(tuple(tasks))]
+    events += [MachineRequested(machine, "vm-1", 0, offer, after(began, 86_400.0))]
+    store.create_stream("old", "run", began, [*events, MachineUp(machine), MachineReady(machine)])
+    journal, samples = store.acquire("old", Holder.here(began), began), Samples(desk.home)
+
+    async def write() -> None:
+        for n, task in enumerate(tasks):
+            start = began + 100 * (n + 1) * SECOND
+            attempt = AttemptId(f"{task.id}.0")
+            await journal.append(start, [AttemptStarted(attempt, task.id, machine)])
+            samples.keep(machine, Load(*loads[task.domain], 0.1), now=start + 30 * SECOND)
+            await journal.append(start + 60 * SECOND, [AttemptEnded(attempt, Scored(1.0, True), 60.0)])
+        await journal.append(began + 5000 * SECOND, [RunEnded("done")])
+        await journal.close()
+
+    asyncio.run(write())

@@ -14,7 +14,6 @@ from evalfleet.errors import PlaceError
 from evalfleet.named_pools.pool_places import SIZE as BORROWED
 from evalfleet.names import NO_HOME, machine_id
 from evalfleet.planning.history import known_machine_s
-from evalfleet.planning.plan import benchmark_of
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.scale import task_without_offer
 from evalfleet.policy.schedule import does
@@ -107,7 +106,7 @@ class _Prospect:
 
 
 async def _ask(workspace: Workspace, resolved: Resolved, count: int) -> _Prospect:
-    needs = benchmark_of(resolved.plan).needs
+    needs = resolved.needs
     special = [task for task in resolved.tasks if task.needs and not is_dealt(resolved.plan.schedule)]
     kinds = Counter(task.needs for task in special if task.needs is not None)
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:

@@ -66,8 +66,13 @@ def experience_of(workspace: Workspace, benchmark: str, tasks: int | None = None
 
     `tasks`: read no more runs than have so many tasks together, for somebody who cannot wait.
     """
+    return gathered(earlier_states(workspace, benchmark, tasks))
+
+
+def earlier_states(workspace: Workspace, benchmark: str, tasks: int | None = None) -> list[RunState]:
+    """The newest runs of the benchmark in this home that have a result. `tasks`: as in `experience_of`."""
     if workspace.records_if_any() is None:
-        return Experience()
+        return []
     runs = [each for each in list_runs(workspace, benchmark=benchmark) if each.scored or each.answered]
     states: list[RunState] = []
     store, read = workspace.records(), 0
@@ -81,7 +86,7 @@ def experience_of(workspace: Workspace, benchmark: str, tasks: int | None = None
         except JournalForeign:
             continue  # `evalfleet verify` tells what is wrong with it
         states.append(follower.state)
-    return gathered(states)
+    return states
 
 
 def gathered(states: Iterable[RunState]) -> Experience:

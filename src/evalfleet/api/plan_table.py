@@ -89,6 +89,7 @@ def where(option: Option) -> str:
     """What machines, in words."""
     offer = option.offer
     words = [offer.place, offer.size if offer.size != offer.place else "", "spot" if offer.spot else ""]
+    words.append("(right-sized)" if option.right_sized else "")
     return " ".join(filter(None, (*words, "(stopped pool)" if option.pool else "")))
 
 
@@ -167,6 +168,7 @@ def _option(forecast: Forecast) -> OptionDocument:
         "evictions": round(forecast.evictions, 2),
         "unfinished": round(forecast.unfinished, 3),
         "quota": option.quota,
+        "right_sized": option.right_sized,
         "best": forecast.best,
     }
 

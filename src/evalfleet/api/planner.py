@@ -13,7 +13,7 @@ import msgspec
 from evalfleet.effects.machines import offers_by_kind
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Limits, Offer, Plan, Task
-from evalfleet.planning.plan import Resolved, benchmark_of, specs_of
+from evalfleet.planning.plan import Resolved, specs_of
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.scale import task_without_offer
@@ -54,8 +54,24 @@ class _Sight:
     """Place -> between which seconds a machine is ready that is made anew."""
     start_s: Mapping[str, tuple[float, float]]
     """The same of one that was only stopped, where machines can be."""
+    special: tuple[Offer, ...]
+    """Those offers whose machines have what some tasks need beyond the others."""
     checks: Mapping[str, Sequence[Check]]
     """Place -> what it finds before machines are asked for, quotas among it."""
+
+    @property
+    def has_spot(self) -> bool:
+        return any(offer.spot for offer in self.offers)
+
+    def by_size(self, *, spot: bool) -> list[tuple[Offer, ...]]:
+        """The offers of each size, the cheapest first, and after them those that single tasks need.
+
+        `spot`: with regular ones to fall back to.
+        """
+        first = [offer for offer in self.offers if offer.spot or not spot]
+        sizes = list(dict.fromkeys((offer.place, offer.size) for offer in first))
+        found = [[each for each in self.offers if (each.place, each.size) == size] for size in sizes]
+        return [(*each, *(offer for offer in self.special if offer not in each)) for each in found]
 
     def quota(self, offers: Sequence[Offer]) -> int | None:
         """How many more machines there can be of offers of one size; None: nobody tells."""
@@ -69,19 +85,19 @@ class _Sight:
 async def outlook(
     workspace: Workspace,
     resolved: Resolved,
-    spot: Resolved | None,
+    others: Sequence[Resolved],
     workers: Sequence[int],
     draws: int = DRAWS,
 ) -> Outlook:
     """What comes of the request with each of these numbers of workers, and of each other way to run it.
 
-    `spot` is the same request with spot machines, where the place has them.
+    `others` are the same request with other machines: spot ones, and those of the size that was needed.
     """
     plan, tasks = resolved.plan, resolved.tasks
     experience = experience_of(workspace, plan.benchmark)
-    sight = await _look(workspace, resolved, max(workers))
-    seen = [sight] if spot is None else [sight, await _look(workspace, spot, max(workers))]
-    every = {offer.key: offer for each in seen for offer in each.offers}
+    seen = [(each, await _look(workspace, each, max(workers))) for each in (resolved, *others)]
+    sight = seen[0][1]
+    every = {offer.key: offer for _, each in seen for offer in each.offers}
     believe = functools.partial(
         chances_of,
         experience,
@@ -92,15 +108,15 @@ async def outlook(
     )
     chances = believe(machine_s=sight.machine_s)
     jobs = [
-        job_of(plan, tasks, option, chances)
-        for each in seen
-        for sized in _by_size(each.offers, spot=each is not sight)
-        for option in _options(each, sized, workers, resolved, pool=bool(resolved.borrowed))
+        job_of(variant.plan, variant.tasks, option, chances)
+        for variant, each in seen
+        for sized in each.by_size(spot=variant is not resolved and each.has_spot)[: _sizes(variant)]
+        for option in _options(each, sized, workers, variant, pool=bool(resolved.borrowed))
     ]
     if sight.start_s and not resolved.borrowed:
         stopped = believe(machine_s=sight.start_s)
         stopped = replace(stopped, machines=_started(every.values(), sight.start_s))
-        sized = _by_size(sight.offers, spot=False)[:1]
+        sized = sight.by_size(spot=False)[:1]
         jobs += [
             job_of(plan, tasks, option, stopped)
             for offers in sized
@@ -112,12 +128,17 @@ async def outlook(
     return Outlook(tuple(found), chances)
 
 
+def _sizes(resolved: Resolved) -> int:
+    """How many sizes are looked at. Of those that are as large as needed, the cheapest is meant."""
+    return SIZES if resolved.plan.needs is None else 1
+
+
 def _started(offers: Iterable[Offer], start_s: Mapping[str, tuple[float, float]]) -> dict[str, MachineTimes]:
     return {offer.key: MachineTimes.guessed(*start_s.get(offer.place, (0.0, 0.0))) for offer in offers}
 
 
 async def _look(workspace: Workspace, resolved: Resolved, workers: int) -> _Sight:
-    needs, special = benchmark_of(resolved.plan).needs, [task for task in resolved.tasks if task.needs]
+    needs, special = resolved.needs, [task for task in resolved.tasks if task.needs]
     kinds = list(dict.fromkeys(task.needs for task in special if task.needs is not None))
     offers: list[Offer] = []
     machine_s: dict[str, tuple[float, float]] = {}
@@ -141,20 +162,15 @@ async def _look(workspace: Workspace, resolved: Resolved, workers: int) -> _Sigh
         raise PlaceError(without, transient=False)
     if resolved.borrowed:
         machine_s = {name: start_s.get(name, (0.0, 2.0)) for name in machine_s}
-    return _Sight(tuple(in_order(resolved.plan, offers)), machine_s, start_s, checks)
+    ordered = tuple(in_order(resolved.plan, offers))
+    needed = tuple(offer for offer in ordered if any(offer.has.covers(kind) for kind in kinds))
+    return _Sight(ordered, machine_s, start_s, needed, checks)
 
 
 def guessed_machine_s(boot_s: float, setup_s: float) -> tuple[float, float]:
     """Between which seconds a machine is ready, by what its place says of its boot, and by the time that its
     benchmark allows for the set-up."""
     return 0.7 * boot_s + 0.05 * setup_s, 1.5 * boot_s + 0.5 * setup_s + 2.0
-
-
-def _by_size(offers: Sequence[Offer], *, spot: bool) -> list[tuple[Offer, ...]]:
-    """The offers of each of the cheapest sizes. `spot`: with regular ones to fall back to."""
-    first = [offer for offer in offers if offer.spot or not spot]
-    sizes = list(dict.fromkeys((offer.place, offer.size) for offer in first))[:SIZES]
-    return [tuple(each for each in offers if (each.place, each.size) == size) for size in sizes]
 
 
 def _options(
@@ -167,7 +183,8 @@ def _options(
     capacities = [offer.capacity for offer in offers if offer.capacity is not None]
     most = min(-(-tasks // slots), sum(capacities) if len(capacities) == len(offers) else 10**9)
     counts = dict.fromkeys(min(count, most) for count in workers)
-    return [Option(count, offers, pool, sight.quota(offers)) for count in counts if count > 0]
+    quota, sized = sight.quota(offers), resolved.plan.needs is not None
+    return [Option(count, offers, pool, quota, sized) for count in counts if count > 0]
 
 
 def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances) -> OptionDraws:
@@ -220,7 +237,7 @@ def size_setting(plan: Plan, offer: Offer) -> str | None:
 
 async def doubts(workspace: Workspace, resolved: Resolved, workers: int) -> list[str]:
     """Whether so many machines can be had, quota above all: what the places find wrong. Spends nothing."""
-    needs, told = benchmark_of(resolved.plan).needs, list[str]()
+    needs, told = resolved.needs, list[str]()
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         for name, place in places.items():
             if isinstance(place, Preflight):

@@ -51,6 +51,7 @@ from evalfleet.views.tasks import by_outcome
 
 from .owners import granting, within_cap
 from .pools import keep_plan, tend
+from .right_size import right_sized
 from .run import Run
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def resolve_request(
         secrets_elsewhere=secrets_elsewhere,
         earlier=functools.partial(_earlier_tasks, workspace),
     )
+    if resolved.right_size and not only_setup:
+        resolved = right_sized(workspace, resolved)
     return resolved if resolved.cap_usd is None else within_cap(workspace, resolved, resolved.cap_usd)
 
 

@@ -30,7 +30,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.ports import Answer, Benchmark, FileBenchmark, Grader
+from evalfleet.ports import Answer, Benchmark, FileBenchmark, Grader, Sizable
 
 
 class ResultFolder(NamedTuple):
@@ -276,6 +276,10 @@ class Repeated:
     @property
     def needs(self) -> Needs:
         return self._first.needs
+
+    @property
+    def least_needs(self) -> Needs:
+        return self._first.least_needs if isinstance(self._first, Sizable) else self._first.needs
 
     @property
     def bundle(self) -> Bundle:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from evalfleet.errors import RequestError
@@ -74,10 +76,10 @@ async def plan(args: argparse.Namespace) -> int:
     args.workers = None
     for option in NOT_PLANNED:
         setattr(args, option, None)
-    resolved, spot = _resolved(workspace, args)
+    resolved, others = _resolved(workspace, args)
     for warning in resolved.warnings:
         print(f"evalfleet: note: {warning}", file=sys.stderr)
-    found = await planner.outlook(workspace, resolved, spot, counts, draws)
+    found = await planner.outlook(workspace, resolved, others, counts, draws)
     promised = deadline_s is not None or budget_usd is not None
     best = planner.chosen(found.forecasts, deadline_s, budget_usd) if promised else None
     notes = [] if best is None else await planner.doubts(workspace, resolved, best.option.workers)
@@ -115,22 +117,25 @@ def _counts(text: str | None) -> Sequence[int]:
     return [parse_count(each, "--workers", 1, 10_000) for each in parse_names(text, "--workers")]
 
 
-def _resolved(workspace: Workspace, args: argparse.Namespace) -> tuple[Resolved, Resolved | None]:
-    """The request, and the same with spot machines, where the place has some and nobody has chosen."""
+def _resolved(workspace: Workspace, args: argparse.Namespace) -> tuple[Resolved, list[Resolved]]:
+    """The request, and the same with spot machines, with those of the size that earlier runs needed, and with
+    both, where there are such and nobody has chosen."""
     from evalfleet.api import runs
 
     budget, args.budget = args.budget, None  # it does not bound what is simulated
     try:
         request = request_of(args)
-        resolved = runs.resolve_request(workspace, request, dry=True, secrets_elsewhere=True)
-        if args.spot or args.pool:
-            return resolved, None
-        try:
-            return resolved, runs.resolve_request(
-                workspace, request.but(spot=True), dry=True, secrets_elsewhere=True
-            )
-        except RequestError:  # none of its places has spot machines
-            return resolved, None
+        resolve = functools.partial(runs.resolve_request, workspace, dry=True, secrets_elsewhere=True)
+        resolved = resolve(request)
+        if args.pool:
+            return resolved, []
+        others: list[Resolved] = []
+        for spot, sized in ((True, False), (False, True), (True, True)):
+            if not (spot and args.spot) and not (sized and args.right_size):
+                with suppress(RequestError):  # none of its places has spot machines
+                    other = resolve(request.but(spot=spot or args.spot, right_size=sized or args.right_size))
+                    others += [other] if not sized or other.plan.needs is not None else []
+        return resolved, others
     finally:
         args.budget = budget
 
@@ -143,10 +148,11 @@ def _command(args: argparse.Namespace, resolved: Resolved, best: Forecast) -> st
     given = argparse.Namespace(**vars(args))
     given.workers = str(option.workers)
     given.spot = True if option.offer.spot else None
+    given.right_size = True if option.right_sized or args.right_size else None
     pool = resolved.borrowed or ("POOL" if option.pool else "")
     if option.pool:
         given.on, given.pool = None, pool
-    elif (setting := size_setting(resolved.plan, option.offer)) is not None:
+    elif not option.right_sized and (setting := size_setting(resolved.plan, option.offer)) is not None:
         given.settings = [*(args.settings or ()), setting]
     run = f"evalfleet run {shlex.join(words_of(given))}"
     return f"evalfleet pool start {pool} && {run}" if option.pool else run

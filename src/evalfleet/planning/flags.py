@@ -103,6 +103,10 @@ class RunOptions(TypedDict, total=False):
         bool,
         Flag("where", "switch", "", "take cheaper machines that the cloud may take back, where it has some"),
     ]
+    right_size: Annotated[
+        bool,
+        Flag("where", "switch", "", "take machines of the size that tasks of each domain needed before"),
+    ]
     keep: Annotated[
         bool,
         Flag("where", "switch", "", "do not delete the machines at the end: they become the pool RUN-pool"),

@@ -142,6 +142,13 @@ class Resolved:
     notify: Notify = NOBODY
     cap_usd: float | None = None
     """What its owner may spend a month, if somebody has said."""
+    right_size: bool = False
+    """Its machines shall have the size that earlier runs needed."""
+
+    @property
+    def needs(self) -> Needs:
+        """What machines must have."""
+        return self.plan.needs or benchmark_of(self.plan).needs
 
     @property
     def borrowed(self) -> str:
@@ -234,6 +241,7 @@ def resolve(
         keep=flags.keep and pool is None,
         notify=notify_of(config, merged),
         cap_usd=cap_usd,
+        right_size=flags.right_size,
     ).named(name if chosen is not None else free_name(name, known.taken))
 
 

@@ -64,6 +64,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     canary: int | None = None
     spot: bool = False
     mix: bool = False
+    right_size: bool = False
     keep: bool = False
     allow_broken: Verdict = Verdict()
     fail_under: float | None = None

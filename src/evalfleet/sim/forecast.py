@@ -51,6 +51,8 @@ class Option:
     """On machines of a pool that was prepared and stopped, instead of new ones."""
     quota: int | None = None
     """How many more machines of this size can be had, as its place tells; None: it does not."""
+    right_sized: bool = False
+    """Machines have the size that earlier runs needed, not that which the benchmark asks for."""
 
     @property
     def offer(self) -> Offer:

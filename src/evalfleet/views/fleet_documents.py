@@ -265,6 +265,7 @@ class OptionDocument(TypedDict):
     evictions: Annotated[float, Meta(description="machines that are taken back, on average")]
     unfinished: Annotated[Rate, Meta(description="share of runs that leave a task without a score")]
     quota: Annotated[int | None, Meta(description="how many more such machines can be had; null: unknown")]
+    right_sized: Annotated[bool, Meta(description="of the size that earlier runs needed")]
     best: Annotated[bool, Meta(description="no other way is both quicker and cheaper")]
 
 

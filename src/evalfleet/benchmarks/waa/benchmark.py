@@ -135,6 +135,10 @@ class WaaSpec(Struct, frozen=True):
     """The ISO to be sent to machines, if it is a file here."""
 
 
+AROUND_GUEST, CLIENT_GB = 1.5, 4.0
+"""So many times the guest's memory a machine must have, and so much more than it."""
+
+
 class WaaBenchmark:
     """Windows Agent Arena: tasks in real Windows, in a container on machines with KVM."""
 
@@ -212,6 +216,16 @@ class WaaBenchmark:
         memory_gb = max(memory_gb, self._least_memory_gb())
         # set-up itself insists on what a run cannot do without: memory, room and KVM
         return Needs(cpus, memory_gb, self._settings.machine_disk_gb, self._settings.kvm, strict=False)
+
+    @property
+    def least_needs(self) -> Needs:
+        """The guest's own, 4 GB for the client and the system around it, and what set-up insists on."""
+        needs, insisted_gb = self.needs, self._least_memory_gb()
+        return msgspec.structs.replace(
+            needs,
+            cpus=min(needs.cpus, max(2, self._settings.cores)),
+            memory_gb=max(insisted_gb, insisted_gb / AROUND_GUEST + CLIENT_GB),
+        )
 
     async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:
         """One cheap call to the model's API."""
@@ -291,7 +305,7 @@ class WaaBenchmark:
     def _least_memory_gb(self) -> float:
         """The guest's, and what is left for the client. More is asked of places than is insisted on."""
         guest, unit = int(self._settings.ram[:-1]), self._settings.ram[-1]
-        return guest * (1.0 if unit == "G" else 1 / 1024) * 1.5
+        return guest * (1.0 if unit == "G" else 1 / 1024) * AROUND_GUEST
 
     def _step_secrets(self, step: str) -> tuple[str, ...]:
         named = {"image": self._settings.registry_password, "golden": self._settings.golden_token}

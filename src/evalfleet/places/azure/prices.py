@@ -250,6 +250,8 @@ def _offer(
         least_life_s=LEAST_LIFE_S,
         lost_s=s.lost_s,
         priced=", ".join(dict.fromkeys((machine.as_of, *(each.as_of for each in extras)))),
+        cpus=size.cpus,
+        memory_gb=size.memory_gb or 0.0,
     )
 
 

@@ -84,6 +84,8 @@ def _offer(
         max_life_s=settings.time_limit_s,
         silent_s=20.0,
         lost_s=max(20.0, settings.lost_s),
+        cpus=size.cpus,
+        memory_gb=size.memory_gb or 0.0,
     )
 
 

@@ -197,6 +197,8 @@ def _offer(
         max_life_s=LONGEST_LIFE_S,
         lost_s=s.lost_s,
         priced=", ".join(dict.fromkeys((machine.as_of, gigabyte.as_of))),
+        cpus=type.cpus,
+        memory_gb=type.memory_gb or 0.0,
     )
 
 
