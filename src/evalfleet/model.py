@@ -80,7 +80,7 @@ CAUSES = {
 """All of them: whoever adds a cause says here what follows from it."""
 
 
-class Task(Struct, frozen=True, omit_defaults=True):
+class Task(Struct, frozen=True, omit_defaults=True, gc=False):
     """One unit that gets a score."""
 
     id: TaskId
@@ -532,7 +532,7 @@ class Ended(Struct, frozen=True, omit_defaults=True):
     """What its model calls used; None if nobody counted them."""
 
 
-class Collected(Struct, frozen=True, omit_defaults=True):
+class Collected(Struct, frozen=True, omit_defaults=True, gc=False):
     """What came back of an attempt's artefacts."""
 
     files: int = 0
@@ -600,7 +600,7 @@ class Measured(Struct, frozen=True, omit_defaults=True):
     """Whatever else is to be kept with it."""
 
 
-class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
+class Scored(Struct, frozen=True, tag="scored", omit_defaults=True, gc=False):
     """An outcome that says something about the agent. A score of 0 is one, too, and is never tried again."""
 
     score: float
@@ -620,7 +620,7 @@ class Scored(Struct, frozen=True, tag="scored", omit_defaults=True):
     measured: Measured | None = None
 
 
-class Broken(Struct, frozen=True, tag="broken", omit_defaults=True):
+class Broken(Struct, frozen=True, tag="broken", omit_defaults=True, gc=False):
     """An outcome that says nothing about the agent: the task is tried again."""
 
     cause: Cause

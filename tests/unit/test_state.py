@@ -41,9 +41,9 @@ LIVE = (*COMING, "ready", "mending", "stopping", "stopped")
 
 
 def check_tasks(state: RunState) -> None:
-    assert +state.counts == Counter(known.status for known in state.tasks.values())
+    assert +Counter(state.counts) == Counter(known.status for known in state.tasks.values())
     unsettled = (k for k in state.tasks.values() if k.status in ("waiting", "running"))
-    assert +state.unsettled == Counter(state.kind(known.task) for known in unsettled)
+    assert +Counter(state.unsettled) == Counter(state.kind(known.task) for known in unsettled)
     waiting = [known for known in state.tasks.values() if known.status == "waiting"]
     assert state.retries == sorted((k.not_before, k.index, k.task.id) for k in waiting if k.retrying)
     for lane, heap in enumerate(state.fresh):

@@ -97,6 +97,18 @@ def pages(conn: sqlite3.Connection, path: Path, stream: str, after: int) -> Iter
         raise damaged(path, stream, expected, "is missing")
 
 
+def unverified_pages(conn: sqlite3.Connection, path: Path, stream: str, after: int) -> Iterator[list[Stored]]:
+    """What `pages` gives, in half the time: without kinds and checksums, and only a gap is noticed."""
+    conn.text_factory = bytes
+    expected = after + 1
+    while page := conn.execute(_EVENTS_UNVERIFIED, (stream, expected)).fetchall():
+        for stored in page:
+            if stored[0] != expected:
+                raise damaged(path, stream, expected, "is missing")
+            expected += 1
+        yield page
+
+
 def head(conn: sqlite3.Connection, stream: str) -> tuple[int, bytes | None] | None:
     """The number and the checksum of the event that was written last; None if there is no such stream."""
     newest: tuple[int, bytes | None] | None = conn.execute(
@@ -117,3 +129,4 @@ _EVENTS = (
     f"WHERE stream = ? AND seq >= ? ORDER BY seq LIMIT {_PAGE}"
 )
 _EVENTS_WITHOUT = _EVENTS.replace("checksum", "NULL")
+_EVENTS_UNVERIFIED = _EVENTS_WITHOUT.replace("kind", "''")

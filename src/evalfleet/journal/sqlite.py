@@ -109,19 +109,40 @@ class Store(Struct, frozen=True):
         with its checksum.
         Raises RequestError when there is no such stream, JournalForeign when its record is damaged.
         """
+        for records in self.read_pages(stream, after):
+            yield from records
+
+    def read_pages(self, stream: str, after: int = 0, *, verified: bool = True) -> Iterator[list[Record]]:
+        """What `read` gives, many at a time. Not `verified`: events are not compared with their checksums, so
+        that very many are there sooner; `verify` does it later."""
         empty = True
         with self.connected() as conn:
-            for page in checksums.pages(conn, self.path, stream, after):
-                for seq, epoch, schema, at, _, body, _ in page:
-                    empty = False
-                    try:
-                        event = decode(body, schema)
-                    except JournalForeign as err:
-                        raise JournalForeign(f"{self.path}: event {seq} of {stream!r}: {err}") from err
-                    yield Record(seq, epoch, at, event)
+            pages = checksums.pages if verified else checksums.unverified_pages
+            for page in pages(conn, self.path, stream, after):
+                empty, records = False, list[Record]()
+                try:
+                    for seq, epoch, schema, at, _, body, _ in page:
+                        records.append(Record(seq, epoch, at, decode(body, schema)))
+                except JournalForeign as err:
+                    yield records
+                    seq = page[len(records)][0]
+                    raise JournalForeign(f"{self.path}: event {seq} of {stream!r}: {err}") from err
+                yield records
             if empty:
                 conn.text_factory = str
                 self._info(conn, stream)
+
+    def length(self, stream: str) -> int:
+        """How many events it has; 0 if there is no such stream."""
+        with self.connected() as conn:
+            found = conn.execute("SELECT max(seq) FROM event WHERE stream = ?", (stream,)).fetchone()
+        return found[0] or 0
+
+    def verify(self, stream: str) -> None:
+        """Compare all events of the stream with their checksums. Raises JournalForeign: one is damaged."""
+        with self.connected() as conn:
+            for _ in checksums.pages(conn, self.path, stream, 0):
+                pass
 
     def rows(self, stream: str, after: int = 0, limit: int | None = None) -> list[checksums.Row]:
         """The events that follow number `after`, as they are stored, each compared with its checksum.

@@ -100,6 +100,8 @@ def _heed_throttling(state: RunState, attempt: AttemptState, metered: Metered) -
 def _never_told(state: RunState, attempt: AttemptState) -> None:
     """Count all that its calls were allowed as spent: its machine is gone, and nobody will tell what they
     used."""
+    if attempt.allowance is NO_LIMIT:
+        return
     _reserve(state, attempt, -1)
     state.model_usd.lost += attempt.allowance.usd or 0.0
     state.model_tokens.lost += attempt.allowance.tokens or 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct, field
 
@@ -49,10 +49,23 @@ MachinePhase = Literal[
     "deleted",
 ]
 QueueEntry = tuple[float, int, TaskId]
+K = TypeVar("K")
 
 
-class TaskState(Struct, eq=False):
-    """One task, and what has become of it."""
+class Counts(dict[K, int]):
+    """How many there are of each; none of what was never counted. A Counter takes five times as long to
+    change, and these change with every attempt."""
+
+    def __missing__(self, _: K) -> int:
+        return 0
+
+
+class TaskState(Struct, eq=False, gc=False):
+    """One task, and what has become of it.
+
+    Like an attempt, it refers to nothing that refers to it: there may be very many, and no collector need
+    look at them.
+    """
 
     task: Task
     index: int  # its place in the plan
@@ -75,7 +88,7 @@ class TaskState(Struct, eq=False):
         return (self.rank, self.index, self.task.id)
 
 
-class AttemptState(Struct, eq=False):
+class AttemptState(Struct, eq=False, gc=False):
     """One try at a task on one machine."""
 
     id: AttemptId
@@ -280,11 +293,11 @@ class RunState(Struct, eq=False):
     # what waits: fresh tasks by lane, and retries by time. A static schedule has a lane for each worker, a
     # dynamic one for each kind of machine that tasks need: `kinds` are their own needs, and their lane
     kinds: dict[Needs | None, int] = field(default_factory=lambda: {None: 0})
-    unsettled: Counter[Needs | None] = field(default_factory=Counter[Needs | None])  # tasks that wait or run
+    unsettled: Counts[Needs | None] = field(default_factory=Counts[Needs | None])  # tasks that wait or run
     fresh: list[list[QueueEntry]] = []
     queues: bool = True  # False: whoever folds only looks, so fresh tasks are counted, and not put in order
     retries: list[tuple[Micros, int, TaskId]] = []
-    counts: Counter[str] = field(default_factory=Counter[str])
+    counts: Counts[str] = field(default_factory=Counts[str])  # tasks by their status
 
     # machines by what policy asks of them; dicts, because sets have no order to reproduce
     coming: dict[MachineId, None] = {}  # asked for, not ready yet

@@ -25,8 +25,9 @@ def lane_of(schedule: ScheduleName, index: int, total: int, lanes: int) -> int:
 
 def set_status(state: RunState, known: TaskState, status: TaskStatus) -> None:
     before, known.status = known.status, status
-    state.counts[before] -= 1
-    state.counts[status] += 1
+    counts = state.counts
+    counts[before] -= 1
+    counts[status] += 1
     change = (status in UNSETTLED) - (before in UNSETTLED)
     if change:
         state.unsettled[state.kind(known.task)] += change
@@ -109,6 +110,7 @@ def lanes(state: RunState) -> int:
 
 def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
     rank = SCHEDULES[state.plan.schedule].rank
+    state.counts["waiting"] += len(event.tasks)
     for task in event.tasks:
         index = len(state.tasks)
         known = TaskState(task, index, _lane(state, task, index), rank(task))
@@ -117,7 +119,6 @@ def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
         if task.weight_s is not None:
             state.weighed += 1
             state.weights_s += task.weight_s
-        state.counts["waiting"] += 1
         state.unsettled[state.kind(task)] += 1
         _enqueue_fresh(state, known)
 

@@ -47,6 +47,8 @@ PROGRESS_EVERY = SECOND
 """How far attempts have come is not read more often for one screenshot."""
 USD_EVERY = 10 * SECOND
 """What a machine costs changes all the time: its row is not sent for that more often."""
+MANY_EVENTS = 30_000
+"""A run that has more may be shown first, and compared with its checksums afterwards."""
 TASK_DICTIONARIES = ("domain", "outcome", "machine", "cause", "model")
 ATTEMPT_DICTIONARIES = ("task", "machine", "outcome", "cause")
 
@@ -86,11 +88,14 @@ class Touched:
 class Board:
     """A run's fold, shared by all who look at it. May be used from any thread."""
 
-    def __init__(self, home: Path, store: Store, run: str) -> None:
+    def __init__(self, home: Path, store: Store, run: str, *, verify_first: bool = True) -> None:
         self.home, self.run = home, run
+        self._verify_first = verify_first
         self.folder = folder_of(home, run)
         self.state = RunState(queues=False)
         self.seq = 0
+        self.unverified = False
+        """Its events were read, and are not compared with their checksums yet."""
         self.lock = threading.RLock()
         self._store = store
         self._phases = Phases()
@@ -101,17 +106,36 @@ class Board:
 
     def advance(self) -> None:
         """Take in what was recorded since. Raises RequestError: there is no such run; JournalError."""
-        with self.lock, _uncollected(self.seq == 0):
-            first, state, phases = self.seq == 0, self.state, self._phases
-            for record in self._store.read(self.run, self.seq):
-                apply_record(state, record)
-                if type(record.event) in NOTED:  # nearly all are of attempts, and none of these
-                    phases.note(state, record)
-                self.seq = record.seq
-                if not first:
-                    self._untold.note(state, record.event)
-            state.touched_machines.clear()
-            state.touched_attempts.clear()
+        with self.lock:
+            if self.seq:
+                for page in self._store.read_pages(self.run, self.seq):
+                    self._take(page)
+                    for record in page:
+                        self._untold.note(self.state, record.event)
+                return
+            large = self._store.length(self.run) > MANY_EVENTS
+            self.unverified = large and not self._verify_first
+            with _uncollected():
+                for page in self._store.read_pages(self.run, verified=not self.unverified):
+                    self._take(page)
+                if large:
+                    gc.freeze()  # the collector leaves it alone afterwards, too
+
+    def _take(self, page: Sequence[ev.Record]) -> None:
+        state, phases = self.state, self._phases
+        for record in page:
+            apply_record(state, record)
+            self.seq = record.seq
+            if type(record.event) in NOTED:  # nearly all are of attempts, and none of these
+                phases.note(state, record)
+        state.touched_machines.clear()
+        state.touched_attempts.clear()
+
+    def verify(self) -> None:
+        """Compare what was read with its checksums, if that was not done yet. Raises JournalForeign."""
+        if self.unverified:
+            self._store.verify(self.run)
+            self.unverified = False
 
     def news(self) -> Touched:
         """What has changed since this was last asked, by whom it is told to all watchers."""
@@ -175,7 +199,7 @@ class Board:
 
     def tables(self, now: Micros) -> dict[str, Any]:
         """All rows, as the snapshot has them: cells that repeat are numbers of a dictionary's entries."""
-        with self.lock, _uncollected(True):
+        with self.lock, _uncollected():
             state = self.state
             others: dict[str, Iterable[str]] = {"task": state.tasks, "machine": state.machines}
             tasks = (task_row(state, known, now) for known in state.tasks.values())
@@ -224,37 +248,41 @@ def outcome_word(state: RunState, known: TaskState) -> str:
 
 
 def task_row(state: RunState, known: TaskState, now: Micros) -> Row:
-    shown = known.decided_by or (known.attempts[-1] if known.attempts else None)
-    attempt = None if shown is None else state.attempts[shown]
-    outcome, task = known.outcome, known.task
-    scored = outcome if isinstance(outcome, Scored) else None
-    answer = attempt.outcome if attempt is not None and isinstance(attempt.outcome, Answered) else None
-    told = answer or scored
+    outcome, task, attempts = known.outcome, known.task, known.attempts
+    model = task.model or state.plan.model or None
+    if not attempts:
+        word, repeat = task_status(state, known), task.repeat or None
+        return [task.id, task.domain, word, *(None, 0, *(None,) * 6), model, repeat, None]
+    attempt = state.attempts[known.decided_by or attempts[-1]]
+    told = attempt.outcome if isinstance(attempt.outcome, Answered) else outcome
+    score = outcome.score if isinstance(outcome, Scored) else None
     return [
         task.id,
         task.domain,
         outcome_word(state, known),
-        None if scored is None else scored.score,
-        len(known.attempts),
+        score,
+        len(attempts),
         attempt_seconds(attempt),
-        None if attempt is None else attempt.machine,
-        str(outcome.cause) if isinstance(outcome, Broken) else None,
-        None if told is None else told.num_steps,
-        None if attempt is None else _tokens(attempt),
-        _usd(state, [state.attempts[a] for a in known.attempts], now),
-        task.model or state.plan.model or None,
+        attempt.machine,
+        outcome.cause.value if isinstance(outcome, Broken) else None,
+        None if told is None or isinstance(told, Broken) else told.num_steps,
+        _tokens(attempt),
+        round(sum([_usd(state, state.attempts[a], now) for a in attempts]), 5) or None,
+        model,
         task.repeat or None,
-        None if not known.attempts else attempt_number(known.attempts[-1]),
+        attempt_number(attempts[-1]),
     ]
 
 
 def attempt_row(state: RunState, attempt: AttemptState, now: Micros) -> Row:
-    outcome = attempt.outcome
-    scored = outcome if isinstance(outcome, Scored) else None
-    if scored is not None:
-        word = "pass" if scored.success else "fail"
-    else:
-        word = {Broken: "broken", Answered: "answered"}.get(type(outcome), "running")  # type: ignore[arg-type]
+    outcome, ended_at = attempt.outcome, attempt.ended_at
+    word, cause, score = "running", None, None
+    if isinstance(outcome, Scored):
+        word, score = "pass" if outcome.success else "fail", outcome.score
+    elif isinstance(outcome, Broken):
+        word, cause = "broken", outcome.cause.value
+    elif outcome is not None:
+        word = "answered"
     number = attempt_number(attempt.id)
     return [
         None if attempt.id == f"{attempt.task}.{number}" else attempt.id,
@@ -263,11 +291,11 @@ def attempt_row(state: RunState, attempt: AttemptState, now: Micros) -> Row:
         attempt.machine,
         state.machines[attempt.machine].lane,
         word,
-        str(outcome.cause) if isinstance(outcome, Broken) else None,
-        None if scored is None else scored.score,
+        cause,
+        score,
         attempt.started_at // 1000,
-        None if attempt.ended_at is None else attempt.ended_at // 1000,
-        _usd(state, [attempt], now),
+        None if ended_at is None else ended_at // 1000,
+        round(_usd(state, attempt, now), 5) or None,
     ]
 
 
@@ -283,12 +311,9 @@ def _tokens(attempt: AttemptState) -> int | None:
     return tokens["total"] if "total" in tokens else tokens.get("in", 0) + tokens.get("out", 0)
 
 
-def _usd(state: RunState, attempts: Sequence[AttemptState], now: Micros) -> float | None:
-    """What machines and models cost for these attempts, as far as that is known; None: it was free."""
-    usd = 0.0
-    for attempt in attempts:
-        usd += attempt_usd(state, attempt, now) + (attempt_model_usd(attempt) or 0.0)
-    return round(usd, 5) or None
+def _usd(state: RunState, attempt: AttemptState, now: Micros) -> float:
+    """What its machine and its models cost, as far as that is known."""
+    return attempt_usd(state, attempt, now) + (attempt_model_usd(attempt) or 0.0)
 
 
 class _Numbers(dict[str | None, int | None]):
@@ -337,9 +362,9 @@ def _table(
 
 
 @contextmanager
-def _uncollected(large: bool) -> Generator[None]:
+def _uncollected() -> Generator[None]:
     """Without the garbage collector, which would walk all that was read, again and again."""
-    if not large or not gc.isenabled():
+    if not gc.isenabled():
         yield
         return
     gc.disable()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
@@ -11,7 +12,7 @@ from evalfleet.model import SECOND, Micros
 from evalfleet.state import RunState
 from evalfleet.views.alerts import Alert
 from evalfleet.views.format import clean
-from evalfleet.views.notable import WHOLE, refusals, steering
+from evalfleet.views.notable import WHOLE, by_place, left_places, refusals, steering
 from evalfleet.views.results import (
     RunSummary,
     agent_of,
@@ -60,6 +61,7 @@ def head(state: RunState, now: Micros, live: bool, alerts: Iterable[Alert] = ())
         "model": plan.model or None,
         "places": list(plan.places),
         "pool": plan.pool or None,
+        "by_place": by_place(state, at) if len({*plan.places, *state.circuits}) > 1 else [],
         "status": "left" if state.ended_at is None and not live else state.status,
         "live": live,
         "started": millis(state.planned_at),
@@ -99,6 +101,7 @@ def head(state: RunState, now: Micros, live: bool, alerts: Iterable[Alert] = ())
         "notes": notes(state, live),
         "provenance": provenance(state),
         "isolation": isolations(state),
+        "offers": offers(state),
         "steering": steering(state),
     }
 
@@ -126,6 +129,15 @@ def _domain(name: str, part: Any) -> list[Any]:
 def alert_row(state: RunState, alert: Alert) -> list[Any]:
     machine = None if alert.machine is None else state.machines[alert.machine].name
     return [alert.severity, alert.text, machine, alert.attempt, millis(alert.at), alert.rule]
+
+
+def offers(state: RunState) -> list[list[Any]]:
+    """[place, size, region, spot, dollars an hour, date of its price, machines], the most used first."""
+    bought = Counter(
+        (offer.place, offer.size, offer.region or None, offer.spot, offer.usd_per_hour, offer.priced)
+        for offer in (machine.offer for machine in state.machines.values())
+    )
+    return [[*offer, machines] for offer, machines in bought.most_common()]
 
 
 def by_hour(state: RunState, now: Micros) -> list[list[Any]]:
@@ -173,6 +185,8 @@ def notes(state: RunState, live: bool) -> list[str]:
         found.append(shortfall(state, state.plan.verdict))
     if state.paused is not None and state.ended_at is None:
         found.append(f"paused by {clean(state.paused.by)}")
+    if state.ended_at is None:
+        found += left_places(state)
     found += [
         f"{each['place']} {each['region'] or ''} {each['size']} refused machines: {clean(each['answer'])}"
         for each in refusals(state)

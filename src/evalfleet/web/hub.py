@@ -8,9 +8,11 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
+
 from evalfleet.api.home import list_runs
 from evalfleet.controller import folder_of
-from evalfleet.errors import FleetError, JournalError, RequestError
+from evalfleet.errors import FleetError, JournalError, JournalForeign, RequestError
 from evalfleet.journal import StreamInfo
 from evalfleet.model import Alerting
 from evalfleet.planning.workspace import Workspace
@@ -27,6 +29,8 @@ PING_S = 10.0
 """A page that has heard nothing for longer is late."""
 BEHIND = 200
 """A watcher who has not taken so many messages is cut off: it comes back, and is told what it has missed."""
+VERIFY_AFTER_S = 3.0
+"""A large run that is shown is compared with its checksums so much later: the page comes first."""
 MOST_TASKS = 250_000
 """So many tasks of runs that nobody watches are kept in memory, together."""
 
@@ -46,6 +50,9 @@ class Hub:
         self._alerting = workspace.notify().alerting or Alerting()
         self._runs: dict[str, WatchedRun] = {}
         self._opening: dict[str, asyncio.Lock] = {}
+        self._damaged: set[str] = set()
+        """Runs whose journals were found damaged after they were shown: the next time they are verified
+        first."""
 
     async def open(self, run: str) -> WatchedRun:
         """The run, folded up to now. Raises RequestError: there is none; JournalError: it cannot be read."""
@@ -59,6 +66,8 @@ class Hub:
                 raise
             self._runs[run] = watched
             watched.used_at = time.monotonic()
+            if watched.board.unverified and watched.verifier is None:
+                watched.verifier = asyncio.create_task(self._verify(watched))
             self._forget_some()
             return watched
 
@@ -72,9 +81,10 @@ class Hub:
     def _opened(self, run: str, known: WatchedRun | None) -> WatchedRun:
         store, info = self.workspace.records(), self.check(run)
         if known is None or known.created_at != info.created_at:
-            board = Board(self.workspace.home, store, run)
+            board = Board(self.workspace.home, store, run, verify_first=run in self._damaged)
             known = WatchedRun(self.workspace, board, info.created_at, self._alerting)
         known.board.advance()
+        self._damaged.discard(run)
         return known
 
     def _forget_some(self) -> None:
@@ -112,6 +122,7 @@ class Hub:
         known = self._runs.get(run)
         if known is None:
             known = self._runs.setdefault(run, self._opened(run, None))
+        known.verify()
         return known.summary()
 
     def _run_row(self, summary: RunSummary) -> list[Any]:
@@ -156,8 +167,6 @@ class Hub:
                 yield await asyncio.to_thread(watched.missed, after)
             while (message := await queue.get()) is not None:
                 yield message
-                if message is GONE:
-                    return
         finally:
             watched.watchers.discard(queue)
             watched.used_at = time.monotonic()
@@ -193,7 +202,9 @@ class Hub:
             try:
                 message = await asyncio.to_thread(watched.look)
             except RequestError:
-                message = GONE
+                return self._end(watched, GONE)
+            except JournalForeign as err:
+                return self._tell_damage(watched, err)
             except (JournalError, OSError) as err:
                 message = None
                 if str(err) != told:
@@ -205,19 +216,42 @@ class Hub:
                 spoken_at = time.monotonic()
                 for queue in list(watched.watchers):
                     _give(queue, message, watched)
-            if message is GONE:
-                if self._runs.get(watched.board.run) is watched:
-                    del self._runs[watched.board.run]
-                return
             await asyncio.sleep(LOOK_S if watched.board.state.ended_at is None else CALM_S)
+
+    async def _verify(self, watched: WatchedRun) -> None:
+        """Compare what is shown already with its checksums; if it is damaged, all watchers are told."""
+        await asyncio.sleep(VERIFY_AFTER_S)
+        try:
+            await asyncio.to_thread(watched.verify)
+        except JournalForeign as err:
+            if watched.follower is not None:
+                watched.follower.cancel()
+            self._tell_damage(watched, err)
+        except (FleetError, OSError) as err:  # it was removed meanwhile, or cannot be read for now
+            log.warning("%s: %s", watched.board.run, err)
+            watched.verifier = None
+
+    def _tell_damage(self, watched: WatchedRun, err: JournalForeign) -> None:
+        log.warning("%s: %s", watched.board.run, err)
+        self._damaged.add(watched.board.run)
+        self._end(watched, b"event: damaged\ndata: %s\n\n" % msgspec.json.encode({"error": str(err)}))
+
+    def _end(self, watched: WatchedRun, message: bytes) -> None:
+        """Tell all watchers why nothing follows; who looks again finds the run opened anew."""
+        for queue in list(watched.watchers):
+            _give(queue, message, watched)
+            _give(queue, None, watched)
+        if self._runs.get(watched.board.run) is watched:
+            del self._runs[watched.board.run]
 
     async def close(self) -> None:
         """End all streams."""
         for watched in self._runs.values():
             for queue in list(watched.watchers):
                 _give(queue, None, watched)
-            if watched.follower is not None:
-                watched.follower.cancel()
+            for task in (watched.follower, watched.verifier):
+                if task is not None:
+                    task.cancel()
 
 
 def _give(queue: asyncio.Queue[bytes | None], message: bytes | None, watched: WatchedRun) -> None:

@@ -40,7 +40,7 @@ HEAD_S = 5.0
 SHARE = 0.05
 """Of the time: at most so much goes into figures that cost more the more tasks a run has."""
 KEPT = ".dashboard.json.gz"
-KEPT_VERSION = 2
+KEPT_VERSION = 3
 """To be raised when a snapshot changes: what was kept before is then made anew."""
 
 
@@ -90,9 +90,11 @@ class WatchedRun:
         self.used_at = time.monotonic()
         self.watchers: set[asyncio.Queue[bytes | None]] = set()
         self.follower: asyncio.Task[None] | None = None
+        self.verifier: asyncio.Task[None] | None = None
         self._workspace = workspace
         self._alerting = alerting
         self._snapshot: tuple[int, bytes] | None = None
+        self._keepable = False
         self._snapshot_pace, self._head_pace = _Paced(1.0), _Paced(1.0)
         self._summary: RunSummary | None = None
         self._summary_pace = _Paced(1.0)
@@ -175,9 +177,22 @@ class WatchedRun:
         packed = gzip.compress(msgspec.json.encode(document), compresslevel=5 if settled else 1)
         self._snapshot = (seq, packed)
         self._snapshot_pace.took(begun)
-        if settled and not self._live:
-            keep_snapshot(self.board.folder, seq, packed)
+        self._keepable = settled and not self._live
+        if self._keepable and not self.board.unverified:
+            self._keep()
         return packed
+
+    def verify(self) -> None:
+        """Compare its journal with the checksums, if it was shown without. Raises JournalForeign."""
+        if self.board.unverified:
+            self.board.verify()
+            if self._keepable:
+                self._keep()
+
+    def _keep(self) -> None:
+        """For the next time: what is kept is not compared with the journal again."""
+        if self._snapshot is not None:
+            keep_snapshot(self.board.folder, *self._snapshot)
 
     def summary(self) -> RunSummary:
         """As `ls` has it."""

@@ -127,12 +127,14 @@ class RunStore extends Signal {
     source.onopen = () => this.hear("live");
     source.onmessage = (message) => this.event(JSON.parse(message.data));
     source.addEventListener("ping", () => this.hear("live"));
-    source.addEventListener("gone", () => {
+    const over = (status, message) => {
       source.close();
-      this.error = { status: 404, message: "This run is no longer there: it was removed." };
+      this.error = { status, message };
       this.connection = "disconnected";
       this.changed();
-    });
+    };
+    source.addEventListener("gone", () => over(404, "This run is no longer there: it was removed."));
+    source.addEventListener("damaged", (message) => over(409, JSON.parse(message.data).error));
     source.onerror = () => {
       if (this.source !== source) return;
       this.connection = "disconnected";

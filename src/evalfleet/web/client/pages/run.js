@@ -19,7 +19,7 @@ export function RunPage({ name, query }) {
     <div class="run-body"><div class="run-left">
       <${Attention} store=${store} />
       <${Timeline} store=${store} query=${query} />
-      <div class="cards"><${Domains} run=${run} query=${query} /><${Causes} store=${store} /><${Money} run=${run} /><${Slowest} store=${store} /><${Machines} store=${store} /><${Method} store=${store} /></div>
+      <div class="cards"><${Domains} run=${run} query=${query} /><${Causes} store=${store} /><${Money} run=${run} /><${Slowest} store=${store} /><${Machines} store=${store} /><${Places} run=${run} /><${Method} store=${store} /></div>
     </div><div class="run-right"><${Tasks} store=${store} query=${query} /></div></div>
   </main>`;
 }
@@ -189,16 +189,27 @@ function Machines({ store }) {
   </tbody></table></div>${!all && order.length > shown.length && html`<button type="button" onClick=${() => setAll(true)}>all ${count(order.length)}</button>`}</${Panel}>`;
 }
 
+const CIRCUITS = { open: "left", draining: "no new machines", closed: "machines again" };
+
+/** What ran where, and why a place was left: said where there were several. */
+function Places({ run }) {
+  const uses = run.by_place ?? [];
+  if (uses.length < 2) return null;
+  const changes = uses.flatMap((use) => use.changes.map((change) => [instant(change.at), use.place, change])).sort((a, b) => a[0] - b[0]);
+  return html`<${Panel} title="Places" id="places-head"><div class="scroll-x"><table><thead><tr><th scope="col">place</th><th scope="col" class="r">machines</th><th scope="col" class="r">attempts</th><th scope="col" class="r">scored</th><th scope="col" class="r">broken</th><th scope="col" class="r">cost</th></tr></thead><tbody>
+    ${uses.map((use) => html`<tr key=${use.place}><th scope="row"><${Text} most=${40}>${use.place}</${Text}>${use.circuit !== "closed" && html` <span class="tag">${CIRCUITS[use.circuit]}</span>`}</th><td class="r">${count(use.machines)}${use.failed_machines > 0 && html`<span class="quiet"> (${count(use.failed_machines)} failed)</span>`}</td><td class="r">${count(use.attempts)}</td><td class="r">${count(use.scored)}</td><td class="r">${count(use.broken)}</td><td class="r"><${Figure} value=${use.machines_usd} of=${usd} why="it tells no prices" /></td></tr>`)}
+  </tbody></table></div>${changes.length > 0 && html`<ol class="list changes">${changes.map(([at, place, change], n) => html`<li key=${n}><span class="quiet"><${At} ms=${at} /></span><span class="grow"><b><${Text} most=${40}>${place}</${Text}></b> ${CIRCUITS[change.phase]}: <${Text} most=${300}>${change.why}</${Text}>${change.permanent && " It is not tried again."}</span></li>`)}</ol>`}</${Panel}>`;
+}
+
 function Method({ store }) {
   const { run } = store;
   const steering = run.steering ?? [];
   return html`<${Panel} title="Method" id="method-head"><dl class="facts">
       <div><dt>isolation</dt><dd><${Facts} value=${run.isolation} /></dd></div><div><dt>workers</dt><dd><${Facts} value=${run.workers ?? null} /></dd></div></dl>
+    ${run.offers?.length > 0 && html`<div class="scroll-x"><table><thead><tr><th scope="col">size</th><th scope="col">where</th><th scope="col" class="r">an hour</th><th scope="col">price of</th><th scope="col" class="r">machines</th></tr></thead><tbody>
+      ${run.offers.slice(0, 20).map(([place, size, region, spot, price, priced, n], i) => html`<tr key=${i}><th scope="row"><${Text} most=${40}>${size || place}</${Text}>${spot && " spot"}</th><td><${Text} most=${40}>${region ? `${place}, ${region}` : place}</${Text}></td><td class="r">${price ? usd(price) : html`<span class="quiet">free</span>`}</td><td>${priced ? plain(priced, 20) : html`<${Unknown} why="its place tells no date" />`}</td><td class="r">${count(n)}</td></tr>`)}
+    </tbody></table></div>`}
     <details><summary>versions, digests, limits, settings</summary><${Facts} value=${run.provenance ?? null} /></details>
-    ${steering.length > 0 && html`<h3>Changed by people</h3><ul class="list">${steering.map((change, n) => html`<li key=${n}><${Text}>${steeringWords(change)}</${Text}></li>`)}</ul>`}</${Panel}>`;
+    ${steering.length > 0 && html`<h3>Changed by people</h3><ul class="list">${steering.map((change, n) => html`<li key=${n}><span class="quiet"><${At} ms=${instant(change.at)} /></span><span class="grow"><${Text}>${change.what}</${Text}></span></li>`)}</ul>`}</${Panel}>`;
 }
 
-function steeringWords(change) {
-  const values = Object.entries(change).filter(([, value]) => value !== null && value !== "" && typeof value !== "object");
-  return values.map(([key, value]) => (key === "at" ? clock(instant(value)) : `${words(key)} ${value}`)).join(" · ");
-}

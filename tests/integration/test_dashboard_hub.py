@@ -1,0 +1,78 @@
+"""Large runs are shown before their events are compared with their checksums: damage is told soon after."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from evalfleet.errors import JournalForeign
+from evalfleet.events import BudgetPassed, Event, RunEnded, RunPlanned, TasksPlanned
+from evalfleet.journal import Store
+from evalfleet.model import Plan, Task, TaskId
+from evalfleet.planning.workspace import Workspace
+from evalfleet.web.board import MANY_EVENTS
+from evalfleet.web.hub import Hub
+from evalfleet.web.watched import KEPT
+from tests.waiting import until_async
+
+EVENTS = MANY_EVENTS + 4
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with one run of very many events."""
+    store = Store.open(tmp_path)
+    events: list[Event] = [RunPlanned(Plan("r", "bench"), 1), TasksPlanned((Task(TaskId("t")),))]
+    events += [BudgetPassed(n % 100) for n in range(EVENTS - 3)]
+    store.create_past("r", 1, [(1, event) for event in (*events, RunEnded("done"))])
+    (tmp_path / "r").mkdir()
+    return tmp_path
+
+
+def _damage(home: Path) -> None:
+    other = """UPDATE event SET body = '{"kind":"BudgetPassed","percent":77}' WHERE seq = 5000"""
+    with sqlite3.connect(home / "fleet.db") as conn:
+        assert conn.execute(other).rowcount == 1
+    conn.close()
+
+
+async def _opened(hub: Hub) -> None:
+    snapshot = json.loads(gzip.decompress(await hub.snapshot("r")))
+    assert (snapshot["seq"], snapshot["run"]["status"]) == (EVENTS, "done")
+
+
+def test_a_large_run_is_shown_and_then_verified_and_kept(home: Path) -> None:
+    async def look() -> None:
+        hub = Hub(Workspace.here(home))
+        await _opened(hub)
+        assert not (home / "r" / KEPT).exists(), "what is not verified is not kept"
+
+        async def kept() -> bool:
+            return (home / "r" / KEPT).exists()
+
+        await until_async(kept, "the snapshot is kept")
+        await hub.close()
+
+    asyncio.run(look())
+
+
+def test_damage_of_a_large_run_is_told_after_it_is_shown_and_at_once_the_next_time(home: Path) -> None:
+    _damage(home)
+
+    async def look() -> None:
+        hub = Hub(Workspace.here(home))
+        await _opened(hub)
+        messages = [message async for message in hub.events("r", EVENTS)]
+        assert messages[-1].startswith(b"event: damaged\n")
+        assert b"event 5000 of 'r' is not as it was written" in messages[-1]
+        assert not (home / "r" / KEPT).exists()
+        with pytest.raises(JournalForeign, match="event 5000"):
+            await hub.open("r")
+        await hub.close()
+
+    asyncio.run(look())
