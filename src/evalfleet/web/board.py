@@ -133,9 +133,11 @@ class Board:
 
     def verify(self) -> None:
         """Compare what was read with its checksums, if that was not done yet. Raises JournalForeign."""
-        if self.unverified:
-            self._store.verify(self.run)
-            self.unverified = False
+        with self.lock:  # who makes the first picture of it comes first
+            if not self.unverified:
+                return
+        self._store.verify(self.run)
+        self.unverified = False
 
     def news(self) -> Touched:
         """What has changed since this was last asked, by whom it is told to all watchers."""

@@ -29,7 +29,7 @@ PING_S = 10.0
 """A page that has heard nothing for longer is late."""
 BEHIND = 200
 """A watcher who has not taken so many messages is cut off: it comes back, and is told what it has missed."""
-VERIFY_AFTER_S = 3.0
+VERIFY_AFTER_S = 5.0
 """A large run that is shown is compared with its checksums so much later: the page comes first."""
 MOST_TASKS = 250_000
 """So many tasks of runs that nobody watches are kept in memory, together."""
