@@ -21,7 +21,7 @@ from evalfleet.channels.supervisor.files import read_key
 from evalfleet.mirror.objects import open_objects
 from evalfleet.model import Machine, MachineId, Offer
 from evalfleet.places.local import LocalPlace, LocalSettings
-from evalfleet.ports import Channel, Fence
+from evalfleet.ports import Channel, Fence, Objects
 from standins.gcs import CloudStorage
 from tests.pythons import python_3_8
 
@@ -30,9 +30,14 @@ NODE = """\
 import sys
 sys.path.insert(0, sys.argv[1])
 from supervisor.files import read_key
-from supervisor.mailbox import Relay, open_post, take_way
-program, directory, way, *pace_s = sys.argv[1:]
-Relay(open_post(take_way(way)), read_key(directory), directory, *map(float, pace_s)).run()
+import json, os
+from supervisor.mailbox import Relay, hide_memory, open_post
+program, directory, path, *pace_s = sys.argv[1:]
+with open(path) as file:
+    way = json.load(file)
+os.unlink(path)
+hide_memory()
+Relay(open_post(way), read_key(directory), directory, *map(float, pace_s)).run()
 """
 
 
@@ -130,9 +135,12 @@ class StorePlace(MailboxPlace):
         self._store = store
 
     def mail(self, machine: str) -> Mail:
-        return StoreMail(
-            open_objects(f"{self._store.url}/mail", self._store.environ), machine, self._nodes.pace_s
-        )
+        objects = open_objects(f"{self._store.url}/mail", self._store.environ)
+
+        async def opened() -> Objects:
+            return objects
+
+        return StoreMail(opened, machine, self._nodes.pace_s)
 
     def way(self, machine: str) -> dict[str, Any]:
         return {**self._store.way, "url": f"{self._store.way['url']}/mail/{machine}"}

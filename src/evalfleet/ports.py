@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from msgspec import Struct
 
+from .errors import RequestError
 from .events import Event, Record
 from .model import (
     Allowance,
@@ -274,13 +275,62 @@ class HostChannel(Protocol):
         ...
 
 
+class Objects(Protocol):
+    """Objects with names such as `a/b`, below one URL. All calls raise FleetError: `evalfleet.mirror`, which
+    opens them, has kinds of it for a store that is away and for one that refuses us."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def create(self, name: str, content: bytes | Path) -> None:
+        """Write the object unless there is one of this name. Raises FileExistsError.
+
+        Of all who try at the same time, one succeeds. It is durable when this returns.
+        """
+        ...
+
+    async def replace(self, name: str, content: bytes | Path) -> None:
+        """Write the object, whatever was there."""
+        ...
+
+    async def read(self, name: str, most: int | None = None) -> bytes | None:
+        """What is in it, or the first `most` bytes of it; None if there is no such object."""
+        ...
+
+    async def fetch(self, name: str, path: Path) -> None:
+        """Write what is in it into a new file."""
+        ...
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """Remove those of them that are there."""
+        ...
+
+    async def names(self, below: str) -> list[str]:
+        """The names of all objects below a prefix, in order."""
+        ...
+
+    async def folders(self) -> list[str]:
+        """The first parts of all names."""
+        ...
+
+
+OpenObjects: TypeAlias = Callable[[str, Mapping[str, str]], Objects]
+"""Opens the objects below a URL, such as `az://CONTAINER/PREFIX`, with the cloud's own variables. Raises
+RequestError."""
+
+
+def _no_objects(url: str, environ: Mapping[str, str]) -> Objects:
+    raise RequestError(f"{url} cannot be opened here")
+
+
 @dataclass(frozen=True)
 class PlaceContext:
     """What a place may know of us. `base` is where relative paths in its settings start.
 
     `secrets` are the values that jobs may ask for by name, and nothing else: they are masked wherever they
     turn up. `environ` is the environment as resolved (.env and --env-file too), for the clouds' variables.
-    `for_pool`: what is made there is a named pool's, which outlives runs.
+    `for_pool`: what is made there is a named pool's, which outlives runs. `open_objects`: for places whose
+    machines are reached by mailboxes in a bucket.
     """
 
     home: Path
@@ -289,6 +339,7 @@ class PlaceContext:
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     base: Path = field(default_factory=Path)
     for_pool: bool = False
+    open_objects: OpenObjects = field(default=_no_objects, repr=False)
 
 
 class Place(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from evalfleet.errors import FleetError
+from evalfleet.ports import Objects
 
 from .supervisor.mailbox import (
     OBJECT_CAP,
@@ -93,48 +94,39 @@ class FolderMail:
                 continue
 
 
-class MailObjects(Protocol):
-    """What is needed of a store: `evalfleet.mirror` opens one by its URL."""
-
-    async def create(self, name: str, content: bytes) -> None:
-        """Raises FileExistsError if there is an object of this name."""
-        ...
-
-    async def read(self, name: str, most: int | None = None) -> bytes | None: ...
-
-    async def names(self, below: str) -> list[str]: ...
-
-    async def remove(self, names: Sequence[str]) -> None: ...
-
-
 class StoreMail:
-    """A mailbox below a prefix of a store."""
+    """A mailbox below a prefix of a store; `opened` opens it, anew where a token has expired."""
 
-    def __init__(self, objects: MailObjects, prefix: str, pace_s: tuple[float, float] = STORE_PACE_S) -> None:
+    def __init__(
+        self,
+        opened: Callable[[], Awaitable[Objects]],
+        prefix: str = "",
+        pace_s: tuple[float, float] = STORE_PACE_S,
+    ) -> None:
         self.pace_s = pace_s
-        self._objects = objects
-        self._prefix = prefix
+        self._opened = opened
+        self._prefix = f"{prefix}/" if prefix else ""
 
     async def create(self, name: str, content: bytes) -> bool:
         with _away():
             try:
-                await self._objects.create(f"{self._prefix}/{name}", content)
+                await (await self._opened()).create(self._prefix + name, content)
             except FileExistsError:
                 return False
             return True
 
     async def read(self, name: str) -> bytes | None:
         with _away():
-            return await self._objects.read(f"{self._prefix}/{name}", OBJECT_CAP + 1)
+            return await (await self._opened()).read(self._prefix + name, OBJECT_CAP + 1)
 
     async def names(self, below: str) -> list[str]:
         with _away():
-            names = await self._objects.names(f"{self._prefix}/{below}")
-        return [name.removeprefix(f"{self._prefix}/") for name in names]
+            names = await (await self._opened()).names(self._prefix + below)
+        return [name.removeprefix(self._prefix) for name in names]
 
     async def remove(self, names: Sequence[str]) -> None:
         with _away():
-            await self._objects.remove([f"{self._prefix}/{name}" for name in names])
+            await (await self._opened()).remove([self._prefix + name for name in names])
 
 
 @contextlib.contextmanager

@@ -18,10 +18,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from evalfleet.errors import FleetError, RequestError
+from evalfleet.ports import Objects
 from evalfleet.version import requirement
 
 BUCKETS = {"s3": "AWS_", "gs": "GOOGLE_", "az": ""}
@@ -45,44 +46,6 @@ class StoreRefused(RequestError):
 
 class ObjectExists(FileExistsError):
     """There is an object of this name already: nothing was written."""
-
-
-class Objects(Protocol):
-    """Objects with names such as `a/b`, below one URL. All calls raise StoreAway or StoreRefused."""
-
-    @property
-    def url(self) -> str: ...
-
-    async def create(self, name: str, content: bytes | Path) -> None:
-        """Write the object unless there is one of this name. Raises ObjectExists.
-
-        Of all who try at the same time, one succeeds. It is durable when this returns.
-        """
-        ...
-
-    async def replace(self, name: str, content: bytes | Path) -> None:
-        """Write the object, whatever was there."""
-        ...
-
-    async def read(self, name: str, most: int | None = None) -> bytes | None:
-        """What is in it, or the first `most` bytes of it; None if there is no such object."""
-        ...
-
-    async def fetch(self, name: str, path: Path) -> None:
-        """Write what is in it into a new file."""
-        ...
-
-    async def remove(self, names: Sequence[str]) -> None:
-        """Remove those of them that are there."""
-        ...
-
-    async def names(self, below: str) -> list[str]:
-        """The names of all objects below a prefix, in order."""
-        ...
-
-    async def folders(self) -> list[str]:
-        """The first parts of all names."""
-        ...
 
 
 def store_url(given: str, cwd: Path) -> str:

@@ -22,7 +22,7 @@ from evalfleet.benchmarks.loaded import Appliance, Loaded, Repeated, ResultWrite
 from evalfleet.benchmarks.selection import Selection, select
 from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
-from evalfleet.mirror import store_url
+from evalfleet.mirror import open_objects, store_url
 from evalfleet.model import (
     NOBODY,
     Isolation,
@@ -485,6 +485,7 @@ def changed_settings(plan: Plan, config: Config) -> dict[str, dict[str, Any]]:
 def places_of(plan: Plan, context: PlaceContext, changed: PlaceSettings | None = None) -> dict[str, Place]:
     """The plan's places by name, in order; with settings that have changed since."""
     made: dict[str, Place] = {}
+    context = replace(context, open_objects=open_objects)
     for name, envelope in specs_of(plan).items():
         kind = place_kind(envelope.kind)
         given = {**envelope.settings, **(changed or {}).get(name, {})}

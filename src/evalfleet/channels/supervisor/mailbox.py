@@ -241,20 +241,12 @@ def open_post(way: dict[str, Any]) -> Post:
     return FolderPost(way["folder"]) if "folder" in way else HttpPost(way)
 
 
-def take_way(path: str) -> dict[str, Any]:
-    """The way to the mailbox out of a file, which is removed: there may be a token in it, and no job has run
-    yet. From now on nobody of the same user can look into this process, either.
-
-    Call it after the supervisor was started, which would inherit both.
-    """
-    with open(path, encoding="utf-8") as file:
-        way: dict[str, Any] = json.load(file)
-    os.unlink(path)
+def hide_memory() -> None:
+    """From now on nobody of the same user can look into this process, as there is a token in it."""
     import ctypes  # only here: it is slow to load
 
     with contextlib.suppress(OSError, AttributeError):  # not on Linux
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-    return way
 
 
 # -- lines ---------------------------------------------------------------------------------------------

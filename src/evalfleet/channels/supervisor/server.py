@@ -44,18 +44,8 @@ WITHOUT_HELLO = frozenset(
 """What a place asks, or who only looks on. Nothing is answered to who does not show the machine's key."""
 MODULES = (
     *("clients", "files", "follow", "graded_files", "host", "isolation", "job", "jobs", "keeper"),
-    *(
-        "machine",
-        "mailbox",
-        "main",
-        "meter_process",
-        "notices",
-        "parcel",
-        "processes",
-        "seals",
-        "server",
-        "verbs",
-    ),
+    *("machine", "mailbox", "main", "meter_process", "notices", "parcel", "pilot", "processes"),
+    *("seals", "server", "verbs"),
 )
 
 

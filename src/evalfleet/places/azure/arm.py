@@ -210,6 +210,10 @@ class ArmClient:
 
     async def claims(self) -> Json:
         """What our token says of itself; empty if it does not. Raises ArmFault."""
+        return claims_of(await self.token())
+
+    async def token(self) -> str:
+        """A token for the endpoint's scope. Raises ArmFault."""
         from azure.core.exceptions import AzureError, ClientAuthenticationError
 
         self._open()
@@ -220,7 +224,7 @@ class ArmClient:
             raise login_fault(err) from err
         except (AzureError, OSError, TimeoutError) as err:
             raise ArmFault(0, (Problem("NoAnswer", _first_line(err)),)) from err
-        return claims_of(token.token)
+        return token.token
 
     @property
     def _scope(self) -> str:

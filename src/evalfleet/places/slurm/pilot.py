@@ -7,19 +7,13 @@ twice, finds the mark of the first start and leaves.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import platform
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn, cast
-
-ORDER_S = 30.0
+from typing import cast
 
 
 def claim(folder: Path) -> bool:
@@ -46,41 +40,17 @@ def main(folder: Path, supervisor: str, seconds: float) -> int:
     if not claim(folder):
         return 0
     sys.path.insert(0, supervisor)
-    from supervisor.files import read_key  # type: ignore[import-not-found]
-    from supervisor.machine import halt_machine, order  # type: ignore[import-not-found]
-    from supervisor.mailbox import FolderPost, Relay  # type: ignore[import-not-found]
-    from supervisor.main import start  # type: ignore[import-not-found]
+    from supervisor.mailbox import FolderPost  # type: ignore[import-not-found]
+    from supervisor.pilot import hold  # type: ignore[import-not-found]
 
-    def leave(signum: int, frame: object) -> NoReturn:
-        raise SystemExit(0)
-
-    signal.signal(signal.SIGTERM, leave)
-    os.environ["EVALFLEET_MACHINE"] = str(folder)
-    os.environ["EVALFLEET_PILOT"] = "1"
-    relay = cast("Any", Relay(FolderPost(str(folder / "mail")), read_key(str(folder)), str(folder)))
+    # where no steps may be used to reach us, there is a mailbox
+    post = FolderPost(str(folder / "mail")) if (folder / "mail").is_dir() else None
     try:
-        problem = cast("str", start(str(folder)))
-        if problem:
-            sys.stderr.write(f"{problem}\n")
-            return 1
-        left_s = seconds - (time.monotonic() - began)
-        order(folder, {"op": "expire", "seconds": left_s}, ORDER_S)
-        if (folder / "mail").is_dir():  # no steps may be used to reach us
-            threading.Thread(target=relay.run, daemon=True).start()
-        with open(folder / "supervisor.lock", "r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # it has the lock while it lives: at its expiry it leaves
-    except SystemExit:  # Slurm takes the node back: what runs is not to blame for its end
-        with contextlib.suppress(OSError):
-            order(folder, {"op": "evict"}, ORDER_S)
-        raise
+        return cast("int", hold(folder, seconds - (time.monotonic() - began), post))
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        halt_machine(folder)
-        relay.stop()
         ran = folder / "ran.new"
         ran.write_text(f"{time.monotonic() - began:.3f}")
         ran.replace(folder / "ran")
-    return 0
 
 
 if __name__ == "__main__":
