@@ -43,8 +43,8 @@ EARLY_S = 900.0
 """Clocks differ: what begins to be good has begun this long ago."""
 RENEW_S = 86400.0
 CALL_S = 30.0
-NODE_MAY, CONTROLLER_MAY = "rc", "rcdl"
-"""Read and create; and delete and list."""
+NODE_MAY, CONTROLLER_MAY = "rc", "rcwdl"
+"""Read and create; and write, delete and list."""
 PREFIX = "evalfleet-"
 EXISTS = b"<Code>ContainerAlreadyExists</Code>"
 
