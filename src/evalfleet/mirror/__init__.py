@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .journal import MirroredJournal
 from .mirror import Mirror
-from .objects import Objects, StoreAway, StoreRefused, open_objects, store_url
+from .objects import StoreAway, StoreRefused, open_objects, store_url
 from .sequence import JournalSequence, the_run
 from .uploads import collected_in
 
@@ -19,7 +19,6 @@ __all__ = [
     "JournalSequence",
     "Mirror",
     "MirroredJournal",
-    "Objects",
     "StoreAway",
     "StoreRefused",
     "collected_in",

@@ -18,8 +18,7 @@ from evalfleet.journal.checksums import Row, seed
 from evalfleet.journal.holder import local_time
 from evalfleet.model import Micros
 from evalfleet.names import safe_name
-
-from .objects import Objects
+from evalfleet.ports import Objects
 
 FORMAT = 1
 READS_AT_ONCE = 64

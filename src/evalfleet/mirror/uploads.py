@@ -16,9 +16,10 @@ from evalfleet.errors import RequestError
 from evalfleet.files import changed_at
 from evalfleet.model import AttemptId
 from evalfleet.names import artefacts_folder, safe_name
+from evalfleet.ports import Objects
 from evalfleet.state import RunState
 
-from .objects import ObjectExists, Objects
+from .objects import ObjectExists
 
 AT_ONCE = 16
 RESULTS = ("results.json", "aggregated_results.json")

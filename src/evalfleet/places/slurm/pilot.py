@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 
 def claim(folder: Path) -> bool:
@@ -44,7 +44,7 @@ def main(folder: Path, supervisor: str, seconds: float) -> int:
     from supervisor.pilot import hold  # type: ignore[import-not-found]
 
     # where no steps may be used to reach us, there is a mailbox
-    post: Any = FolderPost(str(folder / "mail")) if (folder / "mail").is_dir() else None
+    post = cast("object", FolderPost(str(folder / "mail"))) if (folder / "mail").is_dir() else None
     try:
         return cast("int", hold(folder, seconds - (time.monotonic() - began), post))
     finally:
