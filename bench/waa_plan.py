@@ -41,7 +41,7 @@ from evalfleet.model import (
     TaskId,
     seconds_between,
 )
-from evalfleet.places.azure.prices import AzurePriceBook, offers_of
+from evalfleet.places.azure.prices import AS_OF, AzurePriceBook, offers_of
 from evalfleet.places.azure.settings import AzureSettings
 from evalfleet.sim.chances import EVICTED_EVERY_H
 from evalfleet.sim.montecarlo import draw_run
@@ -60,6 +60,10 @@ AIM_MINUTES = 60.0
 BEFORE_USD = 7.68
 """What the original design reckoned for 154 tasks on 10 machines."""
 FRUGAL_USD = 0.33 * BEFORE_USD
+ASSUMED = (
+    f"list prices of {AS_OF}; a spot machine is taken back after {EVICTED_EVERY_H:g} h on average; "
+    "a guest of 8 GB on 16 GB; models run elsewhere; times of waa_durations"
+)
 NEEDS = Needs(cpus=8, memory_gb=32.0, disk_gb=128.0, nested_virtualization=True)
 """Of machines whose agent runs models of its own, as navi does by default."""
 SMALL_NEEDS = Needs(cpus=4, memory_gb=16.0, disk_gb=128.0, nested_virtualization=True)
@@ -154,6 +158,7 @@ def _frugal(seeds: int) -> Figures:
         **told,
         "evictions": rounded(evictions, 3),
         "less_than_before": rounded(1 - told["usd"] / BEFORE_USD, 3),
+        "assumed": ASSUMED,
     }
 
 

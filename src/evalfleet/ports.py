@@ -431,6 +431,9 @@ class Check(Struct, frozen=True, omit_defaults=True):
     """Of a host: what is known of it, by what that is. All hosts of a place have the same."""
     room: Mapping[str, int] = {}
     """Of a quota: size -> how many more machines of it can be had; without a name, of all sizes together."""
+    placement: Mapping[str, str] = {}
+    """`size@region` -> how likely spot machines are had there, and stay, as the cloud says: high, medium or
+    low."""
 
 
 class Made(Struct, frozen=True, omit_defaults=True):

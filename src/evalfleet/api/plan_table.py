@@ -34,10 +34,14 @@ def basis_lines(chances: Chances) -> list[str]:
         models = "as attempts have cost before"
     else:
         models = "unknown" if chances.model_range is None else "by what the benchmark says"
-    return [
+    lines = [
         f"{runs}; durations of tasks: {tasks}",
         f"time until a machine is ready: {machines}; models: {models}",
     ]
+    if chances.placement:
+        scores = ", ".join(f"{offer} {score}" for offer, score in chances.placement.items())
+        lines.append(f"placement of spot machines, as the cloud says: {scores}")
+    return lines
 
 
 def described(resolved: Resolved, found: Outlook, draws: int) -> str:

@@ -63,6 +63,15 @@ class _Sight:
     def has_spot(self) -> bool:
         return any(offer.spot for offer in self.offers)
 
+    @property
+    def placement(self) -> Mapping[str, str]:
+        """Spot offer -> its cloud's placement score, where it has one."""
+        checks = [check for each in self.checks.values() for check in each]
+        told = {name: score for check in checks for name, score in check.placement.items()}
+        spot = [offer for offer in self.offers if offer.spot]
+        named = {offer.key: f"{offer.size}@{offer.area or offer.region}" for offer in spot}
+        return {key: told[name] for key, name in named.items() if name in told}
+
     def by_size(self, *, spot: bool) -> list[tuple[Offer, ...]]:
         """The offers of each size, the cheapest first, and after them those that single tasks need.
 
@@ -106,7 +115,8 @@ async def outlook(
         model=plan.model,
         model_range=plan.model_usd,
     )
-    chances = believe(machine_s=sight.machine_s)
+    placement = {key: score for _, each in seen for key, score in each.placement.items()}
+    chances = replace(believe(machine_s=sight.machine_s), placement=placement)
     jobs = [
         job_of(variant.plan, variant.tasks, option, chances)
         for variant, each in seen

@@ -24,6 +24,10 @@ domain, or of its benchmark; what the benchmark itself says; or nothing but its 
 
 GUESSED_SHARE = (0.01, 1.0)
 """Between which shares of their time limit tasks take, as far as anybody knows."""
+PLACEMENT: Mapping[str, float] = {"high": 0.5, "medium": 1.0, "low": 3.0}
+"""By the cloud's placement score: so many times as often as usual machines are taken back. It is a guess, as
+clouds do not say how often that is."""
+FEW_PRICES = 3
 EVICTED_EVERY_H = 20.0
 """How long a spot machine lasts on average, where nobody knows better."""
 
@@ -65,6 +69,8 @@ class Chances:
     """How many earlier runs there were."""
     known_machines: bool = False
     """Whether earlier runs tell how long machines take."""
+    placement: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Spot offer -> how likely its cloud says that its machines are had, and stay: high, medium or low."""
 
     def fate(self, seed: int, machines: int = 1) -> DrawnFate:
         """What happens in one run with so many machines at once."""
@@ -73,11 +79,13 @@ class Chances:
     def evictions_an_hour(self, offer: Offer) -> tuple[float, float]:
         """Shape and scale of what is believed of the rate (a gamma distribution, as of a Poisson process).
 
-        All spot offers together, beginning with one eviction in 20 hours, tell what is to be expected of an
-        offer before it is known itself; that counts as much as 20 hours of its own.
+        All spot offers together, beginning with one eviction in 20 hours, and the cloud's own word of it tell
+        what is to be expected of an offer before it is known itself; that counts as much as 20 hours of its
+        own.
         """
         hours = EVICTED_EVERY_H + sum(each.hours for each in self.spot.values())
         usual = (1 + sum(each.evictions for each in self.spot.values())) / hours
+        usual *= PLACEMENT.get(self.placement.get(offer.key, ""), 1.0)
         own = self.spot.get(offer.key, SpotRecord())
         return EVICTED_EVERY_H * usual + own.evictions, 1 / (EVICTED_EVERY_H + own.hours)
 
@@ -117,6 +125,13 @@ class DrawnFate:
             rate = self._rng.gammavariate(*self._chances.evictions_an_hour(offer))
             self._evictions_an_hour[offer.key] = rate
         return 3600 * self._rng.expovariate(max(rate, 1e-12))
+
+    def price_factor(self, offer: Offer) -> float:
+        """What an hour of a spot machine will cost, over what it does now: its price was others before."""
+        prices = self._chances.spot.get(offer.key, SpotRecord()).prices
+        if not offer.spot or len(prices) < FEW_PRICES or not offer.usd_per_hour:
+            return 1.0
+        return self._rng.choice((*prices, offer.usd_per_hour)) / offer.usd_per_hour
 
     def breaks(self) -> bool:
         return self._rng.random() < self._chances.breaks

@@ -108,7 +108,8 @@ def draw(job: OptionDraws, seed: int) -> Draw:
     """One drawn run."""
     fate = job.chances.fate(seed, job.option.workers)
     drawn = draw_run(job.plan, job.tasks, job.option.offers, fate)
-    seconds, usd = drawn.seconds + fate.lead_s, drawn.machines_usd
+    seconds = drawn.seconds + fate.lead_s
+    usd = drawn.machines_usd * fate.price_factor(job.option.offer)
     if job.option.pool:  # all of its machines are paid from the start to the end
         usd = job.option.workers * billed_usd(job.option.offer, 0, round(seconds * SECOND))
     return Draw(seconds, usd, fate.models_usd(drawn.attempts), drawn.evictions, drawn.done)
