@@ -23,7 +23,7 @@ from .mirror import Mirror, MirroredJournal, StoreAway, StoreRefused, collected_
 from .model import NOBODY, MachineId, Micros, Notify, Plan, seconds_between
 from .named_pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .names import safe_name
-from .planning.plan import PlaceSettings, benchmark_of, places_of
+from .planning.plan_parts import PlaceSettings, benchmark_of, places_of
 from .planning.plugins import KindFields
 from .policy import POOL, RUN
 from .ports import Place, PlaceContext

@@ -12,18 +12,8 @@ from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Limits, Plan, Task, TaskId, Verdict
 from evalfleet.planning.config import find_config, load_config
-from evalfleet.planning.plan import (
-    HomeFacts,
-    LentPool,
-    Resolved,
-    benchmark_of,
-    changed_settings,
-    places_of,
-    resolve,
-    secret_names,
-    specs_of,
-    weigh,
-)
+from evalfleet.planning.plan import HomeFacts, LentPool, Resolved, resolve, weigh
+from evalfleet.planning.plan_parts import benchmark_of, changed_settings, places_of, secret_names, specs_of
 from evalfleet.planning.request import RunRequest
 from evalfleet.ports import PlaceContext
 

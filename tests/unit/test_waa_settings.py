@@ -16,7 +16,8 @@ from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.settings import CLIENT_FLAGS, WaaSettings, client_flags
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Broken, Cause, Ended, Needs, Scored, Task, TaskId
-from evalfleet.planning.plan import LentPool, Resolved, benchmark_of, resolve
+from evalfleet.planning.plan import LentPool, Resolved, resolve
+from evalfleet.planning.plan_parts import benchmark_of
 from evalfleet.planning.request import RunRequest
 from evalfleet.state.run import lane_of
 from standins.waa.standin import write_iso

@@ -18,7 +18,8 @@ import msgspec
 
 from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.model import IMPORTED, Limits, Offer, Plan, Promise, Task
-from evalfleet.planning.plan import Resolved, specs_of
+from evalfleet.planning.plan import Resolved
+from evalfleet.planning.plan_parts import specs_of
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.tiers import in_order

@@ -13,7 +13,8 @@ import msgspec
 from evalfleet.effects.machines import offers_by_kind
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Limits, Offer, Plan, Task
-from evalfleet.planning.plan import Resolved, specs_of
+from evalfleet.planning.plan import Resolved
+from evalfleet.planning.plan_parts import specs_of
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.scale import task_without_offer

@@ -26,14 +26,9 @@ from evalfleet.named_pools import (
     read_pool,
 )
 from evalfleet.names import safe_name
-from evalfleet.planning.plan import (
-    EXPIRES_S,
-    PlaceSettings,
-    PoolRequest,
-    Resolved,
-    benchmark_of,
-    resolve_pool,
-)
+from evalfleet.planning.plan import Resolved
+from evalfleet.planning.plan_parts import PlaceSettings, benchmark_of
+from evalfleet.planning.pool_plan import EXPIRES_S, PoolRequest, resolve_pool
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy import POOL
 from evalfleet.ports import Fence, Hosts, Place

@@ -13,7 +13,8 @@ from evalfleet.model import IMPORTED, Plan, Provenance, Task
 from evalfleet.named_pools import read_pool
 from evalfleet.names import check_run_name, default_run_name
 from evalfleet.planning.history import known_durations
-from evalfleet.planning.plan import Resolved, check_files, free_name, kept_pool, weigh
+from evalfleet.planning.plan import Resolved, free_name, kept_pool, weigh
+from evalfleet.planning.plan_parts import check_files
 from evalfleet.planning.provenance import tasks_digest, versions
 from evalfleet.planning.workspace import Workspace
 

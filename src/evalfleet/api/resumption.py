@@ -36,12 +36,7 @@ from evalfleet.named_pools import read_pool
 from evalfleet.planning import values
 from evalfleet.planning.flags import Count, Number
 from evalfleet.planning.new_files import has_changed, read_again
-from evalfleet.planning.plan import (
-    PlaceSettings,
-    benchmark_of,
-    check_files,
-    secret_names,
-)
+from evalfleet.planning.plan_parts import PlaceSettings, benchmark_of, check_files, secret_names
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState, is_ungradable
 from evalfleet.views.notable import new_files

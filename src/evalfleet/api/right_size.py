@@ -18,7 +18,8 @@ from msgspec import structs
 from evalfleet.channels.samples import Sample, read_series
 from evalfleet.errors import RequestError
 from evalfleet.model import Answered, Needs, Scored, Task
-from evalfleet.planning.plan import Resolved, benchmark_of
+from evalfleet.planning.plan import Resolved
+from evalfleet.planning.plan_parts import benchmark_of
 from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import Sizable
 from evalfleet.schedules import is_dealt

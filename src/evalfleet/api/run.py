@@ -22,7 +22,7 @@ from evalfleet.events import Record, StopRequested
 from evalfleet.journal import Store
 from evalfleet.model import AttemptId, RunStatus, Step, TaskId
 from evalfleet.names import artefacts_folder, hint
-from evalfleet.planning.plan import benchmark_of, result_writer_of
+from evalfleet.planning.plan_parts import benchmark_of, result_writer_of
 from evalfleet.ports import Stepped
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views.follow import Follower

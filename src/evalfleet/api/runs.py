@@ -33,16 +33,8 @@ from evalfleet.mirror import Mirror, StoreAway
 from evalfleet.model import Notify
 from evalfleet.named_pools import read_pool
 from evalfleet.planning.history import known_durations
-from evalfleet.planning.plan import (
-    KEPT_FILES,
-    HomeFacts,
-    LentPool,
-    Resolved,
-    free_name,
-    keep_files,
-    resolve,
-    vetted,
-)
+from evalfleet.planning.plan import HomeFacts, LentPool, Resolved, free_name, resolve
+from evalfleet.planning.plan_parts import KEPT_FILES, keep_files, vetted
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState

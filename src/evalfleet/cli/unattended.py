@@ -16,7 +16,7 @@ from pathlib import Path
 from evalfleet.errors import RequestError
 from evalfleet.model import Plan
 from evalfleet.planning.config import find_config, read_dotenv
-from evalfleet.planning.plan import secret_names, specs_of
+from evalfleet.planning.plan_parts import secret_names, specs_of
 from evalfleet.planning.plugins import PlaceKind, known, place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.version import requirement

@@ -311,3 +311,8 @@ def _check_name(name: str, where: str) -> None:
             f"{where}: the name {name[:80]!r} cannot be used; write letters, digits, '.', '_' or '-', "
             "the first a letter or digit"
         )
+
+
+def config_of(given: str | Path | None, environ: Mapping[str, str], cwd: Path) -> Config:
+    """The file that was named, else the one that is found."""
+    return load_config(cwd / expand(given) if given else find_config(cwd, environ), cwd)

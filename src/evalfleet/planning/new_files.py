@@ -14,16 +14,8 @@ from evalfleet.errors import RequestError
 from evalfleet.events import NewFiles
 from evalfleet.model import Bundle, Plan, Task
 
-from .plan import (
-    BenchmarkOrigin,
-    BenchmarkSpec,
-    benchmark_of,
-    isolation_of,
-    keep_files,
-    plain,
-    specs_of,
-    with_needs,
-)
+from .plan import isolation_of, with_needs
+from .plan_parts import BenchmarkOrigin, BenchmarkSpec, benchmark_of, keep_files, plain, specs_of
 from .plugins import benchmark_kind
 from .sources import BenchmarkSource, lent_sources
 

@@ -1,4 +1,4 @@
-"""Configuration + flags -> a frozen, validated plan; and from a plan, its benchmark and places again.
+"""Configuration + flags -> a frozen, validated plan.
 
 Reads files, and lets benchmarks read what is theirs; has no clock and no chance: time and the home's id are
 arguments.
@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from evalfleet.benchmarks.loaded import Appliance, Loaded, Repeated, ResultWriter
+from evalfleet.benchmarks.loaded import Loaded
 from evalfleet.benchmarks.selection import Selection, select
-from evalfleet.channels.secrecy import is_maskable
 from evalfleet.errors import RequestError
-from evalfleet.mirror import open_objects, store_url
+from evalfleet.mirror import store_url
 from evalfleet.model import (
     NOBODY,
     Isolation,
-    Limits,
     Metering,
     Micros,
     Needs,
@@ -34,27 +31,32 @@ from evalfleet.model import (
     Plan,
     ScheduleName,
     Task,
-    Verdict,
 )
 from evalfleet.names import check_run_name, default_run_name, hint
-from evalfleet.ports import Benchmark, Examined, FileBenchmark, Place, PlaceContext
 from evalfleet.schedules import is_dealt
-from evalfleet.toml_tables import convert, expand
 
 from .config import (
     Config,
+    config_of,
     env_file_of,
     environment,
     environment_warnings,
-    find_config,
     home_of,
-    load_config,
     notify_of,
     readable_by_others,
 )
 from .history import known_attempt_usd, known_call_usd
 from .models import ModelBounds, check_bounds, metering_of
-from .plugins import benchmark_kind, place_kind
+from .plan_limits import canary_of, limit_doubts, limits_of, verdict_of
+from .plan_parts import (
+    BenchmarkOrigin,
+    BenchmarkSpec,
+    benchmark_of,
+    plain,
+    secret_names,
+    setup_secrets,
+    specs_of,
+)
 from .provenance import provenance, selection_of
 from .request import (
     EarlierTasks,
@@ -65,6 +67,7 @@ from .request import (
     settle,
     with_listed_tasks,
 )
+from .secret_values import refuse_shown, secret_values, weak_secrets
 from .sources import (
     BenchmarkSource,
     PlaceSource,
@@ -73,33 +76,10 @@ from .sources import (
     benchmark_source,
     give_settings,
     lent_sources,
-    place_settings,
     place_sources,
     spot_sources,
 )
 from .values import AUTO
-
-
-class BenchmarkOrigin(Struct, frozen=True, omit_defaults=True):
-    """Where a benchmark was read, so that it can be read again."""
-
-    name: str
-    base: str
-    """The folder that relative paths in the settings start from."""
-    settings: Mapping[str, Any] = {}
-    task_timeout_s: float | None = None
-    """The time limit that was given for all tasks, whatever the benchmark says."""
-
-
-class BenchmarkSpec(Struct, frozen=True, omit_defaults=True):
-    """The content of `Plan.benchmark_spec`, from which the benchmark is made again. `secrets` are names."""
-
-    kind: str
-    spec: Mapping[str, Any]
-    repeat: int = 1
-    secrets: tuple[str, ...] = ()
-    source: BenchmarkOrigin | None = None
-    """Where it was read; a run of an earlier version does not tell."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +172,7 @@ def resolve(
     are chosen. `secrets_elsewhere`: secrets need no values here. `earlier` tells the tasks of earlier runs.
     """
     request = with_listed_tasks(_with_all_machines(request, pool), cwd)
-    config = _config(request.options.get("config"), environ, cwd)
+    config = config_of(request.options.get("config"), environ, cwd)
     merged = environment(environ, cwd, config, request.options.get("env_file"))
     flags, owner, cap_usd = _owned(settle(request, merged, config), config, merged)
     source = benchmark_source(request.benchmark, config, cwd)
@@ -219,9 +199,9 @@ def resolve(
     _refuse_given_to_setup(plan)
     names = setup_secrets(plan) if only_setup else secret_names(plan)
     secrets = {} if secrets_elsewhere else secret_values(names, merged)
-    _refuse_shown(flags, secrets)
-    doubts = [] if only_setup else _doubts(plan, tasks, workers_asked=flags.workers not in (None, AUTO))
-    doubts += [*unmetered, *scarce, *_weak_secrets(secrets), *readable_by_others(secrets, config, env_file)]
+    refuse_shown(flags, secrets)
+    doubts = [] if only_setup else limit_doubts(plan, tasks, workers_asked=flags.workers not in (None, AUTO))
+    doubts += [*unmetered, *scarce, *weak_secrets(secrets), *readable_by_others(secrets, config, env_file)]
     doubts += _doubts_of(pool)
     origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
     known = facts()
@@ -338,201 +318,6 @@ def _given(
     return msgspec.structs.replace(give_settings(flags.set, source, (), declared), places=lent)
 
 
-def specs_of(plan: Plan) -> dict[str, PlaceSpec]:
-    return {name: msgspec.convert(plan.place_specs[name], PlaceSpec) for name in plan.places}
-
-
-EXPIRES_S = 14 * 86_400.0
-PREFIX = "worker"
-"""What a pool's machines are called, unless somebody says otherwise or knows what they are for."""
-
-
-class PoolRequest(Struct, frozen=True, kw_only=True):
-    """What `evalfleet pool create` was given. Names of machines start with `prefix`."""
-
-    name: str
-    on: str = "local"
-    workers: int | None = None
-    """None: all machines of a place that lists them, else one."""
-    expires_s: float = EXPIRES_S
-    prefix: str = PREFIX
-    settings: Mapping[str, str] = {}
-    config: str | None = None
-
-
-def resolve_pool(
-    request: PoolRequest, *, environ: Mapping[str, str], cwd: Path, home_id: str
-) -> tuple[Plan, dict[str, str]]:
-    """A pool's plan, and the environment that its places may read. RequestError says what to change."""
-    config = _config(request.config, environ, cwd)
-    merged = environment(environ, cwd, config)
-    sources = place_sources((request.on,), config)
-    if len(sources) > 1:
-        names = " or ".join(source.name for source in sources)
-        raise RequestError(
-            f"--on {request.on} names {len(sources)} places, and a pool is at one: --on {names}"
-        )
-    (place,) = place_settings(request.settings, sources)
-    plan = Plan(
-        run=check_run_name(request.name),
-        benchmark="",
-        places=(place.name,),
-        place_specs=plain({place.name: PlaceSpec(place.kind_name, str(place.base), place.settings)}),
-        limits=Limits(workers=request.workers or place.listed or 1, lease_s=request.expires_s),
-        home=home_id,
-        machine_names=check_run_name(request.prefix),
-    )
-    return plan, merged
-
-
-KEPT_FILES = ".files"
-"""In a run's folder: what its machines get, by digest. No task's folder starts with a dot."""
-
-
-def benchmark_of(plan: Plan, folder: Path | None = None) -> Benchmark:
-    """The plan's benchmark, also in another process than the one that resolved it.
-
-    `folder` is the run's: with it, the benchmark has the files that were kept there when it was planned.
-    """
-    envelope = msgspec.convert(plan.benchmark_spec, BenchmarkSpec)
-    kind = benchmark_kind(envelope.kind)
-
-    def made_for(model: str) -> Benchmark:
-        made = kind.from_spec(envelope.spec, model=model, agent=plan.agent, settings=plan.settings)
-        if folder is not None and isinstance(made, FileBenchmark):
-            made = made.with_kept(folder / KEPT_FILES)
-        return made
-
-    if not plan.models:
-        return Repeated.times(made_for(plan.model), envelope.repeat)
-    return Repeated({model: made_for(model) for model in plan.models})
-
-
-def keep_files(plan: Plan, tasks: Sequence[Task], home: Path, folder: Path) -> None:
-    """Copy what machines get for these tasks into a run's folder, or link it from another run of the home.
-
-    Raises RequestError if it cannot be copied, or is not what it was when it was planned.
-    """
-    benchmark = benchmark_of(plan)
-    if isinstance(benchmark, FileBenchmark):
-        twins = {path.name: path for path in home.glob(f"[!.]*/{KEPT_FILES}/*")}
-        benchmark.keep(tasks, folder / KEPT_FILES, twins.get)
-
-
-def check_files(plan: Plan, tasks: Sequence[Task], folder: Path) -> None:
-    """Raises RequestError if a run could not be taken up for want of its files."""
-    benchmark = benchmark_of(plan, folder)
-    if isinstance(benchmark, FileBenchmark):
-        benchmark.check_files(tasks)
-
-
-def appliance_of(plan: Plan) -> Appliance | None:
-    """What can be done by hand with machines that were set up for the plan's benchmark."""
-    return benchmark_kind(msgspec.convert(plan.benchmark_spec, BenchmarkSpec).kind).appliance
-
-
-def result_writer_of(plan: Plan) -> ResultWriter | None:
-    """How the plan's results are written for its benchmark's own tools. An imported run has no spec."""
-    kind = str(plan.benchmark_spec.get("kind") or plan.benchmark)
-    try:
-        return benchmark_kind(kind).result_writer
-    except RequestError:  # of a plug-in that is not there any more
-        return None
-
-
-async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
-    """What the benchmark finds doubtful now, before money is spent. RequestError for what cannot work."""
-    benchmark = benchmark_of(plan)
-    each = benchmark.inners if isinstance(benchmark, Repeated) else [benchmark]
-    examined = [inner for inner in each if isinstance(inner, Examined)]
-    checks = [check for inner in examined for check in await inner.examine(secrets)]
-    for check in checks:
-        if check.verdict == "bad":
-            raise RequestError(f"{check.found}; {check.remedy}")
-    return [check.found for check in checks if check.verdict == "warn"]
-
-
-def secret_names(plan: Plan) -> tuple[str, ...]:
-    return msgspec.convert(plan.benchmark_spec, BenchmarkSpec).secrets
-
-
-def setup_secrets(plan: Plan) -> tuple[str, ...]:
-    """Those without which a machine cannot be set up: not the model's."""
-    benchmark = benchmark_of(plan)
-    commands = [step.command for step in benchmark.bundle.steps]
-    commands += [benchmark.probe] if benchmark.probe is not None else []
-    return tuple(dict.fromkeys(name for command in commands for name in command.secrets))
-
-
-PlaceSettings = Mapping[str, Mapping[str, Any]]
-
-
-def changed_settings(plan: Plan, config: Config) -> dict[str, dict[str, Any]]:
-    """Place -> what evalfleet.toml says now of settings that may change while machines live.
-
-    A plan keeps what it was made with, but who has moved to another network must be let in again. A kind of
-    place names such settings in `changeable`. Only the file that the plan was made with is asked.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name, spec in specs_of(plan).items():
-        told: Mapping[str, Any] = config.places.get(name, {}) if str(config.base) == spec.base else {}
-        if told.get("kind", name) == spec.kind:
-            keys = place_kind(spec.kind).changeable
-            found[name] = {key: told[key] for key in keys if key in told}
-    return found
-
-
-def places_of(plan: Plan, context: PlaceContext, changed: PlaceSettings | None = None) -> dict[str, Place]:
-    """The plan's places by name, in order; with settings that have changed since."""
-    made: dict[str, Place] = {}
-    context = replace(context, open_objects=open_objects)
-    for name, envelope in specs_of(plan).items():
-        kind = place_kind(envelope.kind)
-        given = {**envelope.settings, **(changed or {}).get(name, {})}
-        settings = convert(given, kind.Settings, f"place {name!r}")
-        made[name] = kind.make(
-            name, settings, replace(context, base=Path(envelope.base), for_pool=not plan.benchmark)
-        )
-    return made
-
-
-def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """RequestError names all that are missing or empty."""
-    missing = [name for name in names if not environ.get(name)]
-    if missing:
-        raise RequestError(
-            f"the benchmark needs {', '.join(missing)}; set {'it' if len(missing) == 1 else 'them'} in the "
-            "environment, in .env beside evalfleet.toml, or in a file given with --env-file"
-        )
-    return {name: environ[name] for name in names}
-
-
-CHANCE = 8
-"""A value shorter than this may be part of another word."""
-
-
-def _refuse_shown(flags: Flags, secrets: Mapping[str, str]) -> None:
-    """A secret's value must not be in the plan: that is in the journal, and on command lines."""
-    given = {f"-A {key}": value for key, value in flags.agent.items()}
-    given |= {f"--set {key}": value for key, value in flags.set.items()} | {"--model": ",".join(flags.model)}
-    for name, value in secrets.items():
-        by_chance = not is_maskable(value) or len(value) < CHANCE
-        shown = next((flag for flag, text in given.items() if value in text), None)
-        if shown is not None and (not by_chance or given[shown] == value):
-            raise RequestError(
-                f"{shown} holds the value of {name}, which would be kept in the journal; leave it out: "
-                f"the task's command finds it in ${name}"
-            )
-
-
-def _weak_secrets(secrets: Mapping[str, str]) -> list[str]:
-    return [
-        f"the value of {name} is so short or common that it is not masked in logs and artefacts"
-        for name, value in secrets.items()
-        if not is_maskable(value)
-    ]
-
-
 def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, ...]:
     """Tasks with what earlier runs tell of their durations; a repeat weighs what its task does."""
 
@@ -541,10 +326,6 @@ def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, 
         return known if known is not None and math.isfinite(known) and known >= 0 else task.weight_s
 
     return tuple(msgspec.structs.replace(task, weight_s=weight(task)) for task in tasks)
-
-
-def _config(given: str | Path | None, environ: Mapping[str, str], cwd: Path) -> Config:
-    return load_config(cwd / expand(given) if given else find_config(cwd, environ), cwd)
 
 
 def _checked(env_file: Path | None, loaded: Loaded) -> Path | None:
@@ -663,8 +444,8 @@ def _plan(
         agent=flags.agent,
         schedule=flags.schedule,
         slots=loaded.slots,
-        limits=_limits(flags, places, _canary(flags, places, pool), tasks, loaded.setup_s),
-        verdict=_verdict(flags),
+        limits=limits_of(flags, places, canary_of(flags, places, pool), tasks, loaded.setup_s),
+        verdict=verdict_of(flags),
         machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,
         pool=pool,
@@ -692,70 +473,3 @@ def isolation_of(loaded: Loaded, place: PlaceSource) -> Isolation:
             "write one into its file, or --set isolation=user"
         )
     return wanted or getattr(place.kind, "default_isolation", "auto")
-
-
-def _canary(flags: Flags, places: Sequence[PlaceSource], pool: str) -> int:
-    """Attempts that must end before more machines are made; a pool's are there, and prepared."""
-    if flags.canary is not None:
-        return flags.canary
-    return 0 if pool else max(place.default_canary for place in places)
-
-
-def plain(value: object) -> Any:
-    """As a journal gives it back, so that a plan equals itself after a restart."""
-    return msgspec.json.decode(msgspec.json.encode(value))
-
-
-def _limits(
-    flags: Flags, places: Sequence[PlaceSource], canary: int, tasks: Sequence[Task], setup_s: float
-) -> Limits:
-    longest = max((task.timeout_s + task.ready_s for task in tasks), default=0.0)
-    return Limits(
-        workers=_workers(flags, places, len(tasks)),
-        auto=flags.workers == AUTO,
-        attempts=flags.attempts,
-        attempts_ceiling=max(Limits().attempts_ceiling, flags.attempts),
-        canary=canary,
-        budget_usd=flags.budget,
-        task_budget_usd=flags.task_budget,
-        max_tokens=flags.max_tokens,
-        max_duration_s=flags.max_duration,
-        deadline_s=flags.deadline,
-        boot_timeout_s=Limits().boot_timeout_s + setup_s,
-        # A laptop may sleep through a task: the host must not give it up before the task's own limit.
-        lease_s=max(Limits().lease_s, 2 * longest + 600),
-    )
-
-
-AUTO_MOST = 100
-"""With `--workers auto` there are no more machines than this at once."""
-
-
-def _workers(flags: Flags, places: Sequence[PlaceSource], tasks: int) -> int:
-    """How many machines there may be at once. Raises RequestError."""
-    listed = sum(place.listed for place in places)
-    if flags.workers != AUTO:
-        return flags.workers or listed or 1
-    if flags.deadline is None and flags.budget is None:
-        raise RequestError("--workers auto needs something to choose by: a --deadline, a --budget or both")
-    if is_dealt(flags.schedule):
-        raise RequestError(
-            f"--workers auto: --schedule {flags.schedule} must know how many workers there are"
-        )
-    return max(1, min(tasks, listed or AUTO_MOST))
-
-
-def _verdict(flags: Flags) -> Verdict:
-    return msgspec.structs.replace(flags.allow_broken, fail_under=flags.fail_under, strict=flags.strict)
-
-
-def _doubts(plan: Plan, tasks: Sequence[Task], *, workers_asked: bool) -> list[str]:
-    doubts: list[str] = []
-    longest = max(task.timeout_s for task in tasks)
-    limit, useful = plan.limits.max_duration_s, math.ceil(len(tasks) / plan.slots)
-    if limit is not None and limit < longest:
-        doubts.append(f"--max-duration of {limit:g} s is shorter than a task's time limit of {longest:g} s")
-    if workers_asked and plan.limits.workers > useful and not plan.pool:  # a pool is as large as it is
-        many = f"{len(tasks)} tasks" if len(tasks) > 1 else "one task"
-        doubts.append(f"--workers {plan.limits.workers} is more than {many} can use; {useful} will do")
-    return doubts

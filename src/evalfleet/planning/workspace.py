@@ -22,7 +22,7 @@ from evalfleet.ports import Clock, Place, PlaceContext
 from .config import Config, environment, find_config, home_of, load_config, notify_of
 
 if TYPE_CHECKING:
-    from .plan import PlaceSettings
+    from .plan_parts import PlaceSettings
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,14 @@ class Workspace:
 
     def changed_settings(self, plan: Plan) -> PlaceSettings:
         """Place -> what evalfleet.toml says now of settings that may change while machines live."""
-        from .plan import changed_settings
+        from .plan_parts import changed_settings
 
         return changed_settings(plan, self.config)
 
     def secrets(self, plan: Plan, env_file: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """The values of the plan's secrets, and the environment, for a run that is taken up again."""
-        from .plan import secret_names, secret_values
+        from .plan_parts import secret_names
+        from .secret_values import secret_values
 
         merged = self.environment(env_file)
         return secret_values(secret_names(plan), merged), merged
@@ -105,7 +106,7 @@ class Workspace:
         changed: PlaceSettings | None = None,
     ) -> AsyncGenerator[dict[str, Place]]:
         """The plan's places by name; closed afterwards, whatever happens."""
-        from .plan import places_of
+        from .plan_parts import places_of
 
         merged = self.environment() if environ is None else environ
         context = PlaceContext(self.home, plan.home, secrets or {}, merged)
@@ -119,7 +120,7 @@ class Workspace:
     @asynccontextmanager
     async def place(self, name: str, settings: Mapping[str, str] | None = None) -> AsyncGenerator[Place]:
         """One place by name, to look at it; closed afterwards. Raises RequestError."""
-        from .plan import PoolRequest, resolve_pool
+        from .pool_plan import PoolRequest, resolve_pool
 
         request = PoolRequest(name="survey", on=name, settings=settings or {})
         plan, environ = resolve_pool(request, environ=self.environ, cwd=self.cwd, home_id=self.home_id)

@@ -18,7 +18,7 @@ from evalfleet.errors import RequestError
 from evalfleet.journal import Holds
 from evalfleet.model import AttemptId, MachineId, Micros
 from evalfleet.named_pools import look_at
-from evalfleet.planning.plan import appliance_of
+from evalfleet.planning.plan_parts import appliance_of
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import MachineState, RunState
 

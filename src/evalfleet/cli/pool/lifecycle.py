@@ -39,7 +39,7 @@ async def create(args: argparse.Namespace) -> int:
     """Create a pool and its machines. They stay, and may cost money, until they are deleted or expire."""
     from evalfleet.api import pools
     from evalfleet.errors import PlaceError
-    from evalfleet.planning.plan import PREFIX, PoolRequest
+    from evalfleet.planning.pool_plan import PREFIX, PoolRequest
     from evalfleet.planning.values import parse_count, parse_duration, parse_pairs
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.notable import refusals, refusals_table

@@ -74,7 +74,7 @@ async def prepare(args: argparse.Namespace) -> int:
 async def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool) -> int:
     from evalfleet.api import capture
     from evalfleet.api.documents import image_facts, pool_document
-    from evalfleet.planning.plan import appliance_of
+    from evalfleet.planning.plan_parts import appliance_of
 
     from .show import follow, text
 
