@@ -6,7 +6,7 @@ import gzip
 import http.client
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -119,9 +119,19 @@ class Tables:
         self.seq: int = snapshot["seq"]
         self.run: Document = snapshot["run"]
         self.tasks = _rows(snapshot, "tasks")
-        self.attempts = _rows(snapshot, "attempts")
+        self.attempts = _rows(snapshot, "attempts") | self._told(snapshot["attempts"]["columns"])
         self.machines = _rows(snapshot, "machines")
         self._columns = {name: snapshot[name]["columns"] for name in ("tasks", "attempts", "machines")}
+
+    def _told(self, columns: Sequence[str]) -> dict[str, Document]:
+        """Attempts of which all is told by their tasks' rows."""
+        found: dict[str, Document] = {}
+        for task in self.tasks.values():
+            if task["started"] is not None:
+                id = f"{task['id']}.{task['attempt']}"
+                other = {"id": id, "task": task["id"], "number": task["attempt"]}
+                found[id] = {name: other[name] if name in other else task[name] for name in columns}
+        return found
 
     def take(self, event: Document) -> None:
         self.seq, self.run = event["seq"], event.get("run", self.run)

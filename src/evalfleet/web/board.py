@@ -34,10 +34,11 @@ ShotStep = tuple[int, str]
 
 TASK_COLUMNS = (
     *("id", "domain", "outcome", "score", "attempts", "seconds", "machine", "cause", "steps", "tokens"),
-    *("usd", "model", "repeat", "attempt"),
+    *("usd", "model", "repeat", "attempt", "started", "ended"),
 )
+"""The last two are of its only attempt, if all that is to be told of that is in the task's row: most are."""
 ATTEMPT_COLUMNS = (
-    *("id", "task", "number", "machine", "lane", "outcome", "cause", "score", "started", "ended", "usd"),
+    *("id", "task", "number", "machine", "outcome", "cause", "score", "started", "ended", "usd"),
 )
 MACHINE_COLUMNS = (
     *("id", "name", "place", "offer", "region", "phase", "phases", "usd", "attempt", "step", "idle_since"),
@@ -200,12 +201,19 @@ class Board:
             return {name: rows for name, rows in parts.items() if rows}
 
     def tables(self, now: Micros) -> dict[str, Any]:
-        """All rows, as the snapshot has them: cells that repeat are numbers of a dictionary's entries."""
+        """All rows, as the snapshot has them: cells that repeat are numbers of a dictionary's entries.
+
+        An attempt whose task's row tells all of it has none.
+        """
         with self.lock, _uncollected():
             state = self.state
             others: dict[str, Iterable[str]] = {"task": state.tasks, "machine": state.machines}
             tasks = (task_row(state, known, now) for known in state.tasks.values())
-            attempts = (attempt_row(state, attempt, now) for attempt in state.attempts.values())
+            attempts = (
+                attempt_row(state, attempt, now)
+                for attempt in state.attempts.values()
+                if not _is_told(state.tasks[attempt.task], attempt)
+            )
             machines = (self.machine_row(machine, now) for machine in state.machines)
             return {
                 "tasks": _table(TASK_COLUMNS, tasks, TASK_DICTIONARIES, others),
@@ -249,15 +257,22 @@ def outcome_word(state: RunState, known: TaskState) -> str:
     return task_status(state, known)
 
 
+def _is_told(known: TaskState, attempt: AttemptState) -> bool:
+    """Does its task's row tell all of it? It is the only one, and its outcome is the task's."""
+    outcome = attempt.outcome
+    return outcome is known.outcome is not None and len(known.attempts) == 1
+
+
 def task_row(state: RunState, known: TaskState, now: Micros) -> Row:
     outcome, task, attempts = known.outcome, known.task, known.attempts
     model = task.model or state.plan.model or None
     if not attempts:
         word, repeat = task_status(state, known), task.repeat or None
-        return [task.id, task.domain, word, *(None, 0, *(None,) * 6), model, repeat, None]
+        return [task.id, task.domain, word, *(None, 0, *(None,) * 6), model, repeat, *(None,) * 3]
     attempt = state.attempts[known.decided_by or attempts[-1]]
     told = attempt.outcome if isinstance(attempt.outcome, Answered) else outcome
     score = outcome.score if isinstance(outcome, Scored) else None
+    ended_at = attempt.ended_at if _is_told(known, attempt) else None
     return [
         task.id,
         task.domain,
@@ -273,6 +288,8 @@ def task_row(state: RunState, known: TaskState, now: Micros) -> Row:
         model,
         task.repeat or None,
         attempt_number(attempts[-1]),
+        None if ended_at is None else attempt.started_at // 1000,
+        None if ended_at is None else ended_at // 1000,
     ]
 
 
@@ -291,7 +308,6 @@ def attempt_row(state: RunState, attempt: AttemptState, now: Micros) -> Row:
         attempt.task,
         number,
         attempt.machine,
-        state.machines[attempt.machine].lane,
         word,
         cause,
         score,

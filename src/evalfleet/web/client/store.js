@@ -100,6 +100,7 @@ class RunStore extends Signal {
     this.machines = new Table(snapshot.machines);
     this.tasks = new Table(snapshot.tasks, others);
     this.attempts = new Table(this.named(snapshot.attempts, others), others);
+    this.addTold();
     this.nameNewest(this.tasks.rows);
     this.heard = Date.now();
     this.value = this;
@@ -112,6 +113,20 @@ class RunStore extends Signal {
       if (row[0] === null) row[0] = `${typeof row[task] === "number" ? others.tasks.rows[row[task]][0] : row[task]}.${row[number]}`;
     }
     return attempts;
+  }
+
+  /** A task's row tells all of its only attempt, if it says when that began: its row is made of it. */
+  addTold() {
+    const { at, rows } = this.tasks;
+    const cells = this.attempts.columns.map((name) => at[{ task: "id", number: "attempt" }[name] ?? name]);
+    for (const row of rows) {
+      if (row[at.started] === null) continue;
+      const made = cells.map((n) => row[n]);
+      made[0] = `${row[0]}.${row[at.attempt]}`;
+      this.attempts.rows.push(made);
+    }
+    const { started } = this.attempts.at;
+    this.attempts.rows.sort((a, b) => a[started] - b[started]);
   }
 
   nameNewest(rows) {

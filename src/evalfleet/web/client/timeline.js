@@ -12,24 +12,21 @@ const MONEY = 30;
 const MOST_ROWS = 24;
 const STEPS_S = [1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
 
-/** The rows: one for each lane of each machine, with its phases and attempts in time's order. */
+/** The rows: as many for each machine as it ran attempts at once, with its phases and attempts in time's order. */
 function laid(store) {
   const { at, rows: attempts } = store.attempts;
   const lanes = new Map();
   const machines = store.machines.rows.map((row) => Object.fromEntries(store.machines.columns.map((name, n) => [name, row[n]])));
-  for (const machine of machines) lanes.set(machine.id, [{ machine, lane: 0, attempts: [] }]);
-  for (const row of attempts) {
+  for (const machine of machines) lanes.set(machine.id, [{ machine, lane: 0, attempts: [], free: 0 }]);
+  for (const row of [...attempts].sort((a, b) => a[at.started] - b[at.started])) {
     const own = lanes.get(row[at.machine]);
     if (!own || row[at.started] === null) continue;
-    const lane = row[at.lane] ?? 0;
-    let line = own.find((each) => each.of === lane || each.of === undefined);
+    let line = own.find((each) => each.free <= row[at.started]);
     if (!line) own.push((line = { machine: own[0].machine, lane: own.length, attempts: [] }));
-    line.of = lane;
+    line.free = row[at.ended] ?? Infinity;
     line.attempts.push(row);
   }
-  const all = [...lanes.values()].flatMap((own) => own.sort((a, b) => a.of - b.of).map((line, lane) => ({ ...line, lane })));
-  for (const lane of all) lane.attempts.sort((a, b) => a[at.started] - b[at.started]);
-  return all;
+  return [...lanes.values()].flat();
 }
 
 function extent(store) {

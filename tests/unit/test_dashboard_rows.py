@@ -1,0 +1,119 @@
+"""What a browser is told of a run: the rows of its tables, and the figures at the top of its page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evalfleet.events import (
+    AttemptEnded,
+    AttemptGraded,
+    AttemptStarted,
+    CircuitChanged,
+    Event,
+    MachineReady,
+    MachineRequested,
+    MachineUp,
+    RunPlanned,
+    TasksPlanned,
+)
+from evalfleet.journal import Store
+from evalfleet.model import (
+    SECOND,
+    Answered,
+    AttemptId,
+    Broken,
+    Cause,
+    MachineId,
+    Offer,
+    Plan,
+    Scored,
+    Task,
+    TaskId,
+)
+from evalfleet.web.board import Board
+from evalfleet.web.head import head
+
+CLUSTER = Offer("cluster", "node")
+SPOT = Offer("azure_vm", "D8", "westus2", 0.18, spot=True, priced="2026-11-01")
+NAMES = ("once", "twice", "answered", "retried", "running", "waiting")
+
+
+def board(home: Path, events: Sequence[Event]) -> Board:
+    tasks = tuple(Task(TaskId(name)) for name in NAMES)
+    plan = Plan("r", "bench", ("cluster", "azure_vm"))
+    begin: list[Event] = [RunPlanned(plan, len(tasks)), TasksPlanned(tasks)]
+    for n, offer in enumerate((CLUSTER, SPOT, SPOT)):
+        machine = MachineId(f"m{n}")
+        begin += [MachineRequested(machine, f"worker-{n}", n, offer, 10**15), MachineUp(machine)]
+        begin += [MachineReady(machine)]
+    store = Store.open(home)
+    store.create_past("r", 1, [(n * SECOND, event) for n, event in enumerate((*begin, *events), 1)])
+    made = Board(home, store, "r")
+    made.advance()
+    return made
+
+
+def started(name: str, n: int = 0, machine: str = "m1") -> AttemptStarted:
+    return AttemptStarted(AttemptId(f"{name}.{n}"), TaskId(name), MachineId(machine))
+
+
+def ended(name: str, outcome: Scored | Broken | Answered, n: int = 0) -> AttemptEnded:
+    return AttemptEnded(AttemptId(f"{name}.{n}"), outcome, 1.0)
+
+
+def test_an_attempt_has_a_row_only_if_its_tasks_row_does_not_tell_all_of_it(tmp_path: Path) -> None:
+    broke, worked = Broken(Cause.TIMEOUT, "late"), Scored(1.0, True)
+    shown = board(
+        tmp_path,
+        [
+            *(started("once"), ended("once", worked)),
+            *(started("twice"), ended("twice", broke), started("twice", 1), ended("twice", worked, 1)),
+            *(started("answered"), ended("answered", Answered())),
+            AttemptGraded(AttemptId("answered.0"), Scored(0.0)),
+            *(started("retried"), ended("retried", broke)),
+            started("running"),
+        ],
+    )
+    tables: dict[str, Any] = json.loads(msgspec.json.encode(shown.tables(100 * SECOND)))
+    tasks, attempts = tables["tasks"], tables["attempts"]
+    numbered = {NAMES[row[1]]: row for row in attempts["rows"]}
+    assert [NAMES[row[1]] for row in attempts["rows"]] == ["twice", "twice", "answered", "retried", "running"]
+    assert numbered["answered"][0] is None, "an id that follows from its task and number is not sent"
+    rows = {row[0]: dict(zip(tasks["columns"], row, strict=True)) for row in tasks["rows"]}
+    once = rows.pop("once")
+    assert (once["attempt"], once["ended"] - once["started"]) == (0, 1000)
+    assert all(row["started"] is None for row in rows.values())
+    assert all(len(row) == len(tasks["columns"]) for row in tasks["rows"])
+    assert all(len(row) == len(attempts["columns"]) for row in attempts["rows"])
+
+
+def test_the_head_tells_what_ran_where_why_a_place_was_left_and_what_was_bought(tmp_path: Path) -> None:
+    shown = board(
+        tmp_path,
+        [
+            *(started("once", machine="m0"), ended("once", Broken(Cause.BOOT, "no answer"))),
+            CircuitChanged("cluster", "open", "it keeps failing"),
+            *(started("twice"), ended("twice", Scored(1.0, True))),
+        ],
+    )
+    told = head(shown.state, 100 * SECOND, live=True)
+    cluster, azure = told["by_place"]
+    assert (cluster["place"], cluster["attempts"], cluster["broken"], cluster["circuit"]) == (
+        *("cluster", 1, 1),
+        "open",
+    )
+    assert [change["why"] for change in cluster["changes"]] == ["it keeps failing"]
+    assert (azure["place"], azure["machines"], azure["scored"], azure["circuit"]) == (
+        *("azure_vm", 2, 1),
+        "closed",
+    )
+    assert "cluster is left: it keeps failing" in told["notes"]
+    assert told["offers"] == [
+        ["azure_vm", "D8", "westus2", True, 0.18, "2026-11-01", 2],
+        ["cluster", "node", None, False, 0.0, "", 1],
+    ]
