@@ -16,6 +16,7 @@ from evalfleet.journal import Store
 from evalfleet.model import Plan, Task, TaskId
 from evalfleet.planning.workspace import Workspace
 from evalfleet.web.board import MANY_EVENTS
+from evalfleet.web.export import write_html
 from evalfleet.web.hub import Hub
 from evalfleet.web.watched import KEPT
 from tests.waiting import until_async
@@ -59,6 +60,13 @@ def test_a_large_run_is_shown_and_then_verified_and_kept(home: Path) -> None:
         await hub.close()
 
     asyncio.run(look())
+
+
+def test_no_file_is_made_of_a_damaged_run(home: Path) -> None:
+    _damage(home)
+    with pytest.raises(JournalForeign, match="event 5000"):
+        write_html(Workspace.here(home), "r", home / "r.html", "none")
+    assert not (home / "r.html").exists()
 
 
 def test_damage_of_a_large_run_is_told_after_it_is_shown_and_at_once_the_next_time(home: Path) -> None:
