@@ -144,6 +144,8 @@ class Link(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hearer: Hearer) -> None:
         self.heard = loop.time()
+        self.asked = 0.0
+        """When something was last said that is answered."""
         self.lost = False
         self._loop = loop
         self._hearer = hearer
@@ -225,6 +227,7 @@ class Link(asyncio.Protocol):
             raise Lost
         self._count = n = self._count + 1
         self._waiting[n] = answered
+        self.asked = self._loop.time()
         self._transport.write(self._queued + encode({"op": op, "n": n, **body}) + b"\n")
         self._queued = b""
 

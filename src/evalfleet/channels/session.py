@@ -427,7 +427,11 @@ class Session:
         """Watch the connection while anybody waits."""
         if self._watch is None:
             loop = asyncio.get_running_loop()
-            self._watch = loop.call_later(min(self._fence.silent_s / 4, self.watch_s), self._check)
+            self._watch = loop.call_later(self._watch_s, self._check)
+
+    @property
+    def _watch_s(self) -> float:
+        return min(self._fence.silent_s / 4, self.watch_s)
 
     def _check(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -442,6 +446,6 @@ class Session:
             self._link.heard = now  # it was we who did not listen: stopped, or too busy
         if now - self._link.heard > self._fence.silent_s / 2:
             self._link.drop()  # another connection may still get through in time
-        else:
+        elif now - self._link.asked > self._watch_s / 2:
             self._link.queue("ping", {"n": 0})  # our word, too, must be heard: jobs have leases
             self._link.flush()

@@ -194,10 +194,12 @@ class BucketObjects:
         await self._call("put_async", name, content)
 
     async def read(self, name: str, most: int | None = None) -> bytes | None:
+        if most is not None:
+            with contextlib.suppress(StoreAway):  # nothing is in it: it has no such range
+                found = await self._call("get_range_async", name, start=0, end=most, absent_is_fine=True)
+                return None if found is None else bytes(found)
+        result = await self._call("get_async", name, absent_is_fine=True)
         try:
-            result = await self._call("get_async", name, absent_is_fine=True)
-            if result is not None and most is not None and result.meta["size"] > most:
-                return bytes(await self._call("get_range_async", name, start=0, end=most))
             return None if result is None else bytes(await result.bytes_async())
         except Exception as err:
             raise self._explained(err) from err

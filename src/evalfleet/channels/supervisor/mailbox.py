@@ -55,6 +55,9 @@ IDLE_S = 900.0
 MOST_LINES = 64
 LONGEST_NAME = 64
 LINGER_S = 0.02
+BEAT_LOOKS = 5
+"""So many slow looks a beat may wait for something that it can go with: by itself it costs both ends as much as
+what is worth telling."""
 READ = 1 << 18
 SALT, MARK = 16, 32
 TURN = 64
@@ -446,10 +449,13 @@ class Relay:
             return
         except OSError:
             data = b""
-        if data and not line.outbox:
-            line.due = time.monotonic() + LINGER_S  # more may follow at once
+        if data:
+            patience_s = BEAT_LOOKS * self.pace.slow_s if is_beat(data) else LINGER_S
+            due = time.monotonic() + patience_s  # more may follow at once
+            line.due = min(line.due, due) if line.outbox else due
         line.outbox += data
         if not data:
+            line.due = 0.0
             self.hang_up(line)
         self.watch(line)
 
