@@ -169,7 +169,7 @@ def in_world(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
 @in_world
 async def test_a_mailbox_that_is_away_ends_nothing_that_runs(world: World) -> None:
     """Longer than the channel is silent: it says so, and the next one finds the attempt as it was."""
-    world.harness.silent_s = 1.5
+    world.harness.silent_s = 1.5 * SLOWNESS
     channel = await world.channel()
     await channel.start(world.job("t.0", mark="began", seconds=3.0, score=1.0))
     await until_async(lambda: world.harness.marks("began"), "the job began")

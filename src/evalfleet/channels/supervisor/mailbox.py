@@ -56,8 +56,7 @@ MOST_LINES = 64
 LONGEST_NAME = 64
 LINGER_S = 0.02
 BEAT_LOOKS = 5
-"""So many slow looks a beat may wait for something that it can go with: by itself it costs both ends as much as
-what is worth telling."""
+"""So many slow looks a beat may wait for something to go with: alone it costs as much as anything."""
 READ = 1 << 18
 SALT, MARK = 16, 32
 TURN = 64
