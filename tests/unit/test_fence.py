@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "evalfleet"
 CORE = sorted(
     path.relative_to(ROOT)
-    for name in ("model.py", "events.py", "cost.py", "state", "policy", "planning/plan.py")
-    for path in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))
+    for name in ("model.py", "events.py", "cost.py", "state/**/*.py", "policy/**/*.py", "planning/*plan*.py")
+    for path in PACKAGE.glob(name)
 )
 BANNED = ("import time", "import random", "import uuid", "import secrets", "from os import urandom")
 

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from evalfleet.model import SECOND, Broken, Cause, Promise, ScheduleName, Scored
+from evalfleet.model import SECOND, Broken, Cause, Offer, Promise, ScheduleName, Scored
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import lane_of
 from evalfleet.views import stats
 from evalfleet.views.frame import FrameSize, as_text, frame
 from evalfleet.views.stats import clustered, mean_interval, pass_at, wilson
+from tests.unit.runs import Run
 from tests.unit.views_feed import Feed
 
 
@@ -194,3 +195,9 @@ def test_the_live_view_says_so_too() -> None:
     feed = limited(time_limit_s=900.0)
     text = as_text(frame(feed.state, feed.now, FrameSize(100, 30)))
     assert "at risk          the run will not be done in time" in text
+
+
+def test_a_month_of_stopped_machines_costs_their_disks_and_addresses() -> None:
+    run = Run(2, [Offer("cloud", "D4", usd_per_hour=0.2, idle_usd_per_hour=0.03)], workers=2)
+    run.turn()
+    assert stats.stopped_monthly_usd(run.state) == pytest.approx(2 * 0.03 * 730)

@@ -50,7 +50,14 @@ from evalfleet.views.format import iso
 from evalfleet.views.lines import INSTANTS, SCHEMA_VERSION
 from evalfleet.views.notable import refusals
 from evalfleet.views.results import RunSummary
-from evalfleet.views.stats import hourly_usd, machine_hourly_usd, machine_usd, machines_usd, prices_as_of
+from evalfleet.views.stats import (
+    hourly_usd,
+    machine_hourly_usd,
+    machine_usd,
+    machines_usd,
+    prices_as_of,
+    stopped_monthly_usd,
+)
 
 from .home import Usage
 from .places import FoundBelonging, FoundImage, Listed
@@ -77,6 +84,7 @@ def pool_document(
         "cost": {
             "machines_usd": round(machines_usd(view.state, now), 6),
             "usd_per_hour": round(hourly_usd(view.state, now), 6),
+            "stopped_usd_per_month": round(stopped_monthly_usd(view.state), 2),
             "prices_as_of": prices_as_of(view.state),
         },
         "machines": [_pool_machine(view, machine, now, answers, screens) for machine in view.machines],

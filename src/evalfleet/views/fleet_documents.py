@@ -103,6 +103,9 @@ class PoolCost(TypedDict):
 
     machines_usd: float
     usd_per_hour: float
+    stopped_usd_per_month: Annotated[
+        float, Meta(description="what disks and addresses cost while all machines are stopped")
+    ]
     prices_as_of: str | None
 
 

@@ -187,6 +187,15 @@ def hourly_usd(state: RunState, now: Micros) -> float:
     return sum((machine_hourly_usd(state.machines[m], now) for m in state.undeleted), 0.0)
 
 
+HOURS_A_MONTH = 730.0
+
+
+def stopped_monthly_usd(state: RunState) -> float:
+    """What the machines that exist cost in a month in which all of them are stopped."""
+    idle = (state.machines[machine].offer.idle_usd_per_hour for machine in state.undeleted)
+    return HOURS_A_MONTH * sum(idle, 0.0)
+
+
 def machine_hourly_usd(machine: MachineState, now: Micros) -> float:
     """One that is stopped, or has expired, costs what its disk and its address cost; in a queue, nothing."""
     if machine.unstarted:

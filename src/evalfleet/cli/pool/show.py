@@ -79,7 +79,9 @@ def _cost(cost: PoolCost) -> list[str]:
     if not cost["machines_usd"] and not cost["usd_per_hour"]:
         return []
     of_when = f" (prices of {cost['prices_as_of']})" if cost["prices_as_of"] else ""
-    return [f"cost: {usd(cost['machines_usd'])} so far, {usd(cost['usd_per_hour'])} an hour now{of_when}"]
+    now = f"{usd(cost['machines_usd'])} so far, {usd(cost['usd_per_hour'])} an hour now"
+    stopped = f", {usd(monthly)} a month while stopped" if (monthly := cost["stopped_usd_per_month"]) else ""
+    return [f"cost: {now}{stopped}{of_when}"]
 
 
 def text(view: PoolView, told: PoolDocument) -> str:
