@@ -51,19 +51,20 @@ def login(cluster: Cluster, tmp_path: Path) -> Iterator[LoginNode]:
         made.sshd.stop()
 
 
-def away(login: LoginNode, cluster: Cluster, folder: Path, count: int) -> Desk:
+def away(login: LoginNode, cluster: Cluster, folder: Path, count: int, settings: str = "") -> Desk:
     """A desk that has the cluster neither by its configuration nor by its folder."""
-    at = desk(cluster, folder, count, login.settings())
+    at = desk(cluster, folder, count, login.settings() + settings)
     del at.environ["SLURM_CONF"]
     toml = folder / "evalfleet.toml"
     toml.write_text(toml.read_text().replace('"shared"', '"~/shared"'))
     return at
 
 
+@pytest.mark.parametrize("reach", ["step", pytest.param("mailbox", marks=pytest.mark.nightly)])
 def test_a_run_over_ssh_goes_on_when_the_connection_is_cut(
-    login: LoginNode, cluster: Cluster, tmp_path: Path
+    login: LoginNode, cluster: Cluster, tmp_path: Path, reach: str
 ) -> None:
-    at = away(login, cluster, tmp_path / "f", 2)
+    at = away(login, cluster, tmp_path / "f", 2, f'reach = "{reach}"\n')
     gate = tmp_path / "gate"
     (tmp_path / "f/run.sh").write_text(
         f"until [ -e {gate} ]; do sleep 0.1; done\n"
@@ -77,6 +78,8 @@ def test_a_run_over_ssh_goes_on_when_the_connection_is_cut(
     )
     run = at.start("run", "b.toml", "--on", "hpc", "--workers", "2", "--name", "r")
     until(lambda: len(list(login.sshd.home.glob("shared/*/*/jobs/t*/pid"))) == 2, lambda: run.said)
+    steps = cluster.ask("squeue", "--steps", "--noheader", "--format=%i").split()
+    assert all(step.endswith(".batch") for step in steps) == (reach == "mailbox")
     login.sshd.cut()
     gate.touch()
     assert run.wait().code == 0, run.said

@@ -73,25 +73,10 @@ class FolderMail:
         return await asyncio.to_thread(self._post.read, name)
 
     async def names(self, below: str) -> list[str]:
-        return await asyncio.to_thread(self._names, below)
-
-    def _names(self, below: str) -> list[str]:
-        top = self._post.folder
-        os.stat(top)  # raises, if all of it is away
-        found: list[str] = []
-        for folder, _, names in os.walk(f"{top}/{below}"):
-            found += [f"{folder[len(top) + 1 :]}/{name}" for name in names if not name.startswith(".")]
-        return sorted(found)
+        return await asyncio.to_thread(self._post.names, below)
 
     async def remove(self, names: Sequence[str]) -> None:
-        await asyncio.to_thread(self._remove, list(names))
-
-    def _remove(self, names: list[str]) -> None:
-        for name in names:
-            try:
-                os.unlink(f"{self._post.folder}/{name}")
-            except FileNotFoundError:
-                continue
+        await asyncio.to_thread(self._post.remove, list(names))
 
 
 class StoreMail:

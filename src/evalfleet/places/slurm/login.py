@@ -63,8 +63,10 @@ class Login(Protocol):
         """Start a program that carries bytes, once it has said so. Raises OSError, ChannelError."""
         ...
 
-    async def open_mail(self, folder: str, key: str, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
-        """A line through the mailbox in this folder. Raises OSError, ChannelError."""
+    async def open_mail(
+        self, folder: str, supervisor: str, key: str, protocol: asyncio.Protocol
+    ) -> asyncio.WriteTransport:
+        """A line through the mailbox in this folder. `supervisor`: its file, there. Raises OSError."""
         ...
 
     def channel(self, way: MachineWay, secrets: Mapping[str, str]) -> Channel: ...
@@ -117,7 +119,9 @@ class ThisComputer:
     ) -> asyncio.WriteTransport:
         return self._kept(await open_step(argv, self.environ, protocol, patience_s))
 
-    async def open_mail(self, folder: str, key: str, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+    async def open_mail(
+        self, folder: str, supervisor: str, key: str, protocol: asyncio.Protocol
+    ) -> asyncio.WriteTransport:
         return self._kept(await open_mail(FolderMail(folder), key, protocol))
 
     def _kept(self, line: StepTransport | MailTransport) -> asyncio.WriteTransport:

@@ -135,11 +135,6 @@ class SlurmPlace(Preflight):
             )
         if not settings.login:
             return cls(name, settings, context)
-        if settings.reach == "mailbox":
-            raise RequestError(
-                f"place {name!r}: a mailbox is in a folder that only the cluster sees; run evalfleet on the "
-                "login node itself, without 'login'"
-            )
         try:
             from .remote import LoginNode
         except ModuleNotFoundError as err:
@@ -464,7 +459,10 @@ class SlurmPlace(Preflight):
             if machine.start and told.start.start != machine.start:
                 raise ChannelError(f"{machine.id} was started anew")
             if told.mail:
-                return OpenLink(await self._login.open_mail(f"{folder}/{MAIL}", told.key, protocol), told.key)
+                mail = f"{folder}/{MAIL}"
+                return OpenLink(
+                    await self._login.open_mail(mail, site.supervisor, told.key, protocol), told.key
+                )
             code = (self._settings.python, "-I", "-c", RELAY, site.supervisor, folder)
             argv = ("srun", f"--jobid={told.start.job}", *STEP_OPTIONS, *code)
             try:
