@@ -130,7 +130,7 @@ class Performer:
         if channel is not None:
             channel.forget(attempt)
             task = self._tools.state.tasks[self._tools.state.attempts[attempt].task].task
-            if attempts.scorer_of(self._tools, task, attempt) is not None:
+            if self._tools.scorer(task, attempt) is not None:
                 channel.forget(attempts.scoring_job(attempt))
 
     async def offers(self, place: Place, needs: Needs) -> Sequence[Offer]:

@@ -57,7 +57,7 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
-from evalfleet.ports import Answer, Channel, FileBenchmark, HostChannel
+from evalfleet.ports import Answer, Channel, HostChannel
 from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, is_ungraded, steered_by
 
 from .machines import forged, report_gone, silent_since
@@ -90,7 +90,7 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     machine, limits = tools.state.machines[attempt.machine], tools.state.limits
     task = tools.state.tasks[attempt.task].task
     channel, job = tools.channel(machine), _job_of(tools, task, attempt, machine)
-    bundle = _task_bundle(tools, task)
+    bundle = tools.task_bundle(task)
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
     patience_s, looks = task.limit_s + limits.grace_s, 0
@@ -108,7 +108,7 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                     following_steps(tools, channel, attempt),
                 ):
                     ended = await _to_the_end(tools, channel, job, machine)
-                scorer = scorer_of(tools, task, attempt.id)
+                scorer = tools.scorer(task, attempt.id)
                 metered, ending = ended.metered, _ended_by_its_meter(ended)
                 if ending is None and scorer is not None and _scorable(ended):
                     patience.reschedule(None)  # its own limit is kept on the host
@@ -153,8 +153,8 @@ def _job_of(tools: Tools, task: Task, attempt: AttemptState, machine: MachineSta
         tools.state.limits.lease_s,
         stall_s=task.stall_s,
         isolation=machine.isolated.kind,
-        graded=scorer_of(tools, task, attempt.id) is not None,
-        task_bundle=_task_bundle(tools, task).digest,
+        graded=tools.scorer(task, attempt.id) is not None,
+        task_bundle=tools.task_bundle(task).digest,
         metering=tools.state.plan.metering,
         allowance=attempt.allowance,
     )
@@ -181,7 +181,7 @@ async def _settle(tools: Tools, machine: MachineState, attempt: AttemptState) ->
             ended = await _ended_already(channel, attempt.id)
         if ended is None or not _scorable(ended):
             return
-        scorer, metered = scorer_of(tools, task, attempt.id), ended.metered
+        scorer, metered = tools.scorer(task, attempt.id), ended.metered
         if (ending := _ended_by_its_meter(ended)) is not None or scorer is None:
             outcome = ending or await _judge(tools, channel, task, ended)
         else:
@@ -345,10 +345,6 @@ async def _rescue(tools: Tools, machine: MachineState, attempt: AttemptState) ->
             tools.rescued[attempt.id] = (await _bring_home(tools, machine, attempt)).collected
 
 
-def scorer_of(tools: Tools, task: Task, attempt: AttemptId) -> Scorer | None:
-    return tools.benchmark.scorer(task, attempt) if isinstance(tools.benchmark, FileBenchmark) else None
-
-
 def scoring_job(attempt: AttemptId) -> AttemptId:
     """The job that grades an attempt. No attempt is called so: they end with a number."""
     return AttemptId(f"{attempt}+score")
@@ -389,8 +385,8 @@ async def _score(
             graded = await _to_the_end(tools, channel, grading, machine)
     finally:
         del tools.scoring[job.id]
-    assert isinstance(tools.benchmark, FileBenchmark)
-    outcome = _ended_by_its_meter(graded) or tools.benchmark.scored(task, ended, graded)
+    assert tools.files is not None, "only benchmarks made of files have scorers"
+    outcome = _ended_by_its_meter(graded) or tools.files.scored(task, ended, graded)
     metered = graded.metered if ended.metered is None else ended.metered.plus(graded.metered)
     _note(tools, job.id, metered)
     return outcome, metered
@@ -409,10 +405,6 @@ def _seconds(outcome: Outcome, ended: Ended) -> float:
     if own is None:
         return ended.seconds
     return min(own, ended.seconds) if ended.seconds else own  # it cannot be longer than what was measured
-
-
-def _task_bundle(tools: Tools, task: Task) -> Bundle:
-    return tools.benchmark.task_bundle(task) if isinstance(tools.benchmark, FileBenchmark) else Bundle()
 
 
 async def _prepared(tools: Tools, channel: Channel, bundle: Bundle, machine: MachineState) -> None:
@@ -461,7 +453,7 @@ async def _fell_silent(tools: Tools, machine: MachineState) -> None:
 
 async def _judge(tools: Tools, channel: Channel, task: Task, ended: Ended) -> Outcome:
     healthy = True
-    if isinstance(tools.benchmark, FileBenchmark) and tools.benchmark.scorer(task, AttemptId(f"{task.id}.0")):
+    if tools.scorer(task, AttemptId(f"{task.id}.0")) is not None:
         ended = structs.replace(ended, result=None, unusable="")  # it is no attempt's own to say
     if ended.reason == "timed_out" and ended.result is None:
         healthy = await _answers(channel, tools.benchmark.probe)
@@ -595,7 +587,7 @@ async def _bring_home(tools: Tools, machine: MachineState, attempt: AttemptState
     if machine.phase == "condemned" or (attempt.metered is None and tools.state.plan.metering is not None):
         superseded = await _late_result(tools, channel, attempt)
     collected = await channel.collect(attempt.id, _home_of(tools, attempt))
-    if scorer_of(tools, tools.state.tasks[attempt.task].task, attempt.id) is not None:
+    if tools.scorer(tools.state.tasks[attempt.task].task, attempt.id) is not None:
         with suppress(ChannelError):  # there is none if the attempt was not graded
             grading, home = scoring_job(attempt.id), _home_of(tools, attempt)
             await channel.collect(grading, home.with_name(home.name + SCORE))
@@ -617,7 +609,7 @@ async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) ->
     await channel.stop(attempt.id)
     task = tools.state.tasks[attempt.task].task
     metered = tools.state.plan.metering is not None and attempt.metered is None
-    apart = not isinstance(attempt.outcome, Broken) or scorer_of(tools, task, attempt.id) is not None
+    apart = not isinstance(attempt.outcome, Broken) or tools.scorer(task, attempt.id) is not None
     if apart and not metered:
         return None
     ended = await channel.ended(attempt.id)

@@ -52,7 +52,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import safe_name
 from evalfleet.policy import proven_online
-from evalfleet.ports import Channel, FileBenchmark, HostChannel, Hosts, Place
+from evalfleet.ports import Channel, HostChannel, Hosts, Place
 from evalfleet.state import MachineState
 
 from .tools import Tools, check_wanted
@@ -198,7 +198,7 @@ async def set_up(
         await _patiently(tools, lambda: channel.meter(metering))
     preparing = _patiently(tools, lambda: channel.prepare(bundle, left, tell))
     steps = await _timed(tools, timings, "setup", preparing)
-    if isinstance(tools.benchmark, FileBenchmark):
+    if tools.files is not None:
         await _patiently(tools, lambda: _bring_score_files(tools, channel))
     timings.update({f"setup.{name}": round(seconds, 3) for name, seconds in steps.items()})
     await _timed(tools, timings, "probe", _patiently(tools, lambda: _until_ready(tools, channel)))
@@ -207,9 +207,7 @@ async def set_up(
 
 async def _bring_score_files(tools: Tools, channel: Channel) -> None:
     task = next(iter(tools.state.tasks.values()), None)
-    if task is None or not isinstance(tools.benchmark, FileBenchmark):
-        return
-    scorer = tools.benchmark.scorer(task.task, AttemptId(f"{task.task.id}.0"))
+    scorer = tools.scorer(task.task, AttemptId(f"{task.task.id}.0")) if task is not None else None
     if scorer is not None and scorer.bundle.digest:
         await channel.prepare(scorer.bundle)
 

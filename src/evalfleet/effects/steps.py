@@ -33,8 +33,8 @@ MOST_BYTES = 4 << 20
 @asynccontextmanager
 async def following_steps(tools: Tools, channel: Channel, attempt: AttemptState) -> AsyncGenerator[None]:
     """While the attempt runs, keep its newest step in the run's folder."""
-    benchmark = tools.benchmark
-    if not isinstance(benchmark, Stepped) or not benchmark.steps:
+    benchmark = tools.stepped
+    if benchmark is None:
         yield
         return
     path = tools.artefacts / STEPS / f"{safe_name(attempt.id)}.json"

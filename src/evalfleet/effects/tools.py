@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar
 from evalfleet.clock import pauses
 from evalfleet.errors import FleetError, PlaceError
 from evalfleet.events import Event
-from evalfleet.model import AttemptId, Collected, Machine, MachineId, Metered, Micros
+from evalfleet.model import AttemptId, Bundle, Collected, Machine, MachineId, Metered, Micros, Scorer, Task
 from evalfleet.names import spread
-from evalfleet.ports import Benchmark, Channel, Clock, Fence, Place
+from evalfleet.ports import Benchmark, Channel, Clock, Fence, FileBenchmark, Place, Stepped
 from evalfleet.single_flight import SingleFlight
 from evalfleet.state import MachineState, RunState
 
@@ -72,6 +72,26 @@ class Tools:
     _channels: dict[MachineId, Channel] = field(default_factory=dict[MachineId, Channel])
     _listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
     _retries: Iterator[int] = field(default_factory=itertools.count)
+
+    # What the benchmark can do is asked once: to look a protocol up takes longer than to decide a turn.
+
+    @functools.cached_property
+    def files(self) -> FileBenchmark | None:
+        """The benchmark, if it is made of files."""
+        return self.benchmark if isinstance(self.benchmark, FileBenchmark) else None
+
+    @functools.cached_property
+    def stepped(self) -> Stepped | None:
+        """The benchmark, if its attempts write their steps into a file."""
+        return self.benchmark if isinstance(self.benchmark, Stepped) and self.benchmark.steps else None
+
+    def scorer(self, task: Task, attempt: AttemptId) -> Scorer | None:
+        """What grades the attempt where it ran, if it does not score itself."""
+        return self.files.scorer(task, attempt) if self.files is not None else None
+
+    def task_bundle(self, task: Task) -> Bundle:
+        """The task's own files."""
+        return self.files.task_bundle(task) if self.files is not None else Bundle()
 
     def place_of(self, machine: MachineState) -> Place:
         return self.places[machine.offer.place]
