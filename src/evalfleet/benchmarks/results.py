@@ -247,6 +247,8 @@ def _is_metadata(value: object) -> bool:
 
 def _scored(score: float, fields: dict[str, Any]) -> Scored:
     """Optional fields that are wrong are left out and named in `error`: they never break a score."""
+    if len(fields) == 1:  # most results are no more than a score, and large runs have many of them
+        return Scored(score, success=score == 1.0)
     ignored: list[str] = []
 
     def take(key: str, valid: bool) -> bool:

@@ -71,6 +71,8 @@ LOOKS = 2
 LOOK_S = 60.0
 EVICTION_S = 300.0
 """So long after its machine has announced it, a place may take to show that it took a machine back."""
+NO_TIME_S = 1.0
+"""A start that took less has taken no time: the attempt's limit has a margin."""
 SETTLE_S, MOMENT_S = 30.0, 1.0
 """How long a machine may take to answer before a cancelled run lets it go, and then to say how an attempt
 ended."""
@@ -101,8 +103,11 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                     patience.reschedule(None)  # its steps have limits of their own, kept on the host
                     await _prepared(tools, channel, bundle, machine)
                 await _started(tools, channel, job, machine)
-                # its time counts from when its command runs, never from when it was asked for
-                patience.reschedule(asyncio.get_running_loop().time() + patience_s)
+                # its time counts from when its command runs, never from when it was asked for; but most take
+                # no time to start, and large runs feel a second timer an attempt
+                due = asyncio.get_running_loop().time() + patience_s
+                if (when := patience.when()) is None or when < due - NO_TIME_S:
+                    patience.reschedule(due)
                 async with (
                     _asking_for_more(tools, channel, attempt, job.id),
                     following_steps(tools, channel, attempt),
