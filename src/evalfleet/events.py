@@ -140,7 +140,7 @@ class MachineReady(_Event, frozen=True):
 
 
 class MachineStep(_Event, frozen=True):
-    """A step of its set-up has begun, or says how it is going."""
+    """A step of its set-up has begun, or says how it is going; or its service says how its start is."""
 
     machine: MachineId
     step: str
@@ -224,6 +224,8 @@ class MachineLeaseSet(_Event, frozen=True):
     expires_at: Micros
 
 
+SERVICE_STEP = "start"
+"""The step of a machine that its service has started, and on which our supervisor does not answer yet."""
 FORGED = "supervisor"
 """The step of a boot that failed because something else than our supervisor answered."""
 

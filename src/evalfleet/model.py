@@ -491,6 +491,8 @@ class Machine(Struct, frozen=True, omit_defaults=True):
     """How long it has run by now, or had when it ended, in all its starts; None where nothing queues."""
     detail: str = ""
     """Why it still waits, or how it ended, in the words of its place."""
+    step: str = ""
+    """What it is at while it is pending, if its place can tell: `pull`, where it fetches an image."""
     host_key: str = ""
     """The public key of its SSH server, if its place has learned it from the cloud: whoever takes the run
     over from another computer must know it, and has no better way to."""
@@ -834,8 +836,9 @@ class AlertRule(Struct, frozen=True, forbid_unknown_fields=True):
     """How many times the usual is too much."""
     count: int = 0
     """How often is too often."""
-    act: Literal["", "pause", "drain", "replace", "end"] = ""
-    """What is done beside telling: to the run, to the machine, or to the attempt that it is about."""
+    act: Literal["", "auto", "pause", "drain", "replace", "end"] = ""
+    """What is done beside telling: to the run, to the machine, or to the attempt that it is about; `auto`: to
+    a service's machine, what its rule thinks right."""
 
 
 class Alerting(Struct, frozen=True):

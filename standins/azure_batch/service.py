@@ -249,7 +249,9 @@ class Service(Background):
         self._become(node, "waitingforstarttask")
         node.start_info = info = {"state": "running", "startTime": self.clock.stamp(), "retryCount": 0}
         if self.faults.start_tasks_fail:
-            code = 1
+            code = self.faults.start_task_code
+        elif self.faults.start_tasks_hang:
+            return
         else:
             run = await self._start(node, f"{ROOT}/startup", start, {})
             code = await run.wait()

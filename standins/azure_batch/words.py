@@ -102,7 +102,11 @@ class Faults(FaultRules[Effect]):
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
         self.start_tasks_fail = False
-        """Do the start tasks of new nodes end with exit code 1?"""
+        """Do the start tasks of new nodes fail?"""
+        self.start_task_code = 1
+        """The exit code of those that fail."""
+        self.start_tasks_hang = False
+        """Do the start tasks of new nodes never end?"""
         self.nodes_unusable = False
         """Do new nodes become unusable?"""
         self.tasks_are_mute = False

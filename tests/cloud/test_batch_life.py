@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import shlex
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, Needs
 from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
 from evalfleet.places.azure_batch.pilot import NO_KVM
-from evalfleet.places.azure_batch.template import JobBuild, job_body
+from evalfleet.places.azure_batch.template import NO_IMAGE, NO_PULL, JobBuild, job_body
 from evalfleet.ports import PlaceContext
 from standins.azure_batch import Failed, StandIn, Throttled
 from standins.azure_batch.nodes import PaperRun
@@ -118,6 +121,71 @@ def test_a_start_task_that_fails_and_a_node_of_no_use_are_told(batch: StandIn, t
 
     play(batch, tmp_path, act, start_command="true")
     until(lambda: not batch.left(), "all is gone")
+
+
+def test_an_image_that_is_not_there_ends_the_place_and_a_registry_that_is_away_only_the_node(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    async def act(made: AzureBatchPlace) -> None:
+        batch.faults.start_tasks_hang = True
+        await made.create(machine_id(3), offer(), LIFE_S)
+
+        async def pulls() -> bool:
+            (pulling,) = await made.list("run")
+            return (pulling.step, pulling.detail) == ("pull", "Batch: the node is waitingforstarttask")
+
+        await until_async(pulls, "it is told that it pulls")
+        await made.delete(machine_id(3))
+        await until_async(lambda: _absent(made), "it is gone")
+        batch.faults.start_tasks_hang, batch.faults.start_tasks_fail = False, True
+        batch.faults.start_task_code = NO_PULL
+        await made.create(ONE, offer(), LIFE_S)
+        gone = await seen(made, "gone")
+        assert gone.start, "the next node may have more luck"
+        assert "FailureExitCode" in gone.detail
+        await made.delete(ONE)
+        await until_async(lambda: _absent(made), "it is gone")
+        batch.faults.start_task_code = NO_IMAGE
+        await made.create(ONE, offer(), LIFE_S)
+        assert not (await seen(made, "gone")).start
+        with pytest.raises(PlaceError, match="`images` is not there") as refused:
+            await made.create(machine_id(2), offer(), LIFE_S)
+        assert (refused.value.transient, refused.value.scope) == (False, "place")
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, images=("docker.io/a/b:1",))
+    until(lambda: not batch.left(), "all is gone")
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "tries"),
+    [
+        ("manifest for a/b:1 not found: manifest unknown: manifest unknown", NO_IMAGE, 1),
+        ("pull access denied for a/b, repository does not exist or may require 'docker login'", NO_IMAGE, 1),
+        ("toomanyrequests: You have reached your pull rate limit", NO_PULL, 4),
+        ("received unexpected HTTP status: 503 Service Unavailable", NO_PULL, 4),
+        ("", 0, 1),
+    ],
+)
+def test_a_pull_that_fails_is_tried_again_unless_the_registry_says_that_it_never_will_work(
+    tmp_path: Path, said: str, code: int, tries: int
+) -> None:
+    """The start task's script, with a `docker` that says what registries say, and a `sleep` that does not."""
+    (tmp_path / "docker").write_text(f"#!/bin/sh\necho x >> {tmp_path}/tries\n{_says(said)}\n")
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")
+    for program in ("docker", "sleep"):
+        (tmp_path / program).chmod(0o755)
+    settings = AzureBatchSettings(account="a.eastus", images=("docker.io/a/b:1",))
+    body = job_body(settings, JobBuild(ONE, "Standard_D4s_v5", False, False, "key", LIFE_S, {}))
+    start = body["poolInfo"]["autoPoolSpecification"]["pool"]["startTask"]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(shlex.split(start["commandLine"]), env=path, capture_output=True, text=True)
+    assert (done.returncode, (tmp_path / "tries").read_text().count("x")) == (code, tries)
+    assert said in done.stderr
+
+
+def _says(words: str) -> str:
+    return f"echo {shlex.quote(words)} >&2; exit 1" if words else "exit 0"
 
 
 async def _absent(made: AzureBatchPlace) -> bool:

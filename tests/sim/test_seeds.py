@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from bench.stuck import hangs
 from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
 from evalfleet.policy.decide import FOR_TROUBLE, is_calm
@@ -291,3 +292,14 @@ def test_invariants_hold_where_one_of_several_places_fails_goes_away_and_comes_b
     report = run_seeds(range(24), scenario=draw_tiers)
     assert report.failures == {}
     assert report.attempts > 300
+
+
+def test_a_job_that_runs_for_ever_without_its_container_is_given_up_in_the_words_of_its_service() -> None:
+    """The eight-hour hang: the task runs elsewhere within a quarter of an hour."""
+    sim = checked(hangs()["running_never_started"])
+    assert sim.state.scored == len(sim.state.tasks)
+    given_up = [
+        m for m in sim.state.machines.values() if m.offer.place == "service" and m.cause is Cause.BOOT
+    ]
+    assert given_up
+    assert all(m.detail.endswith("has not started there; the service says: running") for m in given_up)

@@ -20,6 +20,7 @@ from evalfleet.views.alerts import (
     Alert,
     Raised,
     Situation,
+    act_of,
     holding,
 )
 from evalfleet.views.progress import Progress
@@ -132,6 +133,34 @@ def test_a_machine_whose_disk_is_full_for_five_minutes_is_critical() -> None:
     assert told(feed, series={ONE: gap}) == {}, "nobody knows what was in the gap"
     old = samples(after(feed.now, -500), 300, cpu=1.0)
     assert told(feed, series={ONE: old}) == {}, "what a machine told long ago is no news"
+
+
+def test_a_node_of_a_service_that_is_used_up_is_replaced_once_for_each_task() -> None:
+    """A busy processor alone is what tasks are for: then nothing must have come of it, either."""
+    feed = Feed(tasks=4, machines=1)
+    attempt = feed.start("t_0")
+    feed.wait(1000)
+    rule = CHECKS["compute_node_unhealthy"][1]
+
+    def act(progress: Progress | None = None, **used: float) -> str:
+        series = {ONE: samples(feed.now, 300, **used)}
+        known = {attempt: progress} if progress is not None else {}
+        situation = Situation(feed.state, feed.now, feed.now, known, series)
+        (alert,) = (
+            found for found in holding(situation, Alerting()) if found.rule == "compute_node_unhealthy"
+        )
+        return act_of(situation, rule, alert)
+
+    assert act(disk=0.96) == "", "a host of one's own is not replaced for that"
+    feed.state.machines[ONE].offer = structs.replace(feed.offer, queues=True)
+    assert act(disk=0.96) == "replace"
+    assert act(cpu=1.0) == "", "nobody knows whether it gets on"
+    assert act(Progress(3, idle_s=10.0), cpu=1.0) == ""
+    assert act(Progress(3, idle_s=600.0), cpu=1.0) == "replace"
+    spared = Broken(Cause.CANCELLED, "its machine was replaced by alert compute_node_unhealthy: disk")
+    feed.add(ev.AttemptEnded(attempt, spared, 1.0))
+    attempt = feed.start("t_0")
+    assert act(disk=0.96) == "", "it would use up the next one, too"
 
 
 def test_a_container_engine_that_answers_no_more_is_told_where_one_was_used() -> None:

@@ -23,6 +23,7 @@ from evalfleet.errors import (
 )
 from evalfleet.events import (
     FORGED,
+    SERVICE_STEP,
     MachineAllocated,
     MachineAnswered,
     MachineCondemned,
@@ -255,22 +256,43 @@ async def _boot_in_time(tools: Tools, machine: MachineState, begun: Micros) -> M
     if limit_s is None:
         return await _boot(tools, machine)
     spent_s = seconds_between(begun, tools.clock.now())
+    start = _StartTeller(tools, machine.id)
     try:
         async with asyncio.timeout(max(limit_s - spent_s, min(limit_s, BOOT_LOOK_S))):
-            return await _boot(tools, machine)
+            return await _boot(tools, machine, start)
     except TimeoutError:
-        raise _NeverStarted(
-            f"it has run for {limit_s:g} s, and our supervisor has not started there"
-        ) from None
+        detail = f"it has run for {limit_s:g} s, and our supervisor has not started there"
+        raise _NeverStarted("; ".join(filter(None, (detail, start.said)))) from None
 
 
-async def _boot(tools: Tools, machine: MachineState) -> Machine:
+class _StartTeller:
+    """Waits for a machine to be up, and records what its service says meanwhile: that is what it hung in."""
+
+    def __init__(self, tools: Tools, machine: MachineId) -> None:
+        self._tools, self._machine = tools, machine
+        self._next: Micros = 0
+        self._told = ("", "")
+        self.said = ""
+
+    def is_over(self, seen: Machine | None) -> bool:
+        if seen is None or seen.phase != "pending":
+            return True
+        self.said, now = seen.detail, self._tools.clock.now()
+        telling = (seen.step or SERVICE_STEP, seen.detail)
+        if seen.detail and telling != self._told and now >= self._next:
+            self._told, self._next = telling, after(now, FIRST_SAID_S)
+            self._tools.report(MachineStep(self._machine, *telling))
+        return False
+
+
+async def _boot(tools: Tools, machine: MachineState, start: _StartTeller | None = None) -> Machine:
     """Create the machine and wait until its place says that it is up, or gone again."""
     if not machine.offer.queues:
         await _create(tools, machine)
         seen = await _once(tools, machine, lambda seen: seen is not None and seen.phase != "pending")
     else:
-        seen = await _once(tools, machine, lambda seen: seen is None or seen.phase != "pending")
+        start = start or _StartTeller(tools, machine.id)
+        seen = await _once(tools, machine, start.is_over)
     return seen or Machine(machine.id, "gone")
 
 

@@ -371,4 +371,5 @@ class SimService(_SimPlace):
         up = self._world.loop.time() >= machine.boots_at
         phase: MachinePhase = "gone" if machine.gone else "up" if up else "pending"
         start = name_of_start(machine)
-        return Machine(machine.id, phase, "job", machine.node, start=start, ran_s=ran_s)
+        said = "the service says: running" if phase == "pending" else ""
+        return Machine(machine.id, phase, "job", machine.node, start=start, ran_s=ran_s, detail=said)

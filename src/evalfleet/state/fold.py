@@ -149,7 +149,7 @@ _LIVE: tuple[MachinePhase, ...] = ("requested", "queued", "allocated", "up", "re
 _NEWS_IN: dict[type, tuple[MachinePhase, ...]] = {
     ev.MachineQueued: ("requested", "queued"),
     ev.MachineUp: ("requested", "allocated"),
-    ev.MachineStep: ("up", "mending"),
+    ev.MachineStep: ("allocated", "up", "mending"),
     ev.MachineReady: ("up", "mending"),
     ev.MachineUnreachable: ("requested", "allocated", "up", "mending"),
     ev.MachineLeaseSet: (*_LIVE, "mending"),

@@ -29,7 +29,7 @@ from evalfleet.state import RunState, objection
 from evalfleet.version import __version__
 
 from . import notify as telling
-from .alerts import CHECKS, UNHEALTHY, Alert, Raised, Situation, holding
+from .alerts import CHECKS, UNHEALTHY, Alert, Raised, Situation, act_of, holding
 from .format import iso
 from .progress import read_progress
 
@@ -203,7 +203,7 @@ class AlertWatch:
         alerts = holding(situation, self._alerting)
         for alert in self._raised.new(alerts, situation.now, self._alerting.cool_down_s):
             rule = self._alerting.rules.get(alert.rule, CHECKS[alert.rule][1])
-            asked = steering_of(rule.act, alert)
+            asked = steering_of(act_of(situation, rule, alert), alert)
             if asked is None or objection(situation.state, asked):
                 self._raise(situation.state, alert)
             else:

@@ -232,7 +232,7 @@ def _ended(situation: Situation, rule: AlertRule) -> Found:
 CHECKS: dict[str, tuple[Check, AlertRule]] = {
     "job_stuck_no_progress": (_stuck, AlertRule(after_s=900.0)),
     "container_startup_timeout": (_startup, AlertRule(after_s=1200.0)),
-    UNHEALTHY: (_unhealthy, AlertRule("critical", after_s=300.0, share=0.95)),
+    UNHEALTHY: (_unhealthy, AlertRule("critical", after_s=300.0, share=0.95, act="auto")),
     "slow_task_execution": (_slow, AlertRule("info", factor=2.0)),
     "high_retry_rate": (_retries, AlertRule(share=0.2)),
     "docker_pull_slow": (_pull, AlertRule(after_s=300.0)),
@@ -266,6 +266,38 @@ def holding(situation: Situation, alerting: Alerting) -> list[Alert]:
             for subject, text, machine, attempt in check(situation, rule):
                 found.append(Alert(name, subject, rule.severity, text, situation.now, machine, attempt))
     return found
+
+
+def act_of(situation: Situation, rule: AlertRule, alert: Alert) -> str:
+    """What a rule does about what it has found; empty: it only tells it."""
+    if rule.act != "auto":
+        return rule.act
+    return "replace" if alert.machine is not None and _is_used_up(situation, rule, alert) else ""
+
+
+def _is_used_up(situation: Situation, rule: AlertRule, alert: Alert) -> bool:
+    """Is it a service's node that will do no good any more?
+
+    A busy processor alone is what tasks are for: then nothing must have come of it, either. A task that has
+    cost a node already is left alone: it would use up the next one, too.
+    """
+    state = situation.state
+    assert alert.machine is not None
+    machine = state.machines[alert.machine]
+    if not machine.offer.queues or any(_was_replaced(state, attempt) for attempt in machine.open):
+        return False
+    if not alert.subject.endswith(" CPU"):
+        return True
+    idle = [
+        situation.progress[attempt].idle_s or 0.0 for attempt in machine.open if attempt in situation.progress
+    ]
+    return len(idle) == len(machine.open) and all(seconds >= rule.after_s for seconds in idle)
+
+
+def _was_replaced(state: RunState, attempt: AttemptId) -> bool:
+    """Has an earlier attempt at its task cost a machine by this rule?"""
+    earlier = (state.attempts[tried].outcome for tried in state.tasks[state.attempts[attempt].task].attempts)
+    return any(isinstance(outcome, Broken) and f"alert {UNHEALTHY}" in outcome.detail for outcome in earlier)
 
 
 class Raised:

@@ -327,7 +327,7 @@ def _inside(machine: MachineState, progress: Mapping[AttemptId, Progress]) -> st
 def _why(machine: MachineState) -> str:
     if machine.phase in ("condemned", "mending"):
         return clean(machine.delete_refused or machine.detail)
-    if machine.phase == "up" and (step := machine.setting_up[0]):
+    if machine.phase in ("allocated", "up") and (step := machine.setting_up[0]):
         return clean(": ".join(filter(None, (step, machine.setting_up[1]))))
     if machine.phase in ("requested", "queued", "allocated", "up"):
         offer = machine.offer

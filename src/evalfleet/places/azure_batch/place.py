@@ -35,6 +35,7 @@ from .service import (
     CONTENT,
     REFUSALS,
     SCOPE,
+    UNPULLABLE,
     AccountInventory,
     BatchClient,
     Sighting,
@@ -75,6 +76,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         """Why a machine whose pilot runs cannot be used yet."""
         self._refused: dict[tuple[str, bool], str] = {}
         """Sizes that have turned out to be of no use, and why."""
+        self._unpullable = ""
+        """Why no node can be had: an image that all pull is not there."""
         self._kvm = False
         """Must machines be able to run virtual machines?"""
 
@@ -172,6 +175,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         now = self._arm.now()
         shown = [machine_of(each, now) for name, each in sorted(found.items()) if name.startswith(f"{pool}-")]
         for machine in shown:
+            if machine.detail.endswith(UNPULLABLE):
+                self._unpullable = machine.detail
             if machine.detail in REFUSALS.values():
                 self._note_refusal(found[machine.id], machine.detail)
         return tuple(self._with_trouble(each) for each in shown)
@@ -190,6 +195,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         """Submit the job. Returns when Batch has taken it, not when it runs."""
+        if self._unpullable:
+            raise PlaceError(self._unpullable, transient=False, scope="place")
         if why := self._refused.get((offer.size, offer.spot)):
             raise PlaceError(f"{offer.size}: {why}", transient=False, scope="offer")
         async with self._turn(machine):

@@ -21,6 +21,8 @@ from .template import (
     END_S,
     HOST_KEY,
     LIFE,
+    NO_IMAGE,
+    NO_PULL,
     NO_PYTHON,
     OLD_PYTHON,
     PREFIX,
@@ -43,6 +45,9 @@ REFUSALS = {
     OLD_PYTHON: "the image's python3 is older than 3.8; name an `image` with a later one",
 }
 """What the pilot's exit codes mean that tell of the size or the image, and so of all machines alike."""
+UNPULLABLE = (
+    "an image of `images` is not there, or its registry lets nobody read it: see stderr of the start task"
+)
 REMEDIES = {
     "accountcorequotareached": "ask for more dedicated cores: the account's page Quotas in the portal",
     "accountlowprioritycorequotareached": "ask for more spot cores: the account's page Quotas in the portal",
@@ -241,15 +246,29 @@ def machine_of(seen: Sighting, now: float) -> Machine:
     if not node or node != start.node or state in LOST or f"{node}.{seen.requeued}" != start.start:
         return structs.replace(shown, phase="evicted", detail=f"Batch: its node was lost ({state or 'gone'})")
     if state == "starttaskfailed":
-        # a start task that fails would fail on the next node, too: without a start, its offer is given up
-        told = f"Batch: {state}: {_start_failure(seen.node)}; see `start_command` and `images` of the place"
-        return structs.replace(shown, phase="gone", start="", detail=told)
+        return _start_failed(seen, shown)
     if state not in COMING:
         told = "; ".join(_words(each) for each in rows(seen.node.get("errors")))
         return structs.replace(shown, phase="gone", detail=f"Batch: the node is {state}. {told}".strip())
     if state == "running" and start.address:
         return structs.replace(shown, phase="up")
-    return structs.replace(shown, detail=f"Batch: the node is {state}")
+    pulls = state == "waitingforstarttask" and "docker pull" in str(seen.pool.get("startTask"))
+    return structs.replace(shown, step="pull" if pulls else "", detail=f"Batch: the node is {state}")
+
+
+def _start_failed(seen: Sighting, shown: Machine) -> Machine:
+    """Without a start, its offer is given up: a start task that fails would fail on the next node, too. But a
+    registry that is away may be there for the next one."""
+    code = table(seen.node.get("startTaskInfo")).get("exitCode")
+    told = f"Batch: starttaskfailed: {_start_failure(seen.node)}"
+    if code == NO_IMAGE:
+        return structs.replace(shown, phase="gone", start="", detail=f"{told}; {UNPULLABLE}")
+    if code == NO_PULL:
+        return structs.replace(
+            shown, phase="gone", detail=f"{told}: an image could not be pulled, tried four times"
+        )
+    why = "see `start_command` and `images` of the place"
+    return structs.replace(shown, phase="gone", start="", detail=f"{told}; {why}")
 
 
 def _waiting(seen: Sighting) -> Machine:

@@ -26,9 +26,24 @@ END_S = 60.0
 """How long Batch may take to end a task and, with its job, the node."""
 BOOT_S = 900.0
 """A node that takes longer from its start to that of its task is not what we asked for."""
-OLD_PYTHON, NO_PYTHON = 78, 79
+OLD_PYTHON, NO_PYTHON, NO_IMAGE, NO_PULL = 78, 79, 80, 81
+"""Exit codes: of the pilot, and of a start task whose image is not there, or cannot be had for now."""
 FIRST_PRIORITY = 150
-PULL = "command -v docker >/dev/null || { apt-get update && apt-get install -y docker.io; } || exit 1\n"
+FOR_GOOD = "manifest unknown|manifest .*not found|denied|unauthorized|invalid reference"
+"""What a registry says of an image that will not be there the next time, either."""
+PULL = f"""\
+command -v docker >/dev/null || {{ apt-get update && apt-get install -y docker.io; }} || exit {NO_PULL}
+pull() {{
+  for pause in 5 20 60 0; do
+    said=$(docker pull "$1" 2>&1) && return 0
+    echo "$said" >&2
+    echo "$said" | grep -qiE '{FOR_GOOD}' && exit {NO_IMAGE}
+    [ $pause = 0 ] || sleep $((pause + $$ % 7))
+  done
+  exit {NO_PULL}
+}}
+"""
+"""What is transient is tried again, after pauses that differ from node to node."""
 
 
 def job_id(machine: MachineId, form: str) -> str:
@@ -138,7 +153,7 @@ def _pool(settings: AzureBatchSettings, build: JobBuild) -> Json:
         pool["startTask"] = {
             "commandLine": line,
             "waitForSuccess": True,
-            "maxTaskRetryCount": 1,
+            "maxTaskRetryCount": 1 if settings.start_command else 0,  # pulls are tried again by the script
             "userIdentity": _root(),
         }
     return {"autoPoolIdPrefix": PREFIX, "poolLifetimeOption": "job", "keepAlive": False, "pool": pool}
@@ -175,7 +190,7 @@ def _network(settings: AzureBatchSettings) -> Json:
 def _start_script(settings: AzureBatchSettings) -> str:
     """Container images are pulled by the start task: in a pool with containerConfiguration, which could
     prefetch them, every task must be a container."""
-    pulls = "".join(f"docker pull {shlex.quote(image)} || exit 1\n" for image in settings.images)
+    pulls = "".join(f"pull {shlex.quote(image)}\n" for image in settings.images)
     return (PULL + pulls if pulls else "") + settings.start_command
 
 
