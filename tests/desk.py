@@ -18,9 +18,12 @@ from evalfleet.errors import FleetError
 from evalfleet.events import Event, Record
 from evalfleet.journal import Store
 from evalfleet.state import RunState, apply, fold
+from tests.forked import Forked, fork
 from tests.waiting import PATIENCE_S, suspend, until
 
 SRC = Path(evalfleet.__file__).parents[1]
+NO_SECRETS = ("EVALFLEET_", "PATH", "SLURM_CONF")
+"""How the names of variables begin that nobody looks for in /proc."""
 T = TypeVar("T")
 
 
@@ -56,7 +59,7 @@ class Done:
 class Process:
     """An evalfleet process, its output in files."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes] | Forked, out: Path, err: Path) -> None:
         self.popen = popen
         self.pid = popen.pid
         self._out, self._err = out, err
@@ -113,7 +116,9 @@ class Desk:
     """One folder, one home, and every process that was started there.
 
     `prefix` goes before the command: what enters the network of machines. Variables of ours that happen to be
-    set where the tests run are not passed on.
+    set where the tests run are not passed on. A process is forked (tests/forked.py), which is cheaper, unless
+    there is a prefix or it is given variables. With `forks` it is forked also then, where no test looks for
+    these in /proc.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class Desk:
         home: Path | None = None,
         environ: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        forks: bool = False,
     ) -> None:
         self.folder = folder
         self.home = home or folder / "home"
@@ -129,7 +135,9 @@ class Desk:
         self.processes: list[Process] = []
         kept = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
         ours = {"PYTHONPATH": str(SRC), "EVALFLEET_HOME": str(self.home), "TERM": "dumb"}
-        self.environ = {**kept, **ours, **(environ or {})}
+        self.forks = forks
+        self._inherited = {**kept, **ours}
+        self.environ = {**self._inherited, **(environ or {})}
         folder.mkdir(parents=True, exist_ok=True)
         self._outputs = Path(tempfile.mkdtemp(prefix=".outputs-", dir=folder))
 
@@ -145,15 +153,25 @@ class Desk:
     def start(self, *words: str, env: Mapping[str, str] | None = None, **options: Any) -> Process:
         number = len(self.processes) + 1
         out, err = (self._outputs / f"{number}.{name}" for name in ("out", "err"))
-        argv = [*self.prefix, sys.executable, "-m", "evalfleet", *words]
-        options = {"cwd": self.folder, "stdin": subprocess.DEVNULL, **options}
-        with out.open("wb") as out_file, err.open("wb") as err_file:
-            popen = subprocess.Popen[bytes](
-                argv, env={**self.environ, **(env or {})}, stdout=out_file, stderr=err_file, **options
-            )
+        environ = {**self.environ, **(env or {})}
+        with out.open("wb") as out_file, err.open("wb") as err_file, open(os.devnull, "rb") as nothing:
+            popen: subprocess.Popen[bytes] | Forked
+            if not options and self._may_fork(environ):
+                popen = fork(words, self.folder, environ, (nothing, out_file, err_file))
+            else:
+                argv = [*self.prefix, sys.executable, "-m", "evalfleet", *words]
+                options = {"cwd": self.folder, "stdin": nothing, **options}
+                popen = subprocess.Popen[bytes](
+                    argv, env=environ, stdout=out_file, stderr=err_file, **options
+                )
         process = Process(popen, out, err)
         self.processes.append(process)
         return process
+
+    def _may_fork(self, environ: Mapping[str, str]) -> bool:
+        own = dict(environ.items() - self._inherited.items())
+        shown = self.forks or all(name.startswith(NO_SECRETS) for name in own)
+        return shown and not self.prefix and hasattr(os, "pidfd_open")  # which Linux has
 
     def __call__(self, *words: str, timeout_s: float = PATIENCE_S, **options: Any) -> Done:
         """Run to the end, whatever its exit code."""

@@ -46,6 +46,19 @@ def processes_holding(value: str, among: Iterable[int] | None = None) -> dict[in
     return found
 
 
+def younger(pid: int) -> list[int]:
+    """Processes of this computer that were started after this one: who else can have its secret?"""
+    births = {int(name): _birth(name) for name in os.listdir("/proc") if name.isdigit()}
+    return [each for each, birth in births.items() if birth is not None and birth > (births[pid] or 0)]
+
+
+def _birth(pid: str) -> int | None:
+    """In clock ticks since this computer was started; None once the process is gone."""
+    with suppress(OSError):
+        return int(Path("/proc", pid, "stat").read_text().rpartition(") ")[2].split()[19])
+    return None
+
+
 def _holds(process: Path, raw: bytes) -> bool:
     """Memory that a process can write, its stack with environment and arguments included."""
     try:

@@ -43,7 +43,8 @@ class CloudDesk(Desk):
     def __init__(
         self, cloud: azure.StandIn | gce.StandIn, environ: dict[str, str], folder: Path, *, inside: bool
     ) -> None:
-        super().__init__(folder, environ=environ, prefix=cloud.hosts.lab.prefix if inside else ())
+        prefix = cloud.hosts.lab.prefix if inside else ()
+        super().__init__(folder, environ=environ, prefix=prefix, forks=True)
         self._endpoint = cloud.endpoint_inside if inside else cloud.endpoint
         self._ca = str(cloud.ca)
 

@@ -94,7 +94,12 @@ class Fleet(Desk):
     def alive(self) -> dict[int, str]:
         """Every process that works on this home: pid -> command line."""
         marks = (f"\0EVALFLEET_HOME={self.home}\0", f"\0EVALFLEET_MACHINE={self.home.resolve()}/")
-        return {pid: argv for pid, argv, environ in processes() if any(mark in environ for mark in marks)}
+        own = {process.pid for process in self.processes if process.lives}  # /proc may show others' variables
+        return {
+            pid: argv
+            for pid, argv, environ in processes()
+            if pid in own or any(mark in environ for mark in marks)
+        }
 
     def settled(self) -> None:
         """Nothing runs and no machine is left."""

@@ -93,6 +93,7 @@ def metered(
     fleet: Fleet, models: Served, tasks: list[dict[str, Any]], more: str = PRICES, **keys: Any
 ) -> None:
     fleet.environ["OPENAI_API_KEY"] = models.key
+    fleet.forks = True
     fleet.config(f'[model]\nkey = "OPENAI_API_KEY"\nupstream = "{models.url}"\n{more}')
     command = [sys.executable, "agent.py", "{params.do}"]
     keys = {"secrets": ["OPENAI_API_KEY"], "command": command, "files": ["agent.py"], **keys}
