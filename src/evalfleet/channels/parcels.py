@@ -3,6 +3,7 @@ streams of their own."""
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import errno
 import os
@@ -62,7 +63,7 @@ T = TypeVar("T")
 Ask = Callable[[str, dict[str, Any]], Awaitable[Incoming]]
 
 
-class ParcelMover:
+class ParcelMover(abc.ABC):
     """A mover of files between here and one machine. How large ones get through is its subclass's to say.
 
     `ask` puts a request to its supervisor; `alive` is told that bytes got through.
@@ -95,9 +96,9 @@ class ParcelMover:
         except OSError as err:
             raise SetupFailed("files", str(err)) from err
 
+    @abc.abstractmethod
     async def _send(self, bundle: Bundle, same: Mapping[str, str]) -> None:
         """As a stream, for what is too large for a message. Raises SetupFailed."""
-        raise NotImplementedError
 
     # -- and back --------------------------------------------------------------------------------
 
@@ -138,9 +139,9 @@ class ParcelMover:
         finally:
             stage.remove()
 
+    @abc.abstractmethod
     async def _receive(self, caps: dict[str, Any], into: Path) -> Collected:
         """As a stream, for what is too large for a message."""
-        raise NotImplementedError
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Whole, or from the start again: what is half here is worth nothing."""
