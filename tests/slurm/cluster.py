@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "srun", "scancel", "scontrol")
+GRACE_S = 25
 SBIN = "/usr/sbin:/sbin"
 
 CONFIG = """\
@@ -52,6 +53,7 @@ AccountingStorageType=accounting_storage/none
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} RealMemory=1000
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=10
+PartitionName=lenient Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace_s}
 PartitionName=short Nodes=n[1-{nodes}] MaxTime=10 State=UP PriorityTier=1
 """
 
@@ -69,7 +71,8 @@ def _program(name: str) -> str | None:
 
 
 class Cluster:
-    """Nodes `n1`, `n2` ... and the partitions `main`, `urgent` (which preempts it) and `short` (ten minutes).
+    """Nodes `n1`, `n2` ... and the partitions `main`, `urgent` (which preempts others), `lenient` (whose jobs
+    have some time left when they are preempted) and `short` (ten minutes).
 
     It has a munge key, ports and state folders of its own, and ends with all that ran on it.
     """
@@ -100,6 +103,7 @@ class Cluster:
                 last=last,
                 cpus=cpus,
                 min_job_age_s=min_job_age_s,
+                grace_s=GRACE_S,
                 more=more,
             )
         )

@@ -48,7 +48,10 @@ class Site:
     @property
     def why(self) -> str:
         """What the machine's supervisor wrote down of the reason why it ended the job."""
-        return (self.folder / "shared" / self.home_id / MACHINE / "jobs" / JOB / "why").read_text()
+        return self.why_of(JOB)
+
+    def why_of(self, job: AttemptId) -> str:
+        return (self.folder / "shared" / self.home_id / MACHINE / "jobs" / job / "why").read_text()
 
     async def create(self, expires_s: float = 600.0) -> None:
         await self.place.create(MACHINE, await first_offer(self.place), expires_s)
@@ -165,6 +168,30 @@ async def test_a_preempted_machine_is_evicted_and_so_is_what_ran(cluster: Cluste
         assert seen.ran_s is not None
         assert await _told(ending) in ("evicted", "unreachable")
         assert at.why == "evicted"
+        cluster.ask("scancel", urgent)
+
+
+@pytest.mark.nightly  # it waits for the grace time to be over
+async def test_what_ends_within_the_grace_time_of_a_preemption_counts_and_the_rest_is_evicted(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Slurm ends the step by which we reach the machine, and the job only when the time is over."""
+    async with site(cluster, tmp_path, partition="lenient", sbatch=("--exclusive",)) as at:
+        up = await at.up()
+        channel, gate = at.channel(up), tmp_path / "gate"
+        await at.start(channel, f"until [ -e {gate} ]; do sleep 0.1; done; exit 5")
+        second = Job(AttemptId("t.1"), Command(("sleep", "600")), 600.0)
+        await channel.start(second)
+        ending = asyncio.create_task(channel.ended(second.id))
+        urgent = cluster.submit("--partition=urgent", f"--nodelist={up.node}", "--exclusive")
+        # it has begun: the job's end is near
+        until(lambda: cluster.ask("squeue", "-h", "-j", at.job, "-o", "%L") < "1:00", "the preemption")
+        gate.touch()
+        ended = await at.channel(up).ended(JOB)
+        assert (ended.reason, ended.exit_code) == ("exited", 5)
+        assert (await at.until_in("evicted")).start == up.start
+        assert await _told(ending) in ("evicted", "unreachable")
+        assert at.why_of(second.id) == "evicted"
         cluster.ask("scancel", urgent)
 
 
