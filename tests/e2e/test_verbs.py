@@ -30,6 +30,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet.sweep()
 
 
+def in_bash(fleet: Fleet, words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", words],
+        cwd=fleet.folder,
+        env=fleet.environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 def test_ls(finished: Fleet) -> None:
     assert "r " in finished("ls").out
     (row,) = finished("ls", "--json").json
@@ -170,15 +182,7 @@ def test_a_reader_that_goes(finished: Fleet) -> None:
 def test_a_run_whose_reader_goes_ends_all_the_same(fleet: Fleet) -> None:
     fleet.bench(tasks(4, "sleep 0.1; score 1"))
     words = f"{sys.executable} -m evalfleet run ./b.toml --name r | head -n 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", words],
-        cwd=fleet.folder,
-        env=fleet.environ,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = in_bash(fleet, words, 30)
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "0"
     assert fleet.results()["scored"] == 4
@@ -255,15 +259,7 @@ def test_umask(fleet: Fleet, mask: int) -> None:
 def test_few_open_files(fleet: Fleet) -> None:
     fleet.bench(tasks(12, "score 1"))
     words = f"ulimit -n 64; exec {sys.executable} -m evalfleet run ./b.toml --name r --workers 12"
-    done = subprocess.run(
-        ["bash", "-c", words],
-        cwd=fleet.folder,
-        env=fleet.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = in_bash(fleet, words, 60)
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 0, done
     fleet.settled()

@@ -227,8 +227,8 @@ async def test_a_new_machine_finds_the_host_of_an_old_debt_free(pair: Fleet) -> 
     await everything_goes(place, pair)
 
 
-async def test_a_host_that_does_badly_is_used_last(pair: Fleet) -> None:
-    place = pair.place()
+async def does_badly(place: SshPlace) -> Machine:
+    """A machine that broke every attempt, and was given back."""
     bad = await bring_up(place)
     channel = place.channel(bad, Fence("run", 1, 5.0))
     for n in range(3):
@@ -236,6 +236,12 @@ async def test_a_host_that_does_badly_is_used_last(pair: Fleet) -> None:
         await channel.ended(AttemptId(f"t{n}.0"))
     await channel.close()
     await place.delete(bad.id)
+    return bad
+
+
+async def test_a_host_that_does_badly_is_used_last(pair: Fleet) -> None:
+    place = pair.place()
+    bad = await does_badly(place)
     second = await bring_up(place, 2)
     assert second.address != bad.address
     with pytest.raises(PlaceError, match="1 set aside") as caught:
@@ -275,13 +281,7 @@ async def in_the_end(place: SshPlace, n: int) -> Machine:
 async def test_a_host_set_aside_is_probed_again_later(pair: Fleet) -> None:
     pair.hosts[1].stop()
     place = pair.place(set_aside_s=1.5)
-    bad = await bring_up(place)
-    channel = place.channel(bad, Fence("run", 1, 5.0))
-    for n in range(3):
-        await channel.start(shell(f"t{n}.0", "exit 9"))
-        await channel.ended(AttemptId(f"t{n}.0"))
-    await channel.close()
-    await place.delete(bad.id)
+    bad = await does_badly(place)
     with pytest.raises(PlaceError, match="1 set aside") as caught:
         await take(place, 2)
     assert caught.value.retry_after_s is not None

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .pool import add_settings
+
 if TYPE_CHECKING:
     from evalfleet.api.places import Listed
     from evalfleet.planning.plugins import PlugIn
@@ -99,13 +101,7 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=int, default=0, metavar="N", help="how many GPUs a machine must have (default: 0)"
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        dest="settings",
-        help="a setting of the place; may be repeated",
-    )
+    add_settings(parser)
     parser.add_argument(
         "--trust",
         action="store_true",

@@ -96,3 +96,19 @@ def add_benchmark(parser: argparse.ArgumentParser) -> None:
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        dest="settings",
+        help="a setting of the place; may be repeated",
+    )
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", metavar="FILE", help="read this file instead of the nearest evalfleet.toml"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import add_json, add_machine, add_name, add_yes
+from . import add_config, add_json, add_machine, add_name, add_settings, add_yes
 
 
 def create_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +22,8 @@ def create_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefix", metavar="P", default=None, help="machines are called P-1, P-2, ... (default: worker)"
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        dest="settings",
-        help="a setting of the place; may be repeated",
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help="read this file instead of the nearest evalfleet.toml"
-    )
+    add_settings(parser)
+    add_config(parser)
     add_json(parser)
 
 

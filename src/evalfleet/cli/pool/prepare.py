@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from . import add_json, add_name
+from . import add_config, add_json, add_name, add_settings
 
 if TYPE_CHECKING:
     from evalfleet.api.pools import Pool
@@ -18,22 +18,14 @@ if TYPE_CHECKING:
 def prepare_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("benchmark", metavar="BENCHMARK", help="as for `evalfleet run`")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        dest="settings",
-        help="a setting of the place; may be repeated",
-    )
+    add_settings(parser)
     parser.add_argument(
         "--capture",
         metavar="IMAGE",
         help="then capture an image of a machine, to be named in its place's settings",
     )
     parser.add_argument("--env-file", metavar="FILE", help="read secrets from here; never uploaded")
-    parser.add_argument(
-        "--config", metavar="FILE", help="read this file instead of the nearest evalfleet.toml"
-    )
+    add_config(parser)
     add_json(parser)
 
 
