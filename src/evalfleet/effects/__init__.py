@@ -30,7 +30,7 @@ from evalfleet.policy import (
 )
 from evalfleet.ports import Place
 
-from . import attempts, machines, mends
+from . import attempts, machines, silence
 from .tools import RunCopy, Tools
 
 DOWNLOADS_AT_ONCE = 8
@@ -85,9 +85,9 @@ class Performer:
             case Extend(machine, expires_at):
                 await machines.extend(tools, state.machines[machine], expires_at)
             case Listen(machine):
-                await machines.listen(tools, state.machines[machine])
+                await silence.listen(tools, state.machines[machine])
             case Mend(machine, step):
-                await mends.mend(tools, state.machines[machine], step)
+                await silence.mend(tools, state.machines[machine], step)
             case Stop(machine):
                 await machines.stop(tools, state.machines[machine])
             case TearDown(machine):

@@ -60,7 +60,8 @@ from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
 from evalfleet.ports import Answer, Channel, HostChannel
 from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, is_ungraded, steered_by
 
-from .machines import forged, report_gone, silent_since
+from .machines import report_gone
+from .silence import forged, silent_since
 from .steps import following_steps
 from .tools import Tools, check_wanted
 

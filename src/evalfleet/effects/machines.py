@@ -6,14 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import TypeVar
 
 from msgspec import structs
 
 from evalfleet.errors import (
     ChannelError,
-    FleetError,
     MachineForged,
     MachineMute,
     PlaceError,
@@ -25,15 +23,12 @@ from evalfleet.events import (
     FORGED,
     SERVICE_STEP,
     MachineAllocated,
-    MachineAnswered,
     MachineCondemned,
     MachineDeleted,
     MachineDeleteRefused,
-    MachineHeard,
     MachineLeaseSet,
     MachineQueued,
     MachineReady,
-    MachineSilent,
     MachineStep,
     MachineStopped,
     MachineUnreachable,
@@ -52,7 +47,6 @@ from evalfleet.model import (
     seconds_between,
 )
 from evalfleet.names import safe_name
-from evalfleet.policy import proven_online
 from evalfleet.ports import Channel, HostChannel, Hosts, Place
 from evalfleet.state import MachineState
 
@@ -64,7 +58,6 @@ CALL_MARGIN_S = 5.0
 BOOT_LOOK_S = 120.0
 SERVICE_START_S = 600.0
 FIRST_SAID_S, SAID_S = 10.0, 60.0
-ASKED_AT_ONCE = 3
 RESTARTED = "its service started it anew"
 MACHINES = ".machines"
 """In a run's folder: what a failed set-up left, by machine. No task's folder starts with a dot."""
@@ -420,77 +413,6 @@ def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> No
     if seen is not None and seen.phase in ("gone", "evicted") and seen.detail:
         detail = f"{detail} ({seen.detail})" if cause is Cause.EVICTED else seen.detail
     tools.report(MachineCondemned(machine.id, detail, cause))
-
-
-# -- when one is silent --------------------------------------------------------------------------
-
-
-async def listen(tools: Tools, machine: MachineState) -> None:
-    """Ask the silent machine until it is heard again. If others answer meanwhile, our own network works."""
-    others = asyncio.create_task(_ask_others(tools, machine))
-    try:
-        await _until_heard(tools, machine)
-    finally:
-        others.cancel()
-        await asyncio.gather(others, return_exceptions=True)
-
-
-async def _until_heard(tools: Tools, machine: MachineState) -> None:
-    while True:
-        try:
-            await tools.channel(machine).probe(None)
-        except StaleController:
-            raise
-        except MachineForged as err:
-            tools.report(forged(machine, err))
-            return
-        except ChannelError:
-            await asyncio.sleep(tools.pace.poll_s * 5)
-        else:
-            tools.report(MachineHeard(machine.id))
-            return
-
-
-def forged(machine: MachineState, err: MachineForged) -> MachineCondemned:
-    """A machine that worked and is no longer ours. A task may have caused it: that is no free attempt."""
-    return MachineCondemned(machine.id, str(err), Cause.STUCK)
-
-
-async def _ask_others(tools: Tools, machine: MachineState) -> None:
-    """Ask a few machines at a time until one has answered: idle machines say nothing by themselves."""
-    state, asked = tools.state, {machine.id}
-    asking: list[asyncio.Task[None]] = []
-    try:
-        while machine.silent_since is not None and not proven_online(state, machine):
-            others = (m for m in state.audible if m not in asked and _tells(state.machines[m], machine))
-            for other in list(islice(others, ASKED_AT_ONCE)):
-                asked.add(other)
-                asking.append(asyncio.create_task(_ask(tools, state.machines[other])))
-            await asyncio.sleep(tools.pace.poll_s * 5)
-    finally:
-        for task in asking:
-            task.cancel()
-
-
-def _tells(other: MachineState, silent: MachineState) -> bool:
-    """Does hearing the other one say anything about the silent one? A service speaks for its own only."""
-    return not silent.offer.queues or other.offer.place == silent.offer.place
-
-
-async def _ask(tools: Tools, machine: MachineState) -> None:
-    try:
-        await tools.channel(machine).probe(None)
-    except ChannelError:
-        tools.report(MachineSilent(machine.id, silent_since(tools, machine)))
-    except FleetError:
-        return  # whoever works with that machine meets it, too
-    else:
-        tools.report(MachineAnswered(machine.id))
-
-
-def silent_since(tools: Tools, machine: MachineState) -> Micros:
-    """Since when a machine has been silent whose channel has just given up."""
-    return after(tools.clock.now(), -machine.offer.silent_s)
 
 
 # -- stopped -------------------------------------------------------------------------------------
