@@ -23,7 +23,6 @@ MOST_DEEP = 500
 
 _makers: list[Any] = []  # kept: Python looks for a module that is missing every time
 _PLAIN_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.~-]{1,180}")
-SMALL_COUNT, SMALL_BYTES = 64, 1 << 20
 _KEPT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-"
 
 
@@ -111,26 +110,6 @@ def make_key(directory: str = ".", key: str = "") -> str:
         os.link(partial, f"{directory}/{KEY}")  # whole or not at all, and the first one stays
     os.unlink(partial)
     return read_key(directory)
-
-
-def is_small(folder: str) -> bool:
-    """Little is in it, so it can wait to be removed: that takes three processes. Raises FileNotFoundError."""
-    count_left, bytes_left = SMALL_COUNT, SMALL_BYTES
-    folders = [folder]
-    try:
-        while folders:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    about = entry.stat(follow_symlinks=False)
-                    count_left -= 1
-                    bytes_left -= about.st_size
-                    if count_left < 0 or bytes_left < 0:
-                        return False
-                    if stat.S_ISDIR(about.st_mode):
-                        folders.append(entry.path)
-    except PermissionError:
-        return False  # who knows
-    return True
 
 
 def make_folder(path: str) -> None:

@@ -9,7 +9,7 @@ import selectors
 import signal
 import time
 
-from .files import CLEANER, is_small, make_folder, make_folders, read_file, write_atomic
+from .files import make_folder, make_folders, read_file, write_atomic
 from .graded_files import Grading
 from .isolation import USER, Box, FileView, HostIsolation, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, HostJob
@@ -30,6 +30,7 @@ from .processes import (
     spawn,
 )
 from .seals import Seals
+from .trash import Trash
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ WARNED_S = 30.0
 before it sends SIGTERM to the first of them: a job that heard that one before us cannot be taken for one that
 ended by itself, however slowly the signals come."""
 IDLE_S = 10.0
-MOST_TRASH = 5000
 PRIVATE = ("work", "out", "home", "tmp")
 SPARE_FOLDER = "spares"
 SPARES = 3
@@ -84,11 +84,10 @@ class Jobs:
         self._mark = marker("EVALFLEET_MACHINE", home)
         self._children: dict[int, HostJob] = {}
         self._helpers: set[int] = set()
+        self._trash = Trash(self.environ, self._helpers)
         self._forgotten: set[str] = set()
         self._tombstones = -1
         self._bundles: dict[str, tuple[int, list[str]]] = {}
-        self._trash_count = 0
-        self._trashed = 0
         self._busy_at = 0.0
         self._host: HostIsolation | None = None
         self._opened: set[str] = set()
@@ -313,7 +312,7 @@ class Jobs:
         self._helpers.add(keeper.pid)
         if keeper.box is not None:
             self._empty_boxes.append(keeper.box)
-            self._discard(f"{SPARE_FOLDER}/{keeper.box.uid}")
+            self._trash.discard(f"{SPARE_FOLDER}/{keeper.box.uid}")
 
     def _grading(self, job: HostJob, spec: dict[str, Any]) -> Grading | None:
         """What a job that grades another needs. Raises ValueError."""
@@ -584,7 +583,7 @@ class Jobs:
         if job.metered:
             self.metering.close(job)
         if not job.graded:
-            self._discard(job.path + "/work")
+            self._trash.discard(job.path + "/work")
         else:
             write_atomic(job.path + "/ended", "")  # its working directory stays, to be graded
         self.tell(job)
@@ -595,7 +594,7 @@ class Jobs:
             if job.box is not None and not job.box.remove():
                 self._empty_boxes.append(job.box)
             for name in ("home", "tmp"):
-                self._discard(f"{job.path}/{name}")
+                self._trash.discard(f"{job.path}/{name}")
         self._left = []
 
     def kill_everything(self, why: str) -> bool:
@@ -637,7 +636,7 @@ class Jobs:
             self._forgotten.update(job.id for job in jobs)
         for job in jobs:
             del self.known[job.id]
-            self._discard(job.path)
+            self._trash.discard(job.path)
 
     def verify(self, digest: str, files: dict[str, Any], shared: bool) -> str:
         """The name of a file of a bundle that is not as it must be: then the bundle and its set-up go."""
@@ -647,7 +646,7 @@ class Jobs:
             self.seals.drop(digest)
             self._opened.discard("bundles/" + digest)
             self._bundles.pop("bundles/" + digest, None)
-            self._discard("bundles/" + digest)
+            self._trash.discard("bundles/" + digest)
             self.forget(steps, again=True)
         return wrong
 
@@ -674,56 +673,17 @@ class Jobs:
         self._forgotten.clear()
         return gone
 
-    def _discard(self, folder: str) -> None:
-        """Remove a directory: what is big now, by a process of its own; what is small by and by.
-
-        Ext4 takes long to make files where others were just deleted: 0.2 ms each, measured, against 0.03.
-        """
-        with contextlib.suppress(OSError):
-            return os.rmdir(folder)  # many jobs leave nothing where they worked
-        self._trash_count += 1
-        target = f"trash/{os.getpid()}-{self._trash_count}"
-        try:
-            small = is_small(folder)
-            os.chmod(folder, 0o700)
-            os.rename(folder, target)
-        except OSError:
-            return  # it is gone, or the disk is in trouble; deleting the machine removes it
-        if small:
-            self._trashed += 1
-        else:
-            self._clean(target)
-
     def tidy(self, now: float) -> None:
         """To be called now and then."""
         self._empty_boxes = [box for box in self._empty_boxes if not box.remove()]
-        if self._trashed > MOST_TRASH or (now > self._busy_at + IDLE_S and not self.live):
-            self._empty_trash()
+        if self._trash.is_full or (now > self._busy_at + IDLE_S and not self.live):
+            self._trash.empty()
 
     def _clean_again(self) -> None:
         """What was being removed by processes that are gone, and what keepers that are gone had ready."""
         if not self._spares:
-            with contextlib.suppress(OSError):
-                os.rename(SPARE_FOLDER, f"trash-{os.getpid()}-spares")
-        for name in os.listdir("."):
-            if name.startswith("trash-"):
-                self._clean(name)
-        self._trashed = len(os.listdir("trash"))
-        self._empty_trash()
-
-    def _empty_trash(self) -> None:
-        if not self._trashed:
-            return
-        name = f"trash-{os.getpid()}-{self._trash_count}"
-        with contextlib.suppress(OSError):
-            os.rename("trash", name)
-            os.mkdir("trash")
-            self._trashed = 0
-            self._clean(name)
-
-    def _clean(self, path: str) -> None:
-        with contextlib.suppress(OSError):
-            self._helpers.add(spawn(["sh", "-c", CLEANER, "evalfleet-clean", path], self.environ, os.devnull))
+            self._trash.take_aside(SPARE_FOLDER)
+        self._trash.restore()
 
 
 def more_bundles(spec: dict[str, Any]) -> list[str]:

@@ -45,7 +45,7 @@ WITHOUT_HELLO = frozenset(
 MODULES = (
     *("clients", "files", "follow", "graded_files", "host", "isolation", "job", "jobs", "keeper"),
     *("machine", "mailbox", "main", "meter_process", "notices", "parcel", "pilot", "processes"),
-    *("seals", "server", "verbs"),
+    *("seals", "server", "trash", "verbs"),
 )
 
 
