@@ -6,8 +6,8 @@ for cold is of this); `kept`, by one that was just started, when what was summed
 Then a live run is written as fast as given, and 100 streams are read: the time from an event being durable to
 its arrival.
 A real browser opens the same runs, and keeps one open while an hour's events are replayed in a minute.
-CPU seconds are told beside wall clock, which says more only on a quiet computer, where all of it takes less
-than four minutes.
+CPU seconds are told beside wall clock, which says more only on a quiet computer. All of it is meant to take
+less than four minutes there.
 
 With INSPECT_PYTHON, a Python that has inspect-ai, the same browser opens 10,000 samples in `inspect view`.
 """

@@ -5,41 +5,23 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from evalfleet.errors import JournalForeign
-from evalfleet.events import BudgetPassed, Event, RunEnded, RunPlanned, TasksPlanned
-from evalfleet.journal import Store
-from evalfleet.model import Plan, Task, TaskId
 from evalfleet.planning.workspace import Workspace
-from evalfleet.web.board import MANY_EVENTS
 from evalfleet.web.export import write_html
 from evalfleet.web.hub import Hub
 from evalfleet.web.watched import KEPT
+from tests.large_run import EVENTS, damage, make_large_run
 from tests.waiting import until_async
-
-EVENTS = MANY_EVENTS + 4
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with one run of very many events."""
-    store = Store.open(tmp_path)
-    events: list[Event] = [RunPlanned(Plan("r", "bench"), 1), TasksPlanned((Task(TaskId("t")),))]
-    events += [BudgetPassed(n % 100) for n in range(EVENTS - 3)]
-    store.create_past("r", 1, [(1, event) for event in (*events, RunEnded("done"))])
-    (tmp_path / "r").mkdir()
+    make_large_run(tmp_path)
     return tmp_path
-
-
-def _damage(home: Path) -> None:
-    other = """UPDATE event SET body = '{"kind":"BudgetPassed","percent":77}' WHERE seq = 5000"""
-    with sqlite3.connect(home / "fleet.db") as conn:
-        assert conn.execute(other).rowcount == 1
-    conn.close()
 
 
 async def _opened(hub: Hub) -> None:
@@ -63,14 +45,14 @@ def test_a_large_run_is_shown_and_then_verified_and_kept(home: Path) -> None:
 
 
 def test_no_file_is_made_of_a_damaged_run(home: Path) -> None:
-    _damage(home)
+    damage(home)
     with pytest.raises(JournalForeign, match="event 5000"):
         write_html(Workspace.here(home), "r", home / "r.html", "none")
     assert not (home / "r.html").exists()
 
 
 def test_damage_of_a_large_run_is_told_after_it_is_shown_and_at_once_the_next_time(home: Path) -> None:
-    _damage(home)
+    damage(home)
 
     async def look() -> None:
         hub = Hub(Workspace.here(home))

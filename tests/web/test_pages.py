@@ -15,6 +15,7 @@ import evalfleet.web
 from evalfleet.events import AttemptCollected, RunSteered
 from tests.e2e.dashboard import Dashboard, dashboard
 from tests.e2e.harness import Fleet, task
+from tests.large_run import damage, make_large_run
 from tests.waiting import until
 from tests.web.looking import (
     DESKTOP,
@@ -358,6 +359,24 @@ def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, br
     for each in (opened, shared):
         each.process.interrupt()
         each.process.wait()
+
+
+@pytest.mark.nightly
+def test_a_large_run_is_shown_and_then_its_damage_is_told(tmp_path: Path, browser: Browser) -> None:
+    fleet = Fleet.at(tmp_path / "f")
+    make_large_run(fleet.home)
+    damage(fleet.home)
+    opened = dashboard(fleet)
+    with looker(browser, opened) as looks:
+        looks.go("/runs/r")
+        expect(looks.page.locator(".grid-body .grid-row")).to_have_count(1)
+        problem = looks.page.locator(".problem")
+        expect(problem).to_contain_text("event 5000 of 'r' is not as it was written", timeout=PATIENCE_MS)
+        looks.page.reload()
+        expect(problem).to_contain_text("event 5000", timeout=PATIENCE_MS)
+    opened.process.interrupt()
+    opened.process.wait()
+    fleet.sweep()
 
 
 def go(page: Page, path: str) -> None:

@@ -29,8 +29,9 @@ PING_S = 10.0
 """A page that has heard nothing for longer is late."""
 BEHIND = 200
 """A watcher who has not taken so many messages is cut off: it comes back, and is told what it has missed."""
-VERIFY_AFTER_S = 5.0
-"""A large run that is shown is compared with its checksums so much later: the page comes first."""
+VERIFY_AFTER_S, VERIFY_WITHIN_S = 5.0, 60.0
+"""A large run that is shown is compared with its checksums when nobody has asked for anything of it for so
+long, because pages come first; or so long after it was opened."""
 MOST_TASKS = 250_000
 """So many tasks of runs that nobody watches are kept in memory, together."""
 
@@ -103,6 +104,7 @@ class Hub:
         if packed is None:
             watched = await self.open(run)
             packed = await asyncio.to_thread(watched.snapshot)
+            watched.used_at = time.monotonic()
         return packed
 
     def _kept(self, run: str) -> bytes | None:
@@ -220,7 +222,9 @@ class Hub:
 
     async def _verify(self, watched: WatchedRun) -> None:
         """Compare what is shown already with its checksums; if it is damaged, all watchers are told."""
-        await asyncio.sleep(VERIFY_AFTER_S)
+        latest = time.monotonic() + VERIFY_WITHIN_S
+        while (wait_s := min(watched.used_at + VERIFY_AFTER_S, latest) - time.monotonic()) > 0:
+            await asyncio.sleep(wait_s)
         try:
             await asyncio.to_thread(watched.verify)
         except JournalForeign as err:
