@@ -45,6 +45,8 @@ class CloudStorage:
         self.parts: dict[str, dict[int, bytes]] = {}
         self.refuses: Callable[[str, bytes], bool] = lambda name, content: False
         """Is an object of this name and with this content held back? It is refused for the moment then."""
+        self.withholds: Callable[[str], bool] = lambda name: False
+        """Is an object of this name not to be had for the moment?"""
         self.identity = Identity()
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
@@ -129,6 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command not in ("GET", "HEAD") and bucket in self.served.read_only:
             raise Refused(403, "AccessDenied", "tester does not have storage.objects.create access.")
         if self.command == "PUT" and self.served.refuses(name, body):
+            raise Refused(503, "ServiceUnavailable", "We encountered an internal error. Please try again.")
+        if self.command == "GET" and self.served.withholds(name):
             raise Refused(503, "ServiceUnavailable", "We encountered an internal error. Please try again.")
         with self.served.lock:
             if not name:

@@ -184,7 +184,7 @@ class Controller:
             for place in places.values():
                 stack.push_async_callback(place.close)
             copy = journal if isinstance(journal, MirroredJournal) else None
-            if copy is not None and copy.lacks_artefacts:
+            if copy is not None and copy.lacks_files:
                 copy.fetch(collected_in(state))
             self._engine = Engine(
                 journal,

@@ -45,6 +45,8 @@ class Timing:
     delete_s: Range = (0.1, 0.2)
     shutdown_lead_s: float = 1800.0
     """A schedule set less than this ahead of its time first acts on the next day."""
+    run_command_s: Range = (0.1, 0.2)
+    """Until a script runs inside a machine; on Azure 20 seconds at least."""
     copy_s: Range = (0.1, 0.2)
     """From a machine's disk to an image's copies."""
 

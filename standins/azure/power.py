@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from standins.cloud.words import Answer, Call
+from standins.cloud.words import Answer, Call, Json
 
 from .metadata import Metadata
+from .operations import Operation
+from .run_commands import RunCommands
 from .store import Resource
 from .vms import VirtualMachines, Vm
 from .words import ArmError
@@ -16,7 +18,8 @@ from .words import ArmError
 if TYPE_CHECKING:
     from .cloud import Cloud
 
-Deed = Callable[[Vm], Awaitable[None]]
+Deed = Callable[[Vm], Awaitable[Json | None]]
+"""What is done to a machine, and what comes of it, if that is told."""
 LOGS = "/serial-logs"
 
 
@@ -40,6 +43,7 @@ class Power:
             "generalize": self._generalize,
             "retrievebootdiagnosticsdata": self._boot_diagnostics,
             "simulateeviction": self._simulate_eviction,
+            "runcommand": RunCommands(cloud, self).invoke,
         }
 
     def _action(self, name: str, deed: Deed) -> Callable[[Resource, Call, float], Awaitable[Answer]]:
@@ -47,30 +51,31 @@ class Power:
             assert isinstance(resource, Vm)
             if resource.generalized and name != "deallocate":
                 raise _not_allowed(name, resource, "generalized")
-            self.begin(resource, deed, hold_s)
-            assert resource.busy is not None
-            headers = self._cloud.operations.headers(call, resource.busy, location=True)
+            operation = self.begin(resource, deed, hold_s)
+            headers = self._cloud.operations.headers(call, operation, location=True)
             return Answer(202, None, headers)
 
         return act
 
-    def begin(self, vm: Vm, deed: Deed, hold_s: float = 0.0) -> None:
+    def begin(self, vm: Vm, deed: Deed, hold_s: float = 0.0) -> Operation:
         """Raises if something else is being done to it."""
         if vm.busy is not None and not vm.busy.done.is_set():
             raise self._vms.is_busy(vm)
         vm.state, vm.changed_at = "Updating", self._cloud.clock.now()
         where = f"/subscriptions/{vm.id.subscription}/providers/Microsoft.Compute/locations/{vm.location}"
         vm.busy = self._cloud.operations.start(where, self._do(vm, deed, hold_s))
+        return vm.busy
 
-    async def _do(self, vm: Vm, deed: Deed, hold_s: float) -> None:
+    async def _do(self, vm: Vm, deed: Deed, hold_s: float) -> Json | None:
         try:
             if hold_s:
                 await self._cloud.clock.sleep(hold_s)
-            await deed(vm)
+            result = await deed(vm)
         except ArmError:
             vm.state = "Failed"
             raise
         vm.state = "Succeeded"
+        return result
 
     # -- deeds ---------------------------------------------------------------------------------
 

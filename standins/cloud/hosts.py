@@ -218,6 +218,13 @@ class Hosts:
         if host is not None and host.is_on and user:
             await self._do(host.authorize, user, keys)
 
+    async def execute(self, id: str, script: str) -> tuple[int, str, str]:
+        host = self._hosts.get(id.lower())
+        if host is None or not host.is_on:
+            return 1, "", "it is off"
+        done = await self._do(host.run, ["/bin/sh", "-c", script], check=False)
+        return done.returncode, done.stdout, done.stderr
+
     async def destroy(self, id: str) -> None:
         await self._arrived(id)
         self._unreachable.discard(id.lower())

@@ -53,6 +53,10 @@ class Machines(Protocol):
         """These keys, and no others, let one in as the user."""
         ...
 
+    async def execute(self, id: str, script: str) -> tuple[int, str, str]:
+        """Run it there as root. What it exits with, and what it prints as output and as errors."""
+        ...
+
     async def capture(self, id: str, image: str) -> None:
         """Keep a copy of its disk under this name. It is off."""
         ...
@@ -103,6 +107,9 @@ class Records:
 
     async def authorize(self, id: str, user: str, keys: Sequence[str]) -> None:
         pass
+
+    async def execute(self, id: str, script: str) -> tuple[int, str, str]:
+        return 0, "", ""
 
     async def capture(self, id: str, image: str) -> None:
         pass

@@ -148,6 +148,9 @@ def test_every_flag_in_a_message_becomes_a_parameter() -> None:
     assert in_python("`evalfleet run BENCHMARK --from r --yes`") == (
         "`evalfleet.run(BENCHMARK, from_run='r', yes=True)`"
     )
+    assert in_python("`evalfleet resume r --from s3://b` takes it back") == (
+        "`evalfleet.resume('r', from_url='s3://b')` takes it back"
+    )
     assert in_python("`evalfleet pool status p` shows it") == "`evalfleet pool status p` shows it"
 
 

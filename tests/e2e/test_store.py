@@ -14,6 +14,7 @@ from evalfleet.events import AttemptCollected, AttemptEnded, AttemptStarted
 from standins.gcs import CloudStorage
 from tests.desk import Process
 from tests.e2e.harness import Fleet, tasks
+from tests.e2e.test_api import python
 from tests.waiting import until
 
 
@@ -103,10 +104,10 @@ def test_a_run_is_taken_back_by_the_computer_that_it_was_taken_from(
     assert first.wait().code == 130
     second.kill()
     other.sweep()
-    back = fleet.start("resume", "r", "--from", f"{bucket.as_uri()}/")
-    until(lambda: fleet.state().controllers == 3)
     fleet.open_gate("go")
-    assert back.finish(0)
+    back = f"evalfleet.resume('r', from_url='{bucket.as_uri()}/').wait()"
+    assert python(fleet, f"import evalfleet, json; print(json.dumps({back}['scored']))") == 4
+    assert fleet.state().controllers == 3
     assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
     assert fleet.results()["scored"] == 4
     ended = [event.attempt for event in fleet.events() if isinstance(event, AttemptEnded)]
@@ -174,12 +175,17 @@ def test_a_machine_forgets_an_attempt_when_its_end_is_in_the_store_and_files_fol
         assert "AttemptCollected" in stored_kinds(storage)
         # another computer, which is in no hurry to have the files
         storage.requests.clear()
+        storage.withholds = lambda name: "/files/" in name or "/artefacts/" in name
         second = other.start("resume", "--from", "gs://bucket/runs", env=environ)
         until(lambda: other.state().controllers == 2)
         fleet.open_gate("go")
         assert run.wait().code == 130
+        until(lambda: [line for line in storage.requests if "/files/" in unquote(line)], "what machines get")
+        assert second.lives, "it waits for its files, and the run is its own"
+        storage.withholds = lambda name: False
         second.finish(0)
         claimed = first_request("PUT", "/bucket/runs/r/journal/")
+        assert claimed < first_request("GET", "/bucket/runs/r/files/")
         assert claimed < first_request("GET", "/bucket/runs/r/artefacts/first_1/")
         assert (other.home / "r/first_1/first_1.0/evalfleet.log").read_text() == "said\n"
         assert not list((other.home / "r").glob(".store-*"))

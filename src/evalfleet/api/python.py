@@ -57,6 +57,7 @@ def resume(
     only: Literal["broken"] | None = None,
     take_over: bool = False,
     with_new_files: bool = False,
+    from_url: PathArg | None = None,
     budget: Number | None = None,
     max_duration: Number | None = None,
     workers: Count | None = None,
@@ -67,6 +68,7 @@ def resume(
 
     Unrun and unfinished tasks run; settled ones stay. `only="broken"` runs the broken ones again, and nothing
     else. `with_new_files` reads the benchmark again. `take_over` takes it from a controller that still lives.
+    `from_url` is the store that has the run, which may be another computer's: it is taken over from there.
     """
     workspace = _workspace(home, run)
 
@@ -80,6 +82,7 @@ def resume(
             limits=resumption.new_limits(budget, max_duration, workers),
             env_file=None if env_file is None else os.fspath(env_file),
             with_new_files=with_new_files,
+            from_url=None if from_url is None else os.fspath(from_url),
         )
         return await starting.control(workspace, order)
 
@@ -268,6 +271,8 @@ def _call(match: re.Match[str]) -> str:
     if match[1] not in _CALLS:
         return match[0]
     words, arguments = shlex.split(match[2]), list[str]()
+    if match[1] == "resume":  # where `--from` names a store, and no earlier run
+        words = ["--from-url" if word == "--from" else word for word in words]
     while words:
         word = words.pop(0)
         if not word.startswith("-"):

@@ -27,6 +27,7 @@ from evalfleet.mirror import (
     MirroredJournal,
     StoreAway,
     collected_in,
+    lacks_files,
     open_objects,
     store_url,
     the_run,
@@ -103,7 +104,7 @@ def resume_order(
     if with_new_files:
         if new := read_again(plan, unsettled, found.home, found.folder):
             plan, first = new.renewed(plan), tuple(_with_new_files(state, first, new))
-    elif unsettled:
+    elif unsettled and not lacks_files(found.folder):
         check_files(plan, unsettled, found.folder)
     secrets, environ = workspace.secrets(plan, env_file)
     settings, notify = workspace.changed_settings(plan), workspace.notify(env_file)
@@ -190,7 +191,8 @@ async def ready_to_resume(
     """
     await tell_overdue(workspace)
     if from_url is not None:
-        name, more["claims"] = await fetch_run(workspace, from_url, name, tell), True
+        name = await fetch_run(workspace, from_url, name, tell, compares=with_new_files)
+        more["claims"] = True
     else:
         await _put_rest(workspace, open_run(workspace, name), tell)
     order_now = functools.partial(
@@ -236,11 +238,13 @@ async def _put_rest(workspace: Workspace, run: Run, tell: Callable[[str], None])
         raise RequestError(str(err)) from err
 
 
-async def fetch_run(workspace: Workspace, url: str, name: str | None, tell: Callable[[str], None]) -> str:
+async def fetch_run(
+    workspace: Workspace, url: str, name: str | None, tell: Callable[[str], None], *, compares: bool = False
+) -> str:
     """Bring a run here from the store that has it, and return its name. Nobody else's right to it ends yet.
 
-    What its attempts left may be much: it follows once the run is ours, unless the run is over. Raises
-    RequestError.
+    Its files may be much: they follow once the run is ours, unless it is over. `compares`: what machines get
+    is to be compared with new files, and comes at once. Raises RequestError.
     """
     store, environ = workspace.store(), workspace.environment()
     url = store_url(url, workspace.cwd)
@@ -256,7 +260,8 @@ async def fetch_run(workspace: Workspace, url: str, name: str | None, tell: Call
             raise RequestError(
                 f"run {run!r} borrows from pool {state.plan.pool!r} of another home: resume it there"
             )
-        await mirror.files.fetch_kept_files()
+        if compares or state.ended_at is not None:
+            await mirror.files.fetch_kept_files()
         if state.ended_at is None:
             mirror.files.note_lack()
         else:

@@ -129,8 +129,7 @@ class Performer:
         channel = self._tools.open_channel(self._tools.state.attempts[attempt].machine)
         if channel is not None:
             channel.forget(attempt)
-            task = self._tools.state.tasks[self._tools.state.attempts[attempt].task].task
-            if self._tools.scorer(task, attempt) is not None:
+            if attempts.is_graded(self._tools, self._tools.state.attempts[attempt]):
                 channel.forget(attempts.scoring_job(attempt))
 
     async def offers(self, place: Place, needs: Needs) -> Sequence[Offer]:

@@ -90,6 +90,7 @@ log = logging.getLogger(__name__)
 
 async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     """Start it, or attach to it, and report how it ended."""
+    await tools.has_files()
     machine, limits = tools.state.machines[attempt.machine], tools.state.limits
     task = tools.state.tasks[attempt.task].task
     channel, job = tools.channel(machine), _job_of(tools, task, attempt, machine)
@@ -351,6 +352,14 @@ async def _rescue(tools: Tools, machine: MachineState, attempt: AttemptState) ->
             tools.rescued[attempt.id] = (await _bring_home(tools, machine, attempt)).collected
 
 
+def is_graded(tools: Tools, attempt: AttemptState) -> bool:
+    """Does a command of its own score the attempt, after its end?"""
+    try:
+        return tools.scorer(tools.state.tasks[attempt.task].task, attempt.id) is not None
+    except RequestError:
+        return True  # the files of that command are not here, or not yet
+
+
 def scoring_job(attempt: AttemptId) -> AttemptId:
     """The job that grades an attempt. No attempt is called so: they end with a number."""
     return AttemptId(f"{attempt}+score")
@@ -593,7 +602,7 @@ async def _bring_home(tools: Tools, machine: MachineState, attempt: AttemptState
     if machine.phase == "condemned" or (attempt.metered is None and tools.state.plan.metering is not None):
         superseded = await _late_result(tools, channel, attempt)
     collected = await channel.collect(attempt.id, _home_of(tools, attempt))
-    if tools.scorer(tools.state.tasks[attempt.task].task, attempt.id) is not None:
+    if is_graded(tools, attempt):
         with suppress(ChannelError):  # there is none if the attempt was not graded
             grading, home = scoring_job(attempt.id), _home_of(tools, attempt)
             await channel.collect(grading, home.with_name(home.name + SCORE))
@@ -615,7 +624,7 @@ async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) ->
     await channel.stop(attempt.id)
     task = tools.state.tasks[attempt.task].task
     metered = tools.state.plan.metering is not None and attempt.metered is None
-    apart = not isinstance(attempt.outcome, Broken) or tools.scorer(task, attempt.id) is not None
+    apart = not isinstance(attempt.outcome, Broken) or is_graded(tools, attempt)
     if apart and not metered:
         return None
     ended = await channel.ended(attempt.id)

@@ -184,6 +184,7 @@ async def set_up(
 
     Returns how attempts will be kept apart there.
     """
+    await tools.has_files()
     channel, bundle = tools.channel(machine, seen), tools.benchmark.bundle
     left = tools.artefacts / MACHINES / safe_name(machine.id)
     tell = StepTeller(tools, machine.id)

@@ -42,6 +42,11 @@ class RunCopy(Protocol):
         """Put artefacts that have come home into the store, before that is reported."""
         ...
 
+    async def has_files(self) -> None:
+        """Wait until what machines get is here, if another computer has planned the run. Raises
+        RequestError."""
+        ...
+
     async def fetched(self) -> None:
         """Wait until the artefacts are here that controllers on other computers have collected."""
         ...
@@ -95,6 +100,11 @@ class Tools:
 
     def place_of(self, machine: MachineState) -> Place:
         return self.places[machine.offer.place]
+
+    async def has_files(self) -> None:
+        """Wait until the benchmark has the files that machines get. Raises RequestError."""
+        if self.copy is not None:
+            await self.copy.has_files()
 
     # -- channels --------------------------------------------------------------------------------
 

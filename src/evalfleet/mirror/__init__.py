@@ -13,7 +13,7 @@ from .journal import MirroredJournal
 from .mirror import Mirror
 from .objects import StoreAway, StoreRefused, open_objects, store_url
 from .sequence import JournalSequence, the_run
-from .uploads import collected_in
+from .uploads import collected_in, lacks_files
 
 __all__ = [
     "JournalSequence",
@@ -22,6 +22,7 @@ __all__ = [
     "StoreAway",
     "StoreRefused",
     "collected_in",
+    "lacks_files",
     "open_objects",
     "store_url",
     "the_run",

@@ -59,6 +59,7 @@ class MirroredJournal:
         self._patience_s: float | None = None
         self._alone = False
         self._stopping = False
+        self._kept_files: asyncio.Task[None] | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._work: list[asyncio.Task[None]] = []
 
@@ -140,18 +141,39 @@ class MirroredJournal:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed(), pause_s)
 
-    # -- what earlier controllers collected, on another computer ---------------------------------
+    # -- what a run has on another computer --------------------------------------------------------
 
     @property
-    def lacks_artefacts(self) -> bool:
-        return self._mirror.files.lacks_artefacts
+    def lacks_files(self) -> bool:
+        return self._mirror.files.lacks_files
 
     def fetch(self, collected: Sequence[AttemptId]) -> None:
-        """Bring here, beside the run, what these attempts left. `fetched` waits for it."""
+        """Bring here, beside the run, what machines get, and then what these attempts left."""
+        self._kept_files = asyncio.create_task(self._fetch_kept_files())
         self._fetching = asyncio.create_task(self._fetch(collected))
-        self._work.append(self._fetching)
+        self._work += [self._kept_files, self._fetching]
+
+    async def _fetch_kept_files(self) -> None:
+        """Raises RequestError if they are damaged, or there is no room for them."""
+        for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2):
+            try:
+                return await self._mirror.files.fetch_kept_files()
+            except (StoreAway, StoreRefused) as err:
+                log.info("what machines get is not here yet: %s", err)
+                await asyncio.sleep(pause_s)
+            except OSError as err:
+                raise RequestError(f"what machines get cannot be brought here: {err}") from err
+
+    async def has_files(self) -> None:
+        """Wait until what machines get is here, also while the store is away. Raises RequestError."""
+        if self._kept_files is not None:
+            await asyncio.shield(self._kept_files)
 
     async def _fetch(self, collected: Sequence[AttemptId]) -> None:
+        try:
+            await self.has_files()
+        except RequestError:
+            return  # who waits for them is told; the next `resume` tries again
         for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2):
             try:
                 await self._mirror.files.fetch_artefacts(collected)

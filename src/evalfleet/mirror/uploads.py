@@ -26,7 +26,7 @@ RESULTS = ("results.json", "aggregated_results.json")
 KEPT_FILES = ".files"
 SCORE = ".score"
 FETCHING = ".store-fetching"
-"""A file that is there as long as not all artefacts are."""
+"""A file that is there as long as not all others are."""
 _PLAIN = " !'()+,-.:;=@_~"
 
 log = logging.getLogger(__name__)
@@ -98,12 +98,11 @@ class RunFiles:
                 (Path(scratch) / "files").rename(target)
 
     @property
-    def lacks_artefacts(self) -> bool:
-        """Was the run brought here without what its attempts left, and not all of that is here since?"""
-        return (self._folder / FETCHING).exists()
+    def lacks_files(self) -> bool:
+        return lacks_files(self._folder)
 
     def note_lack(self) -> None:
-        """The run is brought here; what its attempts left comes once it is ours."""
+        """The run is brought here; what machines get, and what its attempts left, comes once it is ours."""
         (self._folder / FETCHING).touch()
 
     async def fetch_artefacts(self, collected: Iterable[AttemptId]) -> None:
@@ -131,6 +130,11 @@ class RunFiles:
             async with self._turn:
                 await self._objects.fetch(name, scratch / path)
         os.replace(scratch, target)
+
+
+def lacks_files(folder: Path) -> bool:
+    """Was the run of this folder brought here without its files, and not all of them are here since?"""
+    return (folder / FETCHING).exists()
 
 
 def collected_in(state: RunState) -> list[AttemptId]:

@@ -222,3 +222,25 @@ def test_microsofts_client_makes_an_image_of_a_machine(azure: StandIn, clients: 
     clients.compute.gallery_images.begin_delete("rg", "g", "waa").result()
     galleries.begin_delete("rg", "g").result()
     assert not [span for span in azure.meters.running() if span.kind == "image"]
+
+
+def test_microsofts_client_runs_a_script_on_a_machine_that_runs(azure: StandIn, clients: Clients) -> None:
+    nic = clients.furnish("vm")
+    machines = clients.compute.virtual_machines
+    machines.begin_create_or_update("rg", "vm", vm_body("vm", nic)).result()
+    command = {"commandId": "RunShellScript", "script": ["true"]}
+    result = machines.begin_run_command("rg", "vm", command).result()
+    assert [(status.code, status.level) for status in result.value] == [
+        ("ProvisioningState/succeeded", "Info")
+    ]
+    azure.cloud.timing.run_command_s = (0.5, 0.5)
+    first = machines.begin_run_command("rg", "vm", command)
+    with pytest.raises(HttpResponseError, match="execution is in progress") as refused:
+        machines.begin_run_command("rg", "vm", command)
+    assert refused.value.status_code == 409
+    first.result()
+    machines.begin_deallocate("rg", "vm").result()
+    with pytest.raises(HttpResponseError, match="when the VM is not running"):
+        machines.begin_run_command("rg", "vm", command)
+    with pytest.raises(HttpResponseError, match="commandId"):
+        machines.begin_run_command("rg", "vm", {"script": ["true"]})

@@ -286,8 +286,12 @@ class SshHost:
                 if err.stage != "login" or self._let_in is None:
                     raise
                 if until is None:
-                    if not await self._let_in():
-                        raise
+                    self._begun.clear()  # while it is let in, it is not silent
+                    try:
+                        if not await self._let_in():
+                            raise
+                    finally:
+                        self._begun.set()
                     until = time.monotonic() + LET_IN_S
                 if time.monotonic() > until:
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from contextlib import suppress
 from evalfleet.clock import pauses
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import MachineId
-from evalfleet.places.vm.answers import Json, Problem, as_refusal, rows
+from evalfleet.places.vm.answers import Json, Problem, as_refusal, rows, table
 from evalfleet.places.vm.place import UNSEEN
 from evalfleet.places.vm.ssh_access import RunningVm
 
@@ -30,8 +31,11 @@ from .template import (
     VmBuild,
     deployment,
     id_of,
+    let_in_script,
     schedule,
 )
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 DELETE_S = 120.0
@@ -40,6 +44,8 @@ TELL_S = 40.0
 """After so long it is told that Azure takes a deletion and does not do it, or puts it off again and again."""
 FIRST_AGAIN_S, LONGEST_AGAIN_S = 0.3, 15.0
 """How long a deletion is not asked for again: Azure bears four a minute of one machine."""
+COMMAND_S = 180.0
+"""For so long something else that Azure runs on a machine is waited for."""
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
 LATER = ("InUse", "CannotBeDeleted", "Reserved", "Conflict", "Preempted", "InProgress")
 """Parts of the codes by which Azure says that something else must go first."""
@@ -121,16 +127,20 @@ class AzureControl:
         vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None or vm.state == "deleting" or vm.power.startswith("dealloc"):
             raise PlaceError(f"{machine} does not run", transient=False, scope="machine")
-        operation = await self._arm.begin(f"{vm.id}/{action}", COMPUTE)
+        await self._finish(await self._arm.begin(f"{vm.id}/{action}", COMPUTE))
+        return await self.until_running(machine)
+
+    async def _finish(self, operation: str) -> Json:
+        """Wait for an operation; empty: it is done. Returns what Azure tells of it."""
         rests = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.4)
         while operation:
             shown = await self._arm.send("GET", operation, "")
             if shown.get("status") == "Succeeded":
-                break
+                return shown
             if shown.get("status") in ("Failed", "Canceled"):
                 raise fault_of(409, shown.get("error") or {"code": "Canceled"})
             await asyncio.sleep(next(rests))
-        return await self.until_running(machine)
+        return {}
 
     async def _why(self, vm: Vm) -> ArmFault:
         """Why a VM did not start, by its instance view."""
@@ -187,6 +197,36 @@ class AzureControl:
         costly = [each.id for each in resources if each.type in (VM.lower(), DISK.lower(), ADDRESS.lower())]
         paths = [f"{id}/providers/Microsoft.Resources/tags/default" for id in costly]
         await asyncio.gather(*(self._arm.send("PATCH", path, RESOURCES, body) for path in paths))
+
+    async def authorize(self, machine: MachineId, user: str, public_key: str) -> bool:
+        """Have Azure's agent on the machine write this key beside those that let the user in. Is that done?
+
+        By Azure's documentation it takes 20 seconds at least, and one at a time is done. Its extension
+        VMAccess could do the same, but would stay, as a resource of the machine's.
+        """
+        vm = (await self._inventory.fresh()).vms.get(machine)
+        if vm is None:
+            return False
+        body: Json = {"commandId": "RunShellScript", "script": let_in_script(user, public_key)}
+        operation = await self._begin_command(f"{vm.id}/runCommand", body)
+        told = table(table((await self._finish(operation)).get("properties")).get("output"))
+        for status in rows(told.get("value")):
+            if "/failed" in str(status.get("code")):
+                said = " ".join(str(status.get("message")).split())
+                log.warning("%s: our key could not be put onto it: %s", machine, said)
+                return False
+        return True
+
+    async def _begin_command(self, path: str, body: Json) -> str:
+        begun, rests = time.monotonic(), pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        while True:
+            try:
+                return await self._arm.begin(path, COMPUTE, body=body)
+            except ArmFault as fault:
+                busy = fault.status == 409 and fault.has("Conflict")
+                if not busy or time.monotonic() - begun > COMMAND_S:
+                    raise
+            await asyncio.sleep(next(rests))
 
     # -- down ----------------------------------------------------------------------------------
 

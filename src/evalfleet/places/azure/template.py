@@ -7,6 +7,7 @@ stops it. No crash of ours falls between the machine and its dead-man switch.
 from __future__ import annotations
 
 import base64
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -215,6 +216,17 @@ def cloud_config(private_key: str, public_key: str) -> str:
         f"  ed25519_private: |\n{indented}"
         f"  ed25519_public: {public_key.strip()}\n"
     )
+
+
+def let_in_script(user: str, public_key: str) -> list[str]:
+    """A script for root that has the key let the user in, whatever else does.
+
+    It is the user who writes: what the name of the file leads to is what the user could write anyway.
+    """
+    line = shlex.quote(public_key.strip())
+    add = f"grep -qxF {line} authorized_keys 2>/dev/null || printf '\\n%s\\n' {line} >>authorized_keys"
+    write = f"umask 077; mkdir -p .ssh && cd .ssh && {{ {add}; }}"
+    return [f"cd ~{user} && runuser -u {user} -- sh -c {shlex.quote(write)}"]
 
 
 # -- a region's network ---------------------------------------------------------------------------

@@ -99,6 +99,10 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         book = AzurePriceBook.of(self._folder)
         return preflight.offers_of(self._name, self._settings, self._account.region, book, needs)
 
+    async def _let_us_in(self, machine: MachineId) -> bool:
+        """Batch would have to run a task for that, where the pilot has the only slot."""
+        return False
+
     # -- what exists -----------------------------------------------------------------------------
 
     def _pause_s(self) -> float:

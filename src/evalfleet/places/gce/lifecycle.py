@@ -16,7 +16,7 @@ from .answers import GoogleFault
 from .client import ComputeClient, path_of, request_id
 from .inventory import COMING, Instance, ProjectInventory, ProjectSnapshot, vm_of
 from .names import HOME, label, machine_in, timestamp
-from .template import AGREES_S, InstanceBuild, instance, scheduling
+from .template import AGREES_S, InstanceBuild, instance, login_line, scheduling
 
 DELETE_S = 300.0
 """For so long a deletion is waited for that goes on."""
@@ -150,10 +150,11 @@ class InstanceControl:
         body = {"labels": dict(labels), "labelFingerprint": vm.label_fingerprint}
         await self._client.change("POST", f"{vm.path}/setLabels", body)
 
-    async def authorize(self, vm: Instance, line: str) -> bool:
-        """Have this line among the metadata's `ssh-keys`: the guest agent, which waits for changes, takes it
+    async def authorize(self, machine: MachineId, user: str, public_key: str) -> bool:
+        """Have this key among the metadata's `ssh-keys`: the guest agent, which waits for changes, takes it
         up in a moment. Is the instance there?"""
-        while (shown := await self._client.find(vm.path)) is not None:
+        vm, line = (await self._inventory.fresh()).vms.get(machine), login_line(user, public_key)
+        while vm is not None and (shown := await self._client.find(vm.path)) is not None:
             metadata = table(shown.get("metadata"))
             items = {str(each["key"]): str(each.get("value", "")) for each in rows(metadata.get("items"))}
             lines = items.get("ssh-keys", "").splitlines()

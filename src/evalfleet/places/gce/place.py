@@ -27,7 +27,7 @@ from .machine_types import region_of, vcpus
 from .names import labels_of, name_of
 from .price_list import GcePrices
 from .settings import GceSettings, GoogleAccount, account_of
-from .template import InstanceBuild, end_of, login_line
+from .template import InstanceBuild, end_of
 
 LOOK_S = 30.0
 
@@ -212,16 +212,6 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
                 await asyncio.gather(*(self._lifecycle.delete(vm.path) for vm in snapshot.doubles))
         except GoogleFault as fault:
             log.warning("%s", fault.refusal("machines are not looked after"))
-
-    async def _let_us_in(self, machine: MachineId) -> bool:
-        """Another computer has made the machine, with a key of its own: ours is put beside that one."""
-        line = login_line(self._settings.user, self._keys.login().public)
-        try:
-            vm = (await self._inventory.fresh()).vms.get(machine)
-            return vm is not None and await self._lifecycle.authorize(vm, line)
-        except GoogleFault as fault:
-            log.warning("%s", fault.refusal(f"{machine}: our key cannot be put into its metadata"))
-            return False
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         """Google moves the limit of a machine only while it is stopped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
@@ -19,9 +20,11 @@ from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import requirement
 
-from .answers import as_refusal
+from .answers import CloudFault, as_refusal
 from .settings import MachineUse, VmAccount, VmSettings
 from .ssh_access import Readiness, RunningVm, SshAccess, SshKeys, SshLogin
+
+log = logging.getLogger(__name__)
 
 UNSEEN = "what exists cannot be seen"
 MENDED_S = 300.0
@@ -70,6 +73,10 @@ class VmControl(Protocol[V]):
         """Mend it by this step. Returns when it runs."""
         ...
 
+    async def authorize(self, machine: MachineId, user: str, public_key: str) -> bool:
+        """Have this key let the user in, beside those that do. Is that done, or soon will be?"""
+        ...
+
     async def stop(self, machine: MachineId) -> None: ...
 
     async def remove(self, machine: MachineId) -> bool:
@@ -91,6 +98,7 @@ class VmPlace(Generic[V, SnapshotT]):
         agent = context.environ.get("SSH_AUTH_SOCK")
         login = SshLogin(settings.user, settings.port, settings.jump, settings.answer_s, agent)
         self._name = name
+        self._user = settings.user
         self._use: MachineUse = "pool" if context.for_pool else "run"
         self._home = context.home_id
         self._folder = context.home
@@ -195,9 +203,15 @@ class VmPlace(Generic[V, SnapshotT]):
     # -- ways in -------------------------------------------------------------------------------
 
     async def _let_us_in(self, machine: MachineId) -> bool:
-        """Have the cloud put our key onto a machine that lets in another computer's only, if it can. Returns
-        whether it is worth while to try again."""
-        return False
+        """Have the cloud put our key onto a machine that lets in another computer's only. Returns whether it
+        is worth while to try again."""
+        if self._keys.made_host(machine):
+            return False  # it was made with our key, which is there as soon as it has booted
+        try:
+            return await self._control.authorize(machine, self._user, self._keys.login().public)
+        except CloudFault as fault:
+            log.warning("%s", fault.refusal(f"{machine}: our key cannot be put onto it"))
+            return False
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         from evalfleet.channels.ssh.channel import SshChannel

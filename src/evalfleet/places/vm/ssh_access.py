@@ -185,6 +185,10 @@ class SshKeys:
         """Is the machine's host key known in this home?"""
         return self._host_path(machine).is_file() or self._pin_path(machine).is_file()
 
+    def made_host(self, machine: MachineId) -> bool:
+        """Has this home made the machine's host key, and with it the machine?"""
+        return self._host_path(machine).is_file()
+
     def hosts(self) -> set[MachineId]:
         """The machines of this home whose host keys are pinned, and that were not deleted yet."""
         return {MachineId(path.stem) for path in (self._folder / "hosts").glob("*.pub")}
