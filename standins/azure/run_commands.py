@@ -69,9 +69,9 @@ class RunCommands:
             raise ArmError(
                 409,
                 "OperationNotAllowed",
-                "This operation cannot be performed when extension operations are disallowed. To allow, please "
-                "ensure VM Agent is installed on the VM and the osProfile.allowExtensionOperations property is "
-                "true.",
+                "This operation cannot be performed when extension operations are disallowed. To allow, "
+                "please ensure VM Agent is installed on the VM and the osProfile.allowExtensionOperations "
+                "property is true.",
             )
 
 
@@ -82,11 +82,8 @@ def _script(body: Json) -> str:
     if command.lower() != SHELL.lower():
         raise ArmError(400, "InvalidParameter", f"The command '{command}' is not one of a Linux machine.")
     if unknown := sorted(set(body) - FIELDS):
-        raise ArmError(
-            400,
-            "InvalidRequestContent",
-            f"Could not find member '{unknown[0]}' on object of type 'RunCommand'.",
-        )
+        told = f"Could not find member '{unknown[0]}' on object of type 'RunCommand'."
+        raise ArmError(400, "InvalidRequestContent", told)
     lines: object = body.get("script") or []
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise ArmError(400, "InvalidRequestContent", "The script must be a list of lines.")
@@ -95,10 +92,9 @@ def _script(body: Json) -> str:
 
 def _status(code: int, out: str, err: str) -> Json:
     """What the script said; one that failed has failed the extension, and not the operation."""
-    told = (
-        "Enable succeeded:" if code == 0 else "Enable failed: failed to execute command: command terminated "
-    )
-    told += " " if code == 0 else f"with exit status={code}"
+    told = "Enable succeeded: "
+    if code:
+        told = f"Enable failed: failed to execute command: command terminated with exit status={code}"
     return {
         "code": "ProvisioningState/succeeded" if code == 0 else "ProvisioningState/failed/0",
         "level": "Info" if code == 0 else "Error",

@@ -109,7 +109,7 @@ class TakeOver:
         until(lambda: self.two.state().controllers == 2, "the second computer")
         place = self.two.place
         until(lambda: (self.two.home / f".{place}/{place}/hosts").is_dir(), "host keys, from the journal")
-        until(lambda: self.let_in() == [keys, keys], "its key, beside the first")
+        until(lambda: self.let_in() == [keys, keys], lambda: f"{keys} keys that let in: {self.let_in()}")
         self.wake()
         taken.finish()
 
