@@ -12,6 +12,8 @@ import pytest
 from evalfleet.channels.supervisor.files import KEY
 from evalfleet.events import AttemptStarted, MachineRequested
 from evalfleet.lab import Lab
+from evalfleet.places.azure import AzureSettings
+from evalfleet.places.gce import GceSettings
 from standins import azure, gce
 from standins.azure.vms import VM, Vm
 from standins.cloud.hosts import GuestHost, Hosts
@@ -85,7 +87,8 @@ class TakeOver:
 
     def let_in(self) -> list[int]:
         """How many keys let one in, by machine."""
-        count = ["sh", "-c", "cat /home/*/.ssh/authorized_keys | grep -c ^ssh-"]
+        user = GceSettings().user if isinstance(self._cloud, gce.StandIn) else AzureSettings().user
+        count = ["grep", "-c", "^ssh-", f"/home/{user}/.ssh/authorized_keys"]
         return [int(host.run(count).stdout) for host in self._hosts()]
 
     def begin(self) -> None:
