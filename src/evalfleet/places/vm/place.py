@@ -112,6 +112,8 @@ class VmPlace(Generic[V, SnapshotT]):
         self._ceiling = VcpuCeiling(settings.max_vcpus)
         self._trials = OfferTrials()
         self._turns: dict[MachineId, asyncio.Lock] = {}
+        self._shut: set[MachineId] = set()
+        """Machines of another computer's that the cloud does not let us into."""
 
     def _use_cloud(self, cloud: CloudClient, snapshots: Snapshots[SnapshotT], control: VmControl[V]) -> None:
         """To be called first of all, by whoever inherits from this."""
@@ -207,10 +209,15 @@ class VmPlace(Generic[V, SnapshotT]):
         is worth while to try again."""
         if self._keys.made_host(machine):
             return False  # it was made with our key, which is there as soon as it has booted
+        if machine in self._shut:
+            return False
         try:
             return await self._control.authorize(machine, self._user, self._keys.login().public)
         except CloudFault as fault:
-            log.warning("%s", fault.refusal(f"{machine}: our key cannot be put onto it"))
+            refusal = fault.refusal(f"{machine}: our key cannot be put onto it")
+            if not refusal.transient:
+                self._shut.add(machine)
+                log.warning("%s", refusal)
             return False
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
