@@ -93,6 +93,7 @@ class Performer:
             case TearDown(machine):
                 await machines.tear_down(tools, state.machines[machine])
             case RunAttempt(attempt):
+                await tools.has_files()
                 await attempts.run_attempt(tools, state.attempts[attempt])
             case Allow(attempt, allowance, refused):
                 await attempts.allow(tools, state.attempts[attempt], allowance, refused)

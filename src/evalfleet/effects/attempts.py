@@ -90,7 +90,6 @@ log = logging.getLogger(__name__)
 
 async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     """Start it, or attach to it, and report how it ended."""
-    await tools.has_files()
     machine, limits = tools.state.machines[attempt.machine], tools.state.limits
     task = tools.state.tasks[attempt.task].task
     channel, job = tools.channel(machine), _job_of(tools, task, attempt, machine)
