@@ -18,9 +18,19 @@ import pytest
 from msgspec import structs
 
 from evalfleet.places.azure import AzureSettings
-from evalfleet.places.azure.template import ADDRESS, NIC, NSG, VM, VNET, deployment, network, security_group
+from evalfleet.places.azure.template import (
+    ADDRESS,
+    NIC,
+    NSG,
+    VM,
+    VNET,
+    deployment,
+    let_in,
+    network,
+    security_group,
+)
 from standins.azure import StandIn
-from tests.cloud.rest import Json, Rest, vm_body
+from tests.cloud.rest import Json, Rest, compute, vm_body
 from tests.cloud.templates import build
 
 FOLDER = os.environ.get("AZURE_CONTRACTS", "")
@@ -42,6 +52,15 @@ class Contract:
         name = f"{type}@{VERSION}".lower()
         found = next(each for each in self._types if each.get("name", "").lower() == name)
         return self._at(found["body"])
+
+    def action(self, type: str, name: str) -> tuple[Json, Json]:
+        """What an action of a resource takes, and what it answers."""
+        (found,) = [
+            each
+            for each in self._types
+            if (each.get("resourceType", "").lower(), each.get("name")) == (type.lower(), name)
+        ]
+        return self._at(found["input"]), self._at(found["output"])
 
     def _at(self, reference: Json) -> Json:
         return self._types[int(reference["$ref"].rsplit("/", 1)[-1])]
@@ -172,6 +191,16 @@ def test_the_network_that_we_make_is_what_azure_takes(sources: tuple[str, ...]) 
     }
     for type, body in bodies.items():
         assert check({"name": "n", **body}, type, sent=True) == []
+
+
+def test_a_command_for_a_machine_is_what_azure_takes_and_so_is_what_comes_of_it(rest: Rest) -> None:
+    rest.new_vm("vm")
+    rules, command = contract("compute"), let_in("azureuser", "ssh-ed25519 AAAA")
+    takes, answers = rules.action(VM, "runCommand")
+    assert rules.complaints(takes, command, "sent", sent=True) == []
+    assert rules.complaints(takes, {"script": "true"}, "sent", sent=True), "the check itself finds mistakes"
+    shown = rest.outcome(rest.ask("POST", f"{compute('vm')}/runCommand", command))
+    assert rules.complaints(answers, shown["properties"]["output"], "answered", sent=False) == []
 
 
 def test_a_name_that_is_on_no_list_of_azures_is_found() -> None:

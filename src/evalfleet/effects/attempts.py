@@ -143,8 +143,7 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
         seconds, node = round(_seconds(outcome, ended), 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node, metered))
         if ended.reason == "evicted":
-            detail = "it said that its place takes it back, and its place does not"
-            tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
+            _let_go(tools, machine, attempt, outcome)
         return
     detail = f"{attempt.id} was not ended at its limit of {task.limit_s:g} s"
     tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
@@ -342,6 +341,16 @@ async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
                     return False
                 await asyncio.sleep(tools.pace.poll_s * 5)
     return False
+
+
+def _let_go(tools: Tools, machine: MachineState, attempt: AttemptState, outcome: Outcome) -> None:
+    """Its machine said that its place takes it back, and was still there when the attempt was reported."""
+    if isinstance(outcome, Broken):
+        detail = "it said that its place takes it back, and its place does not"
+        tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
+    elif not set(machine.open) - {attempt.id}:
+        # nothing hangs on whether that is so, and nobody has asked; what else runs there is told, too
+        tools.report(MachineCondemned(machine.id, "it says that its place takes it back", None))
 
 
 async def _rescue(tools: Tools, machine: MachineState, attempt: AttemptState) -> None:

@@ -31,7 +31,7 @@ from .template import (
     VmBuild,
     deployment,
     id_of,
-    let_in_script,
+    let_in,
     schedule,
 )
 
@@ -207,8 +207,7 @@ class AzureControl:
         vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None:
             return False
-        body: Json = {"commandId": "RunShellScript", "script": let_in_script(user, public_key)}
-        operation = await self._begin_command(f"{vm.id}/runCommand", body)
+        operation = await self._begin_command(f"{vm.id}/runCommand", let_in(user, public_key))
         told = table(table((await self._finish(operation)).get("properties")).get("output"))
         for status in rows(told.get("value")):
             if "/failed" in str(status.get("code")):

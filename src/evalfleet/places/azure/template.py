@@ -218,15 +218,16 @@ def cloud_config(private_key: str, public_key: str) -> str:
     )
 
 
-def let_in_script(user: str, public_key: str) -> list[str]:
-    """A script for root that has the key let the user in, whatever else does.
+def let_in(user: str, public_key: str) -> Json:
+    """The command for Azure's agent by which the key lets the user in, beside what does already.
 
-    It is the user who writes: what the name of the file leads to is what the user could write anyway.
+    It runs as root, and the user writes: what the file's name leads to, the user could write anyway.
     """
     line = shlex.quote(public_key.strip())
     add = f"grep -qxF {line} authorized_keys 2>/dev/null || printf '\\n%s\\n' {line} >>authorized_keys"
     write = f"umask 077; mkdir -p .ssh && cd .ssh && {{ {add}; }}"
-    return [f"cd ~{user} && runuser -u {user} -- sh -c {shlex.quote(write)}"]
+    script = f"cd ~{user} && runuser -u {user} -- sh -c {shlex.quote(write)}"
+    return {"commandId": "RunShellScript", "script": [script]}
 
 
 # -- a region's network ---------------------------------------------------------------------------
