@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tests.desk import Desk, Process
 from tests.planted import UNIQUE
 from tests.waiting import until
 
-from .fleet import Fleet
+from .fleet import Fleet, fleet
 
 PLANTED = f"planted-{UNIQUE}-value"
 BENCH = """\
@@ -196,3 +198,47 @@ def test_attempts_on_a_host_where_we_are_root_are_users_of_their_own(hosts: Flee
     state = fold(Store.open(folder / "results", create=False, read_only=True).read("r"))
     assert [machine.isolated.kind for machine in state.machines.values()] == ["user"]
     assert not list(host.home.iterdir()), "something is left on the host"
+
+
+TIERED = """\
+touch "MEET/$1"
+echo "$HOME" >"$EVALFLEET_OUT/where"
+case "$HOME" in
+    DOOMED) sleep 600 ;;
+    HOSTS/*) until [ -e "MEET/next" ]; do sleep 0.05; done ;;  # the other host waits for the next place
+    *) touch "MEET/next" ;;
+esac
+echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"
+"""
+
+
+@pytest.mark.nightly  # that the host is gone is certain only after a while
+def test_a_host_that_dies_in_mid_run_is_followed_by_a_machine_of_the_next_place(tmp_path: Path) -> None:
+    """Its task runs there, no score is lost or given twice, and the host is cleaned once it is back."""
+    folder = tmp_path / "f"
+    with fleet(tmp_path / "fleet", 2) as hosts:
+        doomed = hosts.hosts[0]
+        write(folder, hosts, 6)
+        meet, toml = folder / "meet", folder / "evalfleet.toml"
+        script = TIERED.replace("MEET", str(meet)).replace("DOOMED", str(doomed.home))
+        (folder / "run.sh").write_text(script.replace("HOSTS", str(hosts.folder)))
+        toml.write_text(f'{toml.read_text()}\n[places.here]\nkind = "local"\n')
+        run = start(folder, "run", "b.toml", "--on", "lab3,here", "--workers", "2", "--name", "r")
+        until(lambda: len(list(meet.iterdir())) >= 2, "both hosts run a task")
+        doomed.stop()
+        for pid in doomed.leftovers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: _scored(folder) == 6, "all tasks have a score")
+        doomed.start()
+        run.finish()
+        told = results(folder)
+        assert (told["scored"], told["broken"], told["status"]) == (6, 0, "done")
+        by_place = {use["place"]: use for use in told["by_place"]}
+        assert by_place["here"]["scored"] >= 1
+        assert by_place["lab3"]["scored"] + by_place["here"]["scored"] == 6
+        assert not [path for host in hosts.hosts for path in host.home.iterdir()], "something is left"
+
+
+def _scored(folder: Path) -> int:
+    return fold(Store.open(folder / "results", create=False, read_only=True).read("r")).scored
