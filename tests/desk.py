@@ -18,11 +18,11 @@ from evalfleet.errors import FleetError
 from evalfleet.events import Event, Record
 from evalfleet.journal import Store
 from evalfleet.state import RunState, apply, fold
-from tests.forked import Forked, fork
+from tests.forked import Forked, Request, fork
 from tests.waiting import PATIENCE_S, suspend, until
 
 SRC = Path(evalfleet.__file__).parents[1]
-NO_SECRETS = ("EVALFLEET_", "PATH", "SLURM_CONF")
+NO_SECRETS = ("EVALFLEET_", "PATH", "HOME", "USER", "TZ", "SLURM_CONF")
 """How the names of variables begin that nobody looks for in /proc."""
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class Desk:
 
     `prefix` goes before the command: what enters the network of machines. Variables of ours that happen to be
     set where the tests run are not passed on. A process is forked (tests/forked.py), which is cheaper, unless
-    there is a prefix or it is given variables. With `forks` it is forked also then, where no test looks for
+    it is given variables that may be secrets. With `forks` it is forked also then, where no test looks for
     these in /proc.
     """
 
@@ -136,6 +136,7 @@ class Desk:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
         ours = {"PYTHONPATH": str(SRC), "EVALFLEET_HOME": str(self.home), "TERM": "dumb"}
         self.forks = forks
+        self._network = self.prefix[1].removeprefix("--net=") if self.prefix[:1] == ("nsenter",) else ""
         self._inherited = {**kept, **ours}
         self.environ = {**self._inherited, **(environ or {})}
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,8 @@ class Desk:
         with out.open("wb") as out_file, err.open("wb") as err_file, open(os.devnull, "rb") as nothing:
             popen: subprocess.Popen[bytes] | Forked
             if not options and self._may_fork(environ):
-                popen = fork(words, self.folder, environ, (nothing, out_file, err_file))
+                request = Request(words, str(self.folder), environ, self._network)
+                popen = fork(request, (nothing, out_file, err_file))
             else:
                 argv = [*self.prefix, sys.executable, "-m", "evalfleet", *words]
                 options = {"cwd": self.folder, "stdin": nothing, **options}
@@ -171,7 +173,8 @@ class Desk:
     def _may_fork(self, environ: Mapping[str, str]) -> bool:
         own = dict(environ.items() - self._inherited.items())
         shown = self.forks or all(name.startswith(NO_SECRETS) for name in own)
-        return shown and not self.prefix and hasattr(os, "pidfd_open")  # which Linux has
+        here = not self.prefix or self._network
+        return bool(shown and here and hasattr(os, "pidfd_open"))  # which Linux has
 
     def __call__(self, *words: str, timeout_s: float = PATIENCE_S, **options: Any) -> Done:
         """Run to the end, whatever its exit code."""

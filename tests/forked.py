@@ -29,25 +29,29 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from evalfleet.lab.system import enter_network
+
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GCONV_", "OPENSSL_", "SSLKEYLOGFILE")
 """How the names of variables begin that are read only as Python starts: a server has one value of each."""
-PRELOADED = (
-    "cli",
-    "api",
-    "controller",
-    "views",
-    "planning",
-    "journal",
-    "benchmarks",
-    "places.local",
-    "mirror",
-)
+PRELOADED = ("cli", "api", "benchmarks", "places", "places.slurm", "lab", "web")
 """Rooms of evalfleet whose modules are loaded before."""
 _LENGTH = struct.Struct("!I")
 _servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A process that is asked for."""
+
+    words: Sequence[str]
+    folder: str
+    environ: Mapping[str, str]
+    network: str = ""
+    """The network namespace that it is in; none: that of the tests."""
 
 
 class Forked:
@@ -93,22 +97,19 @@ class ForkServer:
     """The process that forks, seen from this one."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        no_secrets = {name: value for name, value in environ.items() if name.startswith(READ_AT_START)}
         self._end, theirs = socket.socketpair()
         with theirs:
             argv = [sys.executable, __file__, str(theirs.fileno())]
             self._server = subprocess.Popen(
-                argv, cwd="/", env=no_secrets, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                argv, cwd="/", env=environ, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         atexit.register(self.close)
 
-    def fork(
-        self, words: Sequence[str], folder: Path, environ: Mapping[str, str], streams: list[int]
-    ) -> Forked:
+    def fork(self, request: Request, streams: list[int]) -> Forked:
         status, told = os.pipe()
-        request = json.dumps([list(words), str(folder), dict(environ)]).encode()
-        socket.send_fds(self._end, [_LENGTH.pack(len(request))], [*streams, told])
-        self._end.sendall(request)
+        data = json.dumps(asdict(request)).encode()
+        socket.send_fds(self._end, [_LENGTH.pack(len(data))], [*streams, told])
+        self._end.sendall(data)
         os.close(told)
         (pid,) = _LENGTH.unpack(_exactly(self._end, _LENGTH.size))
         return Forked(pid, status)
@@ -118,15 +119,14 @@ class ForkServer:
         self._server.wait()
 
 
-def fork(
-    words: Sequence[str], folder: Path, environ: Mapping[str, str], streams: Sequence[int | IO[bytes]]
-) -> Forked:
-    """`evalfleet WORDS` in this folder, with these variables and standard streams."""
-    key = tuple(sorted((name, value) for name, value in environ.items() if name.startswith(READ_AT_START)))
+def fork(request: Request, streams: Sequence[int | IO[bytes]]) -> Forked:
+    """Start `evalfleet WORDS` with these standard streams."""
+    read = {name: value for name, value in request.environ.items() if name.startswith(READ_AT_START)}
+    key = tuple(sorted(read.items()))
     if key not in _servers:
-        _servers[key] = ForkServer(environ)
+        _servers[key] = ForkServer(read)
     numbers = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
-    return _servers[key].fork(words, folder, environ, numbers)
+    return _servers[key].fork(request, numbers)
 
 
 # -- in the process that forks -----------------------------------------------------------------------
@@ -158,7 +158,7 @@ def _serve(end: socket.socket) -> None:
                 head, fds, *_ = socket.recv_fds(end, _LENGTH.size, 4)
                 if not head:
                     os._exit(0)
-                request = _exactly(end, *_LENGTH.unpack(head))
+                data = _exactly(end, *_LENGTH.unpack(head))
                 *streams, pipe = fds
                 pid = os.fork()
                 if not pid:
@@ -166,8 +166,7 @@ def _serve(end: socket.socket) -> None:
                         os.close(fd)
                     selector.close()
                     end.close()
-                    words, folder, environ = json.loads(request)
-                    _become(words, folder, environ, streams)
+                    _become(Request(**json.loads(data)), streams)
                     return
                 for fd in streams:
                     os.close(fd)
@@ -177,18 +176,20 @@ def _serve(end: socket.socket) -> None:
                 end.sendall(_LENGTH.pack(pid))
 
 
-def _become(words: list[str], folder: str, environ: dict[str, str], streams: list[int]) -> None:
-    """What `python -m evalfleet WORDS` finds as it begins."""
+def _become(request: Request, streams: list[int]) -> None:
+    """Bring about what `python -m evalfleet WORDS` finds as it begins."""
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
-    os.chdir(folder)
+    if request.network:
+        enter_network(Path(request.network))
+    os.chdir(request.folder)
     os.environ.clear()
-    os.environ.update(environ)
+    os.environ.update(request.environ)
     time.tzset()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.path[0] = folder
-    sys.argv = ["evalfleet", *words]
+    sys.path[0] = request.folder
+    sys.argv = ["evalfleet", *request.words]
     _open_streams()
 
 

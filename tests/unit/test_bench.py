@@ -144,11 +144,15 @@ NIGHTLY = (
     "fuzz",
     "hostile",
     "mailbox",
+    "makespan",  # near: policies, tests/sim
     "policies",
+    "recovery",  # near: dispatch, tests/e2e/test_resume.py
     "report-html",
     "service-leak",
+    "sim-scale",  # near: stuck, tests/sim
     "slurm-leak",
     "store",
+    "waa-plan",  # near: plan-speed, tests/unit/test_planner.py
     "watching",
 )
 ALL = [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in BENCHES]
