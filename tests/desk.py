@@ -136,7 +136,7 @@ class Desk:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
         ours = {"PYTHONPATH": str(SRC), "EVALFLEET_HOME": str(self.home), "TERM": "dumb"}
         self.forks = forks
-        self._network = self.prefix[1].removeprefix("--net=") if self.prefix[:1] == ("nsenter",) else ""
+        self._network = _network(self.prefix)
         self._inherited = {**kept, **ours}
         self.environ = {**self._inherited, **(environ or {})}
         folder.mkdir(parents=True, exist_ok=True)
@@ -227,6 +227,15 @@ class Desk:
     def task(self, id: str, run: str = "r") -> dict[str, Any]:
         found: dict[str, Any] = next(each for each in self.results(run)["tasks"] if each["task_id"] == id)
         return found
+
+
+def _network(prefix: tuple[str, ...]) -> str:
+    """The network namespace that a prefix enters, if that is all it does."""
+    match prefix:
+        case ("nsenter", option, "--") if option.startswith("--net="):
+            return option.removeprefix("--net=")
+        case _:
+            return ""
 
 
 class FollowedRun:

@@ -39,6 +39,8 @@ READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GCONV_", 
 """How the names of variables begin that are read only as Python starts: a server has one value of each."""
 PRELOADED = ("cli", "api", "benchmarks", "places", "places.slurm", "lab", "web")
 """Rooms of evalfleet whose modules are loaded before."""
+PRELOADED_OTHERS = ("aiohttp.web",)
+"""What stand-ins load."""
 _LENGTH = struct.Struct("!I")
 _servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
@@ -52,6 +54,8 @@ class Request:
     environ: Mapping[str, str]
     network: str = ""
     """The network namespace that it is in; none: that of the tests."""
+    module: str = "evalfleet"
+    """What is run as `python -m` does."""
 
 
 class Forked:
@@ -120,7 +124,7 @@ class ForkServer:
 
 
 def fork(request: Request, streams: Sequence[int | IO[bytes]]) -> Forked:
-    """Start `evalfleet WORDS` with these standard streams."""
+    """Start `python -m MODULE WORDS` with these standard streams."""
     read = {name: value for name, value in request.environ.items() if name.startswith(READ_AT_START)}
     key = tuple(sorted(read.items()))
     if key not in _servers:
@@ -140,8 +144,8 @@ def _exactly(end: socket.socket, count: int) -> bytes:
     return data
 
 
-def _serve(end: socket.socket) -> None:
-    """Fork for each request. Returns only in processes that were forked, which are ready to be evalfleet."""
+def _serve(end: socket.socket) -> str:
+    """Fork for each request. Returns only in processes that were forked: the module that each is to run."""
     pipes: dict[int, tuple[int, int]] = {}  # pidfd -> pid, and where its end is told
     with selectors.DefaultSelector() as selector:
         selector.register(end, selectors.EVENT_READ)
@@ -166,8 +170,9 @@ def _serve(end: socket.socket) -> None:
                         os.close(fd)
                     selector.close()
                     end.close()
-                    _become(Request(**json.loads(data)), streams)
-                    return
+                    request = Request(**json.loads(data))
+                    _become(request, streams)
+                    return request.module
                 for fd in streams:
                     os.close(fd)
                 watched = os.pidfd_open(pid)
@@ -200,11 +205,11 @@ def _open_streams() -> None:
     sys.stderr = os.fdopen(2, "w", 1, encoding, "backslashreplace", closefd=False)
 
 
-def _run() -> None:
-    """Run evalfleet, and end as Python does, but for clearing its memory."""
+def _run(module: str) -> None:
+    """Run it, and end as Python does, but for clearing its memory."""
     code = 1
     try:
-        runpy.run_module("evalfleet", run_name="__main__", alter_sys=True)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:
@@ -219,6 +224,8 @@ def _run() -> None:
 
 
 def _preload() -> None:
+    for name in PRELOADED_OTHERS:
+        importlib.import_module(name)
     for room in PRELOADED:
         module = importlib.import_module(f"evalfleet.{room}")
         for each in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{module.__name__}."):
@@ -232,5 +239,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of the terminal is for those who were forked
     _preload()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        _serve(connection)
-    _run()
+        wanted = _serve(connection)
+    _run(wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +14,12 @@ from urllib.request import urlopen
 
 from evalfleet.channels.samples import read_newest
 from evalfleet.model import MachineId
+from tests.desk import SRC
 from tests.e2e.harness import Fleet
+from tests.forked import Request, fork
+from tests.waiting import until
 
+ROOT = Path(__file__).parents[2]
 PRICES = "[model.prices]\nany = {in = 2, cached = 1, cache_write = 3, out = 8}\n"
 AGENT = """
 import json, os, sys, time, urllib.request
@@ -78,15 +82,18 @@ def serving_models(folder: Path) -> Iterator[Served]:
     """Its key is in no environment: other tests on this computer may read all environments."""
     key = f"sk-real-key-{os.urandom(8).hex()}"
     (folder / "key").write_text(key)
-    command = (sys.executable, "-m", "standins.models")
-    environ = {**os.environ, "MODELS_KEY": str(folder / "key")}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+    environ = {**os.environ, "PYTHONPATH": str(SRC), "MODELS_KEY": str(folder / "key")}
+    request = Request((), str(ROOT), environ, module="standins.models")
+    with (folder / "models.out").open("wb") as out, open(os.devnull, "rb") as nothing:
+        process = fork(request, (nothing, out, out))
         try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip().partition("=")[2].removesuffix("/v1")
-            yield Served(process.pid, url, key)
+            url = until(
+                lambda: re.match(r"OPENAI_BASE_URL=(.*)/v1\n", Path(out.name).read_text()), "an address"
+            )
+            yield Served(process.pid, url[1], key)
         finally:
             process.kill()
+            process.wait()
 
 
 def metered(
