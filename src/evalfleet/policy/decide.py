@@ -62,10 +62,9 @@ CALM_RULES = tuple(rule for rule in RULES if rule not in FOR_TROUBLE)
 
 def is_calm(state: RunState) -> bool:
     """Is nothing wrong with any machine or place, no model metered, and has nobody asked for anything?"""
-    s = state
-    asked = s.stop or s.draining or s.replacing or s.restarting or s.wanting or s.plan.metering
-    wrong = s.orphans or s.silent or s.unreachable or s.suspects or s.shaky
-    return not (asked or wrong)
+    asked = state.stop or state.draining or state.replacing or state.restarting
+    wrong = state.orphans or state.silent or state.unreachable or state.suspects or state.shaky
+    return not (asked or wrong or state.wanting or state.plan.metering)
 
 
 def decide(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
