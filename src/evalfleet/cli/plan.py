@@ -129,12 +129,13 @@ def _resolved(workspace: Workspace, args: argparse.Namespace) -> tuple[Resolved,
         resolved = resolve(request)
         if args.pool:
             return resolved, []
-        others: list[Resolved] = []
-        for spot, sized in ((True, False), (False, True), (True, True)):
-            if not (spot and args.spot) and not (sized and args.right_size):
-                with suppress(RequestError):  # none of its places has spot machines
-                    other = resolve(request.but(spot=spot or args.spot, right_size=sized or args.right_size))
-                    others += [other] if not sized or other.plan.needs is not None else []
+        asked = [request]
+        if not args.right_size and resolve(sized := request.but(right_size=True)).plan.needs is not None:
+            asked.append(sized)
+        others = [resolve(each) for each in asked[1:]]
+        if not args.spot:
+            with suppress(RequestError):  # none of its places has spot machines
+                others += [resolve(each.but(spot=True)) for each in asked]
         return resolved, others
     finally:
         args.budget = budget
