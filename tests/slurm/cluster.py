@@ -91,7 +91,7 @@ class Cluster:
         key = folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
-        first, last, port = _free_ports(nodes)
+        first, last, port = free_ports(nodes)
         self.config.write_text(
             CONFIG.format(
                 host=socket.gethostname().partition(".")[0],
@@ -111,6 +111,14 @@ class Cluster:
     # -- its programs --------------------------------------------------------------------------
 
     def start(self) -> None:
+        if "munged" not in self._running:
+            self.start_munge()
+        self.start_controller()
+        for node in self.nodes:
+            self.start_node(node)
+        until(self._all_idle, lambda: f"the nodes are up: {self.ask('sinfo', '-N')}")
+
+    def start_munge(self) -> None:
         folder = self.folder
         self._run(
             "munged",
@@ -119,10 +127,6 @@ class Cluster:
             f"--seed-file={folder}/munge.seed",
         )
         until((folder / "munge.socket").exists, "munged listens")
-        self.start_controller()
-        for node in self.nodes:
-            self.start_node(node)
-        until(self._all_idle, lambda: f"the nodes are up: {self.ask('sinfo', '-N')}")
 
     def _all_idle(self) -> bool:
         return self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle"] * len(self.nodes)
@@ -254,7 +258,7 @@ def _kill(pid: int) -> None:
         return
 
 
-def _free_ports(nodes: int) -> tuple[int, int, int]:
+def free_ports(nodes: int) -> tuple[int, int, int]:
     """The first and the last of the nodes' ports, which must follow one another, and the controller's."""
     while True:
         first = 20000 + secrets.randbelow(12000)

@@ -193,16 +193,25 @@ def test_doctor_looks_at_the_cluster_and_leaves_nothing(cluster: Cluster, tmp_pa
     refused.mkdir()
     said = "srun: error: Unable to create step for job 7: Access/permission denied"
     command(refused / "srun", f"echo '{said}' >&2; exit 1")
-    for settings, env, words in (
-        ('partition = "nope"', {}, "change `partition` of the place"),
-        ('python = "/no/python"', {}, "nodes have no /no/python"),
-        (f'python = "{alone}"', {}, "it is not shared"),
-        (f'python = "{late}"', {}, "s behind"),
-        ("", {"PATH": f"{refused}:{os.environ['PATH']}"}, 'set `reach = "mailbox"` of the place'),
+    bad = at("doctor", "hpc", env={"PATH": f"{refused}:{os.environ['PATH']}"})
+    assert bad.code != 0
+    assert 'set `reach = "mailbox"` of the place' in bad.said, bad
+
+    async def examined(**settings: Any) -> str:
+        context = PlaceContext(tmp_path, "home", environ=cluster.environ)
+        place = SlurmPlace.make("hpc", SlurmSettings(folder=str(tmp_path / "f/shared"), **settings), context)
+        checks = [*await place.examine(Needs()), *await place.try_out(Needs())]
+        return " ".join(f"{check.verdict}: {check}" for check in checks)
+
+    for settings, verdict, words in (
+        ({"partition": "nope"}, "bad", "change `partition` of the place"),
+        ({"python": "/no/python"}, "bad", "nodes have no /no/python"),
+        ({"python": str(alone)}, "bad", "it is not shared"),
+        ({"python": str(late)}, "warn", "s behind"),
     ):
-        bad = desk(cluster, tmp_path / "f", 1, f"{settings}\n")("doctor", "hpc", env=env)
-        assert (bad.code == 0) == (words == "s behind"), bad
-        assert words in bad.said, bad
+        told = asyncio.run(examined(**settings))
+        assert words in told, told
+        assert f"{verdict}: " in told, told
     nothing_left(cluster, tmp_path / "f")
 
 
