@@ -35,6 +35,9 @@ from .session import OnLoad
 from .supervisor.files import make_key
 from .supervisor.mailbox import NoMail, opened
 
+MAIL_SILENT_S, MAIL_LOST_S = 60.0, 900.0
+"""For `Offer.silent_s` and `lost_s`: storage may be away for ten minutes. Whether a machine still lives, its
+service tells meanwhile."""
 VARIABLE = "EVALFLEET_MAILBOX"
 KEYS = ".mailboxes"
 """The folder of a home that keeps what all its machines' keys are made of."""

@@ -27,6 +27,7 @@ from urllib.parse import unquote
 from msgspec import Struct, structs
 
 from evalfleet.channels.link import OpenLink
+from evalfleet.channels.mailboxes import MAIL_LOST_S, MAIL_SILENT_S
 from evalfleet.channels.program import archive
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.supervisor.files import job_name
@@ -50,8 +51,6 @@ PILOT = Path(__file__).with_name("pilot.py")
 KILL_WAIT_S = 60.0
 """How long Slurm may take to end a job: it asks first, and kills later."""
 ORDER_POLLS = 6
-MAIL_SILENT_S, MAIL_LOST_S = 60.0, 900.0
-"""A file system may be away for ten minutes. Whether a machine still lives, Slurm tells meanwhile."""
 REMOTE_LOOK_S = 2.0
 """Folders of a login node are looked at no more often than this: each time costs it a process."""
 NOWHERE = "/nowhere"
