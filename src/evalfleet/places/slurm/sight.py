@@ -24,7 +24,7 @@ CLOCKS_S = 5.0
 """So far a node's clock may be from ours before it is not believed."""
 
 
-class PilotStart(Struct, frozen=True):
+class StartMark(Struct, frozen=True):
     """The mark that a pilot has left of its start."""
 
     start: str
@@ -43,7 +43,7 @@ class MachineFolder(Struct, frozen=True):
 
     job: str = ""
     """Slurm's id of its job; empty until that is submitted."""
-    start: PilotStart | None = None
+    start: StartMark | None = None
     ran_s: float | None = None
     """How long its pilot ran; None if it runs, or could not tell."""
     restarted: bool = False
@@ -80,11 +80,11 @@ def queue_of(asked_at: float, jobs: Sequence[SlurmJob]) -> Queue:
 
 def folder_of(told: Mapping[str, Any]) -> MachineFolder:
     """A folder as a computer tells of it that is not ours: what is nonsense counts as not there."""
-    start: PilotStart | None = None
+    start: StartMark | None = None
     mark: dict[str, Any] = told.get("start") or {}
     about: dict[str, Any] = told.get("about") or {}
     try:
-        start = PilotStart(str(mark["start"]), str(mark["node"]), float(mark["at"]))
+        start = StartMark(str(mark["start"]), str(mark["node"]), float(mark["at"]))
     except (ValueError, KeyError, TypeError):
         start = None
     return MachineFolder(
@@ -169,7 +169,7 @@ class Sight(Struct, frozen=True):
         detail = f"its job ended before it began ({state}) {words}".strip()
         return Machine(id, "gone", ran_s=job.ran_s if job is not None else 0.0, detail=detail)
 
-    def _started(self, id: MachineId, path: str, folder: MachineFolder, start: PilotStart) -> Machine:
+    def _started(self, id: MachineId, path: str, folder: MachineFolder, start: StartMark) -> Machine:
         job = self.queue.by_id.get(start.job)
         seen = Machine(id, "gone", path, start.node, start=start.start)
         if job is not None and job.runs and not folder.restarted:
@@ -185,12 +185,12 @@ class Sight(Struct, frozen=True):
             detail=f"Slurm: {job.state.lower()}" if job is not None else "",
         )
 
-    def _running_s(self, start: PilotStart, job: SlurmJob) -> float:
+    def _running_s(self, start: StartMark, job: SlurmJob) -> float:
         """By the mark, which is exact, unless its clock is off: Slurm counts whole seconds."""
         by_slurm = job.ran_s + self.asked_ago_s
         return max(0.0, min(max(self.now - start.at, by_slurm - CLOCKS_S), by_slurm + CLOCKS_S))
 
-    def _ended_s(self, start: PilotStart, job: SlurmJob | None) -> float:
+    def _ended_s(self, start: StartMark, job: SlurmJob | None) -> float:
         """Its pilot could not tell how long it ran. If Slurm has forgotten it, it may have run to its
         limit."""
         if job is not None and not job.waits:
