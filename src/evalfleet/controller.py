@@ -135,7 +135,7 @@ class Controller:
         except FleetError as err:
             self.failure = err
             self._tell(str(err))
-        except BaseException as err:
+        except BaseException as err:  # a defect of ours, in a thread: nobody else would tell of it
             log.exception("the controller of %s fell over", self._order.run)
             self.failure = err
             self._tell(f"its controller fell over ({type(err).__name__})")

@@ -60,7 +60,7 @@ class BenchmarkAppliance(NamedTuple):
 def verb_of(
     pool: Pool, machines: Sequence[MachineState], verb: str, named: str | None = None
 ) -> tuple[BenchmarkAppliance, HostVerb]:
-    """Raises RequestError if there is no such verb, or it is not clear whose."""
+    """The verb, and whose it is. RequestError if there is none, or it is not clear whose."""
     found = _chosen(pool, machines, named, lambda one: verb in one.verbs, f"verb {verb!r}", verb)
     return found, found.appliance.verbs[verb]
 
@@ -68,7 +68,7 @@ def verb_of(
 def screen_of(
     pool: Pool, machines: Sequence[MachineState], named: str | None = None
 ) -> tuple[BenchmarkAppliance, Screen]:
-    """Raises RequestError if the machines have no screen, or it is not clear whose."""
+    """The screen, and whose it is. RequestError if the machines have none, or it is not clear whose."""
     found = _chosen(pool, machines, named, lambda one: one.screen is not None, "screen")
     assert found.appliance.screen is not None
     return found, found.appliance.screen
@@ -116,7 +116,7 @@ def _chosen(
 
 
 def _of_named(workspace: Workspace, benchmark: str) -> Appliance | None:
-    """Raises RequestError if there is no such benchmark."""
+    """The appliance of a benchmark that was named. RequestError if there is no such benchmark."""
     return benchmark_source(benchmark, workspace.config, workspace.cwd).kind.appliance
 
 

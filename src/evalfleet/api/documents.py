@@ -272,5 +272,5 @@ def _events() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: msgspec gives tuples and sets for some."""
+    """The value as JSON has it: msgspec gives tuples and sets for some."""
     return json.loads(msgspec.json.encode(value))

@@ -62,7 +62,7 @@ class Estimate:
 
     @property
     def priced(self) -> str:
-        """Of when the price is that `usd` rests on."""
+        """When the price that `usd` rests on was listed."""
         return self.offers[0].priced if self.offers else ""
 
 
@@ -137,7 +137,7 @@ async def _ask(workspace: Workspace, resolved: Resolved, count: int) -> _Prospec
 
 
 def _known_machine_s(resolved: Resolved) -> float | None:
-    """Of machines that are to be made."""
+    """How long machines that are to be made take, by what is known of them."""
     if resolved.borrowed:
         return None
     return known_machine_s(resolved.home, resolved.plan.benchmark, resolved.plan.places, BORROWED)
@@ -265,7 +265,7 @@ def _metered(resolved: Resolved) -> list[tuple[str, str]]:
 
 
 def _figures(resolved: Resolved, expected: Estimate) -> str:
-    """As people reckon: tasks over workers times a task's minutes, and those of a machine."""
+    """Figures as people reckon them: tasks over workers times a task's minutes, and those of a machine."""
     usd = f"${expected.usd:.2f}" if expected.usd is not None else "unknown cost"
     tasks, task_s = len(resolved.tasks), expected.task_s
     sum_up = f"{plural(tasks, 'task')} / {expected.at_once} at once x {task_s / 60:.1f} min a task"

@@ -90,7 +90,7 @@ def _computed(store: Store, info: StreamInfo, fresh: dict[str, RunSummary]) -> R
 
 
 def _keep(store: Store, fresh: dict[str, RunSummary]) -> None:
-    """For the next time, where that may be written. An older home is left as it is."""
+    """Store summaries for the next time, where that may be written. An older home is left as it is."""
     if fresh and store.keeps_summaries():
         with suppress(JournalError, RequestError):
             Store.open(store.home, create=False).keep_summaries(

@@ -248,7 +248,7 @@ class Listed:
 
 
 def prices(workspace: Workspace, kind: str | None = None) -> list[Listed]:
-    """Of every kind of place that has prices, or of this one. Nothing is asked. Raises RequestError."""
+    """Prices of every kind of place that has some, or of this one; no cloud is asked. Raises RequestError."""
     return [
         Listed(
             kinds if kind is None else (kind,),

@@ -213,7 +213,7 @@ def _guesses(plan: Plan) -> dict[str, tuple[float, float]]:
 
 
 def review_table(rows: Sequence[Reviewed]) -> str:
-    """For people."""
+    """The review as a table for people."""
     head = (
         "run",
         "tasks",

@@ -83,7 +83,7 @@ class Pool:
         self._follower.poll()
 
     async def wait(self, observe: Observer | None = None) -> RunState:
-        """Until it is there. Raises what stopped the controller."""
+        """Wait until it is there. Raises what stopped the controller."""
         controller = self._controller
         over = controller is None
         while not over:
@@ -117,7 +117,7 @@ class Pool:
         await self.control(changes.stopped)
 
     async def start(self) -> None:
-        """Those that were stopped or have expired, and those that are missing."""
+        """Start machines that were stopped or have expired, and create those that are missing."""
         await self.control(changes.started)
 
     # -- what is done to machines directly -------------------------------------------------------
@@ -255,7 +255,7 @@ class Pool:
         return self.workspace.places(plan, secrets, changed=self.workspace.changed_settings(plan))
 
     def running(self, names: Sequence[str] = ()) -> list[MachineState]:
-        """Of these machines, or of all, those that run. Raises RequestError if there is none."""
+        """The machines that run, of these or of all. RequestError if none does."""
         view = self.view()
         asked = [view.machine(name) for name in names] or view.machines
         running = [machine for machine in running_in(view) if machine in asked]
@@ -343,7 +343,7 @@ async def tend(workspace: Workspace, name: str) -> None:
 
 
 def open_pool(workspace: Workspace, name: str) -> Pool:
-    """Raises RequestError when there is none."""
+    """The pool of this name. RequestError if there is none."""
     pool = Pool(workspace, name)
     pool.view()
     pool.catch_up()

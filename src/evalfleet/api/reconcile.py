@@ -396,7 +396,7 @@ def _plain(name: str) -> str:
 
 
 def _by_model(lines: Sequence[BillLine], states: Sequence[RunState]) -> dict[Key, list[BillLine]]:
-    """By the names that the meter knows: a vendor's may have the date of a version behind them."""
+    """Lines by the models' names that the meter knows: a vendor's may have a version's date behind them."""
     used = {m for s in states for a in s.attempts.values() if a.metered is not None for m in a.metered.models}
     found: defaultdict[Key, list[BillLine]] = defaultdict(list)
     for line in lines:
@@ -437,7 +437,7 @@ def _why(key: Key, counted: Counted, billed: float, lines: Sequence[BillLine], e
 
 
 def reconcile_table(found: Reconciled) -> str:
-    """For people."""
+    """What was compared, as a table for people."""
     rows = [
         (
             row.day,

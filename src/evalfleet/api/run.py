@@ -306,7 +306,7 @@ class Run:
         return attempt, home if home.exists() else None
 
     def why_no_log(self, name: str) -> str:
-        """Of a task or an attempt that is over, and whose output is not here."""
+        """Why the output of a task or an attempt that is over is not here."""
         attempt, _ = self.log_of(name)
         if attempt is None or attempt.collected is None:
             return f"{name} has no log yet"
@@ -329,7 +329,7 @@ class Run:
         *,
         progress: bool | None = None,
     ) -> Results:
-        """Until the run has ended, its controller is gone, or time is up; the results as they are then.
+        """Wait until the run has ended, its controller is gone, or time is up; the results as they are then.
 
         `progress`: show how it goes meanwhile; by default in a notebook alone, and not to an observer.
         """
@@ -351,7 +351,7 @@ class Run:
         return results(follower.state, self.folder)
 
     async def ended(self, *, progress: bool | None = None) -> Results:
-        """As `wait`, for programs with an event loop: `await run` is short for it."""
+        """Does what `wait` does, for programs with an event loop: `await run` is short for it."""
         view = view_of(progress)
         state = self.state()
         if view is not None:

@@ -246,7 +246,7 @@ def compare_runs(workspace: Workspace, names: Sequence[str]) -> list[Comparison]
 
 
 def compare_results(documents: Sequence[Results]) -> list[Comparison]:
-    """As `compare_runs`, of results documents."""
+    """Does what `compare_runs` does, with results documents."""
     from evalfleet.views.compare import compare, sides_of
 
     sides = [side for document in documents for side in sides_of(document)]

@@ -37,7 +37,7 @@ class Tunnel:
 async def open_tunnels(
     pool: Pool, machines: Sequence[MachineState], ports: Sequence[tuple[int, int]], tell: Tell
 ) -> AsyncGenerator[list[Tunnel]]:
-    """As `carry`, of machines of a pool."""
+    """Does what `carry` does, for machines of a pool."""
     async with pool.places() as places, carry(places, machines, ports, tell) as tunnels:
         yield tunnels
 
@@ -49,7 +49,7 @@ async def carry(
     ports: Sequence[tuple[int, int]],
     tell: Tell,
 ) -> AsyncGenerator[list[Tunnel]]:
-    """For every machine and every pair (first port here, port there); taken ones are passed over.
+    """Open a tunnel for every machine and every pair (first port here, port there), passing taken ports over.
 
     `tell` is told of connections that did not get through. Raises RequestError.
     """
@@ -107,7 +107,7 @@ class _Carrier:
             writer.close()
 
     async def close(self) -> None:
-        """Also what is still open: a browser never hangs up by itself."""
+        """Close everything, also what is still in use: a browser never hangs up by itself."""
         if self._server is not None:
             self._server.close()
         for task in self._carrying:
@@ -116,7 +116,7 @@ class _Carrier:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until one side has said all; then the other side is told so."""
+    """Pass bytes on until one side has said all; then the other side is told so."""
     with suppress(Exception):  # asyncssh has its own: whatever it is, nothing more comes
         while data := await reader.read(CHUNK):
             writer.write(data)

@@ -325,7 +325,7 @@ class ScoreGrader:
 async def _run(
     command: Command, timeout_s: float, work: Path, environ: Mapping[str, str], log: Path
 ) -> Ended:
-    """To its end, or to its time limit; all of its process group is gone then."""
+    """Run a command to its end, or to its time limit; all of its process group is gone then."""
     reason: EndReason = "exited"
     with log.open("wb") as file:
         try:

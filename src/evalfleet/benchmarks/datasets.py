@@ -88,7 +88,7 @@ def lines_of(path: Path, key: str) -> Iterator[tuple[str, bytes]]:
 
 
 def kind_of(path: Path, key: str) -> str:
-    """By its name; one that tells nothing is JSONL, as it always was."""
+    """The kind of a file by its name; a name that tells nothing means JSONL, as it always did."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     kind = suffixes[-1] if suffixes else ".jsonl"
     if kind == ".parquet":

@@ -126,7 +126,7 @@ def _without_result(
     zero_on_timeout: bool,
     exit_code_scores: bool,
 ) -> Outcome:
-    """By the way it ended."""
+    """What an attempt without a result means, by the way it ended."""
     if ended.reason == "timed_out":
         return _timed_out(task, ended, healthy, zero_on_timeout)
     if ended.reason == "stalled":
@@ -148,7 +148,7 @@ def _without_result(
 
 
 def _by_exit_code(ended: Ended) -> Scored | None:
-    """None if the command could not be run, or was killed."""
+    """The score that an exit code stands for; None if the command could not be run, or was killed."""
     code = ended.exit_code
     if ended.reason != "exited" or code is None or not 0 <= code < 126:
         return None

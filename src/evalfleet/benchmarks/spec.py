@@ -203,6 +203,6 @@ def task_env(task: Task) -> dict[str, str]:
 
 
 def spec_data(spec: CommandSpec) -> dict[str, Any]:
-    """As JSON would give it back: lists, not tuples."""
+    """The spec as JSON would give it back: lists, not tuples."""
     data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec))
     return data

@@ -305,7 +305,7 @@ _NOTHING = TaskOwn()
 
 
 def _plain(own: TaskOwn) -> dict[str, Any]:
-    """As a journal gives it back."""
+    """The value as a journal gives it back."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(own))
     return plain
 

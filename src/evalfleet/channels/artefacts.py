@@ -394,7 +394,7 @@ def _link_log(log: str, target: str) -> None:
 
 
 def plain_opener(path: str, flags: int) -> int:
-    """For files of a job's making: a link does not lead us away, a pipe does not block us. Raises OSError."""
+    """Opens files that a job made: a link does not lead us away, a pipe does not block us. Raises OSError."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -73,7 +73,7 @@ class Follows:
         return bool(self._waiting)
 
     async def pieces(self, job: AttemptId, path: str, offset: int, secrets: Secrets) -> AsyncGenerator[Piece]:
-        """As `Channel.follow` has it."""
+        """The pieces of the file, as `Channel.follow` has them."""
         self._count += 1
         number, queue = self._count, asyncio.Queue[Incoming | None]()
         self._waiting[number] = queue

@@ -98,7 +98,7 @@ class ParcelMover(abc.ABC):
 
     @abc.abstractmethod
     async def _send(self, bundle: Bundle, same: Mapping[str, str]) -> None:
-        """As a stream, for what is too large for a message. Raises SetupFailed."""
+        """Send files as a stream, which are too large for a message. Raises SetupFailed."""
 
     # -- and back --------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class ParcelMover(abc.ABC):
         return {"bytes": self._caps.bytes, "files": self._caps.files}
 
     def arrived(self, job: str, parcel: bytes) -> None:
-        """They did. If nobody collects them, they are forgotten with the job."""
+        """Keep artefacts that came with a message. If nobody collects them, they go with the job."""
         self._arrived[job] = parcel
 
     def forget(self, job: str) -> None:
@@ -141,7 +141,7 @@ class ParcelMover(abc.ABC):
 
     @abc.abstractmethod
     async def _receive(self, caps: dict[str, Any], into: Path) -> Collected:
-        """As a stream, for what is too large for a message."""
+        """Receive files as a stream, which are too large for a message."""
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Whole, or from the start again: what is half here is worth nothing."""

@@ -98,7 +98,7 @@ class Secrets:
         return self.mask(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
     def mask_result(self, data: bytes) -> bytes:
-        """Of result.json. Where it is JSON its texts are masked, and nothing else: it stays JSON."""
+        """Mask result.json. Where it is JSON its texts are masked, and nothing else: it stays JSON."""
         if not any(form in data for form in self._forms):
             return data
         try:
@@ -118,7 +118,7 @@ class Secrets:
         return value
 
     def mask_end(self, text: str) -> str:
-        """Of a text that is the end of a longer one: it may begin in the middle of a value."""
+        """Mask a text that is the end of a longer one: it may begin in the middle of a value."""
         data = text.encode("utf-8", "surrogateescape")
         return self.mask(self._without_ending(data)).decode("utf-8", "surrogateescape")
 
@@ -139,7 +139,7 @@ class Secrets:
         return next((len(form) - start for start in starts if data.startswith(form[start:])), 0)
 
     def mask_head(self, data: bytes) -> bytes:
-        """As `mask_end`, of bytes."""
+        """Mask bytes that are the end of longer ones, as `mask_end` does with a text."""
         return self.mask_end(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def begun_at_end(self, data: bytes) -> int:

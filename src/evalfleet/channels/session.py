@@ -150,7 +150,7 @@ class Session:
     # -- requests ----------------------------------------------------------------------------
 
     async def ask(self, op: str, body: dict[str, Any]) -> Incoming:
-        """For a mover whose files go with the messages. Raises ChannelError."""
+        """Ask on behalf of a mover whose files go with the messages. Raises ChannelError."""
         return await self._ask(op, body)
 
     async def _ask(self, op: str, body: dict[str, Any]) -> Incoming:

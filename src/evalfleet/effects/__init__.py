@@ -69,7 +69,7 @@ class Performer:
                     return self._report(effect, str(err), Cause.STUCK)
             except FleetError:
                 raise
-            except Exception as err:
+            except Exception as err:  # a plug-in's, or ours: one effect must not end the run
                 if not threading.main_thread().is_alive():
                     raise asyncio.CancelledError from err  # Python is ending and takes its executors away
                 log.exception("%r failed", effect)

@@ -208,7 +208,7 @@ class LentPlace:
         return [machine.id for machine in best_first]
 
     def _own(self, pool: PoolView) -> list[MachineState]:
-        """Of this place: a pool may have machines of several."""
+        """The machines of this place: a pool may have machines of several."""
         return [machine for machine in pool.machines if machine.offer.place == self._place.name]
 
     def _none_free(self) -> PlaceError:

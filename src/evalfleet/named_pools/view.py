@@ -28,7 +28,7 @@ class PoolView:
 
     @property
     def machines(self) -> list[MachineState]:
-        """Those that exist."""
+        """The machines that exist."""
         return [self.state.machines[machine] for machine in self.state.undeleted]
 
     @property
@@ -65,7 +65,7 @@ class PoolView:
         return "; ".join(filter(None, (self.expiry(now), self.perishing(now))))
 
     def machine(self, name: str) -> MachineState:
-        """By its name or id. Raises RequestError."""
+        """The machine with this name or id. Raises RequestError."""
         for machine in reversed(self.machines):
             if name in (machine.name, machine.id):
                 return machine

@@ -97,7 +97,7 @@ SIM_TEMPO = Tempo(
 
 
 def clock_of(computer: SimComputer, state: RunState) -> RunClock:
-    """As a real controller makes it."""
+    """The clock as a real controller makes it."""
     last = state.controller
     return RunClock(computer, boot=last.boot, zero=last.zero, last_at=state.last_at)
 

@@ -284,7 +284,7 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
 
 
 def _take_out(state: RunState, machine: MachineState) -> None:
-    """It takes no work, and none is expected of it."""
+    """Take a machine out: it takes no work, and none is expected of it."""
     indexes = (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects)
     others = (state.mending, state.unreachable, state.draining, state.restarting, state.replacing)
     for index in (*indexes, *others, state.lines[machine.offer.place].silent):

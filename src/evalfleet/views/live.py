@@ -302,7 +302,7 @@ class Scribe:
 
     @property
     def state(self) -> RunState:
-        """As of the last tick. For looking only, and only from the thread that ticks."""
+        """The state as of the last tick. For looking only, and only from the thread that ticks."""
         return self._follower.state
 
     def tick(self) -> None:

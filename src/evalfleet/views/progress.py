@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Struct, frozen=True):
-    """Of one attempt that runs. None: nothing tells."""
+    """How far one attempt that runs has come. None: nothing tells."""
 
     count: int | None = None
     """How many steps it has made."""
@@ -38,7 +38,7 @@ class Progress(Struct, frozen=True):
 
 
 def read_progress(home: Path, state: RunState, now: Micros) -> dict[AttemptId, Progress]:
-    """Of all attempts that run. `now` is the wall clock's."""
+    """How far all attempts that run have come. `now` is the wall clock's."""
     folder = home / safe_name(state.plan.run) / STEPS
     loads: dict[MachineId, Newest | None] = {}
     found: dict[AttemptId, Progress] = {}

@@ -40,7 +40,7 @@ class Span(Struct, frozen=True):
 
 
 def trace_id(state: RunState) -> int:
-    """Of 128 bits, and never 0."""
+    """An id of 128 bits that is never 0."""
     return int.from_bytes(_digest(state.plan.home, state.plan.run, state.planned_at)[:16]) or 1
 
 
@@ -56,7 +56,7 @@ StepsOf = Callable[[AttemptState], Sequence[Step]]
 
 
 def spans(state: RunState, folder: Path, now: Micros, steps_of: StepsOf) -> Iterator[Span]:
-    """Of all that has ended; what goes on is told as far as it has come."""
+    """The spans of all that has ended; what goes on is told as far as it has come."""
     at = now if state.ended_at is None else state.ended_at
     plan, seed = state.plan, (state.plan.home, state.plan.run, state.planned_at)
     root = _span_id(*seed)

@@ -82,7 +82,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def rate(succeeded: int, scored: int) -> float | None:
-    """Of the scored only: what is broken says nothing about the agent."""
+    """The pass rate of scored tasks only: what is broken says nothing about the agent."""
     return succeeded / scored if scored else None
 
 

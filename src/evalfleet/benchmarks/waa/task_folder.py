@@ -252,7 +252,7 @@ def _stamp(value: object) -> float | None:
 
 
 def _written(directory: str) -> list[float]:
-    """Of its files; of the directory itself, if there are none."""
+    """When its files were written last, or the directory itself if there are none."""
     times: list[float] = []
     for name in _names(directory) or ["."]:
         try:

@@ -31,7 +31,7 @@ class TaskFiles(Protocol):
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """Where the files are, in words for messages."""
         ...
 
     @property

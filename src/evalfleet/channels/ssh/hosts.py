@@ -139,7 +139,7 @@ class SshHost:
         await self._wire()
 
     async def turn(self) -> None:
-        """Until there is a connection, or it is this host's turn to get one."""
+        """Wait until there is a connection, or it is this host's turn to get one."""
         if not self._wires and not self._closed:
             self._open_soon()
             await self._begun.wait()
@@ -161,7 +161,7 @@ class SshHost:
             wire.used -= 1
 
     def flooded(self) -> HostRefused:
-        """Of a host that says far more than was asked of it."""
+        """The error of a host that says far more than was asked of it."""
         what = f"it printed more than {SAID_CAP >> 20} MB where our program should have answered"
         return HostRefused(self.name, what, "see what its login shell prints (~/.bashrc and the like)")
 

@@ -109,7 +109,7 @@ def openssh(where: Target, access: Access, command: Sequence[str] = ()) -> list[
 
 
 def target(text: str) -> Target:
-    """Of `[user@]host[:port]`; an IPv6 address with a port is in brackets. Raises RequestError."""
+    """What `[user@]host[:port]` names; an IPv6 address with a port is in brackets. Raises RequestError."""
     if text.count(":") > 1 and "[" not in text:
         user, _, host = text.rpartition("@")
         return Target(text, host, None, user or None)

@@ -269,7 +269,7 @@ def _stamp(about: os.stat_result) -> int:
 
 
 def stamps(top: str) -> Iterator[int]:
-    """Of everything in a folder, itself included. Links are not followed."""
+    """The times of everything in a folder, itself included. Links are not followed."""
     folders = [top]
     yield stamp(top)
     while folders:
@@ -313,7 +313,7 @@ exit $__s
 
 
 class HostJob:
-    """It lives until `reason` is set; its wrapper until `settle_until` is."""
+    """A job as its supervisor knows it: alive until `reason` is set, its wrapper until `settle_until` is."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.id = str(spec["id"])

@@ -304,7 +304,7 @@ class Jobs:
         self._restock_at = NEVER
 
     def _dismiss(self, keeper: Keeper) -> None:
-        """It gets no job, or could not be told of it."""
+        """Let a keeper go that gets no job, or could not be told of it."""
         keeper.dismiss()
         with contextlib.suppress(KeyError):
             self.selector.unregister(keeper.ended)
@@ -674,7 +674,7 @@ class Jobs:
         return gone
 
     def tidy(self, now: float) -> None:
-        """To be called now and then."""
+        """Remove what nobody needs any more. To be called now and then."""
         self._empty_boxes = [box for box in self._empty_boxes if not box.remove()]
         if self._trash.is_full or (now > self._busy_at + IDLE_S and not self.live):
             self._trash.empty()

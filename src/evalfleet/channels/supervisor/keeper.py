@@ -110,7 +110,7 @@ class Keeper:
             self.dismiss()
 
     def dismiss(self) -> None:
-        """It gets no (other) job: without one, it goes."""
+        """Tell it that it gets no (other) job: without one, it goes."""
         for fd in self._pipes:
             os.close(fd)
         self._pipes = []

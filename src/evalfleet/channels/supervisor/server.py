@@ -537,7 +537,7 @@ def on_sigchld(signum: int, frame: object) -> None:
 
 
 def content_hash() -> str:
-    """Of our own source, whether it is a folder or one file."""
+    """The hash of our own source, whether that is a folder or one file."""
     loader: Any = globals()["__spec__"].loader
     folder = os.path.dirname(__file__)
     return sha256(b"\0".join(loader.get_data(os.path.join(folder, name + ".py")) for name in MODULES))

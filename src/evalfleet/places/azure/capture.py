@@ -161,7 +161,7 @@ class ImageGallery:
             await self._access.drop(machine)
 
     async def _vm(self, machine: MachineId) -> Json:
-        """As Azure shows it now, with its power and whether it is generalized."""
+        """The VM as Azure shows it now, with its power and whether it is generalized."""
         vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None:
             raise _cannot(machine, "there is no such machine any more")
@@ -226,7 +226,7 @@ class ImageGallery:
                 await self._remove(gallery, image.home, "")
 
     async def _remove(self, id: str, home: str, image: str) -> None:
-        """Until it is gone. What does not have the tags any more is left alone."""
+        """Remove it, and wait until it is gone. What does not have the tags any more is left alone."""
         rests, until = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S), time.monotonic() + GONE_S
         while (shown := await self._arm.find(id, GALLERIES)) is not None:
             tags = tags_in(shown)

@@ -123,11 +123,11 @@ def region_and_zone(text: str) -> tuple[str, str]:
 
 
 def strange(sizes: Iterable[str]) -> list[str]:
-    """Those that are no names of sizes."""
+    """The names that are no names of sizes."""
     return [name for name in sizes if size_of(name) is None]
 
 
 def vcpus(name: str) -> int:
-    """Of a size of this name; 0 if nobody knows."""
+    """The vCPUs of a size of this name; 0 if nobody knows."""
     known = size_of(name)
     return known.cpus if known is not None else 0

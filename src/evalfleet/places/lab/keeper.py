@@ -58,7 +58,7 @@ class LabKeeper:
         self._closing = asyncio.Event()
 
     async def serve(self, socket: str) -> None:
-        """Until it is over; nobody can ask any more then, and the lab is gone."""
+        """Answer until it is over; nobody can ask any more then, and the lab is gone."""
         server = await asyncio.start_unix_server(self._connected, socket, backlog=BACKLOG)
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

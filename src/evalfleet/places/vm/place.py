@@ -40,7 +40,7 @@ class CloudClient(Protocol):
         ...
 
     def now(self) -> float:
-        """By the cloud's clock."""
+        """The time by the cloud's clock."""
         ...
 
     async def close(self) -> None: ...
@@ -331,7 +331,7 @@ class VcpuCeiling:
 
 
 class CallRate:
-    """So many calls at once, and so many a second in the long run. It has no clock: `now` is given."""
+    """Allows so many calls at once, and so many a second in the long run. It has no clock: `now` is given."""
 
     def __init__(self, most: float, per_s: float) -> None:
         self._most, self._per_s = most, per_s

@@ -273,7 +273,7 @@ def _run_client(engine: Docker, order: AttemptOrder, stdin: bytes) -> Ending:
 
 
 def _pass_on(process: subprocess.Popen[bytes], tail: bytearray) -> None:
-    """To the job's log, keeping the end."""
+    """Copy the client's output to the job's log, keeping the end."""
     assert process.stdout is not None
     with process.stdout as said:
         while block := os.read(said.fileno(), 1 << 16):
@@ -293,7 +293,7 @@ def last_words(said: bytes, secrets: Sequence[str]) -> str:
 
 
 def _end_client(engine: Docker) -> None:
-    """Of whatever attempt."""
+    """End the client of whatever attempt."""
     engine.try_("exec", CONTAINER, "sh", "-c", END, timeout_s=END_S)
 
 

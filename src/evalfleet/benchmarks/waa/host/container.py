@@ -23,7 +23,7 @@ REMOVE_S = 1800.0
 
 
 def step_container(config: HostConfig, engine: Docker) -> None:
-    """It runs, and is the one that was asked for."""
+    """Make sure that the container runs, and is the one that was asked for."""
     words = config.run_words()
     mark = json.dumps(words)
     if _read(config.state("container")) == mark and engine.exists(CONTAINER):
@@ -62,7 +62,7 @@ def _await_windows(config: HostConfig, engine: Docker) -> None:
 
 
 def is_ready(config: HostConfig, engine: Docker) -> bool:
-    """For the probe. A machine that was stopped and started may have its container down."""
+    """Does the container answer the probe? On a machine that was stopped and started, it may be down."""
     if guest.answers():
         return True
     if engine.exists(CONTAINER) and not engine.is_running(CONTAINER):
@@ -198,7 +198,7 @@ def _remove_own(config: HostConfig, *names: str) -> None:
 
 
 def _delete(*paths: str) -> None:
-    """As root: what the container wrote is root's."""
+    """Delete as root: what the container wrote is root's."""
     done = run(as_root(["rm", "-rf", "--", *paths]), REMOVE_S)
     if not done.ok:
         raise Failed(f"cannot remove {', '.join(paths)}: {done.words()}")

@@ -40,7 +40,7 @@ class Done:
 
 
 def say(text: str) -> None:
-    """To the log of the job, at once."""
+    """Write to the log of the job, at once."""
     print(f"waa: {text}", flush=True)
 
 
