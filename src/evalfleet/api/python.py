@@ -245,11 +245,7 @@ _CALLS = {
 @functools.cache
 def _options() -> dict[str, str]:
     """A flag -> the parameter that it is in Python."""
-    return {flag.short or _spelt(word_of(name)): name for name, flag in flags().items()}
-
-
-def _spelt(word: str) -> str:
-    return f"--{word.replace('_', '-')}"
+    return {flag.short or f"--{word_of(name).replace('_', '-')}": name for name, flag in flags().items()}
 
 
 def _option(flag: str) -> str:

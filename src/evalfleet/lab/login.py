@@ -11,6 +11,7 @@ from . import system
 
 ORDINARY = "lab"
 UID = 1000
+NOBODY = 65534
 USERS = ("root", ORDINARY)
 COMMON = """\
 PasswordAuthentication no
@@ -40,7 +41,8 @@ Subsystem sftp internal-sftp
 
 def write_users(base: Path, rootfs: Path, client_key: str) -> None:
     """The machine's system users stay, for its packages; its people are none of the hosts' business."""
-    accounts = [f"{ORDINARY}:x:{UID}:{UID}::/home/{ORDINARY}:{_shell(rootfs)}"]
+    shell = "/bin/bash" if (rootfs / "bin/bash").exists() else "/bin/sh"
+    accounts = [f"{ORDINARY}:x:{UID}:{UID}::/home/{ORDINARY}:{shell}"]
     accounts = _system(rootfs / "etc/passwd") + accounts
     _file(base / "etc/passwd", accounts, 0o644)
     _file(base / "etc/group", [*_system(rootfs / "etc/group"), f"{ORDINARY}:x:{UID}:"], 0o644)
@@ -53,15 +55,11 @@ def write_users(base: Path, rootfs: Path, client_key: str) -> None:
 def _system(file: Path) -> list[str]:
     lines = [line for line in file.read_text().splitlines() if line.count(":") >= 3]
     fields = [(line, line.split(":")) for line in lines]
-    return [line for line, (name, _, uid, *_) in fields if name != ORDINARY and _is_system(int(uid))]
-
-
-def _is_system(uid: int) -> bool:
-    return uid < UID or uid == 65534
-
-
-def _shell(rootfs: Path) -> str:
-    return "/bin/bash" if (rootfs / "bin/bash").exists() else "/bin/sh"
+    return [
+        line
+        for line, (name, _, uid, *_) in fields
+        if name != ORDINARY and (int(uid) < UID or int(uid) == NOBODY)
+    ]
 
 
 def _home(path: Path, uid: int, client_key: str) -> None:

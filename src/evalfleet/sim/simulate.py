@@ -177,7 +177,8 @@ class _Simulation:
         return task
 
     async def _history(self) -> None:
-        self.store.write(0, self.loop.now(), self._first_events())
+        plan, tasks = self.scenario.plan, self.scenario.tasks
+        self.store.write(0, self.loop.now(), [RunPlanned(plan, len(tasks)), TasksPlanned(tasks)])
         if self.scenario.cancel_after_s is not None:
             self.loop.call_later(self.scenario.cancel_after_s, self.store.ask, StopRequested("user"))
         for steer in self.scenario.steering:
@@ -261,9 +262,6 @@ class _Simulation:
         for life in self._lives:
             await self._kill(life)
         self.computer.reboot()
-
-    def _first_events(self) -> list[Event]:
-        return [RunPlanned(self.scenario.plan, len(self.scenario.tasks)), TasksPlanned(self.scenario.tasks)]
 
     def _start_controller(self) -> tuple[Life, asyncio.Task[RunState]]:
         life = Life()

@@ -117,7 +117,10 @@ class HalBenchmark:
         return Loaded(
             name=f"hal-{settings.benchmark}",
             spec=msgspec.to_builtins(spec),
-            tasks=tuple(_task(settings, each) for each in told.tasks),
+            tasks=tuple(
+                Task(TaskId(task), settings.benchmark, timeout_s=TIMEOUT_S, ready_s=READY_S)
+                for task in told.tasks
+            ),
             secrets=tuple(filter(None, dict.fromkeys(secrets))),
             in_containers=bool(settings.image),
             files=(Path(settings.agent_dir),),
@@ -309,10 +312,6 @@ def _keep(
     top, prefix = (TASK, "task-") if planned.startswith("task-") else (PROGRAM, "")
     contents.keep(folder / planned, twins(planned))
     kept_bundle(top, steps, planned, prefix, folder)
-
-
-def _task(settings: HalSettings, task: str) -> Task:
-    return Task(TaskId(task), settings.benchmark, timeout_s=TIMEOUT_S, ready_s=READY_S)
 
 
 def _settled(settings: HalSettings, told: HalAnswer, task: Task) -> Task:
