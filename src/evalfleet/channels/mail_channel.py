@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,14 @@ ANSWER_CAP = 1 << 16
 NO_JOB = 96
 """How the program that packs a job's files ends where there is no such job."""
 GOODBYE_S = 5.0
+
+
+MailKey: TypeAlias = "str | Callable[[], Awaitable[str]]"
+"""The machine's key, or what tells it once it is needed. Raises OSError."""
+
+
+async def _told(key: MailKey) -> str:
+    return key if isinstance(key, str) else await key()
 
 
 class Stream(asyncio.Protocol):
@@ -74,14 +82,16 @@ class PutAnswer(msgspec.Struct, frozen=True):
 class MailMover(ParcelMover):
     """A mover of files that go through the mailbox, too: large ones on lines of their own."""
 
-    def __init__(self, mail: Mail, key: str, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS) -> None:
+    def __init__(
+        self, mail: Mail, key: MailKey, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS
+    ) -> None:
         super().__init__(secrets, caps)
         self._mail, self._key = mail, key
 
     async def _open(self, verb: str, request: Mapping[str, Any]) -> tuple[Stream, MailTransport]:
         stream = Stream()
         try:
-            stream.line = await open_mail(self._mail, self._key, stream, verb)
+            stream.line = await open_mail(self._mail, await _told(self._key), stream, verb)
         except OSError as err:
             raise ConnectionError(str(err)) from err
         stream.line.write(json.dumps(request).encode() + b"\n")
@@ -139,7 +149,7 @@ class MailChannel(ParcelChannel):
     def __init__(
         self,
         mail: Mail,
-        key: str,
+        key: MailKey,
         fence: Fence,
         secrets: Mapping[str, str],
         on_load: OnLoad | None = None,
@@ -148,8 +158,9 @@ class MailChannel(ParcelChannel):
         self._line: MailTransport | None = None
 
         async def dial(protocol: asyncio.Protocol) -> OpenLink:
-            self._line = await open_mail(mail, key, protocol)
-            return OpenLink(self._line, key)
+            own = await _told(key)
+            self._line = await open_mail(mail, own, protocol)
+            return OpenLink(self._line, own)
 
         super().__init__(dial, MailMover(mail, key, secrets, caps), fence, secrets, on_load)
 

@@ -28,6 +28,7 @@ Group = Literal["place", "benchmark"]
 BUILT_IN: Mapping[Group, Mapping[str, str]] = {
     "place": {
         "azure_batch": "evalfleet.places.azure_batch:AzureBatchPlace",
+        "azure_ml": "evalfleet.places.azure_ml:AzureMlPlace",
         "azure_vm": "evalfleet.places.azure:AzurePlace",
         "gce": "evalfleet.places.gce:GcePlace",
         "lab": "evalfleet.places.lab:LabPlace",

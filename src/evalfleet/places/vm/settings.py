@@ -118,7 +118,12 @@ def file_of(name: str, setting: str, given: str, context: PlaceContext) -> str:
 
 
 def owner_of(settings: VmSettings, environ: Mapping[str, str]) -> str:
+    return user_of(settings.owner, environ)
+
+
+def user_of(owner: str, environ: Mapping[str, str]) -> str:
+    """Who is to be asked about machines: the owner that the settings name, or else the user."""
     try:
-        return settings.owner or environ.get("USER") or getpass.getuser()
+        return owner or environ.get("USER") or getpass.getuser()
     except (OSError, KeyError):
         return "unknown"

@@ -1,0 +1,499 @@
+"""The place `azure_ml`: a machine is a command job of an Azure Machine Learning workspace.
+
+The job runs on a cluster that has nodes only while it has jobs, and its program is our supervisor. Nobody can
+reach it: what is said to it goes through a mailbox, a container of the workspace's own storage account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import hmac
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from evalfleet.channels.mail_channel import MailChannel
+from evalfleet.channels.mailbox import STORE_PACE_S
+from evalfleet.channels.program import archive
+from evalfleet.channels.samples import Samples
+from evalfleet.errors import MachineUnavailable, PlaceError, RequestError
+from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.places.azure.answers import ArmFault
+from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
+from evalfleet.places.azure.bills import AzureBills
+from evalfleet.places.azure.blobs import BlobClient, BlobMail, token, way_to
+from evalfleet.places.azure.names import EXPIRES, HOME, KIND, MACHINE, OWNER, POOL, moment, tags_of
+from evalfleet.places.azure.prices import AzurePriceBook
+from evalfleet.places.azure.retail import RetailPrices
+from evalfleet.places.vm.answers import Json, as_refusal, table
+from evalfleet.places.vm.place import UNSEEN, check_installed
+from evalfleet.places.vm.preflight import clock_doubt
+from evalfleet.places.vm.settings import MachineUse
+from evalfleet.ports import Belonging, Channel, Check, Fence, Made, PlaceContext, Preflight
+from evalfleet.single_flight import SingleFlight
+
+from . import preflight
+from .service import (
+    REFUSALS,
+    RUNNING,
+    MlClient,
+    MlJob,
+    MlSighting,
+    StagePatience,
+    WorkspaceInventory,
+    machine_of,
+)
+from .settings import AzureMlSettings, MlAccount, account_of
+from .template import (
+    END_S,
+    PILOT,
+    MlJobBuild,
+    cluster_body,
+    cluster_name,
+    environment_body,
+    environment_version,
+    job_body,
+    job_name,
+)
+
+CLUSTER_S = 300.0
+"""How long a cluster may take to be made, which has no nodes yet."""
+CANCEL_S = 600.0
+"""How long a job may take to end once it was asked to; after that its cluster goes, if nobody needs it."""
+DELETE_S = 100.0
+"""For so long one call of `delete` waits for a job to end."""
+PAUSE_S = 1.0
+
+
+class MlWorkspace:
+    """A workspace with its storage, asked for once and when they are needed. All raise ArmFault."""
+
+    def __init__(self, client: MlClient, settings: AzureMlSettings, account: MlAccount) -> None:
+        self.client = client
+        self._settings, self._account = settings, account
+        self._blobs: BlobClient | None = None
+        self._region = settings.region
+        self._lock = asyncio.Lock()
+
+    async def region(self) -> str:
+        if not self._region:
+            shown = await self.client.workspace()
+            if shown is None:
+                raise no_workspace(self._account)
+            self._region = str(shown.get("location") or "").replace(" ", "").lower()
+        return self._region
+
+    async def blobs(self) -> BlobClient:
+        async with self._lock:
+            if self._blobs is None:
+                key = await self.client.storage(self._settings.storage_endpoint)
+                self._blobs = BlobClient(key, self.client.arm.now, self._account.ca)
+        return self._blobs
+
+    async def mail_key(self, box: str) -> str:
+        """What a machine's mail is sealed with: whoever has the storage account's key can tell it."""
+        key = (await self.blobs()).key.key
+        return hmac.new(key.encode(), f"evalfleet/{box}".encode(), hashlib.sha256).hexdigest()
+
+    async def close(self) -> None:
+        if self._blobs is not None:
+            await self._blobs.close()
+
+
+def no_workspace(account: MlAccount) -> PlaceError:
+    why = (
+        f"there is no workspace {account.workspace} in the resource group {account.group}; `az ml workspace "
+        "list -o table` shows yours"
+    )
+    return PlaceError(why, transient=False, scope="place")
+
+
+class WorkspaceMail:
+    """A machine's mailbox in a workspace that is asked for its storage at the first word."""
+
+    def __init__(self, workspace: MlWorkspace, box: str) -> None:
+        self.pace_s = STORE_PACE_S
+        self._workspace, self._box = workspace, box
+
+    async def _mail(self) -> BlobMail:
+        try:
+            return BlobMail(await self._workspace.blobs(), self._box)
+        except ArmFault as fault:
+            raise OSError(str(fault)) from fault
+
+    async def create(self, name: str, content: bytes) -> bool:
+        return await (await self._mail()).create(name, content)
+
+    async def read(self, name: str) -> bytes | None:
+        return await (await self._mail()).read(name)
+
+    async def names(self, below: str) -> list[str]:
+        return await (await self._mail()).names(below)
+
+    async def remove(self, names: Sequence[str]) -> None:
+        await (await self._mail()).remove(names)
+
+
+class AzureMlPlace(Preflight):
+    """Jobs of Azure Machine Learning, each a machine that takes task after task."""
+
+    Settings = AzureMlSettings
+    default_canary = 1
+    login_variables = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")
+    extra = "azure"
+    machine_s = 300.0
+    price_list = RetailPrices()
+    bill_reader = AzureBills()
+
+    def __init__(
+        self, name: str, settings: AzureMlSettings, account: MlAccount, context: PlaceContext
+    ) -> None:
+        self._name, self._settings, self._account, self._context = name, settings, account, context
+        endpoint = ArmEndpoint(account.subscription, settings.endpoint, settings.scope, account.ca)
+        self._arm = ArmClient(endpoint, context.environ)
+        self._client = MlClient(self._arm, account)
+        self._workspace = MlWorkspace(self._client, settings, account)
+        self._use: MachineUse = "pool" if context.for_pool else "run"
+        self._home = context.home_id
+        self._samples = Samples(context.home)
+        self._prefix = settings.name.partition("{machine}")[0].lower()
+        self._inventory: WorkspaceInventory | None = None
+        self._looked_at = -settings.poll_s
+        self._look = SingleFlight(self._look_now, self._pause_s)
+        self._turns: dict[str, asyncio.Lock] = {}
+        """Held by whoever makes or ends a machine, or a cluster: it is done once at a time."""
+        self._coming: Counter[str] = Counter()
+        """By cluster, how many machines are being made there."""
+        self._ending: dict[str, float] = {}
+        """By job that is being deleted: since when, by Azure's clock."""
+        self._refused: dict[str, str] = {}
+        """Clusters whose nodes have turned out to be of no use, and why."""
+        self._kvm = False
+        """Must machines be able to run virtual machines?"""
+
+    @classmethod
+    def make(cls, name: str, settings: AzureMlSettings, context: PlaceContext) -> AzureMlPlace:
+        check_installed(name, ("azure.identity", "azure.mgmt.resource", "aiohttp"), "azure")
+        account = account_of(name, settings, context)
+        strange = preflight.unknown_sizes(settings)
+        if strange:
+            raise RequestError(
+                f"place {name!r}: the price of {', '.join(strange)} is not known; set "
+                f"prices = {{ {strange[0]} = 0.5 }} (USD an hour)"
+            )
+        return cls(name, settings, account, context)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def owner(self) -> str:
+        return self._account.owner
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]:
+        """By the list of prices; the workspace is asked for its region, unless the settings name it."""
+        self._kvm = needs.nested_virtualization and needs.strict
+        with as_refusal(f"place {self._name!r}"):
+            region = await self._workspace.region()
+        book = AzurePriceBook.of(self._context.home)
+        return preflight.offers_of(self._name, self._settings, region, book, needs)
+
+    # -- what exists -----------------------------------------------------------------------------
+
+    def _pause_s(self) -> float:
+        return max(0.0, self._looked_at + self._settings.poll_s - time.monotonic())
+
+    async def _look_now(self) -> Mapping[MachineId, MlSighting]:
+        self._looked_at = time.monotonic()
+        if self._inventory is None:
+            blobs = await self._workspace.blobs()
+            self._inventory = WorkspaceInventory(self._client, blobs, self._prefix, self._home)
+        return await self._inventory.look()
+
+    async def _looked(self) -> Mapping[MachineId, MlSighting]:
+        with as_refusal(UNSEEN):
+            return await self._look.fresh()
+
+    async def list(self, pool: str) -> Sequence[Machine]:
+        found, now = await self._looked(), self._arm.now()
+        patience = StagePatience(self._settings.prepare_s, self._settings.start_s)
+        machines: list[Machine] = []
+        for id, seen in sorted(found.items()):
+            if id.startswith(f"{pool}-"):
+                machine = machine_of(seen, now, patience)
+                if machine.detail in REFUSALS.values() and seen.job is not None:
+                    self._refused[seen.job.cluster] = machine.detail
+                machines.append(machine)
+        return tuple(machines)
+
+    # -- making and ending -------------------------------------------------------------------------
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
+
+    def _cluster_of(self, machine: MachineId, offer: Offer) -> str:
+        pool = machine.rsplit("-", 2)[0]
+        return self._settings.cluster or cluster_name(pool, self._home, offer.size, spot=offer.spot)
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        """Submit the job. Returns when Azure has taken it, not when it runs."""
+        cluster = self._cluster_of(machine, offer)
+        if why := self._refused.get(cluster):
+            raise PlaceError(f"{offer.size}: {why}", transient=False, scope="offer")
+        name = job_name(machine, self._settings.name)
+        async with self._turn(name):
+            with as_refusal(f"{offer.size} in {offer.region}"):
+                if await self._is_there(machine, name):
+                    return
+                until = self._ends_at(expires_s)
+                tags = tags_of(machine, self._home, self.owner, self._use, until, {})
+                self._coming[cluster] += 1
+                try:
+                    async with self._turn(cluster):
+                        await self._have_cluster(cluster, offer, tags)
+                    await self._submit(machine, name, cluster, expires_s, until, tags)
+                finally:
+                    self._coming[cluster] -= 1
+
+    def _ends_at(self, expires_s: float) -> float:
+        """When all of a machine is over at the latest: it may wait, prepare, start, live, and be ended."""
+        settings = self._settings
+        return self._arm.now() + settings.queue_s + settings.prepare_s + settings.start_s + expires_s + END_S
+
+    async def _is_there(self, machine: MachineId, name: str) -> bool:
+        """Has an earlier call submitted the job? Raises PlaceError if it is not ours."""
+        job = await self._client.job(name)
+        if job is None:
+            return False
+        if job.tags.get(HOME, self._home) != self._home:
+            why = f"the workspace has a job {name} that is not this home's; set another `name`"
+            raise PlaceError(why, transient=False, scope="place")
+        if job.stage not in RUNNING:
+            raise MachineUnavailable(machine, "it is over")
+        return True
+
+    async def _have_cluster(self, name: str, offer: Offer, tags: Mapping[str, str]) -> None:
+        """Make the cluster, if there is none, and wait until it takes jobs."""
+        until, asked = time.monotonic() + CLUSTER_S, False
+        while True:
+            shown = await self._client.cluster(name)
+            if shown is None:
+                if self._settings.cluster:
+                    raise preflight.no_cluster(name)
+                region = await self._workspace.region()
+                body = cluster_body(self._settings, region, offer.size, tags, spot=offer.spot)
+                await self._client.add_cluster(name, body)
+                asked = True
+            state = "" if shown is None else preflight.cluster_state(shown)
+            if shown is not None and state in ("failed", "canceled"):
+                if not self._settings.cluster:
+                    await self._client.delete_cluster(name)
+                if asked:
+                    raise preflight.cluster_failure(offer, shown)
+            elif shown is not None and state != "deleting":
+                named = bool(self._settings.cluster)
+                if why := preflight.cluster_problem(name, shown, offer, self._home, named=named):
+                    raise PlaceError(why, transient=False, scope="place")
+                if state == "succeeded":
+                    return
+            if time.monotonic() > until:
+                raise PlaceError(f"cluster {name} is not made in time", transient=True, scope="offer")
+            await asyncio.sleep(min(PAUSE_S, self._settings.poll_s))
+
+    async def _submit(
+        self,
+        machine: MachineId,
+        name: str,
+        cluster: str,
+        expires_s: float,
+        until: float,
+        tags: Mapping[str, str],
+    ) -> None:
+        settings, blobs = self._settings, await self._workspace.blobs()
+        if not await blobs.make_container(name, tags):
+            other = (await blobs.tags(name) or {}).get(HOME)
+            if other is not None and other != self._home:
+                why = (
+                    f"the storage account has a container {name} that is not this home's; set another `name`"
+                )
+                raise PlaceError(why, transient=False, scope="place")
+        way = {
+            "box": way_to(blobs.key, name, until),
+            "key": await self._workspace.mail_key(name),
+            "kvm": self._kvm,
+            "life_s": expires_s,
+        }
+        await asyncio.gather(
+            blobs.write(name, "program", archive()),
+            blobs.write(name, "pilot", PILOT.read_bytes()),
+            blobs.write(name, "way", json.dumps(way).encode()),
+        )
+        version = environment_version(settings.image)
+        environment = await self._client.add_environment(version, environment_body(settings.image))
+
+        def address(blob: str, rights: str) -> str:
+            return f"{blobs.key.endpoint}/{name}/{blob}?{token(blobs.key, rights, until, name, blob)}"
+
+        build = MlJobBuild(
+            machine,
+            cluster,
+            self._kvm,
+            address("way", "rcd"),
+            address("pilot", "r"),
+            expires_s,
+            environment,
+            tags,
+        )
+        await self._client.add_job(name, job_body(settings, self._account, build))
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        raise PlaceError(
+            f"{machine}: Azure ML does not make the time of a job longer", transient=False, scope="machine"
+        )
+
+    async def delete(self, machine: MachineId) -> None:
+        """End the job, and remove all there is of it; with a run's last job its cluster goes, too."""
+        self._samples.drop(machine)
+        await self._delete(machine, job_name(machine, self._settings.name))
+
+    async def _delete(self, machine: MachineId, name: str) -> None:
+        self._ending.setdefault(name, self._arm.now())
+        async with self._turn(name):
+            with as_refusal(f"job {name} of {self._account.workspace}"):
+                blobs = await self._workspace.blobs()
+                if await blobs.tags(name) is not None:
+                    await blobs.create(name, "stop", b"")  # the pilot leaves, whatever Azure does
+                await self._end_job(machine, name)
+                await blobs.delete_container(name)
+                await self._drop_clusters(machine.rsplit("-", 2)[0])
+        self._ending.pop(name, None)
+
+    async def _end_job(self, machine: MachineId, name: str) -> None:
+        """Have the job end, and remove its record. Raises PlaceError if it does not end."""
+        until = time.monotonic() + DELETE_S
+        while (job := await self._client.job(name)) is not None:
+            if job.stage == "over":
+                await self._client.delete_job(name)
+                return
+            if job.stage != "ends":
+                await self._client.cancel_job(name)
+            elif self._arm.now() - self._ending.get(name, self._arm.now()) > CANCEL_S:
+                # with its cluster, all that runs there ends, and the meter stops
+                await self._drop_clusters(machine.rsplit("-", 2)[0])
+                if not await self._client.cluster(job.cluster):
+                    return
+            if time.monotonic() > until:
+                why = f"{machine}: job {name} stays {job.status}; it is asked again"
+                raise PlaceError(why, transient=True, scope="machine")
+            await asyncio.sleep(min(PAUSE_S, self._settings.poll_s))
+
+    async def _drop_clusters(self, pool: str) -> None:
+        """Delete the clusters that were made for this run or pool, if nobody uses them any more."""
+        clusters, jobs = await asyncio.gather(self._client.clusters(), self._client.jobs())
+        for name, tags in _unused_clusters(clusters, [job for job in jobs if job.name not in self._ending]):
+            ours = (tags.get(HOME), tags.get(POOL)) == (self._home, pool)
+            if ours and not self._coming[name] and name != self._settings.cluster:
+                async with self._turn(name):
+                    await self._client.delete_cluster(name)
+
+    # -- reaching them -----------------------------------------------------------------------------------
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        box = machine.address or job_name(machine.id, self._settings.name)
+
+        async def key() -> str:
+            try:
+                return await self._workspace.mail_key(box)
+            except ArmFault as fault:
+                raise OSError(str(fault)) from fault
+
+        on_load = functools.partial(self._samples.keep, machine.id)
+        mail = WorkspaceMail(self._workspace, box)
+        return MailChannel(mail, key, fence, self._context.secrets, on_load)
+
+    async def close(self) -> None:
+        await self._workspace.close()
+        await self._arm.close()
+
+    # -- before, and after -------------------------------------------------------------------------
+
+    def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
+        return tuple(preflight.outline(self._settings, self._account, machines, self._cluster_of))
+
+    async def doubts(self, lasts_s: float) -> Sequence[str]:
+        """Are we let in, and is this computer's clock right?"""
+        with as_refusal(f"place {self._name!r}"):
+            try:
+                if await self._client.workspace() is None:
+                    raise no_workspace(self._account)
+                await self._workspace.blobs()
+            except ArmFault as fault:
+                if fault.refusal("").transient:
+                    return ()  # the run asks again
+                raise
+        return tuple(filter(None, (clock_doubt(self._arm.skew_s, preflight.WHOSE),)))
+
+    async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
+        checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)
+        return await checks.all(lambda: self.offers(needs), needs, workers)
+
+    async def belongings(self) -> Sequence[Belonging]:
+        """What is evalfleet's in the workspace, of all homes: jobs, mailboxes, and clusters without jobs."""
+        with as_refusal(UNSEEN):
+            blobs = await self._workspace.blobs()
+            jobs, boxes, clusters = await asyncio.gather(
+                self._client.jobs(), blobs.containers(self._prefix), self._client.clusters()
+            )
+        parts: dict[tuple[str, str], list[str]] = {}
+        tags: dict[tuple[str, str], Mapping[str, str]] = {}
+        for what, name, told in (
+            *(("job", job.name, job.tags) for job in jobs),
+            *(("mailbox", box.name, box.tags) for box in boxes),
+            *(("cluster", *each) for each in _unused_clusters(clusters, jobs)),
+        ):
+            if MACHINE in told:
+                key = (told[MACHINE], told.get(HOME, ""))
+                parts.setdefault(key, []).append(f"{what} {name}")
+                tags.setdefault(key, told)
+        return [self._belonging(key, tags[key], parts[key]) for key in sorted(parts)]
+
+    def _belonging(self, key: tuple[str, str], tags: Mapping[str, str], parts: Sequence[str]) -> Belonging:
+        ends_at = moment(tags.get(EXPIRES, ""))
+        return Belonging(
+            MachineId(key[0]),
+            key[1],
+            tags.get(OWNER, ""),
+            f"{self._account.workspace} in {self._account.group}",
+            None if ends_at is None else round(ends_at * 1e6),
+            tuple(parts),
+            of_pool=tags.get(KIND) == "pool",
+        )
+
+    async def reap(self, belonging: Belonging) -> None:
+        with as_refusal(belonging.machine):
+            blobs = await self._workspace.blobs()
+            for part in belonging.parts:
+                what, _, name = part.partition(" ")
+                if what == "job":
+                    await self._end_job(belonging.machine, name)
+                elif what == "mailbox":
+                    await blobs.delete_container(name)
+                else:
+                    await self._client.delete_cluster(name)
+
+
+def _unused_clusters(
+    clusters: Sequence[Json], jobs: Sequence[MlJob]
+) -> Sequence[tuple[str, Mapping[str, str]]]:
+    """Clusters of ours that no job uses, as if each were the last machine of its run."""
+    used = {job.cluster for job in jobs if job.stage != "over"}
+    found: list[tuple[str, Mapping[str, str]]] = []
+    for shown in clusters:
+        name, tags = str(shown.get("name")), table(shown.get("tags"))
+        if HOME in tags and name not in used:
+            found.append((name, {key: str(value) for key, value in tags.items()}))
+    return found

@@ -1,0 +1,291 @@
+"""Before money is spent: what can be had, what it costs, and the checks of `doctor` with their remedies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from evalfleet.errors import PlaceError
+from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.places.azure.answers import ArmFault
+from evalfleet.places.azure.blobs import BlobClient
+from evalfleet.places.azure.names import HOME
+from evalfleet.places.azure.prices import OWN, SPOT_FAMILY, AzurePriceBook
+from evalfleet.places.azure.sizes import VmSize, fits, size_of, vcpus
+from evalfleet.places.vm.answers import Json, rows, table
+from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
+from evalfleet.places.vm.price_book import Quote
+from evalfleet.ports import Check, Made
+
+from .service import VERSION, MlClient
+from .settings import AzureMlSettings, MlAccount
+from .template import END_S, job_name
+
+WHOSE = "Azure's"
+SCALE_DOWN_S = 180.0
+"""So long Azure may take to give a node back that has been idle for long enough."""
+QUOTAS = "the studio's page Quota (https://ml.azure.com/quota)"
+DISK_GB = 64
+"""What a node has for images and files at least: the system disk of clusters is 120 GB, in part taken."""
+
+
+# -- offers --------------------------------------------------------------------------------------------
+
+
+def unknown_sizes(settings: AzureMlSettings) -> list[str]:
+    return [name for name in settings.sizes if size_of(name) is None]
+
+
+def _price(
+    settings: AzureMlSettings, book: AzurePriceBook, size: VmSize, region: str, *, spot: bool
+) -> Quote | None:
+    """Of an hour of a node: Azure Machine Learning itself costs nothing, and disks come with the nodes."""
+    given = settings.prices.get(f"{size.name}@{region}", settings.prices.get(size.name))
+    return book.machine(size, region, spot=spot) if given is None else Quote(given, OWN)
+
+
+def offers_of(
+    place: str, settings: AzureMlSettings, region: str, book: AzurePriceBook, needs: Needs
+) -> Sequence[Offer]:
+    """What can be had, cheapest first; with `spot`, regular nodes beside the spot ones."""
+    kinds = ([True] if settings.spot else []) + ([] if settings.spot and settings.spot_only else [False])
+    sizes = settings.sizes[:1] if settings.cluster else settings.sizes
+    offers = [
+        _offer(place, settings, size, region, quote, spot=spot)
+        for spot in kinds
+        for size in filter(None, map(size_of, sizes))
+        if fits(size, needs, DISK_GB)
+        if (quote := _price(settings, book, size, region, spot=spot)) is not None
+    ]
+    return sorted(offers, key=lambda offer: offer.usd_per_hour)
+
+
+def _offer(
+    place: str, settings: AzureMlSettings, size: VmSize, region: str, quote: Quote, *, spot: bool
+) -> Offer:
+    return Offer(
+        place,
+        size.name,
+        region,
+        usd_per_hour=round(quote.usd, 6),
+        spot=spot,
+        capacity=settings.max_nodes,
+        teardown_s=END_S,
+        settle_s=settings.settle_s,
+        family=SPOT_FAMILY if spot else size.series.family,
+        idle_usd_per_hour=round(quote.usd, 6),
+        sweep_s=settings.idle_s + SCALE_DOWN_S,
+        priced=quote.as_of,
+        queues=True,
+        queue_s=settings.expected_queue_s,
+        max_queue_s=settings.queue_s,
+        start_s=settings.prepare_s + settings.start_s,
+        boot_s=settings.prepare_s + settings.start_s,
+        extendable=False,
+        max_life_s=settings.time_limit_s,
+        silent_s=30.0,
+        lost_s=settings.lost_s,
+    )
+
+
+def outline(
+    settings: AzureMlSettings,
+    account: MlAccount,
+    machines: Sequence[tuple[MachineId, Offer]],
+    cluster_of: Callable[[MachineId, Offer], str],
+) -> Iterator[Made]:
+    """What would be made: a cluster for each size, and a job with a mailbox for each machine."""
+    where = f"{account.workspace} in {account.group}"
+    told: set[str] = set()
+    for machine, offer in machines:
+        cluster = cluster_of(machine, offer)
+        if cluster not in told and not settings.cluster:
+            told.add(cluster)
+            words = f"0 to {settings.max_nodes} nodes, each kept for {settings.idle_s:g} s without a job"
+            yield Made("cluster", cluster, where, words)
+        words = machine_words(offer, f"on {cluster}", public_ip=settings.public_ip)
+        yield Made("job with a mailbox", job_name(machine, settings.name), where, words)
+
+
+# -- clusters ------------------------------------------------------------------------------------------
+
+
+def cluster_state(shown: Json) -> str:
+    return str(table(shown.get("properties")).get("provisioningState") or "").lower()
+
+
+def no_cluster(name: str) -> PlaceError:
+    why = f"the workspace has no cluster {name}; `az ml compute list -o table` shows those it has"
+    return PlaceError(why, transient=False, scope="place")
+
+
+def cluster_problem(name: str, shown: Json, offer: Offer, home: str, *, named: bool) -> str:
+    """Why a cluster of this name cannot be used; empty if it can."""
+    compute = table(shown.get("properties"))
+    properties = table(compute.get("properties"))
+    owner = table(shown.get("tags")).get(HOME)
+    size = str(properties.get("vmSize") or "")
+    if str(compute.get("computeType")).lower() != "amlcompute":
+        return f"{name} is no cluster but {compute.get('computeType')}; set another `cluster`"
+    if not named and owner != home:
+        return f"the cluster {name} is not this home's; delete it, or set `cluster` to use it"
+    if size.lower() != offer.size.lower():
+        return f'the nodes of the cluster {name} are {size}; set sizes = ["{size}"]: by it they are priced'
+    return ""
+
+
+def cluster_failure(offer: Offer, shown: Json) -> PlaceError:
+    errors = [
+        table(each.get("error")) or each
+        for each in rows(table(shown.get("properties")).get("provisioningErrors"))
+    ]
+    first = errors[0] if errors else {"message": "the cluster could not be made", "code": "Failed"}
+    why = f"{offer.size}: {str(first.get('message')).rstrip('.')} ({first.get('code')})"
+    is_quota = "quota" in why.lower()
+    remedy = f"; ask for more: {QUOTAS}" if is_quota else ""
+    return PlaceError(why + remedy, transient=False, scope="family" if is_quota else "offer")
+
+
+# -- doctor --------------------------------------------------------------------------------------------
+
+
+class MlChecks:
+    """The checks of `evalfleet doctor` for one place. They only read."""
+
+    def __init__(
+        self,
+        client: MlClient,
+        blobs: Callable[[], Awaitable[BlobClient]],
+        settings: AzureMlSettings,
+        account: MlAccount,
+    ) -> None:
+        self._client, self._blobs = client, blobs
+        self._settings, self._account = settings, account
+
+    async def all(
+        self, offers: Callable[[], Awaitable[Sequence[Offer]]], needs: Needs, workers: int
+    ) -> Sequence[Check]:
+        account = self._account
+        try:
+            shown = await self._client.workspace()
+        except ArmFault as fault:
+            told, _, remedy = str(fault.refusal(account.workspace)).partition("; ")
+            return [Check("workspace", "bad", told, remedy or "check `workspace` and `resource_group`")]
+        if shown is None:
+            told = f"there is no workspace {account.workspace} in the resource group {account.group}"
+            return [Check("workspace", "bad", told, "`az ml workspace list -o table` shows yours")]
+        region = str(shown.get("location") or "").replace(" ", "").lower()
+        checks = [Check("workspace", "good", f"{account.workspace} in {region} lets us in")]
+        checks += clock_checks(self._client.arm.skew_s, WHOSE)
+        if self._settings.region and self._settings.region != region:
+            told = f"the workspace is in {region}, not in {self._settings.region}"
+            checks.append(Check("region", "bad", told, f'set region = "{region}", or leave it out'))
+        found = await offers()
+        checks += self._offer_checks(found, needs, region)
+        checks += await self._looked("storage", "bad", self._storage)
+        checks += self._network(table(shown.get("properties")))
+        checks += self._image(table(shown.get("properties")))
+        if self._settings.cluster:
+            checks += await self._looked("cluster", "bad", lambda: self._own_cluster(found))
+        return [*checks, *await self._looked("quota", "warn", lambda: self._quota(found, workers, region))]
+
+    async def _looked(
+        self, name: str, verdict: str, look: Callable[[], Awaitable[list[Check]]]
+    ) -> list[Check]:
+        try:
+            return await look()
+        except ArmFault as fault:
+            told, _, remedy = str(fault.refusal(name)).partition("; ")
+            return [Check(name, "bad" if verdict == "bad" else "warn", told, remedy)]
+
+    def _offer_checks(self, offers: Sequence[Offer], needs: Needs, region: str) -> list[Check]:
+        if not offers:
+            wanted = needs.in_words() or "what is needed"
+            told = f"none of `sizes` has {wanted} and a price in {region}"
+            return [Check("offers", "bad", told, "name larger ones, or their `prices`")]
+        first = offers[0]
+        told = f"from ${first.usd_per_hour:.3f} an hour ({first.size}); prices of {first.priced}"
+        idle = f"a node is billed from its start, and {self._settings.idle_s:g} s after its last job"
+        return [Check("prices", "good", f"{told}; {idle}")]
+
+    async def _storage(self) -> list[Check]:
+        blobs = await self._blobs()
+        count = len(await blobs.containers("evalfleet-"))
+        told = f"{blobs.key.account} lets us in by its key; {count} mailboxes are there"
+        return [Check("storage", "good", told)]
+
+    def _network(self, workspace: Json) -> list[Check]:
+        isolation = str(table(workspace.get("managedNetwork")).get("isolationMode") or "Disabled")
+        if str(workspace.get("publicNetworkAccess") or "Enabled").lower() == "disabled":
+            told = "the workspace is reached from its own network only"
+            return [Check("network", "warn", told, "run evalfleet there: nodes are reached by mailbox alone")]
+        told = "nodes are reached by a mailbox in the storage account; no port is open"
+        if isolation.lower() == "allowonlyapprovedoutbound":
+            remedy = "allow what tasks need (model APIs) in the workspace's outbound rules"
+            return [Check("network", "warn", f"{told}; nodes reach approved addresses only", remedy)]
+        return [Check("network", "good", told)]
+
+    def _image(self, workspace: Json) -> list[Check]:
+        image = self._settings.image
+        host, _, rest = image.partition("/")
+        if host.endswith((".azurecr.io", "mcr.microsoft.com")):
+            return [Check("image", "good", f"{image}: Azure's own registry")]
+        registry = str(workspace.get("containerRegistry") or "").rpartition("/")[2]
+        source = image if "." in host and rest else f"docker.io/{image if rest else f'library/{image}'}"
+        name = source.partition("/")[2]
+        line = f"`az acr import -n {registry or 'REGISTRY'} --source {source} --image {name}`"
+        remedy = f'{line}, then image = "{registry or "REGISTRY"}.azurecr.io/{name}"'
+        return [Check("image", "warn", f"{image}: pulled from outside Azure, which limits pulls", remedy)]
+
+    async def _own_cluster(self, offers: Sequence[Offer]) -> list[Check]:
+        name = self._settings.cluster
+        shown = await self._client.cluster(name)
+        if shown is None:
+            told, _, remedy = str(no_cluster(name)).partition("; ")
+            return [Check("cluster", "bad", told, remedy)]
+        if offers and (why := cluster_problem(name, shown, offers[0], "", named=True)):
+            told, _, remedy = why.partition("; ")
+            return [Check("cluster", "bad", told, remedy)]
+        scale = table(table(table(shown.get("properties")).get("properties")).get("scaleSettings"))
+        if int(scale.get("minNodeCount") or 0):
+            told = f"it keeps {scale['minNodeCount']} nodes, which cost money also when nothing runs there"
+            return [Check("cluster", "warn", told, f"`az ml compute update -n {name} --min-instances 0`")]
+        return [Check("cluster", "good", f"{name}: 0 to {scale.get('maxNodeCount')} nodes")]
+
+    async def _quota(self, offers: Sequence[Offer], workers: int, region: str) -> list[Check]:
+        path = (
+            f"{self._client.arm.root}/providers/Microsoft.MachineLearningServices/locations/{region}/usages"
+        )
+        usages = await self._client.arm.all(path, VERSION)
+        left: dict[str, int] = {}
+        for usage in usages:
+            name = str(table(usage.get("name")).get("value") or "").lower()
+            left[name] = int(usage.get("limit") or 0) - int(usage.get("currentValue") or 0)
+        checks: list[Check] = []
+        room = 0
+        for family, spot in dict.fromkeys((offer.family, offer.spot) for offer in offers):
+            each = min(vcpus(offer.size) for offer in offers if (offer.family, offer.spot) == (family, spot))
+            cores = next((left[name] for name in _quota_names(family, spot=spot) if name in left), None)
+            if cores is None:
+                continue
+            many = max(0, cores // max(1, each))
+            room += many
+            told = f"{cores} cores are left: {many} nodes of {each}"
+            kind = "spot quota" if spot else f"quota of {family}"
+            remedy = "" if many else f"ask for more: {QUOTAS}"
+            checks.append(Check(kind, "good" if many else "bad", told, remedy))
+        if not checks:
+            return [Check("quota", "warn", "Azure does not tell it for these sizes", QUOTAS)]
+        return [*checks, *workers_checks(workers, {region: {"cores": room}}, QUOTAS)]
+
+
+def _quota_names(family: str, *, spot: bool) -> Sequence[str]:
+    """What Azure calls the quota of a family of sizes, such as standardDSv5Family, in small letters."""
+    series = re.sub(r"^standard|family$", "", family, flags=re.IGNORECASE).lower()
+    if spot:
+        return ("total cluster lowpriority regional vcpus", "total cluster low-priority regional vcpus")
+    return (
+        f"standard {series} family cluster dedicated vcpus",
+        family.lower(),
+        "total cluster dedicated regional vcpus",
+    )

@@ -1,0 +1,422 @@
+"""The workspace as one look shows it: jobs, clusters and mailboxes of ours, and what their states mean."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from evalfleet.model import Machine, MachineId
+from evalfleet.places.azure.answers import ArmFault
+from evalfleet.places.azure.arm import ArmClient
+from evalfleet.places.azure.blobs import BlobClient, BlobKey
+from evalfleet.places.azure.names import HOME, MACHINE
+from evalfleet.places.vm.answers import Json, Problem, rows, table
+
+from .pilot import NO_KVM
+from .settings import MlAccount
+from .template import ENVIRONMENT, NO_PYTHON_WORDS, OLD_PYTHON_WORDS
+
+VERSION = "2025-09-01"
+DATASTORE = "workspaceblobstore"
+ARTIFACTS = "azureml"
+"""The container of the workspace's storage account that the logs of jobs are in."""
+LOG_BYTES = 64 << 10
+Stage = Literal["waits", "prepares", "runs", "ends", "over"]
+STAGES: Mapping[str, Stage] = {
+    "notstarted": "waits",
+    "scheduled": "waits",
+    "queued": "waits",
+    "provisioning": "waits",
+    "paused": "waits",
+    "unknown": "waits",
+    "preparing": "prepares",
+    "starting": "prepares",
+    "running": "runs",
+    "notresponding": "runs",
+    "finalizing": "ends",
+    "cancelrequested": "ends",
+    "completed": "over",
+    "failed": "over",
+    "canceled": "over",
+}
+"""What each status of a job means for its machine. One that Azure adds later counts as `unknown` does.
+
+`waits`: it has no node yet, and costs nothing. `prepares`: a node of its own pulls the image. `runs`: its
+container should run, and our own pilot tells whether it does. `ends`: nothing of ours runs there any more.
+"""
+RUNNING: frozenset[Stage] = frozenset(("waits", "prepares", "runs"))
+REFUSALS = {
+    NO_KVM: "no virtual machine can be made on its node (/dev/kvm); name other `sizes`",
+}
+"""What the pilot's exit codes mean that tell of the size, and so of all machines alike."""
+_PERMANENT = re.compile(
+    r"manifest.*(unknown|not found)|no such image|pull access denied|unauthorized|authentication required"
+    r"|repository does not exist|invalid reference format|not found: manifest",
+    re.IGNORECASE,
+)
+_TROUBLE = re.compile(r"error|fail|denied|unauthorized|toomanyrequests|manifest", re.IGNORECASE)
+REMEDIES = {
+    "clustercorequotareached": "ask for more cores of that family for Azure Machine Learning (studio: Quota)",
+    "clusterminnodesexceedcorequota": "ask for more cores for Azure Machine Learning (studio: Quota)",
+    "allocationfailed": "the region has no room for that size now: other `sizes` are tried",
+    "allocationtimedout": "the region has no room for that size now: other `sizes` are tried",
+}
+
+
+class MlJob(Struct, frozen=True):
+    """A job as the workspace lists it."""
+
+    name: str
+    status: str
+    """In small letters."""
+    cluster: str
+    tags: Mapping[str, str]
+
+    @property
+    def stage(self) -> Stage:
+        return STAGES.get(self.status, "waits")
+
+
+def job_of(shown: Json) -> MlJob:
+    properties = table(shown.get("properties"))
+    tags = {str(name): str(value) for name, value in table(properties.get("tags")).items()}
+    cluster = str(properties.get("computeId") or "").rpartition("/")[2]
+    return MlJob(str(shown.get("name")), str(properties.get("status") or "").lower(), cluster, tags)
+
+
+class BoxMarks(Struct, frozen=True):
+    """What is written down in a machine's own container of blobs."""
+
+    allocated: float | None = None
+    """When its node was had, by Azure's clock, as the first that saw it wrote down."""
+    start: Json | None = None
+    """What the pilot told at its start."""
+    end: Json | None = None
+    """What it told at its end."""
+    restarted: bool = False
+    """Azure has run its job anew."""
+    stop: bool = False
+    """Somebody has asked the pilot to leave: the machine is being deleted."""
+
+
+class MlSighting(Struct, frozen=True):
+    """One machine of ours: its job and its mailbox, one of which may be gone."""
+
+    machine: MachineId
+    name: str
+    """Of both."""
+    tags: Mapping[str, str]
+    job: MlJob | None = None
+    has_box: bool = False
+    marks: BoxMarks = BoxMarks()
+    cluster: Json = {}
+    """What the workspace shows of its cluster, if it must be known."""
+    since: float = 0.0
+    """When its status was first seen, by Azure's clock."""
+    ended_at: float | None = None
+    """When it was first seen to be over."""
+    words: str = ""
+    """The end of its log, if it failed before its pilot began."""
+
+
+class MlClient:
+    """The calls of one workspace that we need. All raise ArmFault."""
+
+    def __init__(self, arm: ArmClient, account: MlAccount) -> None:
+        self.arm, self._account = arm, account
+        self.root = account.path
+
+    async def workspace(self) -> Json | None:
+        return await self.arm.find(self.root, VERSION)
+
+    async def storage(self, endpoint: str) -> BlobKey:
+        """The storage account that the workspace has its files in. `endpoint`: if it is not Azure's own."""
+        path = f"{self.root}/datastores/{DATASTORE}"
+        store = await self.arm.get(path, VERSION)
+        properties = table(store.get("properties"))
+        name = str(properties.get("accountName") or "")
+        secrets = await self.arm.send("POST", f"{path}/listSecrets", VERSION)
+        key = str(secrets.get("key") or "")
+        if not name or not key:
+            why = (
+                f"the datastore {DATASTORE} has no account key, so machines would have no mailbox; allow "
+                "key access to the storage account, and set the workspace's storage access to credentials"
+            )
+            raise ArmFault(403, (Problem("StorageKeyMissing", why),))
+        where = f"https://{name}.blob.{properties.get('endpoint') or 'core.windows.net'}"
+        return BlobKey(name, key, endpoint or where)
+
+    async def jobs(self) -> list[MlJob]:
+        """Those that evalfleet has made, of whatever home."""
+        query = {"tag": MACHINE, "listViewType": "All"}
+        return [job_of(shown) for shown in await self.arm.all(f"{self.root}/jobs", VERSION, **query)]
+
+    async def job(self, name: str) -> MlJob | None:
+        shown = await self.arm.find(f"{self.root}/jobs/{name}", VERSION)
+        return None if shown is None else job_of(shown)
+
+    async def add_job(self, name: str, body: Json) -> None:
+        await self.arm.send("PUT", f"{self.root}/jobs/{name}", VERSION, body)
+
+    async def cancel_job(self, name: str) -> None:
+        try:
+            await self.arm.send("POST", f"{self.root}/jobs/{name}/cancel", VERSION)
+        except ArmFault as fault:
+            if fault.status not in (400, 404, 409):  # it is over, or gone
+                raise
+
+    async def delete_job(self, name: str) -> None:
+        """Its record: it must be over."""
+        await self._delete(f"{self.root}/jobs/{name}")
+
+    async def _delete(self, path: str, **query: str) -> None:
+        try:
+            await self.arm.send("DELETE", path, VERSION, query=query)
+        except ArmFault as fault:
+            if fault.status != 404:
+                raise
+
+    async def cluster(self, name: str) -> Json | None:
+        return await self.arm.find(f"{self.root}/computes/{name}", VERSION)
+
+    async def clusters(self) -> list[Json]:
+        return await self.arm.all(f"{self.root}/computes", VERSION)
+
+    async def add_cluster(self, name: str, body: Json) -> None:
+        await self.arm.send("PUT", f"{self.root}/computes/{name}", VERSION, body)
+
+    async def delete_cluster(self, name: str) -> None:
+        try:
+            await self._delete(f"{self.root}/computes/{name}", underlyingResourceAction="Delete")
+        except ArmFault as fault:
+            if fault.status != 409:  # it is being deleted
+                raise
+
+    async def add_environment(self, version: str, body: Json) -> str:
+        """Returns its id."""
+        path = f"{self.root}/environments/{ENVIRONMENT}/versions/{version}"
+        if await self.arm.find(path, VERSION) is None:
+            await self.arm.send("PUT", path, VERSION, body)
+        return path
+
+
+class WorkspaceInventory:
+    """What exists of one home in a workspace. Two lists show it; more is asked of machines that change."""
+
+    def __init__(self, client: MlClient, blobs: BlobClient, prefix: str, home: str) -> None:
+        self._client, self._blobs, self._prefix, self._home = client, blobs, prefix, home
+        self._marks: dict[str, BoxMarks] = {}
+        self._since: dict[str, tuple[str, float]] = {}
+        """By job: its status, and when that was first seen."""
+        self._ended: dict[str, float] = {}
+        self._words: dict[str, str] = {}
+
+    async def look(self) -> Mapping[MachineId, MlSighting]:
+        jobs, boxes = await asyncio.gather(self._client.jobs(), self._blobs.containers(self._prefix))
+        found: dict[str, MlSighting] = {}
+        for box in boxes:
+            if box.tags.get(HOME) == self._home and MACHINE in box.tags:
+                machine = MachineId(box.tags[MACHINE])
+                found[box.name] = MlSighting(machine, box.name, box.tags, has_box=True)
+        for job in jobs:
+            if job.tags.get(HOME) == self._home and MACHINE in job.tags:
+                seen = found.get(job.name) or MlSighting(MachineId(job.tags[MACHINE]), job.name, job.tags)
+                found[job.name] = structs.replace(seen, job=job)
+        for kept in (self._marks, self._since, self._ended, self._words):
+            for name in kept.keys() - found.keys():
+                kept.pop(name)
+        clusters = await self._asked_clusters(list(found.values()))
+        # a job that never ends is a record and no more, once its cluster and its mailbox are gone
+        there = [
+            seen
+            for seen in found.values()
+            if seen.has_box or seen.job is None or seen.job.stage == "over" or clusters.get(seen.job.cluster)
+        ]
+        closer = await asyncio.gather(*(self._closer(seen, clusters) for seen in there))
+        return {seen.machine: seen for seen in closer}
+
+    async def _asked_clusters(self, found: Sequence[MlSighting]) -> Mapping[str, Json]:
+        """Those that machines wait for: why, only the cluster tells; and those of jobs without a mailbox."""
+        names = {
+            seen.job.cluster
+            for seen in found
+            if seen.job is not None and (seen.job.stage == "waits" or not seen.has_box)
+        }
+        asked = sorted(names - {""})
+        shown = await asyncio.gather(*(self._client.cluster(name) for name in asked))
+        return {name: cluster or {} for name, cluster in zip(asked, shown, strict=True)}
+
+    async def _closer(self, seen: MlSighting, clusters: Mapping[str, Json]) -> MlSighting:
+        now, job = self._client.arm.now(), seen.job
+        status = job.status if job is not None else ""
+        if self._since.get(seen.name, ("",))[0] != status:
+            self._since[seen.name] = (status, now)
+        marks = self._marks.get(seen.name, BoxMarks())
+        settled = status == "running" and marks.start is not None
+        if seen.has_box and not settled:
+            marks = self._marks[seen.name] = await self._read_marks(seen.name, marks)
+        if seen.has_box and job is not None and marks.allocated is None and job.stage in ("prepares", "runs"):
+            marks = self._marks[seen.name] = await self._mark_allocated(seen.name, marks, now)
+        ended_at = None
+        if job is not None and job.stage in ("ends", "over"):
+            ended_at = self._ended.setdefault(seen.name, now)
+            if marks.start is None and marks.end is None and seen.name not in self._words:
+                self._words[seen.name] = await self._last_words(seen.name)
+        return structs.replace(
+            seen,
+            marks=marks,
+            cluster=clusters.get(job.cluster, {}) if job is not None else {},
+            since=self._since[seen.name][1],
+            ended_at=ended_at,
+            words=self._words.get(seen.name, ""),
+        )
+
+    async def _read_marks(self, box: str, known: BoxMarks) -> BoxMarks:
+        """What is written once is read once."""
+        try:
+            names = set(await self._blobs.names(box, whole=False))
+        except ArmFault as fault:
+            if fault.status == 404:
+                return known
+            raise
+        start, end, allocated = known.start, known.end, known.allocated
+        if start is None and "start" in names:
+            start = await self._told(box, "start")
+        if end is None and "end" in names:
+            end = await self._told(box, "end")
+        if allocated is None and "allocated" in names:
+            allocated = _number((await self._told(box, "allocated")).get("at"))
+        # the first start has removed the way: one that is there again was left by a second one
+        restarted = known.restarted or ("way" in names and start is not None)
+        return BoxMarks(allocated, start, end, restarted, known.stop or "stop" in names)
+
+    async def _told(self, box: str, name: str) -> Json:
+        content = await self._blobs.read(box, name) or b"{}"
+        try:
+            return table(json.loads(content))
+        except ValueError:
+            return {}
+
+    async def _mark_allocated(self, box: str, known: BoxMarks, now: float) -> BoxMarks:
+        """Write down that it has a node: of all that look, the first one's word counts."""
+        try:
+            if await self._blobs.create(box, "allocated", json.dumps({"at": now}).encode()):
+                return structs.replace(known, allocated=now)
+            return structs.replace(
+                known, allocated=_number((await self._told(box, "allocated")).get("at")) or now
+            )
+        except ArmFault as fault:
+            if fault.status in (404, 409):  # its box is being deleted
+                return known
+            raise
+
+    async def _last_words(self, job: str) -> str:
+        """The last line of trouble in the logs of a job that never began."""
+        folder = f"ExperimentRun/dcid.{job}/"
+        try:
+            names = await self._blobs.names(ARTIFACTS, folder)
+            chosen = sorted(names, key=lambda name: ("std_log" not in name, name))
+            for name in chosen:
+                text = (await self._blobs.read(ARTIFACTS, name, LOG_BYTES) or b"").decode("utf-8", "replace")
+                lines = [line.strip() for line in text.splitlines() if _TROUBLE.search(line)]
+                if "std_log" in name and not lines:
+                    lines = [line.strip() for line in text.splitlines() if line.strip()]
+                if lines:
+                    return lines[-1][:300]
+        except ArmFault:
+            return ""
+        return ""
+
+
+# -- what it means -------------------------------------------------------------------------------------
+
+
+class StagePatience(Struct, frozen=True):
+    """For how long a job may be in a stage before its machine is given up."""
+
+    prepare_s: float
+    start_s: float
+
+
+def machine_of(seen: MlSighting, now: float, patience: StagePatience) -> Machine:
+    """The machine as `list` shows it. `now` is by Azure's clock."""
+    job, marks = seen.job, seen.marks
+    if job is None:
+        detail = "being deleted" if marks.stop else "being submitted"
+        return Machine(seen.machine, "gone" if marks.stop else "queued", ran_s=0.0, detail=detail)
+    node = str((marks.start or {}).get("node") or "")
+    shown = Machine(seen.machine, "pending", seen.name if marks.start else "", node, detail=_told(job))
+    if marks.allocated is not None:
+        shown = structs.replace(
+            shown, start=f"{seen.name}.1", ran_s=max(0.0, (seen.ended_at or now) - marks.allocated)
+        )
+    if marks.restarted or (marks.start is not None and job.stage in ("waits", "prepares")):
+        why = f"{_told(job)}: its node was taken back, and Azure runs the job anew"
+        return structs.replace(shown, phase="evicted", detail=why)
+    if marks.end is not None or job.stage in ("ends", "over"):
+        return _ended(seen, job, shown)
+    if marks.start is not None:
+        return structs.replace(shown, phase="gone" if marks.stop else "up")
+    if job.stage == "waits":
+        return _waiting(seen, job)
+    limit_s = patience.prepare_s if job.stage == "prepares" else patience.start_s
+    if now - seen.since > limit_s:
+        what = "its image is not there" if job.stage == "prepares" else "its container has not started"
+        detail = f"{_told(job)} for {(now - seen.since) / 60:.0f} min, but {what}"
+        return structs.replace(shown, phase="gone", detail=detail)
+    return shown
+
+
+def _told(job: MlJob) -> str:
+    return f"Azure ML: {job.status}"
+
+
+def _waiting(seen: MlSighting, job: MlJob) -> Machine:
+    properties = table(table(seen.cluster.get("properties")).get("properties"))
+    errors = [table(each.get("error")) or each for each in rows(properties.get("errors"))]
+    steady = str(properties.get("allocationState")).lower() == "steady"
+    if errors and steady and not int(properties.get("currentNodeCount") or 0):
+        code = str(errors[0].get("code") or "")
+        remedy = REMEDIES.get(code.lower(), "other `sizes` are tried")
+        message = str(errors[0].get("message") or "").rstrip(".")
+        return Machine(seen.machine, "gone", ran_s=0.0, detail=f"Azure ML: {message} ({code}); {remedy}")
+    told = str(properties.get("allocationState") or "").lower()
+    return Machine(
+        seen.machine, "queued", ran_s=0.0, detail=_told(job) + (f", its cluster is {told}" if told else "")
+    )
+
+
+def _ended(seen: MlSighting, job: MlJob, shown: Machine) -> Machine:
+    """A machine whose job is over, or about to be."""
+    end = seen.marks.end or {}
+    code, why = end.get("code"), str(end.get("why") or "")
+    if code in REFUSALS:
+        return structs.replace(shown, phase="gone", address="", start="", detail=REFUSALS[code])
+    ran_s = shown.ran_s
+    if (at := _number(end.get("at"))) is not None and seen.marks.allocated is not None:
+        ran_s = max(0.0, at - seen.marks.allocated)
+    if seen.marks.start is not None:
+        phase: Literal["evicted", "gone"] = "evicted" if why == "evicted" else "gone"
+        return structs.replace(
+            shown, phase=phase, ran_s=ran_s, detail=_told(job) + (f", {why}" if why else "")
+        )
+    for words, remedy in (
+        (NO_PYTHON_WORDS, "the image has no python3; name an `image` with Python 3.8 or later"),
+        (OLD_PYTHON_WORDS, "the image's python3 is older than 3.8; name an `image` with a later one"),
+    ):
+        if words in seen.words:
+            return structs.replace(shown, phase="gone", start="", detail=remedy)
+    if _PERMANENT.search(seen.words):
+        told = f"Azure ML: {seen.words}; check `image` (`evalfleet doctor` looks)"
+        return structs.replace(shown, phase="gone", start="", detail=told)
+    told = f"{_told(job)} before its container began" + (f": {seen.words}" if seen.words else "")
+    return structs.replace(shown, phase="gone", detail=told)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None

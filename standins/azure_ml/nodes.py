@@ -1,0 +1,141 @@
+"""What is behind the container of a job: a record, or a process with all that it begins."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+KILLED = 137
+
+
+class ContainerRun(Protocol):
+    """The container of a job, under way."""
+
+    async def wait(self) -> int:
+        """Its exit code."""
+        ...
+
+    def kill(self) -> None:
+        """At once, with all that runs there."""
+        ...
+
+    def log(self) -> bytes:
+        """What it has said."""
+        ...
+
+
+class Nodes(Protocol):
+    """What runs containers."""
+
+    async def run(self, job: str, command: str, environ: Mapping[str, str]) -> ContainerRun: ...
+
+    async def close(self) -> None: ...
+
+
+class PaperRun:
+    """A container that runs until somebody ends it."""
+
+    def __init__(self) -> None:
+        self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.said = b""
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._end)
+
+    def kill(self) -> None:
+        self.end(KILLED)
+
+    def end(self, code: int, said: bytes = b"") -> None:
+        if not self._end.done():
+            self.said = said
+            self._end.set_result(code)
+
+    def log(self) -> bytes:
+        return self.said
+
+
+class Paper:
+    """Containers that are records. `runs`: by job."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, PaperRun] = {}
+
+    async def run(self, job: str, command: str, environ: Mapping[str, str]) -> ContainerRun:
+        run = self.runs[job] = PaperRun()
+        return run
+
+    async def close(self) -> None:
+        pass
+
+
+class ProcessRun:
+    """A container that is a process in a namespace of its own, which takes all others along."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: tempfile.TemporaryDirectory[str]) -> None:
+        self._process, self._folder = process, folder
+        self._said = b""
+
+    async def wait(self) -> int:
+        code = await self._process.wait()
+        with suppress(OSError):
+            self._said = (Path(self._folder.name) / "std_log.txt").read_bytes()
+        self._folder.cleanup()
+        return code
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def log(self) -> bytes:
+        return self._said
+
+
+class Processes:
+    """Containers that are processes of this computer."""
+
+    def __init__(self, path: str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin") -> None:
+        self.path = path
+        self._running: set[ProcessRun] = set()
+
+    @staticmethod
+    def missing() -> str | None:
+        """Why it cannot be used here; None if it can."""
+        try:
+            subprocess.run([*_own_namespace(), "true"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as err:
+            return f"no namespaces of processes can be made: {err}"
+        return None
+
+    async def run(self, job: str, command: str, environ: Mapping[str, str]) -> ContainerRun:
+        folder = tempfile.TemporaryDirectory(prefix="azure-ml-job-", ignore_cleanup_errors=True)
+        with open(Path(folder.name) / "std_log.txt", "wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(*_own_namespace(), "sh", "-c", command),
+                cwd=folder.name,
+                env={"PATH": self.path, "HOME": folder.name, "TMPDIR": folder.name, **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        run = ProcessRun(process, folder)
+        self._running.add(run)
+        return run
+
+    async def close(self) -> None:
+        for run in self._running:
+            run.kill()
+        await asyncio.gather(*(run.wait() for run in self._running))
+
+
+def _own_namespace() -> list[str]:
+    """Whoever kills it kills all that was begun in it, as with a container."""
+    mine = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *mine, "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]

@@ -1,0 +1,106 @@
+"""The stand-in as tests hold it: Azure with one workspace, its clusters, its jobs and its storage account."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+from standins.azure.blobs import BlobStorage
+from standins.azure.identity import CLIENT_ID, CLIENT_SECRET
+from standins.azure.standin import StandIn as AzureStandIn
+from standins.azure.store import Group
+from standins.azure.words import SUBSCRIPTION, TENANT
+from standins.cloud.standin import LOOPBACK
+
+from .api import GROUP, WORKSPACE, MachineLearning
+from .nodes import Nodes, Paper
+from .service import OVER, REGION, JobTroubles, MlJob, Service, Timing
+
+
+class StandIn(AzureStandIn):
+    """The stand-in for one workspace. Tests set faults and the like through `service`, or with `do`."""
+
+    group, workspace, region = GROUP, WORKSPACE, REGION
+
+    def __init__(
+        self,
+        nodes: Nodes | None = None,
+        *,
+        ml_timing: Timing | None = None,
+        speed: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(speed=speed, seed=seed)
+        self.storage = BlobStorage(self.clock.now)
+        self._storage_socket = socket.create_server((LOOPBACK, 0), backlog=1024)
+        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_socket.getsockname()[1]}"
+        self.service = Service(self.cloud, self.storage, nodes or Paper(), ml_timing or Timing())
+        self.service.node_environ = {"SSL_CERT_FILE": str(self.ca)}
+        MachineLearning(self.cloud, self.arm, self.service)
+        id = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}"
+        self.cloud.store.groups[GROUP] = Group(id, GROUP, REGION, {})
+
+    async def _listen(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        await super()._listen(sock, context)
+        if context is not None:
+            await self.storage.listen(self._storage_socket, context)
+
+    async def _close(self) -> None:
+        await super()._close()
+        await self.storage.close()
+        await self.service.nodes.close()
+
+    # -- for tests -----------------------------------------------------------------------------
+
+    def service_principal(self) -> dict[str, str]:
+        """The variables of a service principal that may use the workspace."""
+        return {
+            "AZURE_TENANT_ID": TENANT,
+            "AZURE_CLIENT_ID": CLIENT_ID,
+            "AZURE_CLIENT_SECRET": CLIENT_SECRET,
+            "AZURE_AUTHORITY_HOST": self.endpoint,
+            "AZURE_SUBSCRIPTION_ID": SUBSCRIPTION,
+        }
+
+    @property
+    def paper(self) -> Paper:
+        """The containers, where they are records."""
+        assert isinstance(self.service.nodes, Paper)
+        return self.service.nodes
+
+    @property
+    def troubles_of_jobs(self) -> JobTroubles:
+        return self.service.troubles
+
+    def left(self) -> list[str]:
+        """Clusters, jobs that are not over, and mailboxes."""
+        service = self.service
+        return self.do(
+            lambda: [
+                *(cluster.name for cluster in service.clusters.values()),
+                *(job.name for job in service.jobs.values()),
+                *(name for name in self.storage.containers if name != "azureml"),
+            ]
+        )
+
+    def living(self) -> list[str]:
+        """Jobs that are not over."""
+        jobs = self.service.jobs
+        return self.do(lambda: [job.name for job in jobs.values() if job.status not in OVER])
+
+    def job(self, name: str) -> MlJob:
+        """The job whose name has this in it. Raises KeyError."""
+        for job in self.do(lambda: list(self.service.jobs.values())):
+            if name in job.name:
+                return job
+        raise KeyError(name)
+
+    def preempt(self, name: str) -> None:
+        """Take the node of a job back: Azure runs the job anew on another one."""
+        job = self.job(name)
+        self.do(lambda: self.service.preempt(job))
+
+    def kill(self, name: str) -> None:
+        """The container of a job dies, while the job goes on to say that it runs."""
+        job = self.job(name)
+        self.do(lambda: self.service.kill(job))

@@ -1,0 +1,63 @@
+"""Places `azure_ml` against the stand-in, as a controller would have them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
+from evalfleet.ports import Check, PlaceContext
+from standins.azure_ml import StandIn, Timing
+from tests.cloud.places import SETTLE_S
+
+HOME = "abc123def456"
+SIZE = "Standard_D4s_v5"
+QUICK = (0.0, 0.02)
+FAST = Timing(QUICK, QUICK, QUICK, QUICK, QUICK)
+
+
+def settings(ml: StandIn, **more: Any) -> AzureMlSettings:
+    given = {
+        "workspace": ml.workspace,
+        "resource_group": ml.group,
+        "endpoint": ml.endpoint,
+        "storage_endpoint": ml.storage_endpoint,
+        "ca": str(ml.ca),
+        "sizes": (SIZE,),
+        "owner": "tester",
+        "settle_s": SETTLE_S,
+        "poll_s": 0.1,
+        "isolation": "none",
+        **more,
+    }
+    return AzureMlSettings(**given)
+
+
+def place(
+    ml: StandIn, home: Path, *, home_id: str = HOME, name_of_place: str = "ml", **more: Any
+) -> AzureMlPlace:
+    context = PlaceContext(home, home_id, {}, ml.service_principal(), home)
+    return AzureMlPlace.make(name_of_place, settings(ml, **more), context)
+
+
+def offer(*, spot: bool = False) -> Offer:
+    return Offer("ml", SIZE, "eastus", spot=spot, queues=True, extendable=False)
+
+
+def machine_id(n: int = 1) -> MachineId:
+    return MachineId(f"run-{HOME[:6]}-{n}")
+
+
+def examine(ml: StandIn, home: Path, workers: int = 1, **more: Any) -> dict[str, Check]:
+    """What `doctor` finds."""
+
+    async def main() -> dict[str, Check]:
+        made = place(ml, home, **more)
+        try:
+            return {check.name: check for check in await made.examine(Needs(cpus=4), workers)}
+        finally:
+            await made.close()
+
+    return asyncio.run(main())

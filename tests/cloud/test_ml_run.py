@@ -1,0 +1,91 @@
+"""Runs on jobs of Azure Machine Learning whose containers are processes: pilots and mailboxes are real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evalfleet.events import AttemptStarted, MachineAllocated
+from evalfleet.model import Broken, Cause
+from standins.azure_ml import Processes, StandIn
+from tests.cloud import ml_places
+from tests.desk import Desk
+from tests.waiting import until
+
+CANNOT = Processes.missing()
+pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF AZURE ML'S JOBS: {CANNOT}")
+BENCH = """\
+name = "b"
+tasks = "tasks.jsonl"
+command = ["sh", "run.sh"]
+files = ["run.sh"]
+timeout_s = 60
+"""
+
+
+@pytest.fixture
+def ml() -> Iterator[StandIn]:
+    with StandIn(Processes(), ml_timing=ml_places.FAST) as made:
+        yield made
+
+
+def desk(ml: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, settings: str = "") -> Desk:
+    score = 'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"'
+    (folder / "b.toml").write_text(BENCH)
+    (folder / "run.sh").write_text(f"sleep {sleeps}\n{score}\n")
+    (folder / "tasks.jsonl").write_text("".join(json.dumps({"id": f"t{n}"}) + "\n" for n in range(count)))
+    lines = {
+        "kind": "azure_ml",
+        "workspace": ml.workspace,
+        "resource_group": ml.group,
+        "endpoint": ml.endpoint,
+        "storage_endpoint": ml.storage_endpoint,
+        "ca": str(ml.ca),
+        "sizes": [ml_places.SIZE],
+        "isolation": "none",
+        "poll_s": 0.2,
+        "settle_s": 0.5,
+    }
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
+    (folder / "evalfleet.toml").write_text(f"[places.ml]\n{text}{settings}")
+    return Desk(folder, folder / "results", ml.service_principal())
+
+
+def nothing_left(ml: StandIn) -> None:
+    until(lambda: not ml.left(), lambda: f"nothing is left but {ml.left()}")
+    assert not ml.meters.running(), "a node costs money still"
+
+
+def test_a_killed_controller_is_resumed_and_nothing_is_left(ml: StandIn, tmp_path: Path) -> None:
+    at = desk(ml, tmp_path, 4)
+    run = at.start("run", "b.toml", "--on", "ml", "--workers", "2", "--name", "r", "--budget", "5")
+    results = tmp_path / "results/r"
+    until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
+    run.kill()
+    done = at("resume", "r")
+    assert done.code == 0, done
+    told = json.loads((results / "results.json").read_text())
+    assert (told["scored"], told["broken"], told["status"]) == (4, 0, "done")
+    begun = [event for event in at.events() if isinstance(event, MachineAllocated)]
+    assert len(begun) == 2, "the second controller did not take the machines over"
+    assert 0 < told["cost"]["machines_usd"] < 1
+    nothing_left(ml)
+
+
+def test_a_job_that_azure_runs_anew_costs_no_score_and_gives_no_second_one(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    at = desk(ml, tmp_path, 2, sleeps=3, settings="spot = true\nspot_only = true\n")
+    run = at.start("run", "b.toml", "--on", "ml", "--workers", "1", "--name", "r")
+    until(lambda: any(isinstance(each, AttemptStarted) for each in at.events()), lambda: run.said)
+    ml.preempt("r-")
+    run.popen.wait()
+    told = json.loads((tmp_path / "results/r/results.json").read_text())
+    assert (told["scored"], told["broken"], told["status"]) == (2, 0, "done"), run.said
+    state = at.state("r")
+    broken = [each.outcome.cause for each in state.attempts.values() if isinstance(each.outcome, Broken)]
+    assert broken == [Cause.EVICTED], "the attempt that was cut off, and no other"
+    nothing_left(ml)
