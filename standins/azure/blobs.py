@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from standins.cloud import serving
+from standins.cloud import listener
 
 ACCOUNT = "standinstorage"
 KEY = base64.b64encode(b"a key of the stand-in's, which everybody may know, 64 bytes long").decode()
@@ -61,11 +61,11 @@ class BlobStorage:
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runners.append(await serving.begin(app, sock, tls))
+        self._runners.append(await listener.begin(app, sock, tls))
 
     async def close(self) -> None:
         for runner in self._runners:
-            await serving.end(runner)
+            await listener.end(runner)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         container, _, blob = unquote(request.path).strip("/").partition("/")
