@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from standins.azure.arm import Arm, page
 from standins.azure.blobs import ACCOUNT, KEY
 from standins.azure.cloud import Cloud
-from standins.azure.words import SUBSCRIPTION, Answer, ArmError, Call, Json
+from standins.azure.words import SUBSCRIPTION, ArmError
+from standins.cloud.words import Answer, Call, Json
 
 from .service import OVER, REGION, Cluster, MlJob, Service, cores_of, seconds
 

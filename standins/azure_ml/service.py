@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from standins.azure.blobs import BlobContainer, BlobStorage
 from standins.azure.cloud import Cloud
-from standins.azure.words import ArmError, Json
+from standins.azure.words import ArmError
+from standins.cloud.words import Json
 
 from .nodes import ContainerRun, Nodes
 

@@ -6,10 +6,9 @@ import socket
 import ssl
 
 from standins.azure.blobs import BlobStorage
-from standins.azure.identity import CLIENT_ID, CLIENT_SECRET
 from standins.azure.standin import StandIn as AzureStandIn
 from standins.azure.store import Group
-from standins.azure.words import SUBSCRIPTION, TENANT
+from standins.azure.words import SUBSCRIPTION
 from standins.cloud.standin import LOOPBACK
 
 from .api import GROUP, WORKSPACE, MachineLearning
@@ -51,16 +50,6 @@ class StandIn(AzureStandIn):
         await self.service.nodes.close()
 
     # -- for tests -----------------------------------------------------------------------------
-
-    def service_principal(self) -> dict[str, str]:
-        """The variables of a service principal that may use the workspace."""
-        return {
-            "AZURE_TENANT_ID": TENANT,
-            "AZURE_CLIENT_ID": CLIENT_ID,
-            "AZURE_CLIENT_SECRET": CLIENT_SECRET,
-            "AZURE_AUTHORITY_HOST": self.endpoint,
-            "AZURE_SUBSCRIPTION_ID": SUBSCRIPTION,
-        }
 
     @property
     def paper(self) -> Paper:
