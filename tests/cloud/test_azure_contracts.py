@@ -48,8 +48,8 @@ class Contract:
     def __init__(self, path: Path) -> None:
         self._types: list[Json] = json.loads(path.read_text())
 
-    def resource(self, type: str) -> Json:
-        name = f"{type}@{VERSION}".lower()
+    def resource(self, type: str, version: str = VERSION) -> Json:
+        name = f"{type}@{version}".lower()
         found = next(each for each in self._types if each.get("name", "").lower() == name)
         return self._at(found["body"])
 
@@ -62,6 +62,12 @@ class Contract:
         ]
         return self._at(found["input"]), self._at(found["output"])
 
+    def literals(self, type: str, field: str) -> set[str]:
+        """What a field of a kind of objects may say, in small letters."""
+        found = next(each for each in self._types if each.get("name") == type)
+        options = self._at(found["baseProperties"][field]["type"])["elements"]
+        return {str(self._at(each).get("value", "")).lower() for each in options} - {""}
+
     def _at(self, reference: Json) -> Json:
         return self._types[int(reference["$ref"].rsplit("/", 1)[-1])]
 
@@ -69,6 +75,8 @@ class Contract:
         match type["$type"]:
             case "ObjectType":
                 return self._object(type, value, where, sent)
+            case "DiscriminatedObjectType" if isinstance(value, dict):
+                return self._object(self._chosen(type, value), value, where, sent)
             case "ArrayType" if isinstance(value, list):
                 item = self._at(type["itemType"])
                 return [
@@ -95,6 +103,12 @@ class Contract:
             case _:
                 return []
 
+    def _chosen(self, type: Json, value: Json) -> Json:
+        """The one of several kinds that the value says it is."""
+        kinds = {name.lower(): each for name, each in type["elements"].items()}
+        kind = self._at(kinds[str(value.get(type["discriminator"])).lower()])
+        return {**kind, "properties": {**type["baseProperties"], **kind["properties"]}}
+
     def _object(self, type: Json, value: Any, where: str, sent: bool) -> list[str]:
         if not isinstance(value, dict):
             return [f"{where}: {value!r} is no object"]
@@ -116,8 +130,8 @@ class Contract:
 
 
 @cache
-def contract(provider: str) -> Contract:
-    return Contract(Path(FOLDER) / f"{provider}-{VERSION}" / "types.json")
+def contract(provider: str, version: str = VERSION) -> Contract:
+    return Contract(Path(FOLDER) / f"{provider}-{version}" / "types.json")
 
 
 def check(body: Json, type: str, *, sent: bool) -> list[str]:
