@@ -23,6 +23,8 @@ export GOOGLE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/google))
 export AZ ?= $(abspath $(wildcard .venv/az/bin/az))
 # Google's own clients, gsutil among them, which the stand-ins for Compute Engine and Cloud Storage are tried with (standins/tests/gce)
 export GOOGLE_CLIENTS ?= $(if $(wildcard .venv/google/with-gsutil),$(abspath .venv/google/bin/python))
+# Microsoft's own client of Azure Machine Learning, which its stand-in is tried with (standins/tests/azure_ml)
+export AZURE_AI_ML ?= $(if $(wildcard .venv/azure-ai-ml/ready),$(abspath .venv/azure-ai-ml/bin/python))
 
 CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e
 PAGES  := tests/docs tests/demo tests/web
@@ -47,6 +49,7 @@ test: lint-twice system-packages
 	@[ "$(GOOGLE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST GOOGLE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(AZ)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: \`make test-gear\` installs it, 700 MB" >&2
 	@[ "$(GOOGLE_CLIENTS)" ] || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: \`make test-gear\` installs them, 320 MB" >&2
+	@[ "$(AZURE_AI_ML)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN azure-ai-ml: \`make test-gear\` installs it, 140 MB" >&2
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 
@@ -56,8 +59,10 @@ test-core test-pages test-places: .venv/dev system-packages
 test-gear: .venv/dev system-packages
 	@[ "$(AZ)" ] || $(MAKE) -s .venv/az/bin/az || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: it could not be installed" >&2
 	@[ "$(GOOGLE_CLIENTS)" ] || $(MAKE) -s .venv/google/with-gsutil || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: they could not be installed" >&2
+	@[ "$(AZURE_AI_ML)" ] || $(MAKE) -s .venv/azure-ai-ml/ready || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN azure-ai-ml: it could not be installed" >&2
 	az=$(abspath .venv/az/bin/az); [ "$$AZ" ] || [ ! -x "$$az" ] || export AZ="$$az"; \
 	google=$(abspath .venv/google); [ "$$GOOGLE_CLIENTS" ] || [ ! -e "$$google/with-gsutil" ] || export GOOGLE_CLIENTS="$$google/bin/python"; \
+	ml=$(abspath .venv/azure-ai-ml); [ "$$AZURE_AI_ML" ] || [ ! -e "$$ml/ready" ] || export AZURE_AI_ML="$$ml/bin/python"; \
 	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $(GEAR)
 
 system-packages:
@@ -82,6 +87,11 @@ nightly: .venv/dev .venv/inspect/ready
 .venv/google/with-gsutil: | $(BIN)/python
 	$(BIN)/python -m venv --clear .venv/google
 	.venv/google/bin/pip install -q google-api-python-client google-cloud-compute gsutil
+	touch $@
+
+.venv/azure-ai-ml/ready: | $(BIN)/python
+	$(BIN)/python -m venv --clear .venv/azure-ai-ml
+	.venv/azure-ai-ml/bin/pip install -q azure-ai-ml azure-identity
 	touch $@
 
 .venv/inspect/ready: | $(BIN)/python

@@ -62,7 +62,44 @@ class Batch:
         return {"alone": alone, "late_s": late_s, "left": len(batch.left())}
 
 
-SERVICES: Mapping[str, Callable[[], LeakyCloud]] = {"azure_batch": Batch}
+class MachineLearning:
+    """Azure Machine Learning. Nodes are what costs money; a cluster without nodes costs nothing."""
+
+    kind = "azure_ml"
+    modules = (*AZURE_MODULES, "evalfleet.places.azure_ml")
+
+    def __init__(self) -> None:
+        from standins.azure_ml import StandIn, Timing
+
+        self.standin = StandIn(ml_timing=Timing(QUICK, QUICK, QUICK, QUICK, QUICK), seed=SEED)
+
+    def settings(self) -> dict[str, Any]:
+        ml = self.standin
+        return {
+            "workspace": ml.workspace,
+            "resource_group": ml.group,
+            "endpoint": ml.endpoint,
+            "storage_endpoint": ml.storage_endpoint,
+            "ca": str(ml.ca),
+            "owner": "bench",
+            "queue_s": QUEUE_S,
+            "poll_s": 0.05,
+        }
+
+    def environment(self) -> dict[str, str]:
+        return self.standin.service_principal()
+
+    def account(self, expires_at: float, reap: Callable[[], None]) -> Mapping[str, float]:
+        ml = self.standin
+        ml.jump(max(0.0, expires_at + LATEST_S - ml.clock.now()))
+        alone = len(ml.living()) + len(ml.meters.running())
+        late_s = ml.meters.latest_s("vm", ml.clock.now(), expires_at)
+        reap()
+        ml.jump(60.0)
+        return {"alone": alone, "late_s": late_s, "left": len(ml.left())}
+
+
+SERVICES: Mapping[str, Callable[[], LeakyCloud]] = {"azure_batch": Batch, "azure_ml": MachineLearning}
 
 
 def run(quick: bool) -> Result:

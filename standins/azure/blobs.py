@@ -16,6 +16,8 @@ from xml.sax.saxutils import escape
 from aiohttp import web
 
 from standins.cloud import listener
+from standins.cloud.faults import Failed, Lost
+from standins.cloud.words import Call
 
 ACCOUNT = "standinstorage"
 KEY = base64.b64encode(b"a key of the stand-in's, which everybody may know, 64 bytes long").decode()
@@ -53,10 +55,8 @@ class BlobStorage:
         self.calls: list[tuple[str, str, int]] = []
         self.is_away = False
         """Does it answer 503 to everything?"""
-        self.on_call: Callable[[str, str], bool] | None = None
-        """Asked about each call before it is carried out: False breaks the connection instead."""
-        self.after_call: Callable[[str, str], bool] | None = None
-        """The same, once it was carried out."""
+        self.script: Callable[[Call], object] | None = None
+        """Asked about each call: what it says happens to it, as to calls of the Resource Manager."""
 
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
@@ -73,14 +73,15 @@ class BlobStorage:
             if self.is_away:
                 raise BlobError(503, "ServerBusy", "The server is busy.")
             self._check(request.method, dict(request.query), container, blob)
-            if self.on_call is not None and not self.on_call(request.method, request.path):
+            effect = self.script(Call(request.method, request.path)) if self.script is not None else None
+            if isinstance(effect, Failed):
                 return _broken(request)
             content = await request.read()
             response = self._answer(request, container, blob, content)
+            if isinstance(effect, Lost):
+                return _broken(request)
         except BlobError as error:
             response = error.answer()
-        if self.after_call is not None and not self.after_call(request.method, request.path):
-            return _broken(request)
         self.calls.append((request.method, request.path, response.status))
         response.headers.update({"x-ms-version": "2022-11-02", "Date": formatdate(self._now(), usegmt=True)})
         return response

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 
 from standins.azure.blobs import BlobStorage
 from standins.azure.standin import StandIn as AzureStandIn
 from standins.azure.store import Group
 from standins.azure.words import SUBSCRIPTION
 from standins.cloud.standin import LOOPBACK
+from standins.cloud.words import Call
 
 from .api import GROUP, WORKSPACE, MachineLearning
 from .nodes import Nodes, Paper
@@ -30,7 +32,8 @@ class StandIn(AzureStandIn):
         seed: int = 0,
     ) -> None:
         super().__init__(speed=speed, seed=seed)
-        self.storage = BlobStorage(self.clock.now)
+        self.storage = BlobStorage(time.time)  # as the `Date` of the Resource Manager tells it
+        self.storage.script = self._script
         self._storage_socket = socket.create_server((LOOPBACK, 0), backlog=1024)
         self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_socket.getsockname()[1]}"
         self.service = Service(self.cloud, self.storage, nodes or Paper(), ml_timing or Timing())
@@ -38,6 +41,10 @@ class StandIn(AzureStandIn):
         MachineLearning(self.cloud, self.arm, self.service)
         id = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}"
         self.cloud.store.groups[GROUP] = Group(id, GROUP, REGION, {})
+
+    def _script(self, call: Call) -> object:
+        script = self.cloud.faults.script
+        return None if script is None else script(call)
 
     async def _listen(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
         await super()._listen(sock, context)

@@ -60,7 +60,7 @@ FIGURES = {
     "hal-fleet": {"lines", "scores", "machines_left", "counted"},
     "hal-plan": {"10_tasks_of_5_min", "spot_off", "counted"},
     "slurm-leak": {"crash_points", "counted", "jobs_left", "steps_left", "files_left", "processes_left"},
-    "service-leak": {"counted", "azure_batch"},
+    "service-leak": {"counted", "azure_batch", "azure_ml"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
 AGAINST = {

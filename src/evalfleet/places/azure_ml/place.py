@@ -384,9 +384,9 @@ class AzureMlPlace(Preflight):
             elif self._arm.now() - self._ending.get(name, self._arm.now()) > CANCEL_S:
                 # with its cluster, all that runs there ends, and the meter stops
                 await self._drop_clusters(machine.rsplit("-", 2)[0])
-                if not await self._client.cluster(job.cluster):
-                    return
             if time.monotonic() > until:
+                if not await self._client.cluster(job.cluster):
+                    return  # a record and no more: nothing runs, and nothing is billed
                 why = f"{machine}: job {name} stays {job.status}; it is asked again"
                 raise PlaceError(why, transient=True, scope="machine")
             await asyncio.sleep(min(PAUSE_S, self._settings.poll_s))

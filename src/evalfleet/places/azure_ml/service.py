@@ -26,6 +26,8 @@ DATASTORE = "workspaceblobstore"
 ARTIFACTS = "azureml"
 """The container of the workspace's storage account that the logs of jobs are in."""
 LOG_BYTES = 64 << 10
+RECHECK_S = 15.0
+"""So often the marks of a machine that is up are read: Azure may have run its job anew between two looks."""
 Stage = Literal["waits", "prepares", "runs", "ends", "over"]
 STAGES: Mapping[str, Stage] = {
     "notstarted": "waits",
@@ -49,6 +51,10 @@ STAGES: Mapping[str, Stage] = {
 `waits`: it has no node yet, and costs nothing. `prepares`: a node of its own pulls the image. `runs`: its
 container should run, and our own pilot tells whether it does. `ends`: nothing of ours runs there any more.
 """
+ON_A_NODE = frozenset(
+    ("preparing", "starting", "running", "notresponding", "finalizing", "completed", "failed")
+)
+"""Statuses that a job does not reach without a node, which is billed."""
 RUNNING: frozenset[Stage] = frozenset(("waits", "prepares", "runs"))
 REFUSALS = {
     NO_KVM: "no virtual machine can be made on its node (/dev/kvm); name other `sizes`",
@@ -213,6 +219,8 @@ class WorkspaceInventory:
         self._marks: dict[str, BoxMarks] = {}
         self._since: dict[str, tuple[str, float]] = {}
         """By job: its status, and when that was first seen."""
+        self._read_at: dict[str, float] = {}
+        """By mailbox: when its marks were read."""
         self._ended: dict[str, float] = {}
         self._words: dict[str, str] = {}
 
@@ -227,15 +235,16 @@ class WorkspaceInventory:
             if job.tags.get(HOME) == self._home and MACHINE in job.tags:
                 seen = found.get(job.name) or MlSighting(MachineId(job.tags[MACHINE]), job.name, job.tags)
                 found[job.name] = structs.replace(seen, job=job)
-        for kept in (self._marks, self._since, self._ended, self._words):
+        for kept in (self._marks, self._since, self._read_at, self._ended, self._words):
             for name in kept.keys() - found.keys():
                 kept.pop(name)
         clusters = await self._asked_clusters(list(found.values()))
-        # a job that never ends is a record and no more, once its cluster and its mailbox are gone
+        # a job without its mailbox, which goes last, is a record and no more, unless it may run somewhere
         there = [
             seen
             for seen in found.values()
-            if seen.has_box or seen.job is None or seen.job.stage == "over" or clusters.get(seen.job.cluster)
+            if seen.has_box
+            or (seen.job is not None and seen.job.stage != "over" and clusters.get(seen.job.cluster))
         ]
         closer = await asyncio.gather(*(self._closer(seen, clusters) for seen in there))
         return {seen.machine: seen for seen in closer}
@@ -257,10 +266,12 @@ class WorkspaceInventory:
         if self._since.get(seen.name, ("",))[0] != status:
             self._since[seen.name] = (status, now)
         marks = self._marks.get(seen.name, BoxMarks())
-        settled = status == "running" and marks.start is not None
+        read_s = now - self._read_at.get(seen.name, 0.0)
+        settled = status == "running" and marks.start is not None and 0 <= read_s < RECHECK_S
         if seen.has_box and not settled:
             marks = self._marks[seen.name] = await self._read_marks(seen.name, marks)
-        if seen.has_box and job is not None and marks.allocated is None and job.stage in ("prepares", "runs"):
+            self._read_at[seen.name] = now
+        if seen.has_box and job is not None and marks.allocated is None and job.status in ON_A_NODE:
             marks = self._marks[seen.name] = await self._mark_allocated(seen.name, marks, now)
         ended_at = None
         if job is not None and job.stage in ("ends", "over"):

@@ -1,0 +1,411 @@
+"""Machines of Azure Machine Learning on the stand-in: what its states mean, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalfleet.errors import PlaceError, RequestError
+from evalfleet.model import Machine, Needs
+from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
+from evalfleet.ports import PlaceContext
+from standins.azure_ml import Failed, StandIn, Throttled
+from tests.cloud.ml_places import FAST, HOME, SIZE, examine, machine_id, offer, place
+from tests.waiting import until, until_async
+
+LIFE_S = 3600.0
+ONE = machine_id()
+JOB = f"evalfleet-{ONE}"
+
+
+@pytest.fixture
+def ml() -> Iterator[StandIn]:
+    """Without containers, and fast."""
+    with StandIn(ml_timing=FAST) as made:
+        yield made
+
+
+def play(ml: StandIn, home: Path, act: Callable[[AzureMlPlace], Awaitable[None]], **more: Any) -> None:
+    async def main() -> None:
+        made = place(ml, home, **more)
+        try:
+            await act(made)
+        finally:
+            await made.close()
+
+    asyncio.run(main())
+
+
+async def seen(made: AzureMlPlace, *phases: str) -> Machine:
+    """The one machine, once it is in one of these phases."""
+
+    async def look() -> Machine | None:
+        found = await made.list("run")
+        return found[0] if found and found[0].phase in phases else None
+
+    return await until_async(look, f"it is {phases}")
+
+
+def put(ml: StandIn, name: str, content: bytes) -> None:
+    """What a pilot would write into its mailbox."""
+    ml.do(lambda: ml.storage.containers[JOB].blobs.__setitem__(name, content))
+
+
+def begin(ml: StandIn) -> None:
+    """As a pilot does: it takes its orders, and says that it is there."""
+    ml.do(lambda: ml.storage.containers[JOB].blobs.pop("way"))
+    put(ml, "start", b'{"node": "n1", "at": 1.0}')
+
+
+# -- what the statuses mean ------------------------------------------------------------------------
+
+
+def test_a_machine_is_up_when_its_pilot_says_so_and_not_when_azure_does(ml: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        await made.create(ONE, offer(), LIFE_S)
+        coming = await seen(made, "pending")
+        assert coming.start
+        until(lambda: ml.job(ONE).status == "Running", "Azure says that it runs")
+        assert (await made.list("run"))[0].phase == "pending"
+        begin(ml)
+        up = await seen(made, "up")
+        assert (up.start, up.node) == (coming.start, "n1")
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+@pytest.mark.parametrize(
+    ("status", "limits", "told"),
+    [
+        ("Running", {"start_s": 0.5}, "running for 0 min, but its container has not started"),
+        ("Preparing", {"prepare_s": 0.5}, "preparing for 0 min, but its image is not there"),
+    ],
+)
+def test_a_job_that_is_stuck_is_given_up_in_time(
+    ml: StandIn, tmp_path: Path, status: str, limits: dict[str, Any], told: str
+) -> None:
+    """The one that ran for eight hours with nothing done, and its cousin."""
+    ml.troubles_of_jobs.stuck = {status}
+
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        gone = await seen(made, "gone")
+        assert told in gone.detail
+        assert gone.start, "its node was billed, and another one may fare better"
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act, **limits)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+@pytest.mark.parametrize("status", ["Finalizing", "CancelRequested"])
+def test_a_job_that_does_not_end_loses_its_cluster(
+    ml: StandIn, tmp_path: Path, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the cluster the node goes, and the meter stops, whatever the job says."""
+    from evalfleet.places.azure_ml import place as module
+
+    monkeypatch.setattr(module, "CANCEL_S", 0.5)
+    ml.troubles_of_jobs.stuck = {status}
+
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending")
+        until(lambda: ml.job(ONE).status == "Running", "it runs")
+        if status == "Finalizing":
+            ml.do(lambda: ml.paper.runs[JOB].end(0))
+            assert "finalizing" in (await seen(made, "gone")).detail
+        await made.delete(ONE)
+        await until_async(lambda: _absent(made), "it is not listed")
+
+    play(ml, tmp_path, act)
+    until(lambda: not ml.meters.running(), "no node is billed")
+
+
+async def _absent(made: AzureMlPlace) -> bool:
+    return not await made.list("run")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told", "for_good"),
+    [
+        ("Error: manifest for docker.io/a/b:1 not found: manifest unknown", "check `image`", True),
+        ("Error: toomanyrequests: You have reached your pull rate limit", "toomanyrequests", False),
+    ],
+)
+def test_a_pull_that_fails_is_told_in_the_registrys_words(
+    ml: StandIn, tmp_path: Path, answer: str, told: str, for_good: bool
+) -> None:
+    ml.troubles_of_jobs.pull_error = answer
+
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        gone = await seen(made, "gone")
+        assert told in gone.detail
+        assert bool(gone.start) != for_good, "without a start, the offer is given up"
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("evalfleet: the image has no python3", "name an `image` with Python 3.8"),
+        ("evalfleet: python3 of the image is older than 3.8", "older than 3.8; name an `image`"),
+        ("Killed", "failed before its container began: Killed"),
+    ],
+)
+def test_what_a_container_said_before_it_failed_is_told(
+    ml: StandIn, tmp_path: Path, said: str, told: str
+) -> None:
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        until(lambda: JOB in ml.paper.runs, "it runs")
+        ml.do(lambda: ml.paper.runs[JOB].end(79, said.encode()))
+        until(lambda: ml.job(ONE).status == "Failed", "it has failed")
+        assert told in (await seen(made, "gone")).detail
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+
+
+def test_where_no_virtual_machine_can_be_made_the_size_is_refused(ml: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureMlPlace) -> None:
+        (first, *_) = await made.offers(Needs(nested_virtualization=True))
+        await made.create(ONE, first, LIFE_S)
+        await seen(made, "pending")
+        assert "--device=/dev/kvm" in ml.job(ONE).body["resources"]["dockerArgs"]
+        put(ml, "end", b'{"code": 77, "why": "/dev/kvm: No such file or directory", "at": 1.0}')
+        ml.do(lambda: ml.paper.runs[JOB].end(77))
+        gone = await seen(made, "gone")
+        assert "/dev/kvm" in gone.detail
+        assert not gone.start
+        with pytest.raises(PlaceError, match="/dev/kvm") as refused:
+            await made.create(machine_id(2), first, LIFE_S)
+        assert (refused.value.transient, refused.value.scope) == (False, "offer")
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+
+
+def test_a_job_that_azure_runs_anew_is_an_eviction_whoever_looks(ml: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(spot=True), LIFE_S)
+        first = await seen(made, "pending")
+        begin(ml)
+        await seen(made, "up")
+        ml.preempt(ONE)
+        put(ml, "way", b"")  # as the second start does
+        assert (await seen(made, "evicted")).start == first.start
+        other = place(ml, tmp_path / "other")
+        assert (await seen(other, "evicted")).start == first.start
+        await other.close()
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act, spot=True)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+def test_no_quota_is_told_in_azures_words_with_its_remedy(ml: StandIn, tmp_path: Path) -> None:
+    ml.service.quota[False] = 3
+
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        gone = await seen(made, "gone")
+        assert "ClusterCoreQuotaReached" in gone.detail
+        assert "ask for more cores" in gone.detail
+        assert not gone.start
+        assert gone.ran_s == 0
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+def test_an_api_or_a_storage_that_is_away_or_busy_is_asked_again(ml: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureMlPlace) -> None:
+        ml.faults.add(Throttled(), method="PUT", path="/jobs/", times=1)
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending")
+        away = ml.faults.add(Failed(500), method="GET", path="/jobs")
+        with pytest.raises(PlaceError) as refused:
+            await made.list("run")
+        assert refused.value.transient
+        ml.faults.rules.remove(away)
+        ml.storage.is_away = True
+        with pytest.raises(PlaceError) as refused:
+            await made.list("run")
+        assert refused.value.transient
+        ml.storage.is_away = False
+        await seen(made, "pending")
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+# -- nothing is left -------------------------------------------------------------------------------
+
+
+def test_all_that_costs_money_ends_by_itself_and_what_is_left_can_be_reaped(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    async def make(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending")
+
+    play(ml, tmp_path, make)
+    until(lambda: ml.job(ONE).status == "Running", "it runs")
+    ml.jump(LIFE_S + 61)
+    until(lambda: not ml.living(), "its job is over")
+    ml.jump(125.0)
+    until(lambda: not ml.meters.running(), "its node is gone")
+    assert ml.meters.seconds("vm", ml.clock.now()) < LIFE_S + 200
+    ml.jump(2 * 3600.0)
+
+    async def reap(stranger: AzureMlPlace) -> None:
+        found = await stranger.belongings()
+        assert [each.machine for each in found] == [ONE]
+        assert [part.split()[0] for part in found[0].parts] == ["job", "mailbox", "cluster"]
+        assert (found[0].home, found[0].expires_at is not None) == (HOME, True)
+        assert (found[0].expires_at or 0) / 1e6 < ml.clock.now(), "it has expired"
+        for each in found:
+            await stranger.reap(each)
+
+    play(ml, tmp_path / "stranger", reap, home_id="ffffffffffff")
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+def test_a_cluster_goes_with_its_last_machine_and_stays_while_it_has_others(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    async def act(made: AzureMlPlace) -> None:
+        await asyncio.gather(*(made.create(machine_id(n), offer(), LIFE_S) for n in (1, 2)))
+        assert len(ml.service.clusters) == 1
+        await made.delete(ONE)
+        assert len(ml.service.clusters) == 1
+        assert [each.id for each in await made.list("run")] == [machine_id(2)]
+        await made.delete(machine_id(2))
+
+    play(ml, tmp_path, act)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+    until(lambda: not ml.meters.running(), "no node is billed")
+
+
+def test_a_cluster_of_the_users_is_used_and_left_as_it_was(ml: StandIn, tmp_path: Path) -> None:
+    inner = {"vmSize": SIZE, "scaleSettings": {"maxNodeCount": 2, "minNodeCount": 0}}
+    body = {"location": "eastus", "properties": {"computeType": "AmlCompute", "properties": inner}}
+    ml.do(lambda: setattr(ml.service.add_cluster("mine", body), "state", "Succeeded"))
+
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending")
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act, cluster="mine")
+    until(lambda: ml.left() == ["mine"], "the job is gone, and the cluster is there")
+
+    async def other_size(made: AzureMlPlace) -> None:
+        with pytest.raises(PlaceError, match=r'set sizes = \["Standard_D4s_v5"\]'):
+            await made.create(ONE, (await made.offers(Needs()))[0], LIFE_S)
+
+    play(ml, tmp_path, other_size, cluster="mine", sizes=("Standard_D8s_v5",))
+
+
+def test_a_name_that_is_taken_by_others_is_refused_and_what_is_theirs_stays(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        stranger = place(ml, tmp_path / "stranger", home_id="ffffffffffff")
+        with pytest.raises(PlaceError, match="not this home's; set another `name`"):
+            await stranger.create(ONE, offer(), LIFE_S)
+        assert await stranger.list("run") == ()
+        await stranger.close()
+        await seen(made, "queued", "pending")
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+
+
+# -- before money is spent -------------------------------------------------------------------------
+
+
+def test_doctor_looks_at_workspace_storage_network_image_and_quotas(ml: StandIn, tmp_path: Path) -> None:
+    ml.service.quota[True] = 0
+    found = examine(ml, tmp_path, workers=30, spot=True)
+    assert {name: check.verdict for name, check in found.items()} == {
+        "workspace": "good",
+        "prices": "good",
+        "storage": "good",
+        "network": "good",
+        "image": "good",
+        "spot quota": "bad",
+        "quota of standardDSv5Family": "good",
+        "workers": "warn",
+    }
+    assert "Quota" in found["spot quota"].remedy
+    assert found["workers"].found.startswith("25 of 30 machines")
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "told"),
+    [
+        ({"workspace": "other"}, "workspace", "az ml workspace list"),
+        ({"region": "westus2"}, "region", 'region = "eastus"'),
+        ({"cluster": "mine"}, "cluster", "az ml compute list"),
+        ({"image": "me/agent:1"}, "image", "az acr import -n standin --source docker.io/me/agent:1"),
+        ({"image": "python"}, "image", "--source docker.io/library/python --image library/python"),
+    ],
+)
+def test_doctor_says_what_to_do(
+    ml: StandIn, tmp_path: Path, more: dict[str, Any], name: str, told: str
+) -> None:
+    found = examine(ml, tmp_path, **more)[name]
+    assert found.verdict == ("warn" if name == "image" else "bad"), found
+    assert told in found.remedy
+
+
+def test_a_storage_without_a_key_is_told(ml: StandIn, tmp_path: Path) -> None:
+    ml.service.has_key = False
+    found = examine(ml, tmp_path)["storage"]
+    assert found.verdict == "bad"
+    assert "allow key access" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"workspace": ""}, "no workspace is known; set `workspace` and `resource_group`"),
+        ({"workspace": "a b"}, "3 to 33 letters"),
+        ({"subscription": ""}, "no subscription is known"),
+        ({"sizes": ("Standard_ND96",)}, "prices = { Standard_ND96 = 0.5 }"),
+        ({"name": "x"}, "must have {machine} in it"),
+        ({"image": "a b"}, "'a b' is no container image"),
+        ({"cluster": "mine", "sizes": ("a", "b")}, "must be the one size"),
+        ({"cluster": "mine", "subnet": "/subscriptions/x/virtualNetworks/n/subnets/s"}, "leave out `subnet`"),
+        ({"public_ip": False}, "needs `subnet`"),
+        ({"region": "East US"}, "must be written as 'eastus'"),
+        ({"subnet": "n"}, "must be a subnet's id"),
+        ({"endpoint": "http://x"}, "must begin with https://"),
+        ({"ca": "nowhere.pem"}, "is no file"),
+    ],
+)
+def test_bad_settings_are_told_in_one_line_that_says_what_to_do(
+    tmp_path: Path, more: dict[str, Any], told: str
+) -> None:
+    given = {"workspace": "evals", "resource_group": "evals", "subscription": "s", **more}
+    context = PlaceContext(tmp_path, HOME, environ={"HOME": str(tmp_path)}, base=tmp_path)
+    with pytest.raises(RequestError) as refused:
+        AzureMlPlace.make("ml", AzureMlSettings(**given), context)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
