@@ -120,6 +120,8 @@ class MlSighting(Struct, frozen=True):
     job: MlJob | None = None
     has_box: bool = False
     marks: BoxMarks = BoxMarks()
+    node: str = ""
+    """Azure's id of the node that it has."""
     cluster: Json = {}
     """What the workspace shows of its cluster, if it must be known."""
     since: float = 0.0
@@ -196,6 +198,16 @@ class MlClient:
     async def add_cluster(self, name: str, body: Json) -> None:
         await self.arm.send("PUT", f"{self.root}/computes/{name}", VERSION, body)
 
+    async def nodes(self, cluster: str) -> Mapping[str, str]:
+        """The nodes of a cluster that have a job: their ids, by its name."""
+        try:
+            told = await self.arm.send("POST", f"{self.root}/computes/{cluster}/listNodes", VERSION)
+        except ArmFault as fault:
+            if fault.status == 404:
+                return {}
+            raise
+        return {str(node.get("runId")): str(node.get("nodeId")) for node in rows(told.get("nodes"))}
+
     async def delete_cluster(self, name: str) -> None:
         try:
             await self._delete(f"{self.root}/computes/{name}", underlyingResourceAction="Delete")
@@ -223,6 +235,7 @@ class WorkspaceInventory:
         """By mailbox: when its marks were read."""
         self._ended: dict[str, float] = {}
         self._words: dict[str, str] = {}
+        self._nodes: dict[str, str] = {}
 
     async def look(self) -> Mapping[MachineId, MlSighting]:
         jobs, boxes = await asyncio.gather(self._client.jobs(), self._blobs.containers(self._prefix))
@@ -235,7 +248,7 @@ class WorkspaceInventory:
             if job.tags.get(HOME) == self._home and MACHINE in job.tags:
                 seen = found.get(job.name) or MlSighting(MachineId(job.tags[MACHINE]), job.name, job.tags)
                 found[job.name] = structs.replace(seen, job=job)
-        for kept in (self._marks, self._since, self._read_at, self._ended, self._words):
+        for kept in (self._marks, self._since, self._read_at, self._ended, self._words, self._nodes):
             for name in kept.keys() - found.keys():
                 kept.pop(name)
         clusters = await self._asked_clusters(list(found.values()))
@@ -246,8 +259,22 @@ class WorkspaceInventory:
             if seen.has_box
             or (seen.job is not None and seen.job.stage != "over" and clusters.get(seen.job.cluster))
         ]
+        await self._find_nodes(there)
         closer = await asyncio.gather(*(self._closer(seen, clusters) for seen in there))
         return {seen.machine: seen for seen in closer}
+
+    async def _find_nodes(self, found: Sequence[MlSighting]) -> None:
+        """Ask for the nodes of jobs that have got one since the last look."""
+        fresh = [
+            seen.job
+            for seen in found
+            if seen.job is not None
+            and seen.job.stage in ("prepares", "runs")
+            and seen.name not in self._nodes
+        ]
+        clusters = sorted({job.cluster for job in fresh} - {""})
+        for nodes in await asyncio.gather(*(self._client.nodes(name) for name in clusters)):
+            self._nodes.update({job.name: nodes[job.name] for job in fresh if job.name in nodes})
 
     async def _asked_clusters(self, found: Sequence[MlSighting]) -> Mapping[str, Json]:
         """Those that machines wait for: why, only the cluster tells; and those of jobs without a mailbox."""
@@ -281,6 +308,7 @@ class WorkspaceInventory:
         return structs.replace(
             seen,
             marks=marks,
+            node=self._nodes.get(seen.name, ""),
             cluster=clusters.get(job.cluster, {}) if job is not None else {},
             since=self._since[seen.name][1],
             ended_at=ended_at,
@@ -360,7 +388,7 @@ def machine_of(seen: MlSighting, now: float, patience: StagePatience) -> Machine
     if job is None:
         detail = "being deleted" if marks.stop else "being submitted"
         return Machine(seen.machine, "gone" if marks.stop else "queued", ran_s=0.0, detail=detail)
-    node = str((marks.start or {}).get("node") or "")
+    node = seen.node or str((marks.start or {}).get("node") or "")
     shown = Machine(seen.machine, "pending", seen.name if marks.start else "", node, detail=_told(job))
     if marks.allocated is not None:
         shown = structs.replace(
