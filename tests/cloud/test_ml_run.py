@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from evalfleet.model import Broken, Cause
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
 from tests.desk import Desk
+from tests.docs.pages import ROOT, File, steps
 from tests.waiting import until
 
 CANNOT = Processes.missing()
@@ -54,6 +57,27 @@ def desk(ml: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, settings
     return Desk(folder, folder / "results", ml.service_principal())
 
 
+@pytest.mark.nightly
+def test_what_the_page_tells_to_type_works(ml: StandIn, tmp_path: Path) -> None:
+    page = ROOT / "docs/azure-ml.md"
+    at = Desk(tmp_path, tmp_path / "results", ml.service_principal())
+    for step in steps(page):
+        if isinstance(step, File):
+            (tmp_path / step.name).write_text(step.content)
+    here = {"endpoint": ml.endpoint, "storage_endpoint": ml.storage_endpoint, "ca": str(ml.ca)}
+    lines = "".join(f'{key} = "{value}"\n' for key, value in here.items())
+    own = f'{lines}isolation = "none"\npoll_s = 0.2\nsettle_s = 0.5\n'
+    (tmp_path / "evalfleet.toml").write_text((tmp_path / "evalfleet.toml").read_text() + own)
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    commands = [shlex.split(line, comments=True)[1:] for block in blocks for line in block.splitlines()]
+    assert len(commands) >= 4
+    for command in commands:
+        done = at(*command)
+        assert done.code == 0, (command, done)
+    assert at.results("first")["scored"] == 3
+    nothing_left(ml)
+
+
 def nothing_left(ml: StandIn) -> None:
     until(lambda: not ml.left(), lambda: f"nothing is left but {ml.left()}")
     assert not ml.meters.running(), "a node costs money still"
@@ -75,6 +99,7 @@ def test_a_killed_controller_is_resumed_and_nothing_is_left(ml: StandIn, tmp_pat
     nothing_left(ml)
 
 
+@pytest.mark.nightly
 def test_a_job_that_azure_runs_anew_costs_no_score_and_gives_no_second_one(
     ml: StandIn, tmp_path: Path
 ) -> None:
