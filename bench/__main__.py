@@ -53,6 +53,7 @@ BENCHES: dict[str, str] = {
     "gce-fleet": "20 and 100 Compute Engine machines on the stand-in: time until all are ready",
     "gce-leak": "the same on Compute Engine: what is left and billed, and lives past the limit",
     "service-leak": "the same on managed compute: what its own limits end, and what is left after `reap`",
+    "service-start": "from asking managed compute for a machine until it is up: our own share of it",
     "azure-first-run": "an empty region, and deletes that Azure refuses: how soon each is known",
     "hostile": "attacks of attempts on their machine and its neighbours, on each isolation",
     "isolation-cost": "ms that an attempt takes as a user of its own, beside none",

@@ -60,6 +60,7 @@ FIGURES = {
     "hal-fleet": {"lines", "scores", "machines_left", "counted"},
     "hal-plan": {"10_tasks_of_5_min", "spot_off", "counted"},
     "slurm-leak": {"crash_points", "counted", "jobs_left", "steps_left", "files_left", "processes_left"},
+    "service-start": {"service_s", "submit_s", "up_s", "own_s", "counted"},
     "service-leak": {"counted", "azure_batch", "azure_ml"},
     "azure-leak": {"crash_points", "counted", "resources_left", "billed_s_past_expiry"},
 }
@@ -106,6 +107,7 @@ AGAINST = {
     "hal-fleet": set[str](),
     "hal-plan": set[str](),
     "slurm-leak": set[str](),
+    "service-start": set[str](),
     "service-leak": set[str](),
     "azure-leak": set[str](),
 }
