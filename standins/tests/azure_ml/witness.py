@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -13,8 +14,9 @@ os.environ.update(REQUESTS_CA_BUNDLE=TOLD["ca"], SSL_CERT_FILE=TOLD["ca"])
 
 
 def client() -> Any:
-    from azure.ai.ml import MLClient  # type: ignore[import-not-found,unused-ignore]
     from azure.identity import ClientSecretCredential
+
+    azure_ai_ml: Any = importlib.import_module("azure.ai.ml")
 
     here = TOLD["endpoint"]
     credential = ClientSecretCredential(
@@ -33,17 +35,16 @@ def client() -> Any:
     }
     where = (TOLD["subscription"], TOLD["group"], TOLD["workspace"])
     trusted = {"connection_verify": TOLD["ca"], "enable_telemetry": False}
-    return MLClient(credential, *where, cloud="standin", cloud_metadata=cloud, **trusted)
+    return azure_ai_ml.MLClient(credential, *where, cloud="standin", cloud_metadata=cloud, **trusted)
 
 
 def main() -> None:
-    from azure.ai.ml import command
-    from azure.ai.ml.entities import AmlCompute, Environment  # type: ignore[import-not-found,unused-ignore]
-
+    azure_ai_ml: Any = importlib.import_module("azure.ai.ml")
+    entities: Any = importlib.import_module("azure.ai.ml.entities")
     ml, saw = client(), dict[str, Any]()
     workspace = ml.workspaces.get(TOLD["workspace"])
     saw["workspace"] = [workspace.name, workspace.location]
-    wanted = AmlCompute(
+    wanted = entities.AmlCompute(
         name="witness",
         size="Standard_D4s_v5",
         min_instances=0,
@@ -54,8 +55,8 @@ def main() -> None:
     made = ml.compute.begin_create_or_update(wanted).result()
     scale = [made.min_instances, made.max_instances, made.idle_time_before_scale_down]
     saw["cluster"] = [made.name, made.size, made.tier, *scale]
-    ml.environments.create_or_update(Environment(name="e", version="1", image="python:3.12"))
-    job = command(name="w1", command="sleep 600", environment="azureml:e:1", compute="witness")
+    ml.environments.create_or_update(entities.Environment(name="e", version="1", image="python:3.12"))
+    job = azure_ai_ml.command(name="w1", command="sleep 600", environment="azureml:e:1", compute="witness")
     job.set_limits(timeout=600)
     ml.jobs.create_or_update(job)
     until = time.monotonic() + 60
