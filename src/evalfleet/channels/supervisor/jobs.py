@@ -450,12 +450,16 @@ class Jobs:
 
     def end(self, job: HostJob, why: str, grace: float) -> None:
         """Ask it to end, and kill it after the grace."""
-        job.why = why
+        self.note_why(job, why)
         job.kill_at = job.due = time.monotonic() + grace
         self.due = min(self.due, job.due)
-        with contextlib.suppress(OSError):  # for a successor, should we not see its end
-            write_atomic(job.path + "/why", why)
         self._signal(job, signal.SIGTERM)
+
+    def note_why(self, job: HostJob, why: str) -> None:
+        """Why it ends, also for a successor, should we not see its end."""
+        job.why = why
+        with contextlib.suppress(OSError):
+            write_atomic(job.path + "/why", why)
 
     # -- model calls -------------------------------------------------------------------------
 

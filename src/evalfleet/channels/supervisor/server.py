@@ -172,7 +172,8 @@ class Server:
         self.evicted = True
         for job in list(self.jobs.live.values()):
             if job.in_doubt:
-                job.why, job.doubt_until = "evicted", 0.0
+                self.jobs.note_why(job, "evicted")
+                job.doubt_until = 0.0
             elif job.why is None and not job.settling:
                 self.jobs.end(job, "evicted", min(job.grace, EVICTED_GRACE_S))
 
