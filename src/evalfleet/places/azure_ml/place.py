@@ -178,7 +178,7 @@ class AzureMlPlace(Preflight):
     def make(cls, name: str, settings: AzureMlSettings, context: PlaceContext) -> AzureMlPlace:
         check_installed(name, ("azure.identity", "azure.mgmt.resource", "aiohttp"), "azure")
         account = account_of(name, settings, context)
-        strange = preflight.unknown_sizes(settings)
+        strange = preflight.unpriced(settings, AzurePriceBook.of(context.home))
         if strange:
             raise RequestError(
                 f"place {name!r}: the price of {', '.join(strange)} is not known; set "

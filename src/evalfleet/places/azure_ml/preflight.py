@@ -32,8 +32,15 @@ DISK_GB = 64
 # -- offers --------------------------------------------------------------------------------------------
 
 
-def unknown_sizes(settings: AzureMlSettings) -> list[str]:
-    return [name for name in settings.sizes if size_of(name) is None]
+def unpriced(settings: AzureMlSettings, book: AzurePriceBook) -> list[str]:
+    """Sizes that have no price, in a region that has one for all that is known."""
+    region = settings.region or "eastus"
+    known = {name: size_of(name) for name in settings.sizes}
+    return [
+        name
+        for name, size in known.items()
+        if size is None or _price(settings, book, size, region, spot=False) is None
+    ]
 
 
 def _price(
