@@ -1,8 +1,8 @@
 """Scripts that are run inside a virtual machine through Azure's API: the action `runCommand`.
 
 Microsoft's documentation and what users report of it: one at a time, only while the machine runs and may have
-extensions, as root, with at most 90 minutes. Two things here are guesses, which nobody has seen Azure do: the
-refusals of an unknown command and of a body that is no command.
+extensions, as root, with at most 90 minutes. Three things here are guesses, which nobody has seen Azure do:
+the refusals of an unknown command and of a body that is no command, and the words for a script that failed.
 """
 
 from __future__ import annotations

@@ -191,10 +191,9 @@ def resolve(
     selection = Selection(()) if only_setup else _selected(flags, loaded, among)
     tasks = _limited(loaded.settled(selection.tasks), flags.task_timeout)
     chosen = request.options.get("name")
-    name = default_run_name(loaded.name, now) if chosen is None else check_run_name(chosen)
+    name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
     metering, unmetered = _metering(flags, loaded, config, merged, now)
-    store = store_url(flags.store, cwd) if flags.store else ""
-    plan = _plan(name, flags, given, loaded, tasks, "" if lent is None else lent.run, metering, store)
+    plan = _plan(name, flags, given, loaded, tasks, lent.run if lent else "", metering, cwd)
     plan, scarce = _with_usual_cost(_within_pool(plan, pool), home)
     _refuse_given_to_setup(plan)
     names = setup_secrets(plan) if only_setup else secret_names(plan)
@@ -202,7 +201,7 @@ def resolve(
     refuse_shown(flags, secrets)
     doubts = [] if only_setup else limit_doubts(plan, tasks, workers_asked=flags.workers not in (None, AUTO))
     doubts += [*unmetered, *scarce, *weak_secrets(secrets), *readable_by_others(secrets, config, env_file)]
-    doubts += _doubts_of(pool)
+    doubts += [] if pool is None else filter(None, [pool.warning])
     origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
     known = facts()
     _refuse_taken(chosen, known)
@@ -223,10 +222,6 @@ def resolve(
         cap_usd=cap_usd,
         right_size=flags.right_size,
     ).named(name if chosen is not None else free_name(name, known.taken))
-
-
-def _doubts_of(pool: LentPool | None) -> tuple[str, ...]:
-    return (pool.warning,) if pool is not None and pool.warning else ()
 
 
 def _refuse_without(missing: str) -> None:
@@ -423,7 +418,7 @@ def _plan(
     tasks: Sequence[Task],
     pool: str,
     metering: Metering | None,
-    store: str,
+    cwd: Path,
 ) -> Plan:
     places = given.places
     source, spec = given.benchmark, with_needs(loaded.spec, tasks, flags.schedule)
@@ -450,7 +445,7 @@ def _plan(
         model_usd=loaded.model_usd,
         pool=pool,
         metering=metering,
-        store=store,
+        store=store_url(flags.store, cwd) if flags.store else "",
         isolation={place.name: isolation_of(loaded, place) for place in places},
     )
 

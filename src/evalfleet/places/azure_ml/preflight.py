@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from evalfleet.channels.mailboxes import MAIL_SILENT_S
 from evalfleet.errors import PlaceError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
@@ -90,7 +91,7 @@ def _offer(
         boot_s=settings.prepare_s + settings.start_s,
         extendable=False,
         max_life_s=settings.time_limit_s,
-        silent_s=30.0,
+        silent_s=MAIL_SILENT_S,
         lost_s=settings.lost_s,
     )
 
