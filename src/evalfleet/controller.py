@@ -237,7 +237,7 @@ class Controller:
 
     def _keep_summary(self, state: RunState) -> None:
         """Keep a summary for `ls`. If it cannot be written, `ls` folds the journal instead."""
-        summary = msgspec.json.encode(summarised(state)).decode()
+        summary = msgspec.json.encode(summarised(state, WallClock().now())).decode()
         with suppress(JournalError):
             self._store.keep_summaries(RunSummary.VERSION, [(self._order.run, state.events, summary)])
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evalfleet.api.home import list_runs
-from evalfleet.events import Event, RunEnded, RunPlanned, RunResumed, TasksPlanned
+from evalfleet.events import Event, MachineRequested, RunEnded, RunPlanned, RunResumed, TasksPlanned
 from evalfleet.journal import Holder, Store
-from evalfleet.model import SECOND, Plan, Task, TaskId, after
+from evalfleet.model import SECOND, MachineId, Micros, Offer, Plan, Task, TaskId, after
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.results import RunSummary
 from tests.e2e.harness import Fleet, tasks
@@ -69,6 +70,31 @@ def test_a_missing_summary_is_computed_and_kept(store: Store) -> None:
     assert query(store.home, "SELECT stream FROM summary ORDER BY stream") == [("new",), ("old",)]
     query(store.home, "DELETE FROM event")  # who reads the summaries does not miss them
     assert listed(store) == expected
+
+
+class Noon:
+    """A clock that stands still."""
+
+    def __init__(self, at: Micros) -> None:
+        self.at = at
+
+    def now(self) -> Micros:
+        return self.at
+
+
+def test_a_run_that_was_left_with_a_machine_costs_more_from_hour_to_hour(store: Store) -> None:
+    expires_at = after(NOW, 10 * 3600)
+    vm = MachineRequested(MachineId("vm-1"), "worker-1", 0, Offer("cloud", "D4", usd_per_hour=2.0), expires_at)
+    store.create_stream("up", "run", after(NOW, 120), events("up", vm))
+    found = [
+        list_runs(replace(Workspace.here(store.home), clock=Noon(after(NOW, 120 + hours * 3600))))[0]
+        for hours in (1, 3, 3)
+    ]
+    assert [(run.run, run.machines_up, run.machines_usd) for run in found] == [
+        ("up", 1, 2.0),
+        ("up", 1, 6.0),
+        ("up", 1, 6.0),
+    ]
 
 
 def test_a_summary_is_void_when_events_follow(store: Store) -> None:

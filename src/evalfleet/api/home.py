@@ -22,7 +22,7 @@ from evalfleet.errors import JournalError, JournalForeign, RequestError
 from evalfleet.files import points_to
 from evalfleet.journal import Store, StreamInfo
 from evalfleet.journal.database import FILE, refuse_file
-from evalfleet.model import after
+from evalfleet.model import Micros, after
 from evalfleet.names import safe_name
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.follow import Follower
@@ -60,9 +60,11 @@ def list_runs(
         if since is not None and info.created_at < since:
             continue
         summary = _stored(body)
+        if summary is not None and summary.machines_up:
+            summary = None  # it has cost more since
         if summary is None and follow is not None and store.held(info, now) is not None:
             summary = follow(info.name)
-        summary = summary or _computed(store, info, fresh)
+        summary = summary or _computed(store, info, now, fresh)
         if summary.status == "running" and store.held(info, now) is None:
             summary = msgspec.structs.replace(summary, status="left")
         if all(getattr(summary, key) == value for key, value in wanted.items() if value is not None):
@@ -78,14 +80,14 @@ def _stored(body: str | None) -> RunSummary | None:
         return None  # somebody wrote something else there: the journal tells
 
 
-def _computed(store: Store, info: StreamInfo, fresh: dict[str, RunSummary]) -> RunSummary:
+def _computed(store: Store, info: StreamInfo, now: Micros, fresh: dict[str, RunSummary]) -> RunSummary:
     """From the journal. A run that cannot be read is no reason not to show the others."""
     follower = Follower(store, info.name)
     try:
         follower.poll()
     except JournalForeign:
         return RunSummary(info.name, status="damaged")
-    fresh[info.name] = summarised(follower.state)
+    fresh[info.name] = summarised(follower.state, now)
     return fresh[info.name]
 
 

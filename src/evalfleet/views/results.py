@@ -139,7 +139,7 @@ def provenance(state: RunState) -> ProvenanceDocument:
 class RunSummary(Struct, frozen=True):
     """A run in the few figures that `ls` shows. The store keeps it, so that a list folds no journals."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     """To be raised when a field changes: what was kept before is then computed anew."""
 
     run: str
@@ -169,11 +169,14 @@ class RunSummary(Struct, frozen=True):
     running: int = 0
     success_rate_ci: tuple[float, float] | None = None
     """95%."""
+    machines_up: int = 0
+    """Machines that were not deleted yet: they cost more from minute to minute, also if nobody works on it."""
 
 
-def summarised(state: RunState) -> RunSummary:
-    """The run as of its last event."""
-    at, whole = state.last_at, tally(state.tasks.values(), state.plan.verdict.strict)
+def summarised(state: RunState, now: Micros) -> RunSummary:
+    """The run as of its last event; as of now while it has machines."""
+    at = now if state.undeleted else state.last_at
+    whole = tally(state.tasks.values(), state.plan.verdict.strict)
     cost = run_cost(state, at)
     return RunSummary(
         **_head(state),
@@ -195,6 +198,7 @@ def summarised(state: RunState) -> RunSummary:
         succeeded=whole.succeeded,
         running=state.running,
         success_rate_ci=None if whole.ci is None else (round(whole.ci[0], 6), round(whole.ci[1], 6)),
+        machines_up=len(state.undeleted),
     )
 
 

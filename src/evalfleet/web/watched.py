@@ -196,11 +196,12 @@ class WatchedRun:
 
     def summary(self) -> RunSummary:
         """As `ls` has it."""
-        if self._summary is None or (self._summary.events != self.board.seq and self._summary_pace.due):
+        known = self._summary
+        if known is None or ((known.events != self.board.seq or known.machines_up) and self._summary_pace.due):
             begun = time.monotonic()
             with self.board.lock:
                 self.board.advance()
-                self._summary = summarised(self.board.state)
+                self._summary = summarised(self.board.state, self._workspace.now())
             self._summary_pace.took(begun)
         return self._summary
 
