@@ -280,7 +280,7 @@ async def in_the_end(place: SshPlace, n: int) -> Machine:
 
 async def test_a_host_set_aside_is_probed_again_later(pair: Fleet) -> None:
     pair.hosts[1].stop()
-    place = pair.place(set_aside_s=1.5)
+    place = pair.place(set_aside_s=3.0 * SLOWNESS)
     bad = await does_badly(place)
     with pytest.raises(PlaceError, match="1 set aside") as caught:
         await take(place, 2)

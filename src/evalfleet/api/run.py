@@ -20,7 +20,7 @@ from evalfleet.controller import Controller, folder_of
 from evalfleet.errors import RequestError
 from evalfleet.events import Record, StopRequested
 from evalfleet.journal import Store
-from evalfleet.model import AttemptId, RunStatus, Step, TaskId
+from evalfleet.model import AttemptId, RunStatus, Step, TaskId, seconds_between
 from evalfleet.names import artefacts_folder, hint
 from evalfleet.planning.plan_parts import benchmark_of, result_writer_of
 from evalfleet.ports import Stepped
@@ -46,6 +46,8 @@ Observer = Callable[[RunState, Sequence[Record]], None]
 
 LOOK_S = 0.1
 """How often a run that goes on is looked at."""
+CLOSING_S = 5.0
+"""Whoever waits for a run waits for so long after its end for its controller, which writes the results."""
 
 
 def view_of(progress: bool | None) -> TerminalView | None:
@@ -395,7 +397,10 @@ class Run:
     def _over(self, follower: Follower, patience_s: float) -> bool:
         if self._controller is not None:
             return self._controller.join(patience_s)
-        if follower.state.ended_at is not None or not self.is_live():
+        if not self.is_live():
+            return True
+        ended_at = follower.state.ended_at
+        if ended_at is not None and seconds_between(ended_at, WallClock().now()) > CLOSING_S:
             return True
         time.sleep(patience_s)
         return False

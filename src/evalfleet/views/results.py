@@ -170,7 +170,7 @@ class RunSummary(Struct, frozen=True):
     success_rate_ci: tuple[float, float] | None = None
     """95%."""
     machines_up: int = 0
-    """Machines that were not deleted yet: they cost more from minute to minute, also if nobody works on it."""
+    """Machines that were not deleted yet: they cost more from minute to minute, whoever works on it."""
 
 
 def summarised(state: RunState, now: Micros) -> RunSummary:

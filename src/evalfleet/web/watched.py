@@ -197,13 +197,15 @@ class WatchedRun:
     def summary(self) -> RunSummary:
         """As `ls` has it."""
         known = self._summary
-        if known is None or ((known.events != self.board.seq or known.machines_up) and self._summary_pace.due):
+        if known is None or (
+            (known.events != self.board.seq or known.machines_up) and self._summary_pace.due
+        ):
             begun = time.monotonic()
             with self.board.lock:
                 self.board.advance()
-                self._summary = summarised(self.board.state, self._workspace.now())
+                known = self._summary = summarised(self.board.state, self._workspace.now())
             self._summary_pace.took(begun)
-        return self._summary
+        return known
 
     def results(self) -> Results:
         """What `show --json` prints."""
