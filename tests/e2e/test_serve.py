@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sqlite3
 import struct
@@ -69,6 +70,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, 
 
 def outcomes(tables: Tables) -> dict[str, str]:
     return {id: row["outcome"] for id, row in tables.tasks.items()}
+
+
+def test_a_page_tells_what_it_will_ask_for(finished: tuple[Fleet, Dashboard]) -> None:
+    """A browser that had to find that out by itself would ask four times in a row, each time for more."""
+    _, opened = finished
+    told = re.findall(r"<([^>]*)>; rel=(\w+)", opened.ask("/runs/r/tasks/a%2Fb").headers["link"])
+    assert told[0] == ("/api/runs/r", "preload")
+    assert ("/client/pages/run.js", "modulepreload") in told
+    assert not any("uplot" in path for path, _ in told), "only charts need it"
+    assert {opened.ask(path).code for path, _ in told} == {200}
+    assert not re.search("/api/", opened.ask("/").headers["link"])
 
 
 # -- numbers -----------------------------------------------------------------------------------------

@@ -297,20 +297,29 @@ def linked(folder: Path, entry: str) -> str:
     A file on disk cannot import another one. No bundler is needed: every module says its imports in one form,
     and none needs itself.
     """
-    done: dict[str, str] = {}
+    wrapped = (_wrapped(name, text) for name, text in modules(folder, entry).items())
+    return "const modules = {};\n" + "".join(wrapped).replace("</script", "<\\/script")
+
+
+def modules(folder: Path, entry: str, *, lazy: bool = True) -> dict[str, str]:
+    """The texts of a module and of all that it imports, each after those that it imports itself.
+
+    `lazy`: also those that are imported only when they are needed.
+    """
+    found: dict[str, str] = {}
 
     def add(name: str) -> None:
-        if name in done:
+        if name in found:
             return
-        done[name] = ""
+        found[name] = ""
         text = (folder / name).read_text("utf-8")
-        for other in (*(found[2] for found in _IMPORT.findall(text)), *_LAZY.findall(text)):
+        for other in (*(each[2] for each in _IMPORT.findall(text)), *(_LAZY.findall(text) if lazy else ())):
             add(_beside(name, other))
-        del done[name]  # so that it stands after them
-        done[name] = _wrapped(name, text)
+        del found[name]  # so that it stands after them
+        found[name] = text
 
     add(entry)
-    return "const modules = {};\n" + "".join(done.values()).replace("</script", "<\\/script")
+    return found
 
 
 def _wrapped(name: str, text: str) -> str:

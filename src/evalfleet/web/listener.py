@@ -47,7 +47,8 @@ def listening(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as err:
         raise RequestError(f"--host {host} is no address of this computer: {err.strerror}") from err
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends at once only on connections that say they are TCP: an answer's end waits 40 ms otherwise
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)

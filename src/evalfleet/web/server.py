@@ -33,6 +33,7 @@ from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState
 from evalfleet.version import __version__
 
+from .export import modules
 from .files import MOST_LOG, Logs, TooLarge, attempt_document, open_within, read_image
 from .guard import Guard
 from .hub import Hub
@@ -353,7 +354,15 @@ class Pages:
         return _file(request, request.path_params["path"])
 
     async def page(self, request: Request) -> Response:
-        return _file(request, "index.html")
+        """The same for all. A browser is told what it will ask for: it would find that out one by one."""
+        answer = _file(request, "index.html")
+        run = _RUN.match(request.url.path)
+        soon: list[str] = []
+        if run is not None:
+            soon.append(f"</api/runs/{quote(unquote(run[1]), safe='')}>; rel=preload; as=fetch; crossorigin")
+        soon += [f"</client/{name}>; rel=modulepreload" for name in _modules()]
+        answer.headers["link"] = ", ".join(soon)
+        return answer
 
 
 def _file(request: Request, path: str) -> Response:
@@ -367,6 +376,15 @@ def _file(request: Request, path: str) -> Response:
     if "gzip" in request.headers.get("accept-encoding", ""):
         headers["content-encoding"], content = "gzip", packed
     return Response(content, headers=headers, media_type=TYPES[file.suffix])
+
+
+_RUN = re.compile("/runs/([^/]+)")
+
+
+@lru_cache(1)
+def _modules() -> tuple[str, ...]:
+    """Those that every page needs: not what is loaded with the first chart."""
+    return tuple(modules(CLIENT, "app.js", lazy=False))
 
 
 @lru_cache(256)

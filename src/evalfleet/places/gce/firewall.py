@@ -42,11 +42,14 @@ class Firewall:
         async with self._lock:
             if self._ready:
                 return
-            deny, allow = firewall_rules(
+            rules = firewall_rules(
                 self.names, self.network, self.tag, self.sources, self._settings.port, self._whose
             )
-            await self._have(deny)  # first: nobody gets in by rules of the network's own meanwhile
-            await self._have(allow)
+            # At once, because each takes seconds: one opens the port to the caller alone, the other closes it
+            # to all others, and no machine is made before both are there.
+            for problem in await asyncio.gather(*map(self._have, rules), return_exceptions=True):
+                if problem is not None:
+                    raise problem
             self._ready = True
 
     async def _have(self, wanted: Json) -> None:

@@ -37,7 +37,7 @@ export async function get(path) {
   }
   let response;
   try {
-    response = await fetch(path, { headers: { Accept: "application/json" } });
+    response = await fetch(path); // without headers of its own: one that was preloaded is taken then
   } catch {
     throw new Missing("The server cannot be reached; it is tried again.", 0);
   }
