@@ -29,8 +29,8 @@ from .supervisor.mailbox import (
     sealed,
 )
 
-FOLDER_PACE_S = (0.5, 1.0)
-STORE_PACE_S = (2.0, 2.0)
+FOLDER_PACE_S = (0.2, 1.0)
+STORE_PACE_S = (1.5, 2.0)
 """How soon to look again after something has happened, and how often while nothing does."""
 REMOVE_AT = 16
 """Objects that were read are removed so many at once."""
