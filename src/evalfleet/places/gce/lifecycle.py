@@ -51,15 +51,28 @@ class InstanceControl:
         machine = MachineId(build.machine)
         await self._clear_name(build, machine)
         zone = f"{self._client.root}/zones/{build.zone}"
+        looking = asyncio.create_task(self._tell_allocated(machine, on_allocated))
         try:
             await self._client.finish(await self._begin(zone, build))
         except GoogleFault as fault:
             if not fault.has("alreadyExists", "RESOURCE_ALREADY_EXISTS"):
                 raise
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
         on_allocated()
         vm = await self._running(f"{zone}/instances/{build.name}", machine)
         await self._check_end(vm, build.ends_at)
         return vm
+
+    async def _tell_allocated(self, machine: MachineId, on_allocated: Callable[[], None]) -> None:
+        """As soon as Google says that the instance has what it needs, which is seconds before its insert is
+        done: other machines wait to know whether there is room."""
+        async for snapshot in self._inventory.watch():
+            vm = snapshot.vms.get(machine)
+            if vm is not None and vm.status in ("STAGING", "RUNNING"):
+                on_allocated()
+                return
 
     async def _begin(self, zone: str, build: InstanceBuild) -> Json:
         """The operation that makes it.
