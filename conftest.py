@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
+# An example that takes long says something about the computer, not about the code.
+settings.register_profile("patient", parent=settings(), deadline=None)
+settings.load_profile("patient")
+
 
 def pytest_configure() -> None:
     """Let processes that tests start hear signals, however the tests were started.
