@@ -271,7 +271,7 @@ class MailTransport(asyncio.WriteTransport):
                 unseal = functools.partial(opened, self._key, name, content)
                 header, payload = await asyncio.to_thread(unseal) if len(content) > QUICK_BYTES else unseal()
                 acknowledged, code = int(header["read"]), int(header.get("code") or 0)
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 self._forged(content)
                 return
             self._read += 1
