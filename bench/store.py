@@ -30,7 +30,6 @@ from pathlib import Path
 
 from evalfleet.api.resumption import fetch_run
 from evalfleet.clock import WallClock
-from evalfleet.controller import folder_of
 from evalfleet.errors import LeaseLost
 from evalfleet.events import (
     AttemptCollected,
@@ -45,7 +44,7 @@ from evalfleet.events import (
 from evalfleet.journal import Holder, Store
 from evalfleet.mirror import JournalSequence, Mirror, MirroredJournal, collected_in, open_objects
 from evalfleet.model import AttemptId, MachineId, Offer, Plan, Scored, Task, TaskId
-from evalfleet.names import artefacts_folder
+from evalfleet.names import artefacts_folder, folder_of
 from evalfleet.planning import workspace as planning
 from evalfleet.state import fold
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from evalfleet.events import BudgetPassed, Event, RunEnded, RunPlanned, TasksPlanned
 from evalfleet.journal import Store
 from evalfleet.model import Plan, Task, TaskId
-from evalfleet.web.board import MANY_EVENTS
+from evalfleet.views.dashboard.board import MANY_EVENTS
 
 EVENTS = MANY_EVENTS + 4
 

@@ -22,7 +22,7 @@ from .journal import Holder, Holds, SqliteJournal, Store
 from .mirror import Mirror, MirroredJournal, StoreAway, StoreRefused, collected_in
 from .model import NOBODY, MachineId, Micros, Notify, Plan, seconds_between
 from .named_pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
-from .names import safe_name
+from .names import folder_of
 from .planning.plan_parts import PlaceSettings, benchmark_of, places_of
 from .planning.plugins import KindFields
 from .policy import POOL, RUN
@@ -38,10 +38,6 @@ SCRIBE_S = 0.4
 PROGRAM_S = 0.2
 
 log = logging.getLogger(__name__)
-
-
-def folder_of(home: Path, run: str) -> Path:
-    return home / safe_name(run)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from zlib import crc32
 
 from .errors import RequestError
@@ -36,6 +37,11 @@ _TAKEN_BY_RUN = (
 )
 _TAKEN_ENDING = "_results.json"  # of each machine's file
 _TAKEN_BY_HOME = ("latest", "fleet.db", "vm_pool_registry.json", "parallel_live.json")
+
+
+def folder_of(home: Path, run: str) -> Path:
+    """The folder of a run's files in its home."""
+    return home / safe_name(run)
 
 
 def safe_name(id: str) -> str:

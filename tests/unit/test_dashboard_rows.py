@@ -35,8 +35,8 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.web.board import Board
-from evalfleet.web.head import head
+from evalfleet.views.dashboard.board import Board
+from evalfleet.views.dashboard.head import head
 
 CLUSTER = Offer("cluster", "node")
 SPOT = Offer("azure_vm", "D8", "westus2", 0.18, spot=True, priced="2026-11-01")

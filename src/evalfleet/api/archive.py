@@ -17,12 +17,11 @@ from pathlib import Path, PurePosixPath
 import msgspec
 from msgspec import Raw, Struct
 
-from evalfleet.controller import folder_of
 from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.events import SCHEMA, Event, Record, RunPlanned, decode, encode
 from evalfleet.files import scratch_of
 from evalfleet.model import Micros
-from evalfleet.names import check_run_name, safe_name
+from evalfleet.names import check_run_name, folder_of, safe_name
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import fold
 from evalfleet.version import __version__

@@ -14,7 +14,6 @@ from msgspec import structs
 
 from evalfleet.benchmarks.loaded import PastResult, ResultFolder, ResultReader
 from evalfleet.channels.artefacts import LEFT_OUT, STANDARD_CAPS, Caps, LeftOut, printable
-from evalfleet.controller import folder_of
 from evalfleet.errors import RequestError
 from evalfleet.events import (
     AttemptCollected,
@@ -48,7 +47,14 @@ from evalfleet.model import (
     TaskId,
     after,
 )
-from evalfleet.names import artefacts_folder, attempt_id, check_run_name, default_run_name, machine_id
+from evalfleet.names import (
+    artefacts_folder,
+    attempt_id,
+    check_run_name,
+    default_run_name,
+    folder_of,
+    machine_id,
+)
 from evalfleet.planning.plugins import KindFields, benchmark_kind, known
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.live import Scribe

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from evalfleet.controller import Order, folder_of
+from evalfleet.controller import Order
 from evalfleet.errors import RequestError
 from evalfleet.events import (
     Event,
@@ -34,6 +34,7 @@ from evalfleet.mirror import (
 )
 from evalfleet.model import IMPORTED, AttemptId, Limits, Task
 from evalfleet.named_pools import read_pool
+from evalfleet.names import folder_of
 from evalfleet.planning import values
 from evalfleet.planning.flags import Count, Number
 from evalfleet.planning.new_files import has_changed, read_again

@@ -16,12 +16,12 @@ from evalfleet.benchmarks.loaded import SettledTask
 from evalfleet.benchmarks.steps import MOST_BYTES
 from evalfleet.channels.artefacts import LOG, plain_opener
 from evalfleet.clock import WallClock
-from evalfleet.controller import Controller, folder_of
+from evalfleet.controller import Controller
 from evalfleet.errors import RequestError
 from evalfleet.events import Record, StopRequested
 from evalfleet.journal import Store
 from evalfleet.model import AttemptId, RunStatus, Step, TaskId, seconds_between
-from evalfleet.names import artefacts_folder, hint
+from evalfleet.names import artefacts_folder, folder_of, hint
 from evalfleet.planning.plan_parts import benchmark_of, result_writer_of
 from evalfleet.ports import Stepped
 from evalfleet.state import AttemptState, RunState

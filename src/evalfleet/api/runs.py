@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from evalfleet.clock import WallClock
-from evalfleet.controller import Controller, Order, folder_of
+from evalfleet.controller import Controller, Order
 from evalfleet.errors import FleetError, RequestError
 from evalfleet.events import (
     Event,
@@ -32,6 +32,7 @@ from evalfleet.journal.sqlite import StreamKind
 from evalfleet.mirror import Mirror, StoreAway
 from evalfleet.model import Notify
 from evalfleet.named_pools import read_pool
+from evalfleet.names import folder_of
 from evalfleet.planning.history import known_durations
 from evalfleet.planning.plan import HomeFacts, LentPool, Resolved, free_name, resolve
 from evalfleet.planning.plan_parts import KEPT_FILES, keep_files, vetted

@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from evalfleet.api.home import list_runs
-from evalfleet.controller import folder_of
 from evalfleet.errors import FleetError, JournalError, JournalForeign, RequestError
 from evalfleet.journal import StreamInfo
 from evalfleet.model import Alerting
+from evalfleet.names import folder_of
 from evalfleet.planning.workspace import Workspace
+from evalfleet.views.dashboard.board import Board
+from evalfleet.views.dashboard.head import RUN_COLUMNS, instant, run_row
 from evalfleet.views.results import RunSummary
 from evalfleet.views.stats import eta_s
 
-from .board import Board
-from .head import RUN_COLUMNS, instant, run_row
 from .watched import CALM_S, WatchedRun, kept_snapshot
 
 LOOK_S = 0.25

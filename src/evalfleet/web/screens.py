@@ -21,8 +21,8 @@ from evalfleet.named_pools import look_at
 from evalfleet.planning.plan_parts import appliance_of
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import MachineState, RunState
+from evalfleet.views.dashboard.board import Board, ShotStep
 
-from .board import Board, ShotStep
 from .files import checked_image
 
 FRESH_S = 5.0

@@ -23,11 +23,10 @@ from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState
 from evalfleet.views.alert_watch import situation_of
 from evalfleet.views.alerts import Alert, holding
+from evalfleet.views.dashboard.board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, Board, Touched, attempt_row
+from evalfleet.views.dashboard.head import head
 from evalfleet.views.follow import Follower
 from evalfleet.views.results import RunSummary, machine_entry, summarised
-
-from .board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, Board, Touched, attempt_row
-from .head import head
 
 if TYPE_CHECKING:
     from evalfleet.views.documents import Results

@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 
 from evalfleet import events as ev
-from evalfleet.controller import folder_of
 from evalfleet.journal import Store
 from evalfleet.model import SECOND, Answered, AttemptId, Broken, MachineId, Micros, Scored, TaskId
-from evalfleet.names import attempt_number
+from evalfleet.names import attempt_number, folder_of
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState, apply_record
 from evalfleet.views.progress import Progress, read_progress
 from evalfleet.views.results import attempt_model_usd, attempt_seconds, task_status
