@@ -40,6 +40,7 @@ from evalfleet.channels.ssh.hosts import SshHost
 from evalfleet.channels.ssh.target import Access, target
 from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Command, Ended, Job, MachineId, Micros, Offer, Plan, Task, TaskId
+from evalfleet.places import slurm
 from evalfleet.places.ssh.examination import columns_of
 from evalfleet.ports import Fence
 from evalfleet.state import RunState, apply
@@ -51,6 +52,7 @@ from evalfleet.views.show import show_run, show_task
 from tests import parcels
 from tests.integration.test_hostile_machine import CAPS, JOB, channel_to, civil, fetched, line, streamed
 
+from . import fuzz_mail
 from .result import Figures, Result, at_most, rounded
 
 SECONDS, QUICK_SECONDS = 600.0, 8.0
@@ -67,7 +69,7 @@ OVERTIME_S = 600.0
 """So long after its time the whole of it is ended, with a traceback, should nothing else have helped."""
 SECRET = "sk-planted-0123456789"
 SOURCES = tuple(
-    os.path.dirname(module.__file__ or "") for module in (channels, views, reading) if module.__file__
+    os.path.dirname(module.__file__ or "") for module in (channels, views, reading, slurm) if module.__file__
 )
 TOKENS = (
     *(
@@ -339,7 +341,12 @@ def targets() -> tuple[Target, ...]:
         Target("pieces of a log", (b"\x05\x03\x0d\x40" * 2 + SECRET.encode() * 2,), pieces_of_log),
         Target("what a machine tells", MACHINE_SAID, show_told),
         Target("steps", STEPS, show_steps),
+        *(Target(name, seeds, _shown_by(feed)) for name, seeds, feed in fuzz_mail.WAYS),
     )
+
+
+def _shown_by(feed: Callable[[bytes, Path, Callable[[str], None]], None]) -> Callable[[bytes, Path], None]:
+    return lambda data, folder: feed(data, folder, printable)
 
 
 # -- mutation, guided by the lines that are reached ----------------------------------------------------

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalfleet.benchmarks.containers import ContainerSettings, image_step, in_container
+from evalfleet.channels.mailbox import FolderMail, empty_mail, open_mail
 from evalfleet.channels.supervisor.files import read_file
-from evalfleet.errors import FleetError
+from evalfleet.errors import ChannelError, FleetError
 from evalfleet.model import AttemptId, Bundle, Command, Isolation, Job, MachineId, Needs
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
@@ -45,6 +46,7 @@ from tests.integration.test_hostile_machine import (
     streamed,
 )
 
+from .fuzz_mail import HEADER, mailed
 from .result import Figures, Result, at_least, at_most, rounded
 
 SECRET = "sk-victim-4f1d9c"
@@ -428,25 +430,28 @@ def _forged() -> dict[str, str]:
     }
     for when in ("hello", "start"):
         found |= {f"answer to {when}: {what}": _said(when, said[what]) for what in sorted(said)}
+    found |= {f"mailbox: {folder} is a link": _planted(folder) for folder in ("new", "in", "out")}
     return found
 
 
 def _unpacked(name: str) -> str:
-    """A parcel, as a message and as a stream: does a file of the controller's user stay as it was?"""
+    """A parcel, as a message, as a stream and as mail: does a file of the controller's user stay so?"""
     with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-") as top:
         home = Path(top, "home")
         home.mkdir()
         (home / ".bashrc").write_text("precious\n")
         before = parcels.seen(home)
         parcel = parcels.forged(home / ".bashrc")[name]
-        for way in ("a", "b"):
+        for way in ("a", "b", "c"):
             into = Path(top, way, "t.0")
             into.parent.mkdir()
             try:
                 if way == "a":
                     asyncio.run(asyncio.wait_for(fetched(parcel, into), DEADLINE_S))
-                else:
+                elif way == "b":
                     streamed(parcel, into, 7)
+                else:
+                    _mailed(parcel, into)
                 parcels.check_home(into)
             except TimeoutError:
                 return "stuck"
@@ -454,8 +459,42 @@ def _unpacked(name: str) -> str:
                 return "touched"
             except Exception as err:
                 return f"harmed, {type(err).__name__}: {err}"
-        outside = {path.name for path in Path(top).iterdir()} != {"home", "a", "b"}
+        outside = {path.name for path in Path(top).iterdir()} != {"home", "a", "b", "c"}
         return "touched" if outside or parcels.seen(home) != before else "held"
+
+
+def _mailed(parcel: bytes, into: Path) -> None:
+    halves = (parcel[: len(parcel) // 2], parcel[len(parcel) // 2 :])
+    with contextlib.suppress(ChannelError, OSError):
+        asyncio.run(asyncio.wait_for(mailed([HEADER + half for half in halves], "pack", into), DEADLINE_S))
+
+
+def _planted(folder: str) -> str:
+    """A mailbox of which this folder leads to the home of whoever empties it."""
+
+    async def use(mail: FolderMail) -> None:
+        transport = await open_mail(mail, "key", asyncio.Protocol())
+        transport.write(b"hello\n")
+        with contextlib.suppress(TimeoutError):  # it tries again and again, or was let in
+            async with asyncio.timeout(0.2):
+                await transport.ended.wait()
+        transport.abort()
+        await empty_mail(mail)
+
+    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-") as top:
+        home, mailbox = Path(top, "home"), Path(top, "mail")
+        home.mkdir()
+        mailbox.mkdir()
+        (home / "0000000001").write_text("precious")
+        (mailbox / folder).symlink_to(home)
+        before = parcels.seen(home)
+        try:
+            asyncio.run(asyncio.wait_for(use(FolderMail(str(mailbox), (0.01, 0.01))), DEADLINE_S))
+        except TimeoutError:
+            return "stuck"
+        except OSError:
+            pass  # not now, perhaps later
+        return "held" if parcels.seen(home) == before else "touched"
 
 
 def _said(when: str, data: bytes) -> str:

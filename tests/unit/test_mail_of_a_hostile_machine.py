@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from evalfleet.channels.mailbox import FolderMail, open_mail
-from evalfleet.channels.supervisor.mailbox import mail_out, sealed
+from evalfleet.channels.supervisor.mailbox import FolderPost, mail_out, sealed
+from evalfleet.places.slurm.folders import perform
+from evalfleet.places.slurm.sight import folder_of
 
 
 class Line(asyncio.Protocol):
@@ -37,3 +40,53 @@ def test_a_header_that_is_no_header_ends_the_line(tmp_path: Path, header: dict[s
         return line.came
 
     assert asyncio.run(main()).startswith(b"\0")
+
+
+def _precious(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "0000000001").write_text("precious")
+    (tmp_path / "mail").mkdir()
+    return home
+
+
+@pytest.mark.parametrize("planted", ["new", "out", "out/line"])
+def test_a_folder_that_is_a_link_leads_nowhere(tmp_path: Path, planted: str) -> None:
+    home, post = _precious(tmp_path), FolderPost(str(tmp_path / "mail"))
+    (tmp_path / "mail" / planted).parent.mkdir(exist_ok=True)
+    (tmp_path / "mail" / planted).symlink_to(home)
+    assert post.names(planted) == []
+    assert not post.read(f"{planted}/0000000001")
+    for refused in (
+        lambda: post.create(f"{planted}/0000000002", b"ours"),
+        lambda: post.remove([f"{planted}/0000000001"]),
+    ):
+        with pytest.raises(NotADirectoryError):
+            refused()
+    assert [path.name for path in home.iterdir()] == ["0000000001"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_file_is_no_mail(tmp_path: Path, kind: str) -> None:
+    home, post = _precious(tmp_path), FolderPost(str(tmp_path / "mail"))
+    (tmp_path / "mail" / "new").mkdir()
+    path = tmp_path / "mail" / "new" / "0000000001"
+    if kind == "link":
+        path.symlink_to(home / "0000000001")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    assert post.read("new/0000000001") == b""
+    assert not post.create("new/0000000001", b"ours")
+    assert (home / "0000000001").read_text() == "precious"
+
+
+def test_marks_that_are_pipes_links_or_endless_are_not_read(tmp_path: Path) -> None:
+    """Jobs of a cluster have the user of whoever looks at their folders."""
+    os.mkfifo(tmp_path / "start")
+    (tmp_path / "job").symlink_to("/dev/zero")
+    (tmp_path / "ran").write_text("9" * 10**6)
+    (tmp_path / "about").write_text('{"life_s": 1e999, "at": "inf", "owner": "\\u001b[2J"}')
+    told = folder_of(perform({"verb": "look", "folder": str(tmp_path)}))
+    assert (told.start, told.job, told.ran_s, told.life_s, told.owner) == (None, "", None, 0.0, "?[2J")

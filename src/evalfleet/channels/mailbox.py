@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -271,7 +272,7 @@ class MailTransport(asyncio.WriteTransport):
                 unseal = functools.partial(opened, self._key, name, content)
                 header, payload = await asyncio.to_thread(unseal) if len(content) > QUICK_BYTES else unseal()
                 acknowledged, code = int(header["read"]), int(header.get("code") or 0)
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            except (ValueError, KeyError, TypeError, OverflowError):
                 self._forged(content)
                 return
             self._read += 1
@@ -322,7 +323,7 @@ class MailTransport(asyncio.WriteTransport):
 async def open_mail(mail: Mail, key: str, protocol: asyncio.Protocol, verb: str = "") -> MailTransport:
     """A new line to whoever empties this mailbox. Raises OSError if the store does not answer."""
     numbers = [name.rpartition("/")[2] for name in await mail.names("new")]
-    newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    newest = max((int(number) for number in numbers if re.fullmatch("[0-9]{10,18}", number)), default=0)
     return MailTransport(mail, key, protocol, newest + 1, verb)
 
 

@@ -28,6 +28,7 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import MachineId
 from evalfleet.ports import Fence
 
+from .link import plain
 from .mail_channel import MailChannel
 from .mailbox import Mail
 from .program import archive
@@ -39,6 +40,7 @@ MAIL_SILENT_S, MAIL_LOST_S = 60.0, 900.0
 """For `Offer.silent_s` and `lost_s`: storage may be away for ten minutes. Whether a machine still lives, its
 service tells meanwhile."""
 VARIABLE = "EVALFLEET_MAILBOX"
+LONGEST_S = 86_400e6
 KEYS = ".mailboxes"
 """The folder of a home that keeps what all its machines' keys are made of."""
 CONCEAL = """\
@@ -159,9 +161,10 @@ class Mailboxes(abc.ABC):
             return None
         end = await self._mark(machine, "end") or {}
         try:
-            ran_s = float(end["ran_s"]) if "ran_s" in end else None
-            return PilotStart(str(start["start"]), str(start["node"]), float(start["at"]), ran_s)
-        except (KeyError, TypeError, ValueError):
+            ran_s = _seconds(end["ran_s"]) if "ran_s" in end else None
+            name, node = plain(str(start["start"])), plain(str(start["node"]))
+            return PilotStart(name, node, _seconds(start["at"]), ran_s)
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
     async def _mark(self, machine: MachineId, name: str) -> dict[str, Any] | None:
@@ -195,3 +198,11 @@ class Mailboxes(abc.ABC):
 
     async def close(self) -> None:
         return None
+
+
+def _seconds(told: Any) -> float:
+    """A machine has sealed it, and may have written anything. Raises ValueError, TypeError, OverflowError."""
+    seconds = float(told)
+    if not abs(seconds) < LONGEST_S:
+        raise ValueError(told)
+    return seconds

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -28,10 +29,9 @@ import sys
 import time
 import traceback
 
-from .files import make_folder
-
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from typing import Any, Protocol
 
     class Post(Protocol):
@@ -54,6 +54,8 @@ WINDOW = 32
 IDLE_S = 900.0
 """Whoever says nothing for so long is gone. Who is there tells at least how far it has read."""
 MOST_LINES = 64
+MOST_NAMES = 100_000
+"""A machine can fill its mailbox: no more than so many names are listed at once."""
 LONGEST_NAME = 64
 LINGER_S = 0.02
 BEAT_LOOKS = 5
@@ -88,7 +90,10 @@ class NoMail(ValueError):
 
 def sealed(key: str, name: str, header: dict[str, Any], payload: bytes = b"") -> bytes:
     """An object's content: a line of JSON and some bytes of a line, as only the key's holders can read it."""
-    data = json.dumps(header, separators=(",", ":")).encode() + b"\n" + payload
+    return seal(key, name, json.dumps(header, separators=(",", ":")).encode() + b"\n" + payload)
+
+
+def seal(key: str, name: str, data: bytes) -> bytes:
     salt = os.urandom(SALT)
     hidden = _mixed(data, key, salt)
     return salt + hidden + _mark(key, name, salt + hidden)
@@ -100,7 +105,10 @@ def opened(key: str, name: str, content: bytes) -> tuple[dict[str, Any], bytes]:
     if len(content) < SALT + MARK or not hmac.compare_digest(mark, _mark(key, name, body)):
         raise NoMail(f"{name} is not sealed with the machine's key")
     line, _, payload = _mixed(body[SALT:], key, body[:SALT]).partition(b"\n")
-    header: dict[str, Any] | None = json.loads(line)
+    try:
+        header: dict[str, Any] | None = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
     if not isinstance(header, dict):
         raise NoMail(f"{name} has no header")
     return header, payload
@@ -153,20 +161,27 @@ class Pace:
 
 
 class FolderPost:
-    """A mailbox in a folder that both ends see, perhaps by a network's file system."""
+    """A mailbox in a folder that both ends see, perhaps by a network's file system.
+
+    No link in it is followed: an attempt that has the machine's user could plant one in place of a folder,
+    and have files of whoever reads the mail written or removed.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def read(self, name: str) -> bytes | None:
-        path = f"{self.folder}/{name}"
+        below, _, last = name.rpartition("/")
         try:
-            # to open a folder makes NFS ask whether it has changed: else a new file is not seen for a minute
-            os.close(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY))
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with self._opened(below) as folder:
+                fd = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
         except FileNotFoundError:
             os.stat(self.folder)  # raises, if all of it is away
             return None
+        except OSError as err:
+            if err.errno in (errno.ELOOP, errno.ENOTDIR):
+                return b""  # a link, which is no mail
+            raise
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return b""
@@ -176,35 +191,60 @@ class FolderPost:
             os.close(fd)
 
     def create(self, name: str, content: bytes) -> bool:
-        path = f"{self.folder}/{name}"
-        os.stat(self.folder)  # it is not made anew, perhaps on another disk
-        for length in range(name.count("/")):
-            make_folder("/".join([self.folder, *name.split("/")[: length + 1]]))
-        scratch = f"{os.path.dirname(path)}/.new-{os.urandom(8).hex()}"
-        try:
-            with open(scratch, "xb") as file:
-                file.write(content)
-            os.link(scratch, path)  # whole or not at all, and the first one stays
-        except FileExistsError:
-            return False
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(scratch)
+        below, _, last = name.rpartition("/")
+        scratch = f".new-{os.urandom(8).hex()}"
+        with self._opened(below, make=True) as folder:
+            fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+            try:
+                with open(fd, "wb") as file:
+                    file.write(content)
+                # whole or not at all, and the first one stays
+                os.link(scratch, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            except FileExistsError:
+                return False
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(scratch, dir_fd=folder)
         return True
 
     def names(self, below: str) -> list[str]:
-        os.stat(self.folder)  # raises, if all of it is away
         found: list[str] = []
-        for folder, _, names in os.walk(f"{self.folder}/{below}"):
-            found += [
-                f"{folder[len(self.folder) + 1 :]}/{name}" for name in names if not name.startswith(".")
-            ]
-        return sorted(found)
+        with self._opened() as top, contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for folder, _, names, _ in os.fwalk(below, dir_fd=top):
+                found += [f"{folder}/{name}" for name in names if not name.startswith(".")]
+                if len(found) > MOST_NAMES:
+                    break
+        return sorted(found[:MOST_NAMES])
 
     def remove(self, names: list[str]) -> None:
+        below: dict[str, list[str]] = {}
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.folder}/{name}")
+            folder, _, last = name.rpartition("/")
+            below.setdefault(folder, []).append(last)
+        for folder, files in below.items():
+            with contextlib.suppress(FileNotFoundError), self._opened(folder) as fd:
+                for name in files:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=fd)
+
+    @contextlib.contextmanager
+    def _opened(self, below: str = "", make: bool = False) -> Generator[int, None, None]:
+        """A folder of the mailbox; the mailbox itself is never made anew, perhaps on another disk.
+
+        To open a folder makes NFS ask whether it has changed: else a new file is not seen for a minute.
+        """
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in below.split("/") if below else ():
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=fd)
+                deeper = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                os.close(fd)
+                fd = deeper
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def serve_folders() -> None:

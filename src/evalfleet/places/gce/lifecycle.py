@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 
@@ -23,6 +24,7 @@ DELETE_S = 300.0
 MOST_TRIES = 20
 """So often a machine may have been asked for in one zone, with no success."""
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
+PUBLIC_KEY = re.compile("[A-Za-z0-9+/=]{1,4096}")
 KEY_ORDER = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 NOTICES: Mapping[str, object] = {
     "url": "http://169.254.169.254/computeMetadata/v1/instance/preempted",
@@ -225,9 +227,7 @@ class InstanceControl:
         Later any process of the machine could write there: what was read before the first job counts.
         """
         shown = await self._client.find(f"{vm.path}/getGuestAttributes", queryPath="hostkeys/")
-        items = rows(table(table(shown).get("queryValue")).get("items"))
-        told = {str(each.get("key")): str(each.get("value", "")).strip() for each in items}
-        return next((f"{kind} {told[kind]}" for kind in KEY_ORDER if told.get(kind)), "")
+        return host_key_in(shown)
 
     async def console(self, vm: Instance) -> str:
         """The end of what it said while it booted; what keeps us from reading it, if something does."""
@@ -280,6 +280,14 @@ class InstanceControl:
                 "notFound", "RESOURCE_NOT_FOUND", "RESOURCE_NOT_READY", "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"
             ):
                 raise
+
+
+def host_key_in(attributes: Json | None) -> str:
+    """The best of the host keys among guest attributes, which the machine itself has written; or empty."""
+    items = rows(table(table(attributes).get("queryValue")).get("items"))
+    told = {str(each.get("key")): str(each.get("value", "")).strip() for each in items}
+    known = (f"{kind} {told[kind]}" for kind in KEY_ORDER if PUBLIC_KEY.fullmatch(told.get(kind, "")))
+    return next(known, "")
 
 
 def _doubles(snapshot: ProjectSnapshot, machine: MachineId) -> list[Instance]:

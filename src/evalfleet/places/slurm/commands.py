@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from evalfleet.channels.link import plain
 from evalfleet.errors import PlaceError
 
 from .login import Login
 
 ANSWER_S = 30.0
 SAID_CAP = 500
+LINE_CAP = 1 << 16
 COLUMNS = "%i|%T|%M|%N|%P|%r|%j"
 WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 RUNS = frozenset(
@@ -144,12 +146,13 @@ class Slurm:
             ) from err
         if spoken.code:
             raise refusal(argv[0], spoken.errors.decode("utf-8", "replace"))
-        return (spoken.errors if says_by_stderr else spoken.out).decode("utf-8", "replace")
+        said = (spoken.errors if says_by_stderr else spoken.out).decode("utf-8", "replace")
+        return "\n".join(plain(line, LINE_CAP) for line in said.splitlines())
 
 
 def refusal(command: str, said: str) -> PlaceError:
     """What a command that failed means: whether asking again can help, and which setting to change."""
-    text = " ".join(said.split())[:SAID_CAP] or "no reason given"
+    text = plain(" ".join(said.split()), SAID_CAP) or "no reason given"
     text = text.removeprefix(f"{command}: ").removeprefix("error: ")
     if CLOCKS.search(text):
         hint = "the clocks of this computer and of the cluster are apart, or their munge keys differ"
@@ -184,7 +187,7 @@ def elapsed_s(text: str) -> float:
         for part in rest.split(":"):
             seconds = seconds * 60 + int(part)
         return float(seconds + 86400 * int(days or 0))
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
 
 

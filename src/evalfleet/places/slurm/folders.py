@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ MAIL = "mail"
 """The mailbox in a machine's folder, where no steps may be used. Its pilot looks whether there is one."""
 DETAIL_CAP = 300
 LOG_END = 4096
+READ_CAP = 1 << 16
 
 
 def perform(request: dict[str, Any]) -> dict[str, Any]:
@@ -210,9 +212,14 @@ def _look(folder: str) -> dict[str, Any]:
 
 
 def _read(path: str) -> str | None:
+    """What is in a file, which a job of this user may have put in place of ours: so no pipe, no link, and
+    not without end."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            return file.read(READ_CAP).decode("utf-8", "replace")
     except OSError:
         return None
 
@@ -220,7 +227,7 @@ def _read(path: str) -> str | None:
 def _json(path: str) -> dict[str, Any] | None:
     try:
         told: dict[str, Any] | None = json.loads(_read(path) or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) else None
 
@@ -228,7 +235,8 @@ def _json(path: str) -> dict[str, Any] | None:
 def _last_words(log: str) -> str:
     """What the pilot said before it ended, in one line."""
     try:
-        with open(log, "rb") as file:
+        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_END))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:

@@ -42,7 +42,19 @@ from .folders import MAIL
 from .login import Login, MachineWay, ThisComputer
 from .node_probe import PROBE, SHARE, TRY_AGAIN, TRY_S, probed, with_hint
 from .settings import SlurmSettings
-from .sight import MachineFolder, Queue, Sight, belonging, folder_of, queue_of
+from .sight import (
+    HomesTold,
+    MachineFolder,
+    MachinesTold,
+    MissingTold,
+    PathTold,
+    Queue,
+    Sight,
+    as_told,
+    belonging,
+    folder_of,
+    queue_of,
+)
 
 if TYPE_CHECKING:
     from .remote import LoginNode
@@ -219,7 +231,7 @@ class SlurmPlace(Preflight):
             path = self._settings.folder
             if self._node is None:
                 path = str(self._context.base / os.path.expanduser(path))
-            shared = str((await self._do("resolve", path=path))["path"])
+            shared = as_told(await self._do("resolve", path=path), PathTold).path
             self._site = site_at(f"{shared}/{self._context.home_id}")
         return self._site
 
@@ -229,15 +241,15 @@ class SlurmPlace(Preflight):
 
     async def _look(self) -> Survey:
         site = await self._here()
-        answer = await self._do("survey", root=site.root)
-        folders = {str(name): folder_of(told) for name, told in answer["machines"].items()}
-        self._survey = Survey(folders, float(answer["now"]), time.monotonic())
+        answer = as_told(await self._do("survey", root=site.root), MachinesTold)
+        folders = {name: folder_of(told) for name, told in answer.machines.items()}
+        self._survey = Survey(folders, answer.now, time.monotonic())
         return self._survey
 
     async def _bring_supervisor(self, site: Site) -> None:
         """The supervisor, and beside it the pilot, as files that the nodes see. Raises PlaceError."""
-        missing = (await self._do("bring", paths=[site.pilot, site.supervisor]))["missing"]
-        if missing:
+        paths = [site.pilot, site.supervisor]
+        if missing := as_told(await self._do("bring", paths=paths), MissingTold).missing:
             files = {site.pilot: PILOT.read_bytes(), site.supervisor: archive()}
             contents = {path: base64.b64encode(files[path]).decode() for path in missing if path in files}
             await self._do("bring", paths=list(contents), contents=contents)
@@ -418,10 +430,10 @@ class SlurmPlace(Preflight):
         """Jobs and folders of all homes that use this folder, and jobs of this user whose folder is gone."""
         site = await self._here()
         queue = await self._ask_queue.fresh()
-        told = await self._do("survey_all", shared=site.shared)
+        told = as_told(await self._do("survey_all", shared=site.shared), HomesTold)
         folders = {
-            (str(home), str(name)): folder_of(folder)
-            for home, machines in told["homes"].items()
+            (home, name): folder_of(folder)
+            for home, machines in told.homes.items()
             for name, folder in machines.items()
         }
         for job in queue.by_name.values():
@@ -499,8 +511,8 @@ class SlurmPlace(Preflight):
         settings, name = self._settings, f"{self._prefix}doctor-{secrets.token_hex(4)}"
         try:
             shared = (await self._here()).shared
-            told = await self._do("plant", path=shared)
-            planted, now = str(told["path"]), float(told["now"])
+            told = as_told(await self._do("plant", path=shared), PathTold)
+            planted, now = told.path, told.now
         except PlaceError:
             return ()  # `examine` tells
         argv = (

@@ -163,7 +163,10 @@ class LoginMail:
 
     async def read(self, name: str) -> bytes | None:
         answer = await self._clerk.ask("read", folder=self._folder, name=name)
-        return None if answer.content is None else base64.b64decode(answer.content)
+        try:
+            return None if answer.content is None else base64.b64decode(answer.content)
+        except ValueError:
+            return b""  # which is no mail
 
     async def names(self, below: str) -> list[str]:
         return list((await self._clerk.ask("names", folder=self._folder, name=below)).names)
@@ -220,8 +223,10 @@ class LoginNode:
                 scope="place",
             ) from err
         try:
-            answer: dict[str, Any] = json.loads(spoken.out)
-        except ValueError:
+            answer: dict[str, Any] | None = json.loads(spoken.out)
+            if not isinstance(answer, dict):
+                raise ValueError
+        except (ValueError, RecursionError):
             words = plain(spoken.errors.decode("utf-8", "replace").strip()[-300:]) or "it says nothing"
             raise PlaceError(
                 f"{self._host.name}: {self._host.access.python} does not work there ({words}); evalfleet "

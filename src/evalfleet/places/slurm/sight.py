@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
+import msgspec
 from msgspec import Struct, structs
 
+from evalfleet.channels.link import plain
+from evalfleet.errors import PlaceError
 from evalfleet.model import SECOND, Machine, MachineId
 from evalfleet.ports import Belonging
 
 from .commands import NEVER_STARTS, TAKEN_BACK, SlurmJob
 
+T = TypeVar("T")
 MARK_S = 60.0
 """So long a job may take from its start in Slurm's books to its pilot's mark: prologues run meanwhile."""
 REASONS = {
@@ -20,6 +24,7 @@ REASONS = {
     "JobHeldAdmin": "held by an administrator",
     "None": "",
 }
+LONGEST_S = 86_400e6
 CLOCKS_S = 5.0
 """So far a node's clock may be from ours before it is not believed."""
 
@@ -64,6 +69,41 @@ class MachineFolder(Struct, frozen=True):
     key: str = ""
 
 
+class MachinesTold(Struct, frozen=True):
+    """The answer to `survey`: the folders of a home's machines, by name."""
+
+    machines: dict[str, dict[str, Any]]
+    now: float
+
+
+class HomesTold(Struct, frozen=True):
+    """The answer to `survey_all`: those of all homes, by home and name."""
+
+    homes: dict[str, dict[str, dict[str, Any]]]
+
+
+class PathTold(Struct, frozen=True):
+    """The answer to `resolve` and `plant`."""
+
+    path: str
+    now: float = 0.0
+
+
+class MissingTold(Struct, frozen=True):
+    """The answer to `bring`: the files that are not there."""
+
+    missing: list[str]
+
+
+def as_told(answer: Mapping[str, Any], type: type[T]) -> T:
+    """What the computer says that sees the folders, which need not be ours. Raises PlaceError."""
+    try:
+        return msgspec.convert(answer, type)
+    except msgspec.ValidationError as err:
+        problem = f"the login node answers nonsense about its folders ({err}); is it a login node?"
+        raise PlaceError(problem, transient=True, scope="place") from None
+
+
 class Queue(Struct, frozen=True):
     """What one `squeue` said, and when it was asked."""
 
@@ -81,34 +121,42 @@ def queue_of(asked_at: float, jobs: Sequence[SlurmJob]) -> Queue:
 def folder_of(told: Mapping[str, Any]) -> MachineFolder:
     """A folder as a computer tells of it that is not ours: what is nonsense counts as not there."""
     start: StartMark | None = None
-    mark: dict[str, Any] = told.get("start") or {}
-    about: dict[str, Any] = told.get("about") or {}
-    try:
-        start = StartMark(str(mark["start"]), str(mark["node"]), float(mark["at"]))
-    except (ValueError, KeyError, TypeError):
-        start = None
+    mark, about = _fields(told.get("start")), _fields(told.get("about"))
+    at = _number(mark.get("at"))
+    if at is not None and "start" in mark and "node" in mark:
+        start = StartMark(_text(mark["start"]), _text(mark["node"]), at)
     return MachineFolder(
-        job=str(told.get("job") or ""),
+        job=_text(told.get("job")),
         start=start,
         ran_s=_number(told.get("ran")),
         restarted=bool(told.get("restarted")),
         listens=bool(told.get("listens")),
         deleting=bool(told.get("deleting")),
-        pilot=str(told.get("pilot") or ""),
-        owner=str(about.get("owner") or ""),
+        pilot=_text(told.get("pilot")),
+        owner=_text(about.get("owner")),
         life_s=_number(about.get("life_s")) or 0.0,
         made_at=_number(about.get("at")) or _number(told.get("made_at")) or 0.0,
         of_pool=bool(about.get("of_pool")),
         mail=bool(told.get("mail")),
-        key=str(told.get("key") or ""),
+        key=_text(told.get("key")),
     )
 
 
-def _number(text: Any) -> float | None:
+def _fields(told: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+
+
+def _text(told: Any) -> str:
+    return plain(str(told or "").strip())
+
+
+def _number(told: Any) -> float | None:
+    """Of a time or a duration: none is longer ago, or longer, than a million days."""
     try:
-        return float(text)
-    except (ValueError, TypeError):
+        number = float(told)
+    except (ValueError, TypeError, OverflowError):
         return None
+    return number if abs(number) < LONGEST_S else None
 
 
 def belonging(
