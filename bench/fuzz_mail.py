@@ -21,7 +21,7 @@ from evalfleet.errors import ChannelError, PlaceError, StaleController
 from evalfleet.model import Command, Job, MachineId
 from evalfleet.places.gce.lifecycle import host_key_in
 from evalfleet.places.slurm.commands import Slurm, refusal
-from evalfleet.places.slurm.login import Login, Spoken
+from evalfleet.places.slurm.login import Spoken
 from evalfleet.places.slurm.remote import LoginMail, MailClerk
 from evalfleet.places.slurm.sight import HomesTold, Sight, as_told, belonging, folder_of, queue_of
 from evalfleet.ports import Fence
@@ -217,7 +217,8 @@ class SaidLogin:
 def ask_cluster(data: bytes, folder: Path, show: Show) -> None:
     """What Slurm's commands print, and what is in the folders of machines, to the list of machines."""
     said, _, told = data.partition(BETWEEN)
-    slurm = Slurm(_login(said))
+    login: Any = SaidLogin(said)
+    slurm = Slurm(login)
 
     async def ask() -> Sight:
         jobs = [*await slurm.jobs(), *await slurm.ended(("1",))]
@@ -237,11 +238,6 @@ def ask_cluster(data: bytes, folder: Path, show: Show) -> None:
                 sight.machine(MACHINE, "path", name, found)
                 ours = belonging("/shared", home, name, found, job, "us")
                 json.dumps(belonging_row(FoundBelonging("slurm", ours, is_own=True)), allow_nan=False)
-
-
-def _login(said: bytes) -> Login:
-    login: Any = SaidLogin(said)
-    return login
 
 
 def read_attributes(data: bytes, folder: Path, show: Show) -> None:
